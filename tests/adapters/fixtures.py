@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -85,6 +86,19 @@ def installed_openai_agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from packages.openai_agents.tests.openai_agents_apps import installed
 
     with installed(monkeypatch):
+        yield
+
+
+@contextmanager
+def openinference(*instrumentors: str, **options: Any) -> Iterator[None]:
+    """OpenInference's instrumentors (`module.Class`) around a block."""
+    with ExitStack() as stack:
+        for instrumentor in instrumentors:
+            module, name = instrumentor.split(".")
+            beside = pytest.importorskip(f"openinference.instrumentation.{module}")
+            made = getattr(beside, name)()
+            made.instrument(**options)
+            stack.callback(made.uninstrument)
         yield
 
 

@@ -14,14 +14,20 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
+from pathlib import Path
 from typing import Any, Protocol
 
 import openai
 import pytest
 
 import lightspan
-from lightspan.capture import sdk_instrumentation
+from lightspan.capture import context_propagation, sdk_instrumentation
+from lightspan.capture.entry import open_scope
+from lightspan_testing.adapter_harness import Part, Played, Says, Stage
 from lightspan_testing.adapter_suite import instructions
+from lightspan_testing.adapter_suite.checks import check_calls, check_tokens
+from lightspan_testing.adapter_suite.scenario_runner import inside_root
+from lightspan_testing.attempts import read_recorded
 
 MODULES = {
     "langgraph": ("langchain", "langchain_openai"),
@@ -343,6 +349,37 @@ def instrumented(names: Sequence[str]) -> Iterator[None]:
         for name in names:
             stack.enter_context(importlib.import_module(f"lightspan_{name}").instrument())
         yield
+
+
+def attempt_of(
+    layer: Layer, says: Says, stage: Stage, mode: str, place: str, folder: Path
+) -> Played:
+    """Run it, in an attempt that is trained or in production; return what is recorded."""
+    played = stage.open(Part(says), through_gateway=place == "training")
+    store = f"sqlite:{folder / played.tag}.db"
+    with ExitStack() as stack:
+        if place == "training":
+            context_propagation.carry()  # as a runner does
+            stack.callback(context_propagation.stop_carrying)
+            stack.enter_context(open_scope(played.scope))
+        else:
+            stack.enter_context(lightspan.record(store))
+        if mode == "sync":
+            layer.run_sync(played.text)
+        else:
+            asyncio.run(in_this_loop(layer.run(played.text)))
+        sdk_instrumentation.close()
+    if place == "training":
+        stage.close(played)
+        check_tokens(played, stage)
+    else:
+        recorded = read_recorded(store)
+        assert len(recorded) == 1, "\n".join(one.tree() for one in recorded)
+        [one] = recorded
+        assert (one.attempt.status, one.attempt.capture_errors) == ("succeeded", [])
+        played = inside_root(one, played)
+    check_calls(played, stage)
+    return played
 
 
 async def in_this_loop(work: Awaitable[Any]) -> Any:

@@ -7,7 +7,6 @@ one tree, the path of the agents as they were entered.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -17,15 +16,11 @@ from typing import Any, ClassVar
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-import lightspan
 import lightspan_otel as otel
-from lightspan.capture import context_propagation, sdk_instrumentation
-from lightspan.capture.entry import open_scope
-from lightspan_testing.adapter_harness import Part, Played, Stage, Turn
-from lightspan_testing.adapter_suite.checks import check_calls, check_tokens
-from lightspan_testing.adapter_suite.scenario_runner import inside_root
-from lightspan_testing.attempts import path_of, read_recorded, tree
-from tests.adapters.layers import InALoop, Layer, PlainPython, asked, client, in_this_loop
+from lightspan_testing.adapter_harness import Stage, Turn
+from lightspan_testing.attempts import path_of, tree
+from tests.adapters.fixtures import openinference
+from tests.adapters.layers import InALoop, Layer, PlainPython, asked, attempt_of, client
 
 PROVIDER = TracerProvider()
 """The app's."""
@@ -67,6 +62,8 @@ class SpansNesting:
     """The adapter's module."""
     layers: ClassVar[Sequence[type[Any]]]
     """Its framework's kinds of agents."""
+    beside: ClassVar[str]
+    """OpenInference's instrumentor of the framework, as `module.Class`."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -88,9 +85,7 @@ class SpansNesting:
             for letter, name in reversed(list(zip(chain, NAMES, strict=False))):
                 layer = makers[letter](name, stage.url, layer)
             assert layer is not None
-            folder = tmp_path / kind.__name__
-            folder.mkdir()
-            self._check(stage, layer, len(chain), order, mode, place, folder)
+            self._check(stage, layer, len(chain), order, mode, place, tmp_path)
 
     def _check(
         self,
@@ -105,50 +100,20 @@ class SpansNesting:
         asking = Turn(calls=[("ask", '{"what": "help with {task}"}')])
         says = {name: [asking, f"{name} is done with {{task}}."] for name in NAMES}
         says[NAMES[depth - 1]] = ["All I know of {task}."]
-        store = f"sqlite:{folder / 'traces.db'}"
-        played = stage.open(Part(says), through_gateway=place == "training")
         installs = [self.adapter.instrument, lambda: otel.instrument(PROVIDER)]
         with ExitStack() as stack:
             for install in installs if order == "adapter first" else reversed(installs):
                 stack.enter_context(install())
-            if place == "training":
-                context_propagation.carry()  # as a runner does
-                stack.callback(context_propagation.stop_carrying)
-                stack.enter_context(open_scope(played.scope))
-            else:
-                stack.enter_context(lightspan.record(store))
-            if mode == "sync":
-                layer.run_sync(played.text)
-            else:
-                asyncio.run(in_this_loop(layer.run(played.text)))
-            sdk_instrumentation.close()
-        if place == "training":
-            stage.close(played)
-            check_tokens(played, stage)
-        else:
-            played = self._recorded(store, played)
+            played = attempt_of(layer, says, stage, mode, place, folder)
         paths = ["/".join(NAMES[: level + 1]) for level in range(depth)]
         assert played.calls == [*paths, *reversed(paths[:-1])], tree(played.spans)
         agents = [path_of(span) for span in played.spans if span.kind == "agent"]
         assert sorted(agents) == sorted(paths)
-        check_calls(played, stage)
         assert tree(played.spans)  # no parent is missing
-
-    def _recorded(self, store: str, played: Played) -> Played:
-        recorded = read_recorded(store)
-        assert len(recorded) == 1, "\n".join(one.tree() for one in recorded)
-        assert (recorded[0].attempt.status, recorded[0].attempt.capture_errors) == ("succeeded", [])
-        return inside_root(recorded[0], played)
 
     def test_what_the_adapter_covers_is_told_of_once(self, stage: Stage, tmp_path: Path) -> None:
         """OpenInference tells the app's provider of the same agents."""
         for kind, place in itertools.product(self.layers, ["training", "production"]):
             layer = Spans("a", stage.url, kind("b", stage.url, None))
-            folder = tmp_path / f"{kind.__name__}-{place}"
-            folder.mkdir()
-            with self.openinference():
-                self._check(stage, layer, 2, "adapter first", "async", place, folder)
-
-    def openinference(self) -> Any:
-        """OpenInference's instrumentation of the framework, on `PROVIDER`, around a block."""
-        raise NotImplementedError
+            with openinference(self.beside, tracer_provider=PROVIDER):
+                self._check(stage, layer, 2, "adapter first", "async", place, tmp_path)

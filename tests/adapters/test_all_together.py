@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -44,7 +43,6 @@ pytestmark = MARKS
 
 AGENTS = {"langgraph": "planner", "autogen": "analyst", "openai_agents": "expert", "crewai": "poet"}
 CONCURRENT = 32
-PAIRS = list(itertools.permutations(FRAMEWORKS, 2))
 CYCLES = [FRAMEWORKS[n:] + FRAMEWORKS[:n] for n in range(len(FRAMEWORKS))]
 
 
@@ -149,14 +147,6 @@ def test_which_frameworks_take_part() -> None:
         pytest.skip("no nox session says which")
     modules = expected.split(",")
     assert [name for name in MODULES if f"lightspan_{name}" in modules] == FRAMEWORKS
-
-
-@pytest.mark.parametrize("mode", ["async", "sync"])
-@pytest.mark.parametrize("pair", PAIRS, ids=named)
-def test_one_inside_another(stage: Stage, pair: Sequence[str], mode: str) -> None:
-    """Every framework inside every other, trained."""
-    with instrumented(FRAMEWORKS):
-        play(build(pair, stage.url), stage, mode, through_gateway=True)
 
 
 @pytest.mark.parametrize("route", ["app", "gateway"])

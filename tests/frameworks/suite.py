@@ -47,6 +47,7 @@ from lightspan_testing.adapter_suite.scenario_runner import (
 from lightspan_testing.adapter_suite.scenarios import ROUTES, SCENARIOS, App, Model
 from lightspan_testing.adapter_suite.trees import ordered, without_call_status
 from lightspan_testing.attempts import path_of, read_recorded, tree
+from tests.adapters.fixtures import openinference
 from tests.frameworks.matrix import MATRIX, RESPONSES
 
 CONCURRENT: Final = 32
@@ -82,13 +83,22 @@ class FrameworkSuite:
         cls.modes = row.modes
 
     # --- hooks ----------------------------------------------------------------------------
+    builder: ClassVar[Callable[..., Any]]
+    """Makes the builder of the apps, of a model and of `kind`."""
+    kind: ClassVar[Any] = None
+    """The framework's kind of model, where several are tested."""
+    instrumentor: ClassVar[str]
+    """OpenInference's instrumentor, as `module.Class`, where the framework has no spans itself."""
+
     def build(self, scenario: str, model: Model) -> App:
         """An app that plays the scenario."""
-        raise NotImplementedError
+        builder = type(self).builder(*([model] if self.kind is None else [model, self.kind]))
+        built: App = getattr(builder, scenario)()
+        return built
 
     def telling(self, provider: TracerProvider) -> AbstractContextManager[Any]:
         """The app has its framework send spans to its provider, as the framework's docs say."""
-        raise NotImplementedError
+        return openinference(self.instrumentor, tracer_provider=provider)
 
     def patched(self) -> Any:
         """What `otel.instrument` changes in the framework."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import openai
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from lightspan.capture.patch import Patch
 from lightspan_testing.adapter_harness import Turn
-from lightspan_testing.adapter_suite.scenarios import App, Model, broken, count, instructions, look
+from lightspan_testing.adapter_suite.scenarios import App, Model, instructions, look
+from tests.frameworks.builder import BOSS, LOOKS, AppBuilder, client
 from tests.frameworks.suite import FrameworkSuite, columns
 
 agent_framework = pytest.importorskip("agent_framework")
@@ -26,18 +25,13 @@ from agent_framework.openai import (  # noqa: E402
 from agent_framework.orchestrations import HandoffBuilder  # noqa: E402
 
 
-class Builder:
+class Builder(AppBuilder):
+    raises = agent_framework.exceptions.ChatClientException
+
     def __init__(self, model: Model, kind: Any = OpenAIChatCompletionClient) -> None:
-        limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_keepalive_connections=0)
-        client = openai.AsyncOpenAI(
-            base_url=model.base_url,
-            api_key=model.api_key,
-            max_retries=model.max_retries,
-            http_client=openai.DefaultAsyncHttpxClient(limits=limits),
-        )
         # by the Responses API it would leave the conversation at the endpoint
         self.options = {"store": False} if kind is OpenAIChatClient else {}
-        self.client = kind(model=model.name, async_client=client)
+        self.client = kind(model=model.name, async_client=client(model))
         self.stream = model.stream
 
     def agent(self, name: str, tools: Sequence[Any] = (), **more: Any) -> Any:
@@ -56,34 +50,10 @@ class Builder:
             return str((await agent.run(text)).text)
         return "".join([str(part.text) async for part in agent.run(text, stream=True)])
 
-    def alone(self, agent: Any, tree: str, **more: Any) -> App:
-        return App(run=lambda text: self.run(agent, text), tree=tree, **more)
+    def tool(self, function: Callable[..., Any]) -> Any:
+        return tool(function)
 
     # --- the table ------------------------------------------------------------------------
-    def single(self) -> App:
-        return self.alone(self.agent("writer"), "invoke_agent writer @writer\n  chat @writer")
-
-    def parallel(self) -> App:
-        names = ("planner", "left", "right", "joiner")
-        planner, left, right, joiner = (self.agent(name) for name in names)
-
-        async def run(text: str) -> Any:
-            await self.run(planner, text)
-            await asyncio.gather(self.run(left, text), self.run(right, text))
-            return await self.run(joiner, text)
-
-        tree = "\n".join(f"invoke_agent {name} @{name}\n  chat @{name}" for name in names)
-        return App(run=run, tree=tree)
-
-    def parallel_tools(self) -> App:
-        tree = """
-            invoke_agent scout @scout
-              chat @scout
-              execute_tool look @scout
-              execute_tool count @scout
-              chat @scout
-        """
-        return self.alone(self.agent("scout", [tool(look), tool(count)]), tree)
 
     def handoff(self) -> App:
         """Two agents of a workflow, which is in no path; it ends by asking the user. The tool by
@@ -108,53 +78,21 @@ class Builder:
               execute_tool look @expert
               chat @expert
         """
-        looks = Turn(calls=[("look", '{"what": "seven"}')])
         says = {
             "triage": [Turn(calls=[("handoff_to_expert", "{}")])],
-            "expert": [looks, "Done: {task}."],
+            "expert": [LOOKS, "Done: {task}."],
         }
         return App(run=run, tree=tree, says=says)
 
     def agent_as_tool(self) -> App:
         expert = self.agent("expert", [tool(look)]).as_tool(name="expert", arg_name="task")
-        tree = """
-            invoke_agent boss @boss
-              chat @boss
-              execute_tool expert @boss
-                invoke_agent expert @boss/expert
-                  chat @boss/expert
-                  execute_tool look @boss/expert
-                  chat @boss/expert
-              chat @boss
-        """
-        return self.alone(self.agent("boss", [expert]), tree)
-
-    def unicode(self) -> App:
-        name = "Prüferin日本"
-        return self.alone(self.agent(name), f"invoke_agent {name} @{name}\n  chat @{name}")
-
-    def tool_error(self) -> App:
-        tree = """
-            invoke_agent scout @scout
-              chat @scout
-              execute_tool broken @scout error
-              chat @scout
-        """
-        return self.alone(self.agent("scout", [tool(broken)]), tree)
-
-    def model_error(self) -> App:
-        tree = "invoke_agent writer @writer error\n  chat @writer error"
-        raises = agent_framework.exceptions.ChatClientException
-        return self.alone(self.agent("writer"), tree, raises=raises)
+        return self.alone(self.agent("boss", [expert]), BOSS)
 
 
 class TestAgentFramework(FrameworkSuite):
     name = "agent-framework"
+    builder = Builder
     kind: Any = OpenAIChatCompletionClient
-
-    def build(self, scenario: str, model: Model) -> App:
-        built: App = getattr(Builder(model, self.kind), scenario)()
-        return built
 
     @contextmanager
     def telling(self, provider: TracerProvider) -> Iterator[None]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import openai
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
 
 from lightspan_testing.adapter_harness import Turn
-from lightspan_testing.adapter_suite.scenarios import App, Model, count, instructions, look
+from lightspan_testing.adapter_suite.scenarios import App, Model, instructions, look
+from tests.frameworks.builder import LOOKS, AppBuilder, client
 from tests.frameworks.suite import FrameworkSuite, columns
 
 agno = pytest.importorskip("agno")
@@ -23,19 +20,11 @@ from agno.models.openai import OpenAIChat, OpenAIResponses  # noqa: E402
 from agno.team import Team  # noqa: E402
 
 
-class Builder:
+class Builder(AppBuilder):
     def __init__(self, model: Model, kind: Any = OpenAIChat) -> None:
-        limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_keepalive_connections=0)
-        http = openai.DefaultAsyncHttpxClient(limits=limits)
-        given: Any = {
-            "base_url": model.base_url,
-            "api_key": model.api_key,
-            "max_retries": model.max_retries,
-        }
-        self.url = model.base_url
-        self.given = given
-        self.model = kind(id=model.name, **given)
-        self.model.async_client = openai.AsyncOpenAI(**given, http_client=http)
+        self.model = kind(id=model.name, base_url=model.base_url, api_key=model.api_key)
+        self.model.max_retries = model.max_retries
+        self.model.async_client = client(model)
         self.stream = model.stream
 
     def agent(self, name: str, tools: Sequence[Any] = ()) -> Any:
@@ -52,49 +41,25 @@ class Builder:
             return str((await agent.arun(text)).content)
         return "".join([str(event.content) async for event in agent.arun(text, stream=True)])
 
-    def alone(self, agent: Any, tree: str, **more: Any) -> App:
-        return App(
-            run=lambda text: self.run(agent, text),
-            run_sync=lambda text: str(agent.run(text).content),
-            tree=tree,
+    def sync_of(self, agent: Any) -> Callable[[str], Any]:
+        return lambda text: str(agent.run(text).content)
+
+    def team(self, name: str, **more: Any) -> Any:
+        """A team with a member `expert`."""
+        return Team(
+            members=[self.agent("expert", [look])],
+            name=name,
+            model=self.model,
+            instructions=instructions(name),
+            telemetry=False,
             **more,
         )
 
     # --- the table ------------------------------------------------------------------------
-    def single(self) -> App:
-        return self.alone(self.agent("writer"), "invoke_agent writer @writer\n  chat @writer")
-
-    def parallel(self) -> App:
-        names = ("planner", "left", "right", "joiner")
-        planner, left, right, joiner = (self.agent(name) for name in names)
-
-        async def run(text: str) -> Any:
-            await self.run(planner, text)
-            await asyncio.gather(self.run(left, text), self.run(right, text))
-            return await self.run(joiner, text)
-
-        tree = "\n".join(f"invoke_agent {name} @{name}\n  chat @{name}" for name in names)
-        return App(run=run, tree=tree)
-
-    def parallel_tools(self) -> App:
-        tree = """
-            invoke_agent scout @scout
-              chat @scout
-              execute_tool look @scout
-              execute_tool count @scout
-              chat @scout
-        """
-        return self.alone(self.agent("scout", [look, count]), tree)
 
     def agent_as_tool(self) -> App:
         """A member of a team; it runs when the tool by which it is asked has ended."""
-        boss = Team(
-            members=[self.agent("expert", [look])],
-            name="boss",
-            model=self.model,
-            instructions=instructions("boss"),
-            telemetry=False,
-        )
+        boss = self.team("boss")
         tree = """
             invoke_agent boss @boss
               chat @boss
@@ -111,14 +76,7 @@ class Builder:
 
     def handoff(self) -> App:
         """A team whose member answers in its place."""
-        team = Team(
-            members=[self.agent("expert", [look])],
-            name="triage",
-            model=self.model,
-            instructions=instructions("triage"),
-            respond_directly=True,
-            telemetry=False,
-        )
+        triage = self.team("triage", respond_directly=True)
         tree = """
             invoke_agent triage @triage
               chat @triage
@@ -129,34 +87,18 @@ class Builder:
                 chat @triage/expert
         """
         asks = '{"member_id": "expert", "task": "help with {task}"}'
-        looks = Turn(calls=[("look", '{"what": "seven"}')])
         says = {
             "triage": [Turn(calls=[("delegate_task_to_member", asks)])],
-            "expert": [looks, "Done: {task}."],
+            "expert": [LOOKS, "Done: {task}."],
         }
-        return self.alone(team, tree, says=says)
-
-    def unicode(self) -> App:
-        name = "Prüferin日本"
-        return self.alone(self.agent(name), f"invoke_agent {name} @{name}\n  chat @{name}")
+        return self.alone(triage, tree, says=says)
 
 
 class TestAgno(FrameworkSuite):
     name = "agno"
+    builder = Builder
+    instrumentor = "agno.AgnoInstrumentor"
     kind: Any = OpenAIChat
-
-    def build(self, scenario: str, model: Model) -> App:
-        built: App = getattr(Builder(model, self.kind), scenario)()
-        return built
-
-    @contextmanager
-    def telling(self, provider: TracerProvider) -> Iterator[None]:
-        instrumentor = instrumentation.AgnoInstrumentor()
-        instrumentor.instrument(tracer_provider=provider)
-        try:
-            yield
-        finally:
-            instrumentor.uninstrument()
 
     def patched(self) -> Any:
         return instrumentation.AgnoInstrumentor().is_instrumented_by_opentelemetry

@@ -7,20 +7,16 @@ import contextlib
 import gc
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
 
 import lightspan
 import lightspan_otel as otel
 from lightspan.capture import sdk_instrumentation
 from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
-from lightspan.lightning.uncaptured_advice import fix_of
 from lightspan.schema import semconv as c
-from lightspan.schema.provenance import Request
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import agent_name
 from lightspan.schema.spans import SpanKind
@@ -249,20 +245,9 @@ class Builder:
 
 class TestDSPy(FrameworkSuite):
     name = "dspy"
+    builder = Builder
+    instrumentor = "dspy.DSPyInstrumentor"
     names_agents = False
-
-    def build(self, scenario: str, model: Model) -> App:
-        built: App = getattr(Builder(model), scenario)()
-        return built
-
-    @contextmanager
-    def telling(self, provider: TracerProvider) -> Iterator[None]:
-        instrumentor = instrumentation.DSPyInstrumentor()
-        instrumentor.instrument(tracer_provider=provider)
-        try:
-            yield
-        finally:
-            instrumentor.uninstrument()
 
     def patched(self) -> Any:
         """OpenInference leaves functions of its own in place."""
@@ -377,37 +362,6 @@ def test_litellm_asks_the_responses_api_past_it(mode: str) -> None:
     calls, past, url = input_messages_of("openai/responses", mode)
     assert calls == []
     assert past == [["writer", "litellm", "m", f"{url}/responses", 1]]
-    [[*request, _]] = past
-    assert fix_of(Request(*request)) == (
-        f'name its model "openai/m", with api_base="{url}" and its key as api_key=, and ask by '
-        "Chat Completions: LiteLLM then uses the OpenAI SDK, which lightspan sees"
-    )
-
-
-@of_litellm
-def test_the_responses_api_of_dspy_goes_past_it() -> None:
-    scope = AttemptContext(rollout_id="r", attempt_id="a", mode=Mode.DEV)
-    with ScriptedServer("said") as server, otel.instrument("dspy"), open_scope(scope):
-        model = dspy.LM(
-            *("openai/m", "responses"), api_base=server.url, api_key="key", cache=False, **ENGINE
-        )
-        with dspy.context(lm=model), contextlib.suppress(Exception):  # it is no answer of DSPy's
-            dspy.Predict("question -> answer")(question="go")
-        sdk_instrumentation.close()
-    uncaptured = [(request.agent, request.url) for request in scope.recorder.uncaptured]
-    assert uncaptured == [("Predict", f"{server.url}/responses")]
-    assert [span for span in scope.recorder.drain() if span.kind is SpanKind.LLM] == []
-
-
-@of_litellm
-def test_litellm_as_the_report_says_to_change_it() -> None:
-    """The same server, by the prefix that `lightspan dev` names."""
-    _, [[*request, _]], url = input_messages_of("hosted_vllm", "sync")
-    assert fix_of(Request(*request)) == (
-        f'name its model "openai/m", with api_base="{url}" and its key as api_key=, and ask by '
-        "Chat Completions: LiteLLM then uses the OpenAI SDK, which lightspan sees"
-    )
-    assert input_messages_of("openai", "sync")[:2] == (["chat m"], [])
 
 
 pytest_generate_tests = columns

@@ -10,7 +10,8 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from lightspan_testing.adapter_harness import Turn
-from lightspan_testing.adapter_suite.scenarios import App, Model, count, instructions, look
+from lightspan_testing.adapter_suite.scenarios import App, Model, instructions, look
+from tests.frameworks.builder import BOSS, LOOKS, AppBuilder
 from tests.frameworks.suite import FrameworkSuite, columns
 
 pytest.importorskip("google.adk")
@@ -42,7 +43,7 @@ pytestmark = [
 ]
 
 
-class Builder:
+class Builder(AppBuilder):
     def __init__(self, model: Model) -> None:
         self.model = LiteLlm(
             f"openai/{model.name}",
@@ -63,31 +64,16 @@ class Builder:
             **more,
         )
 
-    def alone(self, agent: Any, tree: str, **more: Any) -> App:
-        async def run(text: str) -> Any:
-            runner = InMemoryRunner(agent, app_name="app")
-            session = await runner.session_service.create_session(app_name="app", user_id="u")
-            asked = types.Content(role="user", parts=[types.Part(text=text)])
-            events = runner.run_async(
-                user_id="u", session_id=session.id, new_message=asked, run_config=self.config
-            )
-            return [event async for event in events][-1]
-
-        return App(run=run, tree=tree, **more)
+    async def run(self, agent: Any, text: str) -> Any:
+        runner = InMemoryRunner(agent, app_name="app")
+        session = await runner.session_service.create_session(app_name="app", user_id="u")
+        asked = types.Content(role="user", parts=[types.Part(text=text)])
+        events = runner.run_async(
+            user_id="u", session_id=session.id, new_message=asked, run_config=self.config
+        )
+        return [event async for event in events][-1]
 
     # --- the table ------------------------------------------------------------------------
-    def single(self) -> App:
-        return self.alone(self.agent("writer"), "invoke_agent writer @writer\n  chat @writer")
-
-    def parallel_tools(self) -> App:
-        tree = """
-            invoke_agent scout @scout
-              chat @scout
-              execute_tool look @scout
-              execute_tool count @scout
-              chat @scout
-        """
-        return self.alone(self.agent("scout", [look, count]), tree)
 
     def parallel(self) -> App:
         """ADK's own agents for it, which have names and ask no model."""
@@ -120,36 +106,22 @@ class Builder:
               execute_tool look @expert
               chat @expert
         """
-        looks = Turn(calls=[("look", '{"what": "seven"}')])
         says = {
             "triage": [Turn(calls=[("transfer_to_agent", '{"agent_name": "expert"}')])],
-            "expert": [looks, "Done: {task}."],
+            "expert": [LOOKS, "Done: {task}."],
         }
         return self.alone(triage, tree, says=says)
 
     def agent_as_tool(self) -> App:
         expert = AgentTool(self.agent("expert", [look]))
-        tree = """
-            invoke_agent boss @boss
-              chat @boss
-              execute_tool expert @boss
-                invoke_agent expert @boss/expert
-                  chat @boss/expert
-                  execute_tool look @boss/expert
-                  chat @boss/expert
-              chat @boss
-        """
         asks = Turn(calls=[("expert", '{"request": "help with {task}"}')])
-        return self.alone(self.agent("boss", [expert]), tree, says={"boss": [asks, "{task}."]})
+        return self.alone(self.agent("boss", [expert]), BOSS, says={"boss": [asks, "{task}."]})
 
 
 class TestAdk(FrameworkSuite):
     name = "google-adk"
+    builder = Builder
     tells_messages = False
-
-    def build(self, scenario: str, model: Model) -> App:
-        built: App = getattr(Builder(model), scenario)()
-        return built
 
     @contextmanager
     def telling(self, provider: TracerProvider) -> Iterator[None]:

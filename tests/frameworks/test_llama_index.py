@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
 
 import lightspan
 import lightspan_otel as otel
@@ -20,12 +16,11 @@ from lightspan_testing.adapter_suite.scenario_runner import play, play_outside
 from lightspan_testing.adapter_suite.scenarios import (
     App,
     Model,
-    broken,
-    count,
     instructions,
     look,
 )
 from lightspan_testing.attempts import read_recorded
+from tests.frameworks.builder import BOSS, LOOKS, WRITER, AppBuilder, client
 from tests.frameworks.suite import PROVIDER, FrameworkSuite, columns
 
 pytest.importorskip("llama_index.core")
@@ -60,12 +55,11 @@ class AskingResponses(OpenAIResponses):
         return super().metadata.model_copy(update={"is_function_calling_model": True})
 
 
-class Builder:
+class Builder(AppBuilder):
     def __init__(self, model: Model, kind: Any = Asking) -> None:
-        limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_keepalive_connections=0)
         self.model = kind(
             "gpt-4o-mini",
-            async_http_client=openai.DefaultAsyncHttpxClient(limits=limits),
+            async_http_client=client(model)._client,
             api_base=model.base_url,
             api_key=model.api_key,
             max_retries=model.max_retries,
@@ -83,41 +77,14 @@ class Builder:
             **more,
         )
 
-    def alone(self, workflow: Any, tree: str, **more: Any) -> App:
-        async def run(text: str) -> str:
-            handler = workflow.run(user_msg=text)
-            if self.stream:
-                async for _ in handler.stream_events():
-                    pass
-            return str(await handler)
-
-        return App(run=run, tree=tree, **more)
+    async def run(self, agent: Any, text: str) -> str:
+        handler = agent.run(user_msg=text)
+        if self.stream:
+            async for _ in handler.stream_events():
+                pass
+        return str(await handler)
 
     # --- the table ------------------------------------------------------------------------
-    def single(self) -> App:
-        return self.alone(self.agent("writer"), "invoke_agent writer @writer\n  chat @writer")
-
-    def parallel(self) -> App:
-        names = ("planner", "left", "right", "joiner")
-        planner, left, right, joiner = (self.agent(name) for name in names)
-
-        async def run(text: str) -> Any:
-            await planner.run(user_msg=text)
-            await asyncio.gather(left.run(user_msg=text), right.run(user_msg=text))
-            return await joiner.run(user_msg=text)
-
-        tree = "\n".join(f"invoke_agent {name} @{name}\n  chat @{name}" for name in names)
-        return App(run=run, tree=tree)
-
-    def parallel_tools(self) -> App:
-        tree = """
-            invoke_agent scout @scout
-              chat @scout
-              execute_tool look @scout
-              execute_tool count @scout
-              chat @scout
-        """
-        return self.alone(self.agent("scout", [look, count]), tree)
 
     def handoff(self) -> App:
         """Two agents of one workflow, which has no name of its own."""
@@ -135,8 +102,7 @@ class Builder:
               chat @expert
         """
         to = '{"to_agent": "expert", "reason": "it knows"}'
-        looks = Turn(calls=[("look", '{"what": "seven"}')])
-        says = {"triage": [Turn(calls=[("handoff", to)])], "expert": [looks, "Done: {task}."]}
+        says = {"triage": [Turn(calls=[("handoff", to)])], "expert": [LOOKS, "Done: {task}."]}
         return self.alone(workflow, tree, says=says)
 
     def agent_as_tool(self) -> App:
@@ -146,59 +112,20 @@ class Builder:
             """Ask the expert."""
             return str(await inner.run(user_msg=task))
 
-        tree = """
-            invoke_agent boss @boss
-              chat @boss
-              execute_tool expert @boss
-                invoke_agent expert @boss/expert
-                  chat @boss/expert
-                  execute_tool look @boss/expert
-                  chat @boss/expert
-              chat @boss
-        """
-        return self.alone(self.agent("boss", [expert]), tree)
+        return self.alone(self.agent("boss", [expert]), BOSS)
 
     def cancelled(self) -> App:
         return self.alone(
             self.agent("writer"), "invoke_agent writer @writer error\n  chat @writer error"
         )
 
-    def unicode(self) -> App:
-        name = "Prüferin日本"
-        return self.alone(self.agent(name), f"invoke_agent {name} @{name}\n  chat @{name}")
-
-    def tool_error(self) -> App:
-        """The error is told the model, which goes on."""
-        tree = """
-            invoke_agent scout @scout
-              chat @scout
-              execute_tool broken @scout error
-              chat @scout
-        """
-        return self.alone(self.agent("scout", [broken]), tree)
-
-    def model_error(self) -> App:
-        tree = "invoke_agent writer @writer error\n  chat @writer error"
-        return self.alone(self.agent("writer"), tree, raises=Exception)
-
 
 class TestLlamaIndex(FrameworkSuite):
     name = "llama-index"
+    builder = Builder
+    instrumentor = "llama_index.LlamaIndexInstrumentor"
     tells_calls = False
     kind: Any = Asking
-
-    def build(self, scenario: str, model: Model) -> App:
-        built: App = getattr(Builder(model, self.kind), scenario)()
-        return built
-
-    @contextmanager
-    def telling(self, provider: TracerProvider) -> Iterator[None]:
-        instrumentor = instrumentation.LlamaIndexInstrumentor()
-        instrumentor.instrument(tracer_provider=provider)
-        try:
-            yield
-        finally:
-            instrumentor.uninstrument()
 
     def patched(self) -> Any:
         return vars(workflows.Workflow)["run"]
@@ -211,18 +138,18 @@ class TestLlamaIndex(FrameworkSuite):
             self.check(played, scenario, app, stage)
 
     def test_a_workflow_of_ones_own(self, stage: Stage) -> None:
-        """Agents that its steps run; it has no name itself."""
+        """Agents that its steps run; it has no name itself, and its steps are no tools."""
         writer = Builder(Model(base_url=stage.url)).agent("writer")
 
         class Own(Workflow):
             @step
-            async def work(self, ev: StartEvent) -> StopEvent:
+            async def call_tool(self, ev: StartEvent) -> StopEvent:
                 return StopEvent(result=str(await writer.run(user_msg=ev.text)))
 
         async def run(text: str) -> Any:
             return await Own().run(text=text)
 
-        app = App(run=run, tree="invoke_agent writer @writer\n  chat @writer")
+        app = App(run=run, tree=WRITER)
         with otel.instrument(self.name):
             played = play(stage, app, "single", "async", through_gateway=True)
         self.check(played, "single", app, stage)
@@ -237,22 +164,6 @@ class TestLlamaIndex(FrameworkSuite):
         assert found.attempt.status == "failed"
         [run] = [span for span in found.spans if span.name == "invoke_agent writer"]
         assert run.status is SpanStatus.ERROR
-
-    def test_a_step_of_ones_own_that_is_called_as_a_tools(self, stage: Stage) -> None:
-        writer = Builder(Model(base_url=stage.url)).agent("writer")
-
-        class Own(Workflow):
-            @step
-            async def call_tool(self, given: StartEvent) -> StopEvent:
-                return StopEvent(result=str(await writer.run(user_msg=given.text)))
-
-        async def run(text: str) -> Any:
-            return await Own().run(text=text)
-
-        app = App(run=run, tree="invoke_agent writer @writer\n  chat @writer")
-        with otel.instrument(self.name):
-            played = play(stage, app, "single", "async", through_gateway=True)
-        self.check(played, "single", app, stage)
 
 
 class TestResponses(TestLlamaIndex, responses=True):

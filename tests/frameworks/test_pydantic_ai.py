@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
 
-import openai
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from lightspan.capture import sdk_instrumentation
 from lightspan_testing.adapter_harness import Turn
-from lightspan_testing.adapter_suite.scenarios import App, Model, broken, count, instructions, look
+from lightspan_testing.adapter_suite.scenarios import App, Model, broken, instructions, look
+from tests.frameworks.builder import BOSS, AppBuilder, client
 from tests.frameworks.suite import FrameworkSuite, columns
 
 pydantic_ai = pytest.importorskip("pydantic_ai")
@@ -29,18 +29,13 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel  # n
 from pydantic_ai.providers.openai import OpenAIProvider  # noqa: E402
 
 
-class Builder:
+class Builder(AppBuilder):
     """Agents of Pydantic AI, one client for all."""
 
+    raises = ModelHTTPError
+
     def __init__(self, model: Model, kind: Callable[..., Any]) -> None:
-        limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_keepalive_connections=0)
-        client = openai.AsyncOpenAI(
-            base_url=model.base_url,
-            api_key=model.api_key,
-            max_retries=model.max_retries,
-            http_client=openai.DefaultAsyncHttpxClient(limits=limits),
-        )
-        self.asked = kind(model.name, provider=OpenAIProvider(openai_client=client))
+        self.asked = kind(model.name, provider=OpenAIProvider(openai_client=client(model)))
         self.stream = model.stream
 
     def agent(self, name: str, tools: Sequence[Any] = ()) -> Any:
@@ -55,18 +50,10 @@ class Builder:
             parts = [part async for part in streamed.stream_text(delta=True)]
         return "".join(parts)
 
-    def alone(self, agent: Any, tree: str, **more: Any) -> App:
-        def run_sync(text: str) -> Any:
-            return _sync(lambda: agent.run_sync(text))
-
-        return App(run=lambda text: self.run(agent, text), run_sync=run_sync, tree=tree, **more)
-
-    def several(self, run: Callable[[str], Awaitable[Any]], tree: str) -> App:
-        return App(run=run, tree=tree)
+    def sync_of(self, agent: Any) -> Callable[[str], Any]:
+        return lambda text: _sync(lambda: agent.run_sync(text))
 
     # --- the table ------------------------------------------------------------------------
-    def single(self) -> App:
-        return self.alone(self.agent("writer"), "invoke_agent writer @writer\n  chat @writer")
 
     def team(self) -> App:
         writer, checker = self.agent("writer"), self.agent("checker")
@@ -80,29 +67,7 @@ class Builder:
             invoke_agent checker @checker
               chat @checker
         """
-        return self.several(run, tree)
-
-    def parallel(self) -> App:
-        names = ("planner", "left", "right", "joiner")
-        planner, left, right, joiner = (self.agent(name) for name in names)
-
-        async def run(text: str) -> Any:
-            await self.run(planner, text)
-            await asyncio.gather(self.run(left, text), self.run(right, text))
-            return await self.run(joiner, text)
-
-        tree = "\n".join(f"invoke_agent {name} @{name}\n  chat @{name}" for name in names)
-        return self.several(run, tree)
-
-    def parallel_tools(self) -> App:
-        tree = """
-            invoke_agent scout @scout
-              chat @scout
-              execute_tool look @scout
-              execute_tool count @scout
-              chat @scout
-        """
-        return self.alone(self.agent("scout", [look, count]), tree)
+        return App(run=run, tree=tree)
 
     def agent_as_tool(self) -> App:
         inner = self.agent("expert", [look])
@@ -111,17 +76,7 @@ class Builder:
             """Ask the expert."""
             return str((await inner.run(task)).output)
 
-        tree = """
-            invoke_agent boss @boss
-              chat @boss
-              execute_tool expert @boss
-                invoke_agent expert @boss/expert
-                  chat @boss/expert
-                  execute_tool look @boss/expert
-                  chat @boss/expert
-              chat @boss
-        """
-        return self.alone(self.agent("boss", [expert]), tree)
+        return self.alone(self.agent("boss", [expert]), BOSS)
 
     def same_name(self) -> App:
         inner = self.agent("writer")
@@ -142,10 +97,6 @@ class Builder:
         says = {"writer": [asks, "A text for {task}."]}
         return self.alone(self.agent("writer", [ask]), tree, says=says)
 
-    def unicode(self) -> App:
-        name = "Prüferin日本"
-        return self.alone(self.agent(name), f"invoke_agent {name} @{name}\n  chat @{name}")
-
     def tool_error(self) -> App:
         tree = """
             invoke_agent scout @scout error
@@ -153,10 +104,6 @@ class Builder:
               execute_tool broken @scout error
         """
         return self.alone(self.agent("scout", [Tool(broken)]), tree, raises=LookupError)
-
-    def model_error(self) -> App:
-        tree = "invoke_agent writer @writer error\n  chat @writer error"
-        return self.alone(self.agent("writer"), tree, raises=ModelHTTPError)
 
 
 def _sync(work: Callable[[], Any]) -> Any:
@@ -177,11 +124,8 @@ def _sync(work: Callable[[], Any]) -> Any:
 
 class TestChat(FrameworkSuite):
     name = "pydantic-ai"
+    builder = Builder
     kind: Any = OpenAIChatModel
-
-    def build(self, scenario: str, model: Model) -> App:
-        built: App = getattr(Builder(model, self.kind), scenario)()
-        return built
 
     @contextmanager
     def telling(self, provider: TracerProvider) -> Iterator[None]:

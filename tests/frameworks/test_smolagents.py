@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
 
 import lightspan_otel as otel
 from lightspan_testing.adapter_harness import Stage, Turn
@@ -202,60 +200,11 @@ class Builder:
 
 class TestToolCalling(FrameworkSuite):
     name = "smolagents"
-
-    def build(self, scenario: str, model: Model) -> App:
-        built: App = getattr(Builder(model), scenario)()
-        return built
-
-    @contextmanager
-    def telling(self, provider: TracerProvider) -> Iterator[None]:
-        instrumentor = instrumentation.SmolagentsInstrumentor()
-        instrumentor.instrument(tracer_provider=provider)
-        try:
-            yield
-        finally:
-            instrumentor.uninstrument()
+    builder = Builder
+    instrumentor = "smolagents.SmolagentsInstrumentor"
 
     def patched(self) -> Any:
         return type(vars(MultiStepAgent)["run"])  # what wraps it is equal to it
-
-    def test_an_agent_without_a_name_has_its_classes(self, stage: Stage) -> None:
-        builder = Builder(Model(base_url=stage.url))
-        tree = "invoke_agent ToolCallingAgent @ToolCallingAgent\n  chat @ToolCallingAgent\n"
-        app = builder.alone(
-            builder.agent(None),
-            f"{tree}  execute_tool final_answer @ToolCallingAgent",
-            says={"writer": [final("For {task}.")]},
-            names={"writer": "ToolCallingAgent"},
-        )
-        with otel.instrument(self.name):
-            played = play(stage, app, "single", "sync", through_gateway=True)
-        self.check(played, "single", app, stage)
-
-    def test_an_agent_that_failed_acts_no_more(self, stage: Stage) -> None:
-        """OpenInference leaves its span open, and the current one."""
-        builder = Builder(Model(base_url=stage.url))
-        tree = """
-            invoke_agent boss @boss
-              chat @boss
-              invoke_agent expert @boss/expert error
-                chat @boss/expert error
-              chat @boss
-              execute_tool final_answer @boss
-        """
-        asks = Turn(calls=[("expert", '{"task": "help with {task}"}')])
-        app = builder.alone(
-            builder.agent("boss", managed_agents=[builder.agent("expert")]),
-            tree,
-            says={
-                "boss": [asks, final("Without it, {task}.")],
-                "expert": [Turn(text="refused", status=400)],
-            },
-        )
-        for _ in range(2):
-            with otel.instrument(self.name):
-                played = play(stage, app, "single", "sync", through_gateway=False)
-            self.check(played, "single", app, stage)
 
     def test_an_agent_that_writes_code(self, stage: Stage) -> None:
         model = Builder(Model(base_url=stage.url)).model

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from lightspan_testing.adapter_harness import Turn
-from lightspan_testing.adapter_suite.scenarios import App, Model, broken, count, instructions, look
+from lightspan_testing.adapter_suite.scenarios import App, Model, instructions, look
+from tests.frameworks.builder import BOSS, LOOKS, AppBuilder
 from tests.frameworks.suite import FrameworkSuite, columns
 
 strands = pytest.importorskip("strands")
@@ -24,7 +24,10 @@ from strands.multiagent import Swarm  # noqa: E402
 from strands.telemetry.tracer import get_tracer  # noqa: E402
 
 
-class Builder:
+class Builder(AppBuilder):
+    concurrent = False
+    raises = openai.APIStatusError
+
     def __init__(self, model: Model, kind: Any = OpenAIModel) -> None:
         client = {
             "base_url": model.base_url,
@@ -49,40 +52,13 @@ class Builder:
             return str(await agent.invoke_async(text))
         return str([event async for event in agent.stream_async(text)][-1])
 
-    def alone(self, agent: Any, tree: str, **more: Any) -> App:
-        return App(
-            run=lambda text: self.run(agent, text),
-            run_sync=lambda text: str(agent(text)),
-            tree=tree,
-            concurrent=False,
-            **more,
-        )
+    def sync_of(self, agent: Any) -> Callable[[str], Any]:
+        return lambda text: str(agent(text))
+
+    def tool(self, function: Callable[..., Any]) -> Any:
+        return tool(function)
 
     # --- the table ------------------------------------------------------------------------
-    def single(self) -> App:
-        return self.alone(self.agent("writer"), "invoke_agent writer @writer\n  chat @writer")
-
-    def parallel(self) -> App:
-        names = ("planner", "left", "right", "joiner")
-        planner, left, right, joiner = (self.agent(name) for name in names)
-
-        async def run(text: str) -> Any:
-            await self.run(planner, text)
-            await asyncio.gather(self.run(left, text), self.run(right, text))
-            return await self.run(joiner, text)
-
-        tree = "\n".join(f"invoke_agent {name} @{name}\n  chat @{name}" for name in names)
-        return App(run=run, tree=tree, concurrent=False)
-
-    def parallel_tools(self) -> App:
-        tree = """
-            invoke_agent scout @scout
-              chat @scout
-              execute_tool look @scout
-              execute_tool count @scout
-              chat @scout
-        """
-        return self.alone(self.agent("scout", [tool(look), tool(count)]), tree)
 
     def agent_as_tool(self) -> App:
         inner = self.agent("expert", [tool(look)])
@@ -92,17 +68,7 @@ class Builder:
             """Ask the expert."""
             return str(await inner.invoke_async(task))
 
-        tree = """
-            invoke_agent boss @boss
-              chat @boss
-              execute_tool expert @boss
-                invoke_agent expert @boss/expert
-                  chat @boss/expert
-                  execute_tool look @boss/expert
-                  chat @boss/expert
-              chat @boss
-        """
-        return self.alone(self.agent("boss", [expert]), tree)
+        return self.alone(self.agent("boss", [expert]), BOSS)
 
     def handoff(self) -> App:
         """Two agents of a swarm, which has no name of its own."""
@@ -125,41 +91,20 @@ class Builder:
               chat @expert
         """
         to = '{"agent_name": "expert", "message": "{task}"}'
-        looks = Turn(calls=[("look", '{"what": "seven"}')])
         says = {
             "triage": [Turn(calls=[("handoff_to_agent", to)]), "Handed off: {task}."],
-            "expert": [looks, "Done: {task}."],
+            "expert": [LOOKS, "Done: {task}."],
         }
         return App(
             run=run, run_sync=lambda text: str(swarm(text)), tree=tree, says=says, concurrent=False
         )
 
-    def unicode(self) -> App:
-        name = "Prüferin日本"
-        return self.alone(self.agent(name), f"invoke_agent {name} @{name}\n  chat @{name}")
-
-    def tool_error(self) -> App:
-        tree = """
-            invoke_agent scout @scout
-              chat @scout
-              execute_tool broken @scout error
-              chat @scout
-        """
-        return self.alone(self.agent("scout", [tool(broken)]), tree)
-
-    def model_error(self) -> App:
-        tree = "invoke_agent writer @writer error\n  chat @writer error"
-        return self.alone(self.agent("writer"), tree, raises=openai.APIStatusError)
-
 
 class TestStrands(FrameworkSuite):
     name = "strands-agents"
+    builder = Builder
     tells_messages = False
     kind: Any = OpenAIModel
-
-    def build(self, scenario: str, model: Model) -> App:
-        built: App = getattr(Builder(model, self.kind), scenario)()
-        return built
 
     @contextmanager
     def telling(self, provider: TracerProvider) -> Iterator[None]:

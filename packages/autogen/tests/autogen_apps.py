@@ -21,14 +21,8 @@ from lightspan_autogen import _hook, instrument, uninstrument
 from lightspan_testing.adapter_harness import Part, Played, Says, Stage
 from lightspan_testing.adapter_suite import instructions, tree
 
-INFO: Any = {
-    "vision": False,
-    "function_calling": True,
-    "json_output": True,
-    "family": "unknown",
-    "structured_output": True,
-    "multiple_system_messages": True,
-}
+ABLE = ("function_calling", "json_output", "structured_output", "multiple_system_messages")
+INFO: Any = {"vision": False, "family": "unknown", **dict.fromkeys(ABLE, True)}
 
 
 class Rig:

@@ -13,22 +13,21 @@ pytest.importorskip("autogen_agentchat")
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.messages import MultiModalMessage
 from autogen_core import CancellationToken, Image, InMemoryStore
-from autogen_core.models import CreateResult, UserMessage
+from autogen_core.models import UserMessage
 from autogen_core.tools import TextResultContent, ToolResult, Workbench
 from autogen_ext.models.cache import ChatCompletionCache
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 from autogen_ext.models.replay import ReplayChatCompletionClient
 
-import lightspan
 from lightspan.capture import sdk_instrumentation
 from lightspan.capture.entry import open_scope
 from lightspan.schema import semconv
 from lightspan.schema.spans import SpanStatus
 from lightspan_autogen import _hook
 from lightspan_testing.adapter_harness import Part, Says
-from lightspan_testing.adapter_suite import Turn, instructions, look, tree
+from lightspan_testing.adapter_suite import Turn, instructions, tree
 from lightspan_testing.scripted import ScriptedServer
-from packages.autogen.tests.autogen_apps import INFO, SAYS, WRITER, Rig, lines, two
+from packages.autogen.tests.autogen_apps import INFO, SAYS, WRITER, Rig, two
 
 pytestmark = pytest.mark.usefixtures("installed_autogen")
 
@@ -61,17 +60,6 @@ async def test_a_tool_that_returns_what_no_span_can_carry(rig: Rig) -> None:
         result = rig.one(f"execute_tool {name}").attributes["gen_ai.tool.call.result"]
         assert result == shown
         await scout.on_reset(CancellationToken())
-
-
-async def test_malformed_arguments_call_no_tool(rig: Rig) -> None:
-    scout = rig.agent("scout", look)
-    await rig.record(
-        {"scout": [Turn(calls=[("look", '{"what": 7, "else": {}}')])]},
-        lambda text: scout.run(task=text),
-    )
-    span = rig.one("execute_tool look")
-    assert span.status is SpanStatus.ERROR
-    assert span.attributes["error.type"] == "ValidationError"
 
 
 class Own(Workbench):
@@ -111,35 +99,6 @@ async def test_a_workbench_of_the_users_own(rig: Rig) -> None:
     assert bad.attributes["error.type"] == "tool_error"
     assert good.attributes["gen_ai.tool.call.result"] == "good result"
     assert str(good.attributes["gen_ai.tool.call.id"]).startswith("call")
-
-
-async def test_a_call_of_ones_own_inside_a_tool(rig: Rig) -> None:
-    """An OpenAI client in a tool asks for the agent; `lightspan.agent` names it otherwise."""
-    import openai
-
-    async def ask() -> str:
-        """Ask."""
-        messages: Any = [
-            {"role": "system", "content": instructions("scout")},
-            {"role": "user", "content": rig.played.text},  # type: ignore[union-attr]
-        ]
-        async with openai.AsyncOpenAI(base_url=rig.stage.url, api_key="key") as client:
-            await client.chat.completions.create(model="m", messages=messages)
-            with lightspan.agent("idea"):
-                await client.chat.completions.create(model="m", messages=messages)
-        return "asked"
-
-    scout = rig.agent("scout", ask)
-    says: Says = {"scout": [Turn(calls=[("ask", "{}")]), "S {task}."]}
-    await rig.record(says, lambda text: scout.run(task=text))
-    assert rig.tree == lines("""
-        invoke_agent scout @scout
-          chat @scout
-          execute_tool ask @scout
-            chat @scout
-            invoke_agent idea @scout/idea
-              chat @scout/idea
-    """)
 
 
 # --- model clients --------------------------------------------------------------------------
@@ -200,36 +159,6 @@ async def test_a_client_that_bypasses_the_sdk_is_recorded_without_tokens(
     }
     messages = json.loads(str(call.attributes[semconv.INPUT_MESSAGES]))
     assert [message["role"] for message in messages] == ["system", "user"]
-
-
-async def test_a_client_that_fails(rig: Rig) -> None:
-    writer = AssistantAgent("writer", Other([]))
-
-    async def run(text: str) -> None:
-        with pytest.raises(ValueError, match="No more mock responses"):
-            await writer.run(task=text)
-
-    await rig.record({}, run)
-    assert rig.tree == ["invoke_agent writer @writer error", "  chat @writer error"]
-
-
-class Wrapping(Other):
-    """A client around an OpenAI client: the call is that client's."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__([])
-        self._inner = inner
-
-    async def create(self, messages: Any, **more: Any) -> CreateResult:
-        result: CreateResult = await self._inner.create(messages, **more)
-        return result
-
-
-async def test_a_client_around_another_records_nothing_twice(rig: Rig) -> None:
-    for inner in (rig.client, Other(["one"])):
-        writer = AssistantAgent("writer", Wrapping(inner), system_message=instructions("writer"))
-        await rig.record({"writer": ["W {task}."]}, lambda t, w=writer: w.run(task=t))
-        assert rig.tree == WRITER
 
 
 # --- AutoGen's cache ------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -40,14 +40,8 @@ from lightspan_testing.adapter_suite import (
     look,
 )
 
-INFO: Any = {
-    "vision": False,
-    "function_calling": True,
-    "json_output": True,
-    "family": "unknown",
-    "structured_output": True,
-    "multiple_system_messages": True,
-}
+ABLE = ("function_calling", "json_output", "structured_output", "multiple_system_messages")
+INFO: Any = {"vision": False, "family": "unknown", **dict.fromkeys(ABLE, True)}
 
 
 def client(model: Model) -> OpenAIChatCompletionClient:
@@ -97,6 +91,8 @@ def run(runner: Any, *inside: ChatAgent) -> Callable[[str], Any]:
     return once
 
 
+WRITER = "invoke_agent writer @writer\n  chat @writer"
+FAILED = "invoke_agent writer @writer error\n  chat @writer error"
 BUILDERS: dict[str, Callable[[Cast], App]] = {}
 
 
@@ -111,13 +107,7 @@ def app(runner: Any, tree: str, *inside: ChatAgent, **more: Any) -> App:
 
 @scenario
 def single(cast: Cast) -> App:
-    return app(
-        cast.agent("writer"),
-        """
-        invoke_agent writer @writer
-          chat @writer
-        """,
-    )
+    return app(cast.agent("writer"), WRITER)
 
 
 @scenario
@@ -273,13 +263,7 @@ def same_name(cast: Cast) -> App:
 
 @scenario
 def unicode(cast: Cast) -> App:
-    return app(
-        cast.agent("Prüferin日本"),
-        """
-        invoke_agent Prüferin日本 @Prüferin日本
-          chat @Prüferin日本
-        """,
-    )
+    return app(cast.agent("Prüferin日本"), WRITER.replace("writer", "Prüferin日本"))
 
 
 @scenario
@@ -315,25 +299,12 @@ def retry(cast: Cast) -> App:
 
 @scenario
 def timeout(cast: Cast) -> App:
-    return app(
-        cast.agent("writer"),
-        """
-        invoke_agent writer @writer error
-          chat @writer error
-        """,
-        raises=openai.APITimeoutError,
-    )
+    return app(cast.agent("writer"), FAILED, raises=openai.APITimeoutError)
 
 
 @scenario
 def cancelled(cast: Cast) -> App:
-    return app(
-        cast.agent("writer"),
-        """
-        invoke_agent writer @writer error
-          chat @writer error
-        """,
-    )
+    return app(cast.agent("writer"), FAILED)
 
 
 class Other(ReplayChatCompletionClient):
@@ -432,20 +403,11 @@ class TestSuite(AdapterSuite):
     """
 
     def openinference(self) -> AbstractContextManager[Any]:
-        beside = pytest.importorskip("openinference.instrumentation.autogen_agentchat")
-        client = pytest.importorskip("openinference.instrumentation.openai")
-        return _installed(beside.AutogenAgentChatInstrumentor(), client.OpenAIInstrumentor())
+        from tests.adapters.fixtures import openinference
 
-
-@contextmanager
-def _installed(*instrumentors: Any) -> Any:
-    for instrumentor in instrumentors:
-        instrumentor.instrument()
-    try:
-        yield
-    finally:
-        for instrumentor in reversed(instrumentors):
-            instrumentor.uninstrument()
+        return openinference(
+            "autogen_agentchat.AutogenAgentChatInstrumentor", "openai.OpenAIInstrumentor"
+        )
 
 
 def _below(base: type) -> set[type]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -13,15 +12,13 @@ import pytest
 pytest.importorskip("autogen_agentchat")
 
 from autogen_agentchat.agents import AssistantAgent, SocietyOfMindAgent, UserProxyAgent
-from autogen_agentchat.conditions import MaxMessageTermination
 from autogen_agentchat.teams import MagenticOneGroupChat, RoundRobinGroupChat, SelectorGroupChat
 from autogen_agentchat.tools import AgentTool, TeamTool
 from autogen_core import SingleThreadedAgentRuntime
 from autogen_core.tools import FunctionTool
 
 from lightspan_autogen import LightspanRuntime, agents, instrument, uninstrument
-from lightspan_testing.adapter_harness import Says
-from lightspan_testing.adapter_suite import Turn, tree
+from lightspan_testing.adapter_suite import Turn
 from packages.autogen.tests.autogen_apps import INFO, SAYS, TEAM, Rig, lines, two
 
 pytestmark = pytest.mark.usefixtures("installed_autogen")
@@ -132,66 +129,12 @@ async def test_a_team_as_a_tool(rig: Rig) -> None:
     assert agents(boss) == (("boss", "boss/inner/writer"), True)
 
 
-async def test_one_agent_in_two_teams(rig: Rig) -> None:
-    writer = rig.agent("writer")
-    one = RoundRobinGroupChat([writer], name="one", max_turns=1)
-    two = RoundRobinGroupChat([writer], name="two", max_turns=1)
-
-    async def run(text: str) -> None:
-        await one.run(task=text)
-        await two.run(task=text)
-
-    await rig.record({"writer": ["W {task}."]}, run)
-    assert [line for line in rig.tree if "chat" in line] == [
-        "    chat @one/writer",
-        "    chat @two/writer",
-    ]
-
-
 async def test_a_runtime_that_was_started_outside_the_scope(rig: Rig) -> None:
     runtime = SingleThreadedAgentRuntime()
     runtime.start()
     await rig.record(SAYS, lambda text: two(rig, runtime=runtime).run(task=text))
     await runtime.stop_when_idle()
     assert rig.tree == lines(TEAM)
-
-
-async def test_two_teams_at_once_on_one_runtime(rig: Rig) -> None:
-    runtime = SingleThreadedAgentRuntime()
-    runtime.start()
-    one = RoundRobinGroupChat([rig.agent("writer")], name="one", max_turns=1, runtime=runtime)
-    other = RoundRobinGroupChat([rig.agent("checker")], name="two", max_turns=1, runtime=runtime)
-    says: Says = {
-        "writer": [Turn(text="W {task}.", delay_s=0.05)],
-        "checker": [Turn(text="C {task}.", delay_s=0.05)],
-    }
-    await rig.record(says, lambda t: asyncio.gather(one.run(task=t), other.run(task=t)))
-    await runtime.stop_when_idle()
-    assert tree(rig.spans, ordered=False) == lines("""
-        invoke_agent one @one
-          invoke_agent writer @one/writer
-            chat @one/writer
-        invoke_agent two @two
-          invoke_agent checker @two/checker
-            chat @two/checker
-    """)
-
-
-async def test_a_team_that_is_running_already_stays_what_it_is(rig: Rig) -> None:
-    runtime = SingleThreadedAgentRuntime()
-    runtime.start()
-    team = two(rig, runtime=runtime)
-
-    async def run(text: str) -> None:
-        first = asyncio.ensure_future(team.run(task=text))
-        await asyncio.sleep(0)
-        with pytest.raises(ValueError, match="already running"):
-            await team.run(task=text)
-        await first
-
-    await rig.record(SAYS, run)
-    await runtime.stop_when_idle()
-    assert sorted(rig.tree) == sorted([*lines(TEAM), "invoke_agent team @team error"])
 
 
 async def test_the_runtime_alone(rig: Rig) -> None:
@@ -226,13 +169,6 @@ def test_agents_of_what_cannot_be_seen(rig: Rig) -> None:
     assert agents(rig.agent("boss", AgentTool(expert))) == (("boss", "boss/expert"), True)
     assert agents(UserProxyAgent("person")) == ((), True)
     assert agents([rig.agent("one"), rig.agent("two")]) == (("one", "two"), True)
-
-
-def test_unnamed_teams_have_autogens_names(rig: Rig) -> None:
-    team = RoundRobinGroupChat(
-        [rig.agent("writer")], termination_condition=MaxMessageTermination(2)
-    )
-    assert agents(team) == (("RoundRobinGroupChat/writer",), True)
 
 
 # --- the package ----------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import pytest
@@ -16,11 +14,9 @@ from crewai.project import CrewBase, agent, crew, task
 from pydantic import BaseModel
 
 from lightspan.capture import context
-from lightspan.capture.entry import open_scope
 from lightspan.schema.routing import make_routing
 from lightspan_crewai import agents
-from lightspan_testing.adapter_harness import Part, Stage
-from lightspan_testing.attempts import captured, tree
+from lightspan_testing.attempts import captured
 from lightspan_testing.scripted import Request, ScriptedServer
 from packages.crewai.tests.crewai_apps import (
     WARNINGS,
@@ -33,11 +29,6 @@ from packages.crewai.tests.crewai_apps import (
 )
 
 pytestmark = [*WARNINGS, pytest.mark.usefixtures("installed_crewai")]
-
-
-@pytest.fixture
-def script() -> str:
-    return "fine"
 
 
 @pytest.mark.parametrize(
@@ -66,52 +57,6 @@ def test_a_role_template_is_selected_in_both_forms(
     routes = {span.attributes["lightspan.route"] for span in run.spans if span.kind == "llm"}
     assert routes == {"policy", "app"}
     assert agents(app).paths == ("{topic} analyst", "other")
-
-
-def test_a_filled_role_reaches_the_gateway() -> None:
-    """Whole token records, for the agents that a pattern on the filled role selects."""
-    with Stage() as stage:
-        part = Part({"rain analyst": ["Wet."], "editor": ["Very wet."]})
-        played = stage.open(part, through_gateway=True)
-        routing = make_routing({"rain analyst": "policy"}, "shared", "policy")
-        object.__setattr__(played.scope, "routing", routing)
-        some = [
-            Agent(
-                role=role,
-                goal="g",
-                backstory=backstory,
-                llm=llm_of(stage),
-            )
-            for role, backstory in (("{topic} analyst", "Z"), ("editor", "Z"))
-        ]
-        part.marks = {"You are rain analyst": "rain analyst", "You are editor": "editor"}  # type: ignore[misc]
-        tasks = [a_task(one, description=f"Please do {played.tag}") for one in some]
-        with open_scope(played.scope):
-            Crew(agents=some, tasks=tasks).kickoff(inputs={"topic": "rain"})
-        stage.close(played)
-        assert tree(played.spans) == [
-            "invoke_agent rain analyst @rain analyst",
-            "  chat @rain analyst",
-            "invoke_agent editor @editor",
-            "  chat @editor",
-        ]
-        asked = stage.brain.calls_in(played.tag)
-        said = [(a.prompt_ids, stage.engine.ids(a.turn.text)) for a in asked]
-        assert [(r.prompt_ids, r.response_ids) for r in played.records] == said
-        assert [r.agent_path for r in played.records] == ["rain analyst", "editor"]
-        assert stage.brain.problems == []
-
-
-def test_an_agent_renamed_while_running(server: ScriptedServer) -> None:
-    writer = an_agent(server, "writer")
-
-    def rename(step: Any) -> None:
-        writer.role = "poet"
-
-    writer.step_callback = rename
-    with captured() as run:
-        crew_of(writer).kickoff()
-    assert run.tree == WRITER
 
 
 def test_names_of_crews(server: ScriptedServer) -> None:
@@ -168,85 +113,6 @@ def test_a_hierarchical_crew(is_own: bool, is_async: bool) -> None:
     chief = "chief" if is_own else "Crew Manager"
     assert run.tree == [line.replace("Crew Manager", chief) for line in DELEGATED]
     assert names == ((chief, f"{chief}/writer"), True)
-
-
-def test_a_manager_acts_for_the_agent_of_the_task() -> None:
-    """Events of model calls name the task's own agent there."""
-    with ScriptedServer("fine") as server:
-        writer = an_agent(server, "writer")
-        app = Crew(
-            agents=[writer],
-            tasks=[a_task(writer)],
-            process=Process.hierarchical,
-            manager_llm=llm_of(server),
-        )
-        with captured() as run:
-            app.kickoff()
-    assert run.tree == ["invoke_agent Crew Manager @Crew Manager", "  chat m @Crew Manager"]
-
-
-def test_threaded_tasks_overlap(server: ScriptedServer) -> None:
-    both = threading.Barrier(2, timeout=20)
-
-    def script(request: Request) -> str:
-        if "join" not in request.last_text:
-            both.wait()
-        return "fine"
-
-    with ScriptedServer(script) as server:
-        left, right, last = (an_agent(server, name) for name in ("left", "right", "last"))
-        tasks = [
-            a_task(left, async_execution=True),
-            a_task(right, async_execution=True),
-            a_task(last, description="join"),
-        ]
-        with captured() as run:
-            Crew(agents=[left, right, last], tasks=tasks).kickoff()
-    assert sorted(run.tree[:4]) == [
-        "  chat m @left",
-        "  chat m @right",
-        "invoke_agent left @left",
-        "invoke_agent right @right",
-    ]
-    assert run.tree[4:] == ["invoke_agent last @last", "  chat m @last"]
-
-
-def test_kickoff_for_each(server: ScriptedServer) -> None:
-    app = crew_of(an_agent(server, "{topic} writer"))
-    with captured() as run:
-        app.kickoff_for_each(inputs=[{"topic": "rain"}, {"topic": "sun"}])
-    assert (
-        run.tree == ["invoke_agent {topic} writer @{topic} writer", "  chat m @{topic} writer"] * 2
-    )
-
-
-def test_a_crew_that_streams(server: ScriptedServer) -> None:
-    app = crew_of(an_agent(server, "writer", llm=llm_of(server, stream=True)), stream=True)
-    with captured() as run:
-        answer: Any = app.kickoff()
-        text = "".join(chunk.content for chunk in answer)
-        assert answer.result.raw == text == "fine"
-    assert run.tree == WRITER
-    assert server.requests[0].body["stream"] is True
-
-
-def test_several_crews_at_once(server: ScriptedServer) -> None:
-    """32 attempts in 32 threads, each with a crew of its own whose prompt says its number."""
-
-    def one(number: int) -> tuple[int, list[str], list[str]]:
-        app = crew_of(an_agent(server, f"writer {number}"), an_agent(server, f"checker {number}"))
-        with captured() as run:
-            app.kickoff()
-        prompts = [str(s.attributes["gen_ai.input.messages"]) for s in run.spans if s.kind == "llm"]
-        return number, run.tree, prompts
-
-    with ThreadPoolExecutor(32) as pool:
-        for number, found, prompts in pool.map(one, range(32)):
-            names = [f"writer {number}", f"checker {number}"]
-            assert found == [
-                line for n in names for line in (f"invoke_agent {n} @{n}", f"  chat m @{n}")
-            ]
-            assert all(f"You are {n}." in p for n, p in zip(names, prompts, strict=True))
 
 
 class Poem(BaseModel):

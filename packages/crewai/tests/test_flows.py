@@ -15,17 +15,12 @@ from crewai import Crew
 from crewai.flow.flow import Flow, and_, listen, router, start
 
 from lightspan.capture import context
-from lightspan_crewai import _hook, agents
-from lightspan_testing.attempts import ROOT_ID, Captured, captured, make_scope
+from lightspan_crewai import agents
+from lightspan_testing.attempts import captured
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
-from packages.crewai.tests.crewai_apps import WARNINGS, WRITER, a_task, an_agent, crew_of, llm_of
+from packages.crewai.tests.crewai_apps import WARNINGS, a_task, an_agent, crew_of, llm_of
 
 pytestmark = [*WARNINGS, pytest.mark.usefixtures("installed_crewai")]
-
-
-@pytest.fixture
-def script() -> str:
-    return "fine"
 
 
 def test_a_flow(server: ScriptedServer) -> None:
@@ -190,25 +185,3 @@ async def test_a_crew_that_times_out_leaves_nothing_behind() -> None:
         "  invoke_agent other @next/other",
     ]
     assert run.tree[-1] == "    chat m @next/other"
-
-
-def test_a_time_limit(server: ScriptedServer) -> None:
-    """The agent then works in a thread of CrewAI's."""
-    with captured() as run:
-        crew_of(an_agent(server, "writer", max_execution_time=60)).kickoff()
-    assert run.tree == WRITER
-
-
-def test_an_attempt_that_ends_early(server: ScriptedServer) -> None:
-    """What had begun is recorded when the attempt ends; the next attempt knows nothing of it."""
-    with captured() as run:
-        _hook.record_change(_hook.Start(_hook.Kind.CREW, 1, _hook._plain("lost")))
-        assert context.current_agent().path == "lost"  # type: ignore[union-attr]
-    assert run.tree == ["invoke_agent lost @lost unset"]
-    left = Captured(scope=make_scope())
-    leave = context.set_agent(context.AgentContext(left.scope, parent_span_id=ROOT_ID))
-    _hook.record_change(_hook.Start(_hook.Kind.CREW, 1, _hook._plain("lost")))
-    leave()
-    with captured() as run:
-        crew_of(an_agent(server, "writer")).kickoff()
-    assert run.tree == WRITER

@@ -17,7 +17,7 @@ os.environ["CREWAI_TRACING_ENABLED"] = "false"
 pytest.importorskip("crewai")
 
 from lightspan.capture.adapter import FrameworkCall
-from lightspan.capture.context import AgentContext, AttemptContext, Frame
+from lightspan.capture.context import AgentContext, AttemptContext
 from lightspan.schema.routing import Route, Routing, Rule, Target, join_path, make_routing
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan_crewai import _hook
@@ -29,11 +29,9 @@ from lightspan_crewai._identity import (
     Place,
     Start,
     Trail,
-    abandoned_end,
     begin,
     clean,
     end,
-    span_of,
 )
 from packages.crewai.tests.crewai_apps import WARNINGS
 
@@ -75,38 +73,6 @@ class Context:
 
 
 # --- paths ----------------------------------------------------------------------------------
-def test_a_crew_with_a_name_a_task_and_its_agent() -> None:
-    now = Context()
-    assert now.begin(Kind.CREW, 1, Name("press", "press")) == "press"
-    assert now.begin(Kind.TASK, 2, role("writer")) == "press/writer"
-    assert now.begin(Kind.AGENT, (3, 2), role("writer")) == "press/writer"
-    assert now.begin(Kind.CALL, "c", role("writer")) == "press/writer"
-    for kind, key in ((Kind.CALL, "c"), (Kind.AGENT, (3, 2)), (Kind.TASK, 2), (Kind.CREW, 1)):
-        assert now.end(kind, key) is not None
-    assert now.trail == ()
-    assert now.lost == []
-
-
-def test_a_crew_without_a_name_adds_nothing() -> None:
-    now = Context()
-    assert now.begin(Kind.CREW, 1) == "app"
-    assert now.begin(Kind.TASK, 2, role("writer")) == "writer"
-
-
-def test_a_flow_and_its_methods() -> None:
-    now = Context()
-    now.begin(Kind.FLOW, 1, Name("F", "F"))
-    assert now.begin(Kind.METHOD, (1, "a"), Name("a", "a")) == "F/a"
-    assert now.begin(Kind.CALL, "c") == "F/a"
-
-
-def test_delegation() -> None:
-    now = Context()
-    now.begin(Kind.TASK, 1, role("boss"))
-    assert now.begin(Kind.TOOL, "ask", attribute=1) == "boss"
-    assert now.begin(Kind.CALL, "plan", role("expert")) == "boss/expert"
-    now.end(Kind.CALL, "plan")
-    assert now.begin(Kind.AGENT, (2, 9), role("expert")) == "boss/expert"
 
 
 def test_a_tool_that_asks_its_agents_model() -> None:
@@ -121,12 +87,6 @@ def test_a_manager_acts_where_the_event_names_the_agent_of_the_task() -> None:
     now.begin(Kind.TASK, 1, role("manager"))
     now.begin(Kind.AGENT, (2, 1), role("manager"))
     assert now.begin(Kind.CALL, "c", role("writer")) == "manager"
-
-
-def test_an_agent_that_checks_another() -> None:
-    now = Context()
-    now.begin(Kind.TASK, 1, role("writer"))
-    assert now.begin(Kind.AGENT, (2, None), role("Guardrail Agent")) == "writer/Guardrail Agent"
 
 
 def test_two_agents_of_one_role() -> None:
@@ -206,16 +166,11 @@ ANALYST = Name("{topic} analyst", "rain analyst", "7")
     [
         ([], "{topic} analyst"),
         (["*"], "{topic} analyst"),
-        (["**"], "{topic} analyst"),
-        (["writer"], "{topic} analyst"),
         (["{topic} analyst"], "{topic} analyst"),
         (["rain analyst"], "rain analyst"),
-        (["rain *"], "rain analyst"),
         (["* analyst"], "{topic} analyst"),
         (["press/rain analyst"], "rain analyst"),
-        (["*/rain analyst"], "rain analyst"),
         (["**/rain analyst/*"], "rain analyst"),
-        (["sun analyst"], "{topic} analyst"),
         (["writer", "rain analyst"], "rain analyst"),
     ],
 )
@@ -231,22 +186,12 @@ def test_the_first_rule_that_tells_them_apart_decides() -> None:
     assert Routing(rules=rules[::-1]).choose_name(ANALYST[:2]) == "{topic} analyst"
 
 
-def test_a_name_with_a_slash() -> None:
-    routing = make_routing({"front%2Fback": "policy"}, None, "policy")
-    assert routing.choose_name(("{x}/back", "front/back")) == "front/back"
-
-
 @pytest.mark.parametrize(
     ("text", "cleaned"),
     [("writer\n", "writer"), ("  a \n b ", "a b"), (None, ""), ("", ""), ("Prüferin日本",) * 2],
 )
 def test_white_space(text: Any, cleaned: str) -> None:
     assert clean(text) == cleaned
-
-
-def test_an_empty_role_adds_no_frame() -> None:
-    now = Context()
-    assert now.begin(Kind.TASK, 1, Name("", "", "1")) == "app"
 
 
 # --- spans ----------------------------------------------------------------------------------
@@ -267,55 +212,6 @@ def recorded(entry: Entry, event: End) -> list[Span]:
     return attempt.recorder.drain()
 
 
-def test_the_span_of_an_agent() -> None:
-    outer = Place((Frame("press", "1" * 16),), "1" * 16)
-    entry = entry_of(Kind.TASK, role("writer"), outer)
-    failed = End(Kind.TASK, 1, SpanStatus.ERROR, "no", {"error.type": "ValueError", "x": 1})
-    span = span_of(entry, failed, ATTEMPT)
-    assert span.attributes == {
-        "gen_ai.operation.name": "invoke_agent",
-        "gen_ai.agent.name": "writer",
-        "lightspan.agent.path": "press/writer",
-        "openinference.span.kind": "AGENT",
-        "agent.name": "writer",
-        "graph.node.id": "writer",
-        "graph.node.parent_id": "press",
-        "error.type": "ValueError",
-    }
-    assert (span.kind, span.name) == (SpanKind.AGENT, "invoke_agent writer")
-    assert (span.parent_id, span.span_id) == ("1" * 16, entry.inside.span_id)
-    assert (span.status, span.status_message) == (SpanStatus.ERROR, "no")
-    assert (span.rollout_id, span.attempt_id, span.trace_id) == ("rollout", "attempt", "f" * 32)
-
-
-def test_the_span_of_a_tool() -> None:
-    entry = entry_of(
-        Kind.TOOL, **{"gen_ai.tool.name": "look", "gen_ai.tool.call.arguments": '{"q": 1}'}
-    )
-    event = End(Kind.TOOL, 1, attributes={"gen_ai.tool.call.result": "7"})
-    span = span_of(entry, event, ATTEMPT)
-    assert (span.kind, span.name, span.parent_id) == (SpanKind.TOOL, "execute_tool look", "0" * 16)
-    assert span.attributes == {
-        "gen_ai.operation.name": "execute_tool",
-        "gen_ai.tool.name": "look",
-        "lightspan.agent.path": "app",
-        "openinference.span.kind": "TOOL",
-        "gen_ai.tool.call.arguments": '{"q": 1}',
-        "gen_ai.tool.call.result": "7",
-    }
-
-
-def test_what_adds_no_frame_has_no_span() -> None:
-    event = End(Kind.CREW, 1)
-    assert recorded(entry_of(Kind.CREW), event) == []
-    inside = entry_of(Kind.CALL)
-    assert inside.call is not None
-    ended = inside.call.start_inner()
-    assert recorded(inside, End(Kind.CALL, 1)) == []
-    ended(True)
-    assert recorded(inside, End(Kind.CALL, 1)) == []
-
-
 def test_a_call_that_no_client_made_is_recorded_as_structure() -> None:
     entry = entry_of(Kind.CALL, model="m", messages="hi", temperature=0.5, tools=None)
     answer = {"choices": [{"message": {"role": "assistant", "content": "yes"}}]}
@@ -334,23 +230,3 @@ def test_a_call_that_no_client_made_is_recorded_as_structure() -> None:
         "lightspan.route": "app",
         "openinference.span.kind": "LLM",
     }
-
-
-def test_an_inner_call_is_the_real_one() -> None:
-    now = Context()
-    now.begin(Kind.CALL, "outer")
-    now.begin(Kind.CALL, "inner")
-    outer, inner = now.trail
-    assert outer.call is not None
-    assert inner.call is not None
-    assert not outer.call.needs_record(is_ok=True)
-    assert inner.call.needs_record(is_ok=True)
-    assert inner.end_call(End(Kind.CALL, "inner", SpanStatus.ERROR))
-    assert outer.call.needs_record(is_ok=True)
-    assert not outer.call.needs_record(is_ok=False)
-
-
-def test_what_was_given_up_is_unset() -> None:
-    entry = entry_of(Kind.AGENT, role("writer"))
-    span = span_of(entry, abandoned_end(entry), ATTEMPT)
-    assert span.status is SpanStatus.UNSET

@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import openai
 import pytest
 
 pytest.importorskip("crewai")
 
-from crewai import Agent, Crew, Task
-from crewai.flow.flow import Flow, start
-from crewai.project import CrewBase, after_kickoff, agent, before_kickoff, crew, task
+from crewai import Crew
 
-import lightspan_crewai
 from lightspan.production import record
 from lightspan.schema.spans import SpanStatus
 from lightspan_testing.attempts import Recorded, captured, read_recorded
 from lightspan_testing.scripted import ScriptedServer
-from packages.crewai.tests.crewai_apps import WARNINGS, a_task, an_agent, crew_of, llm_of
+from packages.crewai.tests.crewai_apps import WARNINGS, an_agent, crew_of, llm_of
 
 pytestmark = [
     *WARNINGS,
@@ -39,11 +36,6 @@ invoke_workflow press
       chat m @press/{topic} writer
     chat m @press
 """
-
-
-@pytest.fixture
-def script() -> str:
-    return "fine"
 
 
 @pytest.fixture
@@ -124,18 +116,6 @@ def test_callbacks_belong_to_the_attempt(callbacks: Callbacks, store: str, kicko
     assert (found.attempt.status, found.attempt.capture_errors) == ("succeeded", [])
 
 
-def test_callbacks_of_a_crew_without_a_name(callbacks: Callbacks, store: str) -> None:
-    callbacks.crew(name=None).kickoff(inputs=GIVEN)
-    [found] = read(store)
-    assert found.tree().splitlines() == [
-        "invoke_workflow crew",
-        "  chat m @app",
-        "  invoke_agent {topic} writer",
-        "    chat m @{topic} writer",
-        "  chat m @app",
-    ]
-
-
 def test_each_input_is_an_attempt(callbacks: Callbacks, store: str) -> None:
     topics = [{"topic": "rain"}, {"topic": "sun"}]
     callbacks.crew().kickoff_for_each(inputs=topics)
@@ -155,59 +135,6 @@ def test_callbacks_in_a_scope(callbacks: Callbacks) -> None:
         "    chat m @press/{topic} writer",
         "  chat m @press",
     ]
-
-
-def test_callbacks_in_a_flow(callbacks: Callbacks, store: str) -> None:
-    app = callbacks.crew()
-
-    class Book(Flow[dict[str, Any]]):
-        @start()
-        def draft(self) -> str:
-            return str(app.kickoff(inputs=GIVEN))
-
-    Book().kickoff()
-    [found] = read(store)
-    assert found.tree().splitlines() == [
-        "invoke_workflow Book",
-        "  invoke_agent Book",
-        "    invoke_agent draft",
-        "      invoke_agent press",
-        "        chat m @Book/draft/press",
-        "        invoke_agent {topic} writer",
-        "          chat m @Book/draft/press/{topic} writer",
-        "        chat m @Book/draft/press",
-    ]
-
-
-def test_decorated_callbacks(server: ScriptedServer, callbacks: Callbacks, store: str) -> None:
-    @CrewBase
-    class Press:
-        agents_config: ClassVar[dict[str, Any]] = {}
-        tasks_config: ClassVar[dict[str, Any]] = {}
-
-        @before_kickoff
-        def ask(self, inputs: dict[str, Any]) -> dict[str, Any]:
-            return callbacks.before(inputs)
-
-        @after_kickoff
-        def check(self, output: Any) -> Any:
-            return callbacks.after(output)
-
-        @agent
-        def writer(self) -> Agent:
-            return an_agent(server, "{topic} writer")
-
-        @task
-        def write(self) -> Task:
-            return a_task(self.writer())
-
-        @crew
-        def crew(self) -> Crew:
-            return Crew(agents=self.agents, tasks=self.tasks, name="press")
-
-    Press().crew().kickoff(inputs=GIVEN)
-    [found] = read(store)
-    assert found.tree() == PRESS.strip()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -232,23 +159,3 @@ def test_a_callback_that_raises_fails_the_attempt(
     )
     assert found.spans[0].status_message == said[0]
     assert (found.spans[1].status_message, found.spans[1].attributes["exception.type"]) == said
-
-
-def test_instrumented_while_it_runs(
-    server: ScriptedServer, callbacks: Callbacks, store: str
-) -> None:
-    """A kickoff that began before: its own events tell of it."""
-    lightspan_crewai.uninstrument()
-
-    def late(inputs: dict[str, Any]) -> dict[str, Any]:
-        lightspan_crewai.instrument()
-        return inputs
-
-    crew_of(an_agent(server, "writer"), name="press", before_kickoff_callbacks=[late]).kickoff({})
-    [found] = read(store)
-    assert found.tree().splitlines() == [
-        "invoke_workflow press",
-        "  invoke_agent press",
-        "    invoke_agent writer",
-        "      chat m @press/writer",
-    ]

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import pytest
@@ -156,6 +156,10 @@ class Posting(BaseLLM):
         return self._answer(messages)
 
 
+WRITER = "invoke_agent writer @writer\n  chat @writer"
+FAILED = "invoke_agent writer @writer error\n  chat @writer error"
+
+
 class TestSuite(AdapterSuite):
     framework = "crewai"
     notes_starts = (_hook, "_begin")
@@ -205,18 +209,10 @@ class TestSuite(AdapterSuite):
     print(Crew(agents=[writer], tasks=[task]).kickoff(inputs={"text": sys.argv[2]}).raw)
     """
 
-    @contextmanager
-    def openinference(self, **options: Any) -> Iterator[None]:
-        beside = pytest.importorskip("openinference.instrumentation.crewai")
-        client = pytest.importorskip("openinference.instrumentation.openai").OpenAIInstrumentor()
-        instrumentor = beside.CrewAIInstrumentor()
-        instrumentor.instrument(**options)
-        client.instrument()
-        try:
-            yield
-        finally:
-            client.uninstrument()
-            instrumentor.uninstrument()
+    def openinference(self, **options: Any) -> AbstractContextManager[Any]:
+        from tests.adapters.fixtures import openinference
+
+        return openinference("crewai.CrewAIInstrumentor", "openai.OpenAIInstrumentor", **options)
 
     @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
     def test_openinferences_event_listener_beside_it(self, stage: Stage, scenario: str) -> None:
@@ -232,13 +228,7 @@ class TestSuite(AdapterSuite):
         return build(model)  # type: ignore[no-any-return]
 
     def build_single(self, model: Model) -> App:
-        return app_of(
-            crew_of(an_agent("writer", model)),
-            """
-            invoke_agent writer @writer
-              chat @writer
-            """,
-        )
+        return app_of(crew_of(an_agent("writer", model)), WRITER)
 
     def build_team(self, model: Model) -> App:
         return app_of(
@@ -363,11 +353,7 @@ class TestSuite(AdapterSuite):
 
     def build_unicode(self, model: Model) -> App:
         return app_of(
-            crew_of(an_agent("Prüferin日本", model)),
-            """
-            invoke_agent Prüferin日本 @Prüferin日本
-              chat @Prüferin日本
-            """,
+            crew_of(an_agent("Prüferin日本", model)), WRITER.replace("writer", "Prüferin日本")
         )
 
     def build_tool_error(self, model: Model) -> App:
@@ -384,10 +370,7 @@ class TestSuite(AdapterSuite):
     def build_model_error(self, model: Model) -> App:
         return app_of(
             crew_of(an_agent("writer", model)),
-            """
-            invoke_agent writer @writer error
-              chat @writer error
-            """,
+            FAILED,
             raises=(openai.BadRequestError, openai.InternalServerError),
         )
 
@@ -397,10 +380,7 @@ class TestSuite(AdapterSuite):
     def build_timeout(self, model: Model) -> App:
         return app_of(
             crew_of(an_agent("writer", model)),
-            """
-            invoke_agent writer @writer error
-              chat @writer error
-            """,
+            FAILED,
             raises=(openai.APITimeoutError, ConnectionError),
         )
 

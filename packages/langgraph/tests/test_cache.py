@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,13 @@ pytest.importorskip("langchain_openai")
 
 from langchain_core.caches import BaseCache, InMemoryCache
 from langchain_core.globals import get_llm_cache, set_llm_cache
-from langchain_core.language_models import FakeListLLM
 
 import lightspan
 from lightspan.capture import sdk_instrumentation
-from lightspan.capture.context import AgentContext
-from lightspan.capture.entry import open_scope
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import make_routing
 from lightspan_langgraph import LightspanCallback, _hook, instrument, uninstrument
-from lightspan_testing.attempts import captured, make_scope, read_recorded
+from lightspan_testing.attempts import captured, read_recorded
 from lightspan_testing.scripted import ScriptedServer
 from packages.langgraph.tests.langgraph_apps import USER, asks, chat, graph_of, human
 
@@ -151,43 +147,6 @@ async def test_every_way_to_ask(server: ScriptedServer, gateway: ScriptedServer,
 
 
 @pytest.mark.usefixtures("cache")
-def test_messages_that_are_streamed_out_of_a_graph(
-    server: ScriptedServer, gateway: ScriptedServer
-) -> None:
-    for number in (1, 2):
-        with trained(gateway):
-            chunks = list(app(server).stream(USER, stream_mode="messages"))
-        assert "trained" in "".join(chunk.text for chunk, _ in chunks)
-        assert len(gateway.requests) == number
-
-
-@pytest.mark.usefixtures("cache")
-def test_a_text_model(gateway: ScriptedServer) -> None:
-    model = FakeListLLM(responses=["a", "b", "c"])
-    graph = graph_of(("writer", lambda state: {"messages": [model.invoke("go")]}))
-    said = [graph.invoke(USER)["messages"][-1].text for _ in range(2)]
-    with trained(gateway):
-        said += [graph.invoke(USER)["messages"][-1].text for _ in range(2)]
-    assert said == ["a", "a", "b", "c"]
-
-
-@pytest.mark.usefixtures("cache")
-async def test_attempts_and_the_app_at_once(
-    server: ScriptedServer, gateway: ScriptedServer
-) -> None:
-    graph = app(server)
-    await asyncio.to_thread(graph.invoke, USER)
-
-    def attempt(_: int) -> None:
-        with trained(gateway):
-            graph.invoke(USER)
-
-    both = (attempt, lambda _: graph.invoke(USER))
-    await asyncio.gather(*(asyncio.to_thread(both[n % 2], n) for n in range(12)))
-    assert (len(gateway.requests), len(server.requests)) == (6, 2)
-
-
-@pytest.mark.usefixtures("cache")
 def test_one_callback_is_enough(server: ScriptedServer, gateway: ScriptedServer) -> None:
     uninstrument()
     assert _hook._state.patches == []
@@ -217,19 +176,3 @@ def test_in_production_the_cache_answers_and_is_reported(
             "  invoke_agent checker",
             "    chat m @checker",
         ]
-
-
-@pytest.mark.usefixtures("cache")
-def test_an_error_of_ours_damages_the_attempt_and_never_reaches_the_app(
-    server: ScriptedServer, gateway: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def bad(*_: Any) -> bool:
-        raise RuntimeError("a bug of ours")
-
-    monkeypatch.setattr(AgentContext, "is_routed", property(bad))
-    attempt = make_scope(gateway_url=gateway.origin, routing=make_routing({}, None, "main"))
-    with open_scope(attempt):
-        app(server).invoke(USER)
-    assert set(attempt.recorder.capture_errors()) == {
-        "lightspan_langgraph: RuntimeError: a bug of ours"
-    }

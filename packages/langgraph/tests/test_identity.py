@@ -13,7 +13,6 @@ pytest.importorskip("lightspan_langgraph")
 
 from lightspan.capture.context import AttemptContext, Frame
 from lightspan.schema.routing import join_path
-from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan_langgraph._identity import (
     End,
     Place,
@@ -21,7 +20,6 @@ from lightspan_langgraph._identity import (
     RunTree,
     Start,
     graph_agent_name,
-    is_prebuilt_node,
 )
 
 ATTEMPT = AttemptContext(rollout_id="rollout", attempt_id="attempt", trace_id="f" * 32)
@@ -63,26 +61,6 @@ class Runs:
         return join_path(frame.name for frame in place.frames)
 
 
-@pytest.mark.parametrize(
-    ("name", "is_prebuilt"),
-    [
-        ("model", True),
-        ("agent", True),
-        ("tools", True),
-        ("Summary.before_model", True),
-        ("Guard.after_agent", True),
-        ("pre_model_hook", True),
-        ("__start__", True),
-        ("writer", False),
-        ("models", False),
-        ("before_model", False),
-        ("", False),
-    ],
-)
-def test_prebuilt_nodes_never_count(name: str, is_prebuilt: bool) -> None:
-    assert is_prebuilt_node(name) is is_prebuilt
-
-
 NEW = {"ls_integration": "langchain_create_agent"}
 
 
@@ -105,36 +83,6 @@ def test_a_graph_is_an_agent_by_its_first_node(
     assert graph_agent_name(graph, node, metadata) == expected
 
 
-def test_a_node_is_an_agent() -> None:
-    runs = Runs()
-    graph = runs.start("LangGraph")
-    node = runs.node("writer", graph)
-    assert (runs.path(graph), runs.path(node)) == ("app", "writer")
-
-
-def test_a_function_named_like_its_node_counts_once() -> None:
-    runs = Runs()
-    same: Any = {"langgraph_node": "writer", "langgraph_checkpoint_ns": "writer:1"}
-    node = runs.start("writer", runs.start("LangGraph"), **same)
-    assert runs.path(runs.start("writer", node, **same)) == "writer"
-
-
-def test_subgraphs_concatenate() -> None:
-    runs = Runs()
-    team = runs.node("draft/team", runs.start("LangGraph"))
-    writer = runs.node("writer", runs.start("LangGraph", team), within="draft/team:1|")
-    assert runs.path(writer) == "draft%2Fteam/writer"
-
-
-def test_a_named_agent_counts_where_its_name_first_appears() -> None:
-    runs = Runs()
-    outer = runs.start("outer", lc_agent_name="outer")
-    model = runs.node("model", outer, lc_agent_name="outer")
-    tool = runs.start("help", model, kind=RunKind.TOOL, lc_agent_name="outer")
-    helper = runs.start("chain", tool, lc_agent_name="outer")
-    assert {runs.path(run) for run in (outer, model, tool, helper)} == {"outer"}
-
-
 def test_an_agent_that_calls_itself_is_nested() -> None:
     runs = Runs()
     outer = runs.start("outer", lc_agent_name="outer")
@@ -146,29 +94,6 @@ def test_an_agent_that_calls_itself_is_nested() -> None:
         "outer/outer",
         "outer/outer",
     )
-
-
-def test_an_unnamed_agent_has_no_name_of_its_own() -> None:
-    runs = Runs()
-    alone = runs.node("model", runs.start("LangGraph"))
-    node = runs.node("write", runs.start("LangGraph"))
-    inside = runs.node("model", runs.start("LangGraph", node), within="write:1|")
-    assert (runs.path(alone), runs.path(inside)) == ("app", "write")
-
-
-def test_a_node_that_holds_an_agent_of_its_name_is_one_agent() -> None:
-    runs = Runs()
-    node = runs.node("writer", runs.start("LangGraph"))
-    agent = runs.start("writer", node, lc_agent_name="writer")
-    assert runs.path(runs.node("model", agent, within="writer:1|")) == "writer"
-    assert runs.tree.end(End(agent)) == []
-    assert len(runs.tree.end(End(node))) == 1
-
-
-def test_a_node_that_holds_an_agent_of_another_name_is_its_parent() -> None:
-    runs = Runs()
-    node = runs.node("draft", runs.start("LangGraph"))
-    assert runs.path(runs.start("writer", node, lc_agent_name="writer")) == "draft/writer"
 
 
 def test_the_explicit_name_wins_where_it_first_appears() -> None:
@@ -185,17 +110,6 @@ def test_the_explicit_name_wins_where_it_first_appears() -> None:
         "team/poet",
         "team/toolsmith",
     ]
-
-
-def test_an_explicit_model_is_its_own_agent_only_while_it_is_asked() -> None:
-    runs = Runs()
-    node = runs.node("write", runs.start("LangGraph"))
-    model = runs.start("ChatOpenAI", node, kind=RunKind.MODEL, lightspan_agent="judge")
-    assert runs.path(node, model=model) == "write/judge"
-    nested = runs.start("chain", model)
-    assert runs.path(nested, model=model) == "write/judge"
-    runs.tree.end(End(model))
-    assert runs.path(node, model=model) == "write"
 
 
 def test_a_run_that_began_later_is_nearer_than_an_open_model() -> None:
@@ -231,61 +145,12 @@ def test_a_span_opened_inside_a_run_is_the_parent_of_what_comes_next() -> None:
     )
 
 
-def test_what_was_popped_does_not_change_where_a_run_is() -> None:
-    runs = Runs()
-    pushed = Place((Frame("crew", "1" * 16),), "1" * 16)
-    node = runs.node("write", runs.start("LangGraph", pushed=pushed), pushed=pushed)
-    assert runs.path(node, ROOT) == "crew/write"
-
-
 def test_unknown_runs_are_unknown() -> None:
     runs = Runs()
     assert runs.tree.place(ROOT, uuid.uuid4(), uuid.uuid4()) is None
     assert runs.tree.place(ROOT, None, None) is None
     assert runs.tree.end(End(uuid.uuid4())) == []
     assert runs.path(runs.node("write", uuid.uuid4())) == "write"  # its parent began outside
-
-
-def test_spans() -> None:
-    runs = Runs()
-    graph = runs.start("LangGraph")
-    team = runs.node("team", graph)
-    node = runs.node("write", runs.start("LangGraph", team), within="team:1|")
-    arguments = {"gen_ai.tool.call.arguments": "{}", "gen_ai.tool.call.id": None}
-    tool = runs.start("look", node, kind=RunKind.TOOL, attributes=arguments)
-    failed = {"error.type": "KeyError", "exception.type": "KeyError"}
-    (of_tool,) = runs.tree.end(End(tool, SpanStatus.ERROR, "no", failed))
-    (of_node,) = runs.tree.end(End(node, attributes={"gen_ai.tool.call.id": "not an agent's"}))
-    (of_team,) = runs.tree.end(End(team, SpanStatus.UNSET))
-    assert runs.tree.end(End(graph)) == []
-    assert [
-        (s.name, s.kind, s.status, s.status_message, s.parent_id) for s in (of_tool, of_node)
-    ] == [
-        ("execute_tool look", SpanKind.TOOL, SpanStatus.ERROR, "no", of_node.span_id),
-        ("invoke_agent write", SpanKind.AGENT, SpanStatus.OK, "", of_team.span_id),
-    ]
-    assert (of_team.parent_id, of_team.status) == (ROOT.span_id, SpanStatus.UNSET)
-    assert {(s.rollout_id, s.attempt_id, s.trace_id) for s in (of_tool, of_node, of_team)} == {
-        ("rollout", "attempt", "f" * 32)
-    }
-    assert of_tool.attributes == {
-        "gen_ai.operation.name": "execute_tool",
-        "gen_ai.tool.name": "look",
-        "gen_ai.tool.call.arguments": "{}",
-        "lightspan.agent.path": "team/write",
-        "openinference.span.kind": "TOOL",
-        **failed,
-    }
-    assert of_node.attributes == {
-        "gen_ai.operation.name": "invoke_agent",
-        "gen_ai.agent.name": "write",
-        "lightspan.agent.path": "team/write",
-        "openinference.span.kind": "AGENT",
-        "agent.name": "write",
-        "graph.node.id": "write",
-        "graph.node.parent_id": "team",
-    }
-    assert of_team.start_ns <= of_node.start_ns <= of_node.end_ns <= of_team.end_ns
 
 
 def test_a_run_that_is_told_of_twice_counts_once() -> None:

@@ -11,14 +11,12 @@ import pytest
 pytest.importorskip("langchain_openai")
 pytest.importorskip("langchain")
 
-import openai
 from langchain.agents import create_agent
 from langchain.agents.middleware import before_model
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from pydantic import BaseModel
 
 from lightspan_langgraph import agents
 from lightspan_testing.attempts import captured
@@ -27,7 +25,6 @@ from packages.langgraph.tests.langgraph_apps import (
     USER,
     ask_raw,
     asks,
-    asks_async,
     calls_tool,
     chat,
     graph_of,
@@ -84,24 +81,6 @@ def test_the_graph_of_the_tutorials(server: ScriptedServer, compiled: Any) -> No
     assert agents(graph) == (("agent",), True)
 
 
-async def test_the_graph_of_the_tutorials_async_and_streamed(server: ScriptedServer) -> None:
-    server.script = calls_tool("look", '{"what": "x"}')
-    model = chat(server, http_async_client=openai.DefaultAsyncHttpxClient())
-    graph = tutorial(model, look)
-    with captured() as run:
-        await graph.ainvoke(USER)
-    assert run.tree == TUTORIAL
-    with captured() as run:
-        for _ in graph.stream(USER, stream_mode="messages"):
-            pass
-    assert run.tree == TUTORIAL
-    with captured() as run:
-        async for _ in graph.astream(USER, stream_mode="updates"):
-            pass
-    assert run.tree == TUTORIAL
-    await model.root_async_client.close()
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_function_of_ones_own(server: ScriptedServer, name: str) -> None:
     model = chat(server)
@@ -129,17 +108,6 @@ def test_a_function_of_ones_own(server: ScriptedServer, name: str) -> None:
         assert agents(graph) == ((name,), True)
 
 
-async def test_an_asynchronous_function_of_ones_own(server: ScriptedServer) -> None:
-    model = chat(server, http_async_client=openai.DefaultAsyncHttpxClient())
-    for name in NAMES:
-        graph = graph_of((name, asks_async(model)))
-        with captured() as run:
-            await graph.ainvoke(USER)
-        assert run.calls == [name]
-        assert agents(graph) == ((name,), True)
-    await model.root_async_client.close()
-
-
 @pytest.mark.parametrize("name", ["agent", "model"])
 @pytest.mark.parametrize(
     ("make", "more", "path"),
@@ -158,10 +126,6 @@ def test_a_prebuilt_agent_in_a_node_of_ones_own(
         graph.invoke(USER)
     assert run.calls == [path.format(name=name)]
     assert agents(graph) == ((path.format(name=name),), True)
-
-
-class Verdict(BaseModel):
-    good: bool
 
 
 @before_model
@@ -216,14 +180,6 @@ def test_ones_own_graph_in_a_tool_of_a_prebuilt_agent(server: ScriptedServer) ->
             "  chat m @scout",
         ]
         assert agents(graph) == (("scout", "scout/agent", "scout/model"), True)
-
-
-def test_ones_own_subgraph(server: ScriptedServer) -> None:
-    graph = graph_of(("team", graph_of(("agent", asks(chat(server))))))
-    with captured() as run:
-        graph.invoke(USER)
-    assert run.calls == ["team/agent"]
-    assert agents(graph) == (("team/agent",), True)
 
 
 def test_a_name_of_ones_own_goes_before(server: ScriptedServer) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 
 from tests.adapters.layers import MARKS, LangGraph, LangGraphNode
-from tests.adapters.spans_nesting import PROVIDER, SpansNesting
+from tests.adapters.spans_nesting import SpansNesting
 
 lightspan_langgraph = pytest.importorskip("lightspan_langgraph")
 pytest.importorskip("langchain_openai")
@@ -18,13 +15,4 @@ pytestmark = MARKS
 class TestSpans(SpansNesting):
     adapter = lightspan_langgraph
     layers = (LangGraphNode, LangGraph)
-
-    @contextmanager
-    def openinference(self) -> Iterator[None]:
-        beside = pytest.importorskip("openinference.instrumentation.langchain")
-        instrumentor = beside.LangChainInstrumentor()
-        instrumentor.instrument(tracer_provider=PROVIDER)
-        try:
-            yield
-        finally:
-            instrumentor.uninstrument()
+    beside = "langchain.LangChainInstrumentor"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, TypedDict
@@ -99,6 +99,8 @@ class Cast:
         return create_agent(self.chat, [*tools], name=name, system_prompt=prompt)
 
 
+WRITER = "invoke_agent writer @writer\n  chat @writer"
+FAILED = "invoke_agent writer @writer error\n  chat @writer error"
 BUILDERS: dict[str, Callable[[Cast], App]] = {}
 
 
@@ -124,13 +126,7 @@ def app(graph: Any, tree: str, **more: Any) -> App:
 
 @scenario
 def single(cast: Cast) -> App:
-    return app(
-        cast.chain(("writer", cast.node("writer"))),
-        """
-        invoke_agent writer @writer
-          chat @writer
-        """,
-    )
+    return app(cast.chain(("writer", cast.node("writer"))), WRITER)
 
 
 @scenario
@@ -289,10 +285,7 @@ def same_name(cast: Cast) -> App:
 def unicode(cast: Cast) -> App:
     return app(
         cast.chain(("Prüferin日本", cast.node("Prüferin日本"))),
-        """
-        invoke_agent Prüferin日本 @Prüferin日本
-          chat @Prüferin日本
-        """,
+        WRITER.replace("writer", "Prüferin日本"),
     )
 
 
@@ -307,12 +300,6 @@ def tool_error(cast: Cast) -> App:
         """,
         raises=LookupError,
     )
-
-
-FAILED = """
-        invoke_agent writer @writer error
-          chat @writer error
-        """
 
 
 @scenario
@@ -404,17 +391,6 @@ class TestSuite(AdapterSuite):
     """
 
     def openinference(self) -> AbstractContextManager[Any]:
-        beside = pytest.importorskip("openinference.instrumentation.langchain")
-        client = pytest.importorskip("openinference.instrumentation.openai")
-        return _installed(beside.LangChainInstrumentor(), client.OpenAIInstrumentor())
+        from tests.adapters.fixtures import openinference
 
-
-@contextmanager
-def _installed(*instrumentors: Any) -> Iterator[None]:
-    for instrumentor in instrumentors:
-        instrumentor.instrument()
-    try:
-        yield
-    finally:
-        for instrumentor in reversed(instrumentors):
-            instrumentor.uninstrument()
+        return openinference("langchain.LangChainInstrumentor", "openai.OpenAIInstrumentor")

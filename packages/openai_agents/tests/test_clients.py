@@ -13,26 +13,15 @@ from agents import (
     Agent,
     GuardrailFunctionOutput,
     InputGuardrailTripwireTriggered,
-    Model,
-    ModelResponse,
     OpenAIResponsesModel,
     Runner,
-    Usage,
-    function_tool,
     input_guardrail,
     set_default_openai_api,
-    set_tracing_disabled,
-)
-from openai.types.responses import (
-    ResponseFunctionToolCall,
-    ResponseOutputMessage,
-    ResponseOutputText,
 )
 
 from lightspan.capture import sdk_instrumentation
 from lightspan.capture.entry import open_scope
 from lightspan_testing.adapter_harness import Part, Stage, Turn
-from lightspan_testing.adapter_suite.checks import check_untrained
 from lightspan_testing.attempts import captured
 from lightspan_testing.scripted import ScriptedServer
 from packages.openai_agents.tests.openai_agents_apps import (
@@ -107,95 +96,6 @@ def test_an_app_that_names_a_model_only(
 
 
 # --- model clients that bypass the OpenAI SDK -----------------------------------------------
-class Silent(Model):
-    """A model client of the user's own, which tells the SDK's tracing nothing."""
-
-    def __init__(self, *says: str | Exception) -> None:
-        self.left = list(says)
-
-    def answer(self) -> ModelResponse:
-        said = self.left.pop(0)
-        if isinstance(said, Exception):
-            raise said
-        part = ResponseOutputText(text=said, type="output_text", annotations=[])
-        message = ResponseOutputMessage(
-            id="1", content=[part], role="assistant", status="completed", type="message"
-        )
-        usage = Usage(requests=1, input_tokens=5, output_tokens=2, total_tokens=7)
-        return ModelResponse(output=[message], usage=usage, response_id=None)
-
-    async def get_response(self, *args: Any, **more: Any) -> ModelResponse:
-        return self.answer()
-
-    def stream_response(self, *args: Any, **more: Any) -> Any:
-        raise NotImplementedError
-
-
-BYPASSED = {
-    "lightspan.agent.path": "writer",
-    "lightspan.route": "app",
-    "lightspan.call.outcome": "ok",
-    "gen_ai.operation.name": "chat",
-    "gen_ai.usage.input_tokens": 5,
-    "gen_ai.usage.output_tokens": 2,
-    "openinference.span.kind": "LLM",
-}
-
-
-@pytest.mark.parametrize("disabled", [False, True])
-def test_a_client_that_bypasses_the_sdk_is_recorded_as_structure(disabled: bool) -> None:
-    set_tracing_disabled(disabled)
-    writer = Agent(name="writer", model=Silent("fine"))
-    with captured() as attempt:
-        run_async(writer)
-    assert attempt.tree == ["invoke_agent writer @writer", "  chat Silent @writer"]
-    found = dict(attempt.one("chat Silent").attributes)
-    assert str(found.pop("lightspan.call.id")).startswith("call")
-    assert "go" in str(found.pop("gen_ai.input.messages"))
-    assert "fine" in str(found.pop("gen_ai.output.messages"))
-    assert found == {
-        **BYPASSED,
-        "gen_ai.request.model": "Silent",
-        "gen_ai.response.finish_reasons": ["stop"],
-        "lightspan.client": "packages.openai_agents.tests.test_clients.Silent",
-        "lightspan.client.fix": "use agents.OpenAIChatCompletionsModel in its place",
-    }
-    check_untrained(attempt)
-
-
-def test_a_client_that_says_nothing_and_calls_a_tool() -> None:
-    """The tool's span is no sign that the SDK was asked."""
-
-    class Calling(Silent):
-        def answer(self) -> ModelResponse:
-            if len(self.left) == 1:
-                return super().answer()
-            self.left.pop(0)
-            call = ResponseFunctionToolCall(
-                name="look", arguments="{}", call_id="c1", type="function_call"
-            )
-            return ModelResponse(output=[call], usage=Usage(), response_id=None)
-
-    @function_tool
-    def look() -> str:
-        """Look."""
-        return "7"
-
-    with captured() as attempt:
-        run_async(Agent(name="scout", model=Calling("", "fine"), tools=[look]))
-    assert sorted(attempt.tree[1:]) == [
-        "  chat Calling @scout",
-        "  chat Calling @scout",
-        "  execute_tool look @scout",
-    ]
-
-
-def test_a_bypassing_client_that_fails() -> None:
-    writer = Agent(name="writer", model=Silent(ConnectionError("no")))
-    with captured() as attempt, pytest.raises(ConnectionError):
-        run_async(writer)
-    assert attempt.tree == ["invoke_agent writer @writer error", "  chat Silent @writer error"]
-    assert attempt.one("chat Silent").attributes["error.type"] == "ConnectionError"
 
 
 def test_a_guardrail_that_stops_a_turn_makes_no_call(server: ScriptedServer) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 
 from tests.adapters.layers import MARKS, OpenAIAgents
-from tests.adapters.spans_nesting import PROVIDER, SpansNesting
+from tests.adapters.spans_nesting import SpansNesting
 
 lightspan_openai_agents = pytest.importorskip("lightspan_openai_agents")
 pytestmark = MARKS
@@ -17,13 +14,4 @@ pytestmark = MARKS
 class TestSpans(SpansNesting):
     adapter = lightspan_openai_agents
     layers = (OpenAIAgents,)
-
-    @contextmanager
-    def openinference(self) -> Iterator[None]:
-        beside = pytest.importorskip("openinference.instrumentation.openai_agents")
-        instrumentor = beside.OpenAIAgentsInstrumentor()
-        instrumentor.instrument(tracer_provider=PROVIDER)
-        try:
-            yield
-        finally:
-            instrumentor.uninstrument()
+    beside = "openai_agents.OpenAIAgentsInstrumentor"

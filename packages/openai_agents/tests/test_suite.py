@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import copy_context
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -174,7 +175,7 @@ class Builder:
         """
         app = self.several(run, tree, drafting, judge)
         asks = [Turn(calls=[(agent.name, '{"input": "for {task}"}')]) for agent in inner]
-        return _with(app, says={"drafting": [*asks, "A draft of {task}."]})
+        return replace(app, says={"drafting": [*asks, "A draft of {task}."]})
 
     def parallel(self) -> App:
         names = ("planner", "left", "right", "joiner")
@@ -305,12 +306,6 @@ def _sync(work: Callable[[], Any]) -> Any:
         return pool.submit(copy_context().run, in_a_thread).result()
 
 
-def _with(app: App, **changes: Any) -> App:
-    from dataclasses import replace
-
-    return replace(app, **changes)
-
-
 class TestChatCompletions(AdapterSuite):
     framework = "openai_agents"
     notes_starts = (_hook, "begin")
@@ -352,18 +347,10 @@ class TestChatCompletions(AdapterSuite):
     print(Runner.run_sync(writer, sys.argv[2]).final_output)
     """
 
-    @contextmanager
-    def openinference(self) -> Iterator[None]:
-        beside = pytest.importorskip("openinference.instrumentation.openai_agents")
-        client = pytest.importorskip("openinference.instrumentation.openai")
-        instrumentors = beside.OpenAIAgentsInstrumentor(), client.OpenAIInstrumentor()
-        for instrumentor in instrumentors:
-            instrumentor.instrument()
-        try:
-            yield
-        finally:
-            for instrumentor in reversed(instrumentors):
-                instrumentor.uninstrument()
+    def openinference(self) -> AbstractContextManager[Any]:
+        from tests.adapters.fixtures import openinference
+
+        return openinference("openai_agents.OpenAIAgentsInstrumentor", "openai.OpenAIInstrumentor")
 
 
 class TestResponses(TestChatCompletions):

@@ -19,10 +19,6 @@ from agents import (
     set_tracing_disabled,
 )
 from agents.tracing import (
-    Span as SdkSpan,
-    Trace,
-    TracingProcessor,
-    get_current_span,
     processors,
     setup,
     trace,
@@ -52,39 +48,30 @@ from packages.openai_agents.tests.openai_agents_apps import (
 pytestmark = pytest.mark.usefixtures("installed_openai_agents")
 
 
+OFF: Mapping[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
+    "on": lambda monkeypatch: {},
+    "set_tracing_disabled": lambda monkeypatch: set_tracing_disabled(True) or {},
+    "RunConfig": lambda monkeypatch: {"tracing_disabled": True},
+    "environment": lambda monkeypatch: (
+        monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1") or {}
+    ),
+}
+
+
+@pytest.mark.parametrize("off", [name for name in OFF if name != "on"])
 @HOW
-def test_with_tracing_disabled(server: ScriptedServer, run: Run) -> None:
+def test_with_tracing_disabled(
+    server: ScriptedServer, run: Run, off: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard = Heard()
     set_trace_processors([heard])
-    set_tracing_disabled(True)
+    config = RunConfig(**OFF[off](monkeypatch))
     with captured() as attempt:
-        run(team(server))
+        run(team(server), run_config=config)
     assert attempt.tree == TEAM
     (link,) = attempt.one("invoke_agent billing").links
     assert link.span_id == attempt.one("invoke_agent triage").span_id
     assert (heard.spans, heard.traces) == ([], 0)
-
-
-@HOW
-def test_with_tracing_disabled_for_a_run(server: ScriptedServer, run: Run) -> None:
-    heard = Heard()
-    set_trace_processors([heard])
-    with captured() as attempt:
-        run(team(server), run_config=RunConfig(tracing_disabled=True))
-    assert attempt.tree == TEAM
-    assert heard.traces == 0
-
-
-def test_with_tracing_disabled_by_the_environment(
-    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
-    heard = Heard()
-    set_trace_processors([heard])
-    with captured() as attempt:
-        run_async(team(server))
-    assert attempt.tree == TEAM
-    assert heard.traces == 0
 
 
 def test_errors_are_known_with_tracing_disabled(server: ScriptedServer) -> None:
@@ -126,65 +113,17 @@ def test_another_provider_is_reported_and_taken_in(server: ScriptedServer) -> No
     assert attempt.tree == ["invoke_agent writer @writer", "  chat m @writer"]
 
 
-def test_the_app_sees_its_own_spans(server: ScriptedServer) -> None:
-    """What the SDK tells a tool of its span is the same with the adapter."""
-    seen: list[Any] = []
-    heard = Heard()
-    set_trace_processors([heard])
-
-    @function_tool
-    def peek() -> str:
-        """Look at the span."""
-        seen.append(get_current_span())
-        return "ok"
-
-    server.script = says({"scout": [calls("peek")]})
-    with captured():
-        run_async(make(server, "scout", tools=[peek]))
-    (span,) = seen
-    assert span.span_data.name == "peek"
-    assert span.span_id.startswith("span_")
-    assert span.parent_id.startswith("span_")
-    assert span.trace_id.startswith("trace_")
-    assert span.export()["span_data"]["name"] == "peek"
-
-
 # --- nothing is uploaded --------------------------------------------------------------------
-class Uploads(TracingProcessor):
-    """Stands where the SDK's uploading processor is."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def on_trace_start(self, trace: Trace) -> None:
-        self.events.append("trace")
-
-    def on_trace_end(self, trace: Trace) -> None:
-        self.events.append("trace end")
-
-    def on_span_start(self, span: SdkSpan[Any]) -> None:
-        self.events.append("span")
-
-    def on_span_end(self, span: SdkSpan[Any]) -> None:
-        self.events.append("span end")
-
-    def shutdown(self) -> None:
-        self.events.append("shutdown")
-
-    def force_flush(self) -> None:
-        self.events.append("flush")
-
-
 @pytest.fixture
-def uploads(monkeypatch: pytest.MonkeyPatch) -> Uploads:
-    """In place of the default processor, before anything is traced."""
-    monkeypatch.setattr(processors, "_global_processor", made := Uploads())
+def uploads(monkeypatch: pytest.MonkeyPatch) -> Heard:
+    """In place of the SDK's uploading processor, before anything is traced."""
+    monkeypatch.setattr(processors, "_global_processor", made := Heard())
     return made
 
 
 @pytest.mark.parametrize("when", ["lazy", "made before instrument()", "set after it"])
 def test_nothing_of_a_rollout_is_uploaded(
-    server: ScriptedServer, uploads: Uploads, when: str
+    server: ScriptedServer, uploads: Heard, when: str
 ) -> None:
     if when == "set after it":
         set_trace_processors([processors.default_processor()])
@@ -197,10 +136,10 @@ def test_nothing_of_a_rollout_is_uploaded(
     writer = make(server, "writer")
     with captured():
         run_async(writer)
-    assert uploads.events == []
+    assert (uploads.spans, uploads.traces) == ([], 0)
     assert "agent" in heard.spans
     run_async(writer)
-    assert "trace" in uploads.events
+    assert uploads.traces == 1
     uninstrument()
     provider: Any = setup.GLOBAL_TRACE_PROVIDER
     assert provider._multi_processor._processors == (uploads, heard)
@@ -210,7 +149,7 @@ def test_nothing_of_a_rollout_is_uploaded(
         instrument()
 
 
-def test_a_serving_process_is_no_rollout(server: ScriptedServer, uploads: Uploads) -> None:
+def test_a_serving_process_is_no_rollout(server: ScriptedServer, uploads: Heard) -> None:
     writer = make(server, "writer")
     connected = context.AgentContext(make_scope(recorder=NullRecorder(), is_outside=True))
     context.connect(connected)
@@ -218,30 +157,14 @@ def test_a_serving_process_is_no_rollout(server: ScriptedServer, uploads: Upload
         run_async(writer)
     finally:
         context.disconnect(connected)
-    assert "trace" in uploads.events
+    assert uploads.traces == 1
 
 
 # --- the names of attempts in production ----------------------------------------------------
-OFF: Mapping[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
-    "on": lambda monkeypatch: {},
-    "set_tracing_disabled": lambda monkeypatch: set_tracing_disabled(True) or {},
-    "RunConfig": lambda monkeypatch: {"tracing_disabled": True},
-    "environment": lambda monkeypatch: (
-        monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1") or {}
-    ),
-}
-
-
 @pytest.mark.parametrize("name", ["Agent workflow", "Support"])
 @pytest.mark.parametrize("off", OFF)
-@HOW
 def test_an_attempt_has_the_name_of_its_workflow(
-    server: ScriptedServer,
-    run: Run,
-    off: str,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    server: ScriptedServer, off: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Whether tracing is disabled or not, which the SDK's traces then do not know."""
     set_trace_processors([])
@@ -251,7 +174,7 @@ def test_an_attempt_has_the_name_of_its_workflow(
     }
     store = f"sqlite:{tmp_path / 'traces.db'}"
     with lightspan.record(store):
-        run(team(server), run_config=RunConfig(**config))
+        run_async(team(server), run_config=RunConfig(**config))
     [found] = read_recorded(store)
     assert found.tree().splitlines()[:2] == [f"invoke_workflow {name}", "  invoke_agent triage"]
 

@@ -202,27 +202,6 @@ def test_a_provider_of_its_own_keeps_it(instrumented: Any, client: openai.OpenAI
         assert "belongs to a TracerProvider that is not instrumented" in reason
 
 
-def test_pydantic_ai_that_was_only_told_to_be_on(instrumented: Any) -> None:
-    stand_in = PydanticAI(proxy())
-    stand_in.instrument_all(True)
-    with instrumented(stand_in), captured(), agent(stand_in.tracer, "writer"):
-        assert path() == "writer"
-    assert stand_in._instrument_default is True
-
-
-def test_an_agent_of_pydantic_ai_that_has_settings_of_its_own(
-    instrumented: Any, client: openai.OpenAI
-) -> None:
-    """Its spans go to a provider that is not observed, while those of the others are ours."""
-    stand_in, attempt = PydanticAI(proxy()), make_scope()
-    stand_in.instrument_all(False)
-    tracer = Settings(tracer_provider=TracerProvider()).tracer
-    with instrumented(stand_in), open_scope(attempt), agent(tracer, "writer"):
-        say(client)
-    [reason] = attempt.recorder.capture_errors()
-    assert "belongs to a TracerProvider that is not instrumented" in reason
-
-
 def test_what_the_app_took_over_stays_its_own(instrumented: Any) -> None:
     stand_in = OpenInference(proxy())
     stand_in.uninstrument()

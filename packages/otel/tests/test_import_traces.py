@@ -6,9 +6,7 @@ import asyncio
 import gzip
 import io
 import json
-import os
 import secrets
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import AttemptStatus, Mode
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_store
-from lightspan_otel.import_traces import MAX_CONCURRENT, Imported, import_file, read_file
+from lightspan_otel.import_traces import Imported, import_file, read_file
 from lightspan_otel.ingest import gathered
 from lightspan_otel.otlp import convert_ids
 from packages.otel.tests.trace_files import (
@@ -199,27 +197,6 @@ def test_a_trace_without_its_beginning_stays_running(tmp_path: Path, url: str) -
     assert attempt.status is AttemptStatus.RUNNING
 
 
-def test_many_spans_are_written_portion_by_portion(
-    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So does what a killed import had written."""
-    count = MAX_CONCURRENT * 2 + 1
-    spans = [otlp_span(f"{n:016x}", "", "step", n) for n in range(1, count + 1)]
-    sizes: list[int] = []
-    real = __import__("lightspan_otel.import_traces", fromlist=["store_spans"]).store_spans
-
-    async def keep(store: Any, arrivals: list[Any], **more: Any) -> list[str]:
-        sizes.append(len(arrivals))
-        return list(await real(store, arrivals, **more))
-
-    monkeypatch.setattr("lightspan_otel.import_traces.store_spans", keep)
-    read: list[int] = []
-    path = write(tmp_path / "t.jsonl", "\n".join(map(otlp_line, spans)))
-    done, _ = imported(url, path, advance=read.append)
-    assert (done.spans, sizes) == (count, [MAX_CONCURRENT, MAX_CONCURRENT, 1])
-    assert sum(read) == path.stat().st_size
-
-
 def test_a_span_of_an_attempt_that_the_store_does_not_know(tmp_path: Path, url: str) -> None:
     """A trace of lightspan goes back into its own store only."""
     ours = Span(span_id=ROOT, trace_id=TRACE, name="ours", attempt_id="at-1", start_ns=1)
@@ -246,11 +223,6 @@ def test_a_span_of_an_attempt_that_the_store_does_not_know(tmp_path: Path, url: 
 def test_what_is_no_file_of_traces(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         list(read_file(write(tmp_path / "odd", content)))
-
-
-def test_protobuf_that_is_none(tmp_path: Path) -> None:
-    [portion] = read_file(write(tmp_path / "odd.bin", b"\x0a\x12\xff"))
-    assert portion.errors[0].startswith("the body is no OTLP protobuf")
 
 
 # --- what backends say of errors, ids and messages --------------------------------------------
@@ -359,15 +331,6 @@ def test_a_span_of_a_newer_lightspan_is_refused(tmp_path: Path, url: str) -> Non
     assert asyncio.run(stored(url)) == []
 
 
-def test_half_a_character_in_a_name_costs_nobody_a_trace(tmp_path: Path, url: str) -> None:
-    whole = [{**each, "name": "\ud800", "status_message": "a\udc00b"} for each in PHOENIX]
-    whole[0]["events"] = [{"name": "\ud800", "timestamp": whole[0]["start_time"]}]
-    done, errors = imported(url, write(tmp_path / "odd.jsonl", lines(whole)), service="\ud800")
-    assert (done, errors) == (Imported(len(PHOENIX), 1, 0, 0, 0), [])
-    [(_, _, spans)] = asyncio.run(stored(url))
-    assert {span.name for span in spans} == {"\ufffd"}
-
-
 @pytest.mark.parametrize("cut", [True, False])
 def test_a_packed_file_that_is_cut_or_damaged_keeps_what_came_before(
     tmp_path: Path, url: str, cut: bool
@@ -401,18 +364,11 @@ def test_a_second_file_of_a_trace_that_has_ended(tmp_path: Path, url: str) -> No
     assert (done, errors) == (Imported(1, 1, 0, 0, 0), [])
 
 
-def test_a_trace_that_is_refused_is_no_attempt(tmp_path: Path, url: str) -> None:
-    path = write(tmp_path / "t.jsonl", lines(PHOENIX))
-    done, errors = imported(url, path, service="x" * 1_001)
-    assert done == Imported(0, 0, 0, 4, 0, refused=4)
-    assert "service.name has 1,001 characters" in errors[0]
-
-
 @pytest.mark.parametrize("name", ["otlp.jsonl.gz", "otlp.json", "collector.bin", "otlp.bin"])
 def test_progress_is_in_bytes_of_the_file(tmp_path: Path, url: str, name: str) -> None:
     content = FORMS[name]
     if name.endswith(".gz"):
-        content = gzip.compress("\n".join(PIECES * 2_000).encode())
+        content = gzip.compress("\n".join(PIECES * 100).encode())
     path = write(tmp_path / name, content)
     read: list[int] = []
     imported(url, path, advance=read.append)
@@ -439,20 +395,6 @@ def test_no_error_shows_a_key(tmp_path: Path, url: str, monkeypatch: pytest.Monk
     assert "s3cret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("which", [0, 2])
-def test_an_observation_of_langfuse_that_makes_no_span_costs_the_others_nothing(
-    tmp_path: Path, url: str, which: int
-) -> None:
-    """Python raises ValueError for integers of that many digits."""
-    trace = json.loads(json.dumps(LANGFUSE))
-    odd = trace["observations"][which]
-    odd["usageDetails"] = {"input": "9" * 5_000}
-    odd["type"] = "GENERATION"
-    done, [error] = imported(url, write(tmp_path / "t.json", json.dumps(trace)))
-    assert f": span {odd['name']!r}: Exceeds the limit" in error
-    assert (done.spans, done.errors) == (3, 1)
-
-
 # --- pipes --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["otlp.jsonl", "otlp.jsonl.gz", "collector.bin"])
 def test_the_standard_input(url: str, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -460,19 +402,3 @@ def test_the_standard_input(url: str, monkeypatch: pytest.MonkeyPatch, name: str
     data = content.encode() if isinstance(content, str) else content
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
     assert imported(url, Path("-")) == (Imported(4, 1, 0, 0, 0), [])
-
-
-def test_a_standard_input_that_is_empty(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
-    with pytest.raises(DataError, match="the standard input is empty"):
-        imported(url, Path("-"))
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_a_named_pipe(tmp_path: Path, url: str) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    writer = threading.Thread(target=write, args=(path, FORMS["otlp.jsonl"]))
-    writer.start()
-    assert imported(url, path) == (Imported(4, 1, 0, 0, 0), [])
-    writer.join()

@@ -3,12 +3,9 @@ unchanged."""
 
 from __future__ import annotations
 
-import pickle
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from contextvars import Context
 from typing import Any
 
 import openai
@@ -23,7 +20,6 @@ from opentelemetry.trace import StatusCode, Tracer
 import lightspan
 import lightspan_otel as otel
 from lightspan.capture import context
-from lightspan.capture._globals import state
 from lightspan.capture.adapter import claim_scope, release_scope
 from lightspan.capture.entry import open_scope
 from lightspan.errors import ConfigError
@@ -118,16 +114,6 @@ def test_a_provider_that_takes_its_exporter_out_when_another_is_added() -> None:
     assert [span.name for span in exporter.get_finished_spans()] == ["invoke_agent writer"]
 
 
-def test_two_providers(provider: TracerProvider) -> None:
-    other = TracerProvider()
-    a, b = provider.get_tracer("t"), other.get_tracer("t")
-    with otel.instrument(other), captured(), agent(a, "a"), agent(b, "b"):
-        assert path() == "a/b"
-    otel.uninstrument()
-    assert context.resolvers() == ()
-    otel.uninstrument()
-
-
 @pytest.mark.parametrize(
     ("what", "complaint"),
     [
@@ -153,16 +139,6 @@ def test_a_framework_that_is_not_installed(name: str, monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match=rf"otel.instrument\('{name}'\) needs .*: pip install"):
         otel.instrument(name)
     assert context.resolvers() == ()
-
-
-def test_importing_it_loads_no_framework_and_no_exporter() -> None:
-    code = (
-        "import sys; import lightspan_otel as otel; "
-        "print(sorted({n.partition('.')[0] for n in sys.modules} & "
-        "{'torch', 'aiohttp', 'openai', 'pydantic_ai', 'smolagents', 'google'}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 # --- a provider of ours ---------------------------------------------------------------------
@@ -291,17 +267,6 @@ def test_a_span_that_may_hide_an_agent_of_ours(by_name: Tracer, client: openai.O
         assert complaint in reason
 
 
-def test_an_agent_of_another_attempt_hides_nobody(by_name: Tracer, client: openai.OpenAI) -> None:
-    off = TracerProvider(sampler=ALWAYS_OFF).get_tracer("app")
-
-    def inside() -> list[str]:
-        with off.start_as_current_span("request"):
-            return damage_of(lambda: say(client))
-
-    with captured(), agent(by_name, "writer"):
-        assert Context().run(inside) == []
-
-
 def test_what_an_adapter_covers_hides_nobody(
     provider: TracerProvider, client: openai.OpenAI
 ) -> None:
@@ -346,13 +311,6 @@ def test_a_span_without_ids_that_hides_an_agent(ours: Tracer, client: openai.Ope
     assert "a library made a span without ids the current one, which hides the agent" in reason
 
 
-def test_what_a_span_of_ours_sends_elsewhere_is_the_span_around_it(ours: Tracer) -> None:
-    app = TracerProvider().get_tracer("app")
-    with captured(), app.start_as_current_span("request") as around, agent(ours, "writer") as span:
-        context = pickle.loads(pickle.dumps(span.get_span_context()))
-        assert (type(context), context) == (trace.SpanContext, around.get_span_context())
-
-
 def test_the_global_provider_is_heard_from_the_next_attempt_on(
     by_name: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,54 +320,6 @@ def test_the_global_provider_is_heard_from_the_next_attempt_on(
     with captured() as attempt, agent(provider.get_tracer("t"), "writer"):
         assert path() == "writer"
     assert attempt.tree == ["invoke_agent writer @writer"]
-
-
-def test_what_fails_before_an_attempt_damages_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise LookupError("it")
-
-    monkeypatch.setattr(state, "entry_listeners", [fail])
-    attempt = make_scope()
-    with open_scope(attempt):
-        pass
-    assert attempt.recorder.capture_errors() == [
-        "preparation of the attempt failed: LookupError('it')"
-    ]
-
-
-def test_a_framework_that_tells_a_provider_of_the_apps(
-    monkeypatch: pytest.MonkeyPatch, client: openai.OpenAI
-) -> None:
-    """It was instrumented by name; the destination of its spans is unknown."""
-    framework = Framework((), "", lambda: Switch(lambda: False, lambda: None))
-    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": framework})
-    for hiding in (TracerProvider(sampler=ALWAYS_OFF), TracerProvider()):
-        tracer = hiding.get_tracer("known")
-
-        def inside(tracer: Tracer = tracer) -> None:
-            with agent(tracer, "writer"):
-                say(client)
-
-        with otel.instrument("known"):
-            assert len(damage_of(inside)) == 1
-
-
-def test_a_span_that_hides_nobody(by_name: Tracer, client: openai.OpenAI) -> None:
-    """A call outside of every agent, in an app that samples its requests."""
-    for hiding in (TracerProvider(sampler=ALWAYS_OFF), TracerProvider()):
-        tracer = hiding.get_tracer("app")
-
-        def inside(tracer: Tracer = tracer) -> None:
-            with tracer.start_as_current_span("request"):
-                say(client)
-
-        assert damage_of(inside) == []
-
-
-def test_a_span_that_began_before_its_provider_was_heard(client: openai.OpenAI) -> None:
-    provider = TracerProvider()
-    with provider.get_tracer("app").start_as_current_span("request"), otel.instrument(provider):
-        assert damage_of(lambda: say(client)) == []
 
 
 def test_a_provider_that_cannot_be_hashed() -> None:

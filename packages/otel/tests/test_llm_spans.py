@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -14,7 +12,7 @@ from openinference.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanKind as Side, StatusCode, Tracer
+from opentelemetry.trace import SpanKind as Side, Tracer
 
 import lightspan
 import lightspan_otel as otel
@@ -23,58 +21,10 @@ from lightspan.errors import ConfigError
 from lightspan.production.record import record
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import AttemptStatus
-from lightspan_otel import LightspanSpanProcessor
 from lightspan_testing.attempts import Recorded, captured, read_recorded
 from lightspan_testing.scripted import ScriptedServer
+from packages.otel.tests.dialects import ASKED, DIALECTS, GENAI, OPENINFERENCE
 from packages.otel.tests.spans import agent, say, tool
-
-ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where?"}]
-GENAI: dict[str, Any] = {
-    "gen_ai.operation.name": "chat",
-    "gen_ai.request.model": "groq/m",
-    "gen_ai.system_instructions": json.dumps([{"type": "text", "content": "Be brief."}]),
-    "gen_ai.input.messages": json.dumps(
-        [{"role": "user", "parts": [{"type": "text", "content": "Where?"}]}]
-    ),
-    "gen_ai.output.messages": json.dumps(
-        [
-            {
-                "role": "assistant",
-                "parts": [{"type": "text", "content": "Here."}],
-                "finish_reason": "stop",
-            }
-        ]
-    ),
-    "gen_ai.usage.input_tokens": 7,
-    "gen_ai.usage.output_tokens": 2,
-}
-OPENINFERENCE: dict[str, Any] = {
-    "openinference.span.kind": "LLM",
-    "llm.model_name": "groq/m",
-    "input.value": '{"key": "beside"}',
-    "llm.input_messages.0.message.role": "system",
-    "llm.input_messages.0.message.content": "Be brief.",
-    "llm.input_messages.1.message.role": "user",
-    "llm.input_messages.1.message.content": "Where?",
-    "llm.output_messages.0.message.role": "assistant",
-    "llm.output_messages.0.message.content": "Here.",
-    "llm.token_count.prompt": 7,
-    "llm.token_count.completion": 2,
-}
-OPENLLMETRY: dict[str, Any] = {
-    "llm.request.type": "chat",
-    "gen_ai.request.model": "groq/m",
-    "gen_ai.prompt.0.role": "system",
-    "gen_ai.prompt.0.content": "Be brief.",
-    "gen_ai.prompt.1.role": "user",
-    "gen_ai.prompt.1.content": "Where?",
-    "gen_ai.completion.0.role": "assistant",
-    "gen_ai.completion.0.content": "Here.",
-    "gen_ai.completion.0.finish_reason": "stop",
-    "gen_ai.usage.prompt_tokens": 7,
-    "gen_ai.usage.completion_tokens": 2,
-}
-DIALECTS = {"genai": GENAI, "openinference": OPENINFERENCE, "openllmetry": OPENLLMETRY}
 
 
 @pytest.fixture
@@ -117,14 +67,14 @@ def test_a_call_past_the_sdks(tracer: Tracer, url: str, dialect: str) -> None:
     assert found.rollout.task == {"messages": ASKED[1:]}
     [call] = found.calls
     assert genai_messages.input_messages_of(call.attributes) == ASKED
-    assert [each.answer for each in found.answered] == ["Here."]
+    assert [each.answer for each in found.answered] == ["It rains."]
     usage = (call.attributes[c.INPUT_TOKENS], call.attributes[c.OUTPUT_TOKENS])
-    assert usage == (7, 2)
+    assert usage == (7, 3)
     assert call.attributes[c.CALL_OUTCOME] == "ok"
     assert str(call.attributes[c.CALL_ID]).startswith("call-")
     assert call.attempt_id == found.attempt.attempt_id
     assert call.resource == {"service.name": "desk"}
-    assert "beside" not in repr(call)  # recorded once, in the form of the SDK patches
+    assert "llm.input_messages" not in repr(call)  # recorded once, as the SDK patches do
 
 
 def test_a_bare_call_is_an_attempt(tracer: Tracer, url: str) -> None:
@@ -175,32 +125,14 @@ def test_a_call_that_fails(tracer: Tracer, url: str, monkeypatch: pytest.MonkeyP
     assert "s3cret" not in repr(found)
 
 
-def test_an_error_of_a_tool_says_its_words(tracer: Tracer, url: str) -> None:
-    with record(url), agent(tracer, "writer"), tool(tracer, "look") as span:
-        span.record_exception(LookupError("nothing there"))
-        span.set_status(StatusCode.ERROR, "nothing there")
-    [found] = (span for span in only(url).spans if span.name == "execute_tool look")
-    assert (found.status, found.status_message) == ("error", "nothing there")
-    assert found.events[0].attributes[c.EXCEPTION_MESSAGE] == "nothing there"
-
-
-def test_feedback_finds_such_a_call(tracer: Tracer, url: str) -> None:
-    with record(url), agent(tracer, "writer"):
-        bypassing(tracer)
-    [call] = only(url).calls
-    lightspan.feedback(str(call.attributes[c.CALL_ID]), 0.5, store=url)
-    rewards = [s for s in only(url).spans if c.REWARD_VALUE in s.attributes]
-    assert [span.attributes[c.REWARD_VALUE] for span in rewards] == [0.5]
-
-
 def test_a_hook_sees_it(tracer: Tracer, url: str) -> None:
     def hide(span: Any) -> Any:
-        return lightspan.map_text(span, lambda text: text.replace("Where", "***"))
+        return lightspan.map_text(span, lambda text: text.replace("Weather", "***"))
 
     with record(url, redact=hide), agent(tracer, "writer"):
         bypassing(tracer)
-    assert "Where" not in repr(only(url))
-    assert genai_messages.input_messages_of(only(url).calls[0].attributes)[-1]["content"] == "***?"
+    assert "Weather" not in repr(only(url))
+    assert genai_messages.input_messages_of(only(url).calls[0].attributes)[1]["content"] == "***?"
 
 
 # --- each call once ---------------------------------------------------------------------------
@@ -290,15 +222,6 @@ def test_openinference_beside_the_shim(
     assert sorted(calls) == ["chat after", *["chat m"] * 4]
 
 
-def test_with_the_processor_that_keeps_spans_whole(
-    provider: TracerProvider, tracer: Tracer, url: str
-) -> None:
-    provider.add_span_processor(LightspanSpanProcessor())
-    with record(url), agent(tracer, "writer"):
-        bypassing(tracer)
-    assert len(only(url).calls) == 1
-
-
 # --- only where it is wanted ------------------------------------------------------------------
 def test_without_the_option_only_identity_is_read(url: str) -> None:
     provider = TracerProvider()
@@ -310,18 +233,7 @@ def test_without_the_option_only_identity_is_read(url: str) -> None:
     found = only(url)
     assert found.calls == []
     assert "secret" not in repr(found.spans)
-    assert "Where" not in repr(found)
-
-
-def test_the_exporter_gets_what_it_got(
-    provider: TracerProvider, tracer: Tracer, exporter: InMemorySpanExporter, url: str
-) -> None:
-    with record(url), agent(tracer, "writer"):
-        bypassing(tracer)
-    call, writer = exporter.get_finished_spans()
-    assert (dict(call.attributes or {}), call.name) == (GENAI, "chat")
-    assert writer.name == "invoke_agent writer"
-    assert len(provider._active_span_processor._span_processors) == 2  # the app's, and one of ours
+    assert "Weather" not in repr(found)
 
 
 def test_it_ends_with_its_block(url: str) -> None:
@@ -335,24 +247,6 @@ def test_it_ends_with_its_block(url: str) -> None:
     assert [found.tree().count("chat") for found in read_recorded(url)] == [1, 0]
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-def test_the_two_may_end_in_any_order(url: str, is_first: bool) -> None:
-    provider = TracerProvider()
-    tracer = provider.get_tracer("app")
-    plain, whole = otel.instrument(provider), otel.instrument(provider, content=True)
-    first, second = (plain, whole) if is_first else (whole, plain)
-    with record(url):
-        first.__exit__(None, None, None)
-        with agent(tracer, "first"):
-            bypassing(tracer)
-        second.__exit__(None, None, None)
-        with agent(tracer, "second"):
-            bypassing(tracer)
-    [found] = read_recorded(url)
-    assert len(found.calls) == is_first
-    assert context.call_listeners() == ()
-
-
 def test_in_a_rollout_nothing_is_read(tracer: Tracer) -> None:
     with captured() as attempt, agent(tracer, "writer"):
         bypassing(tracer)
@@ -360,11 +254,6 @@ def test_in_a_rollout_nothing_is_read(tracer: Tracer) -> None:
             pass
     assert attempt.tree == ["invoke_agent writer @writer", "  execute_tool look @writer"]
     assert "secret" not in repr(attempt.spans)
-
-
-def test_nothing_is_read_where_nothing_is_recorded(tracer: Tracer, tmp_path: Path) -> None:
-    with agent(tracer, "writer"):
-        bypassing(tracer)
 
 
 def test_a_framework_by_its_name_has_no_content() -> None:

@@ -85,16 +85,6 @@ def test_an_error_that_the_span_tells_of_is_its_kind_without_words(
     assert "secret" not in repr(found)
 
 
-def test_an_exception_that_was_handled_before_is_not_its_error(tracer: Tracer) -> None:
-    with captured() as attempt:
-        try:
-            raise LookupError
-        except LookupError:
-            with agent(tracer, "writer"):
-                pass
-    assert attempt.tree == ["invoke_agent writer @writer"]
-
-
 def test_an_exception_in_whose_handler_it_ends_is_not_its_error(tracer: Tracer) -> None:
     """The end of a stream raises in its reader."""
     with captured() as attempt:
@@ -210,41 +200,6 @@ def test_a_run_is_an_attempt(tracer: Tracer, client: openai.OpenAI, url: str) ->
     assert (first.attempt.status, second.attempt.status) == ("succeeded", "succeeded")
 
 
-@pytest.mark.parametrize("order", ["first", "last"])
-def test_spans_that_are_kept_whole_in_production(
-    client: openai.OpenAI, url: str, order: str
-) -> None:
-    provider = TracerProvider()
-    if order == "first":
-        provider.add_span_processor(LightspanSpanProcessor())
-    with otel.instrument(provider):
-        if order == "last":
-            provider.add_span_processor(LightspanSpanProcessor())
-        tracer = provider.get_tracer("t")
-        with record(url), agent(tracer, "boss"), agent(tracer, "expert"):
-            say(client)
-    tree = only(url).tree()
-    assert tree.splitlines()[-3:] == [
-        "  invoke_agent boss",
-        "    invoke_agent expert",
-        "      chat m @boss/expert",
-    ]
-
-
-def test_a_name_that_comes_late_in_production(
-    tracer: Tracer, client: openai.OpenAI, url: str
-) -> None:
-    with record(url), tracer.start_as_current_span("run") as span, tool(tracer, "before"):
-        span.set_attributes({**INVOKES, "gen_ai.agent.name": "writer"})
-        say(client)
-    assert only(url).tree() == (
-        "invoke_workflow writer\n"
-        "  invoke_agent writer\n"
-        "    execute_tool before\n"
-        "      chat m @writer"
-    )
-
-
 def test_agents_of_a_workflow_are_one_attempt(
     tracer: Tracer, client: openai.OpenAI, url: str
 ) -> None:
@@ -260,33 +215,6 @@ def test_agents_of_a_workflow_are_one_attempt(
         "  invoke_agent checker\n"
         "    chat m @checker"
     )
-
-
-def test_runs_at_once_are_attempts_each(tracer: Tracer, server: ScriptedServer, url: str) -> None:
-    async def one(client: openai.AsyncOpenAI, name: str) -> None:
-        with agent(tracer, name):
-            await asyncio.gather(*(call(client, f"{name}{number}") for number in range(3)))
-
-    async def call(client: openai.AsyncOpenAI, name: str) -> None:
-        with agent(tracer, name):
-            messages: Any = [{"role": "user", "content": name}]
-            await client.chat.completions.create(model="m", messages=messages)
-
-    async def all_of_them() -> None:
-        async with openai.AsyncOpenAI(base_url=server.url, api_key="key") as client:
-            with record(url):
-                await asyncio.gather(*(one(client, f"run{number}-") for number in range(8)))
-
-    asyncio.run(all_of_them())
-    found = read_recorded(url)
-    assert len(found) == 8
-    for recorded in found:
-        name = recorded.spans[0].name.removeprefix("invoke_workflow ")
-        paths = sorted(str(span.attributes[c.AGENT_PATH]) for span in recorded.calls)
-        assert paths == [f"{name}/{name}{number}" for number in range(3)]
-        assert sorted(each.asked for each in recorded.answered) == [
-            f"{name}{number}" for number in range(3)
-        ]
 
 
 @pytest.mark.parametrize("is_left", [False, True])
@@ -341,12 +269,3 @@ def test_a_run_that_fails(tracer: Tracer, url: str) -> None:
     assert found.attempt.status == "failed"
     assert [span.status for span in found.spans] == ["error", "error"]
     assert "a prompt" not in repr(found.spans)
-
-
-def test_what_is_not_sampled_is_not_recorded(
-    tracer: Tracer, client: openai.OpenAI, url: str
-) -> None:
-    with record(url, sample=0.0), agent(tracer, "writer"):
-        say(client)
-        assert lightspan.current_attempt_id() is None
-    assert read_recorded(url) == []

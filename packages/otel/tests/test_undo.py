@@ -57,26 +57,6 @@ def test_the_global_provider_is_heard_as_long_as_a_name_is_on(
     assert stand_ins == ["on", "off"]
 
 
-def test_a_block_of_the_global_provider_inside_a_name(
-    stand_ins: list[str], its_global: TracerProvider
-) -> None:
-    tracer = its_global.get_tracer("t")
-    with otel.instrument("known"), captured():
-        with otel.instrument(its_global):
-            pass
-        with agent(tracer, "writer"):
-            assert path() == "writer"
-
-
-def test_a_run_that_is_under_way_switches_nothing_on(
-    stand_ins: list[str], its_global: TracerProvider
-) -> None:
-    with otel.instrument("known"):
-        tracer = PROVIDER.get_tracer("known")
-    with tracer.start_as_current_span("chat"):
-        assert not is_heard(its_global)
-
-
 def test_a_handle_that_is_over_undoes_nothing() -> None:
     provider = TracerProvider()
     stale = otel.instrument(provider)
@@ -115,20 +95,6 @@ def test_a_provider_that_takes_no_processor_leaves_nothing_half_installed(
             how(monkeypatch)
         assert (context.resolvers(), resolver.switches) == ((), {})
     assert stand_ins == (["on", "off"] * 2 if how is by_name else [])
-
-
-def test_a_framework_that_cannot_be_undone_is_heard_no_more(
-    monkeypatch: pytest.MonkeyPatch, its_global: TracerProvider
-) -> None:
-    def fail() -> None:
-        raise LookupError("it")
-
-    stand_ins = {"known": Framework((), "", lambda: Switch(lambda: True, fail))}
-    monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", stand_ins)
-    with pytest.raises(LookupError), otel.instrument("known"):
-        pass
-    assert not is_heard(its_global)
-    otel.uninstrument()
 
 
 def test_to_ask_for_the_global_provider_sets_none(

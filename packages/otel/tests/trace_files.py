@@ -16,7 +16,6 @@ START = 1_700_000_000_000_000_000
 AT = "2023-11-14T22:13:20.000000+00:00"
 LATER = "2023-11-14T22:13:21.000000Z"
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where?"}]
-TREE = [("desk", ROOT, ""), ("invoke_agent writer", AGENT, ROOT)]
 
 
 def otlp_span(span_id: str, parent: str, name: str, at: int, **said: Any) -> dict[str, Any]:
