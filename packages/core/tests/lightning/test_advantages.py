@@ -6,7 +6,6 @@ import statistics
 import pytest
 from hypothesis import given, strategies as st
 
-from lightspan.errors import ConfigError, RewardError
 from lightspan.lightning.advantages import (
     ESTIMATORS,
     Explanation,
@@ -54,11 +53,6 @@ def test_grpo_of_binary_rewards_in_groups_of_eight(solved, right, wrong):
     assert found[solved:] == [pytest.approx(wrong, abs=5e-4)] * (8 - solved)
 
 
-def test_grpo_uses_ddof_one():
-    values = [0.0, 1.0, 2.0]
-    assert {each.scale for each in grpo(values)} == {1.0}
-
-
 @given(rewards)
 def test_grpo_is_the_textbook_formula(values):
     found = grpo(values)
@@ -73,17 +67,6 @@ def test_rloo_is_dr_grpo_times_g_over_g_minus_one(values):
     size = len(values)
     expected = [a * size / (size - 1) for a in of(dr_grpo(values), values)]
     assert of(rloo(values), values) == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-def test_rloo_is_the_reward_less_the_mean_of_the_others():
-    values = [1.0, 0.0, 0.5]
-    assert of(rloo(values), values) == [0.75, -0.75, 0.0]
-
-
-@given(rewards)
-def test_grpo_times_its_scale_is_dr_grpo(values):
-    scaled = [a * n.scale for a, n in zip(of(grpo(values), values), grpo(values), strict=True)]
-    assert scaled == pytest.approx(of(dr_grpo(values), values), rel=1e-9, abs=1e-9)
 
 
 @given(rewards)
@@ -112,41 +95,41 @@ def test_reinforce_pp_baseline_centres_by_group_and_scales_by_batch():
 # --- edge cases -------------------------------------------------------------------------------
 
 SINGLE = [grpo, dr_grpo, rloo, lambda values: reinforce_pp_baseline([values])[0]]
+UNSCORED, ONE, IDENTICAL = ZeroReason.UNSCORED, ZeroReason.GROUP_OF_ONE, ZeroReason.IDENTICAL
 
 
 @pytest.mark.parametrize("rule", SINGLE)
-def test_a_group_of_one_has_no_advantage(rule):
-    (each,) = rule([1.0])
-    assert (each.zero_reason, each.size, each.advantage(1.0)) == (ZeroReason.GROUP_OF_ONE, 1, 0.0)
+@pytest.mark.parametrize(
+    ("values", "reasons"),
+    [
+        ([], []),
+        ([1.0], [ONE]),
+        ([None, 1.0, math.nan], [UNSCORED, ONE, UNSCORED]),
+        ([None, math.nan], [UNSCORED] * 2),
+        ([0.3, 0.1 + 0.2], [IDENTICAL] * 2),  # rounding is not a difference
+        ([1e12, 1e12 + 1], [IDENTICAL] * 2),
+    ],
+)
+def test_what_has_no_advantage(rule, values, reasons):
+    found = rule(values)
+    assert [each.zero_reason for each in found] == reasons
+    assert of(found, values) == [0.0] * len(values)
 
 
 @pytest.mark.parametrize("rule", SINGLE)
-@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -3.7, 1e9])
+@pytest.mark.parametrize("values", [[0.5, 0.5 + 1e-7], [1e-6, 2e-6], [True, False]])
+def test_a_small_difference_counts_in_full(rule, values):
+    found = rule(values)
+    assert [each.zero_reason for each in found] == [None, None]
+    assert max(of(grpo(values), values)) == pytest.approx(0.7071, abs=1e-4)
+
+
+@pytest.mark.parametrize("rule", SINGLE)
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e9])
 def test_identical_rewards_have_no_advantage(rule, value):
     statistics = rule([value] * 7)
     assert {each.zero_reason for each in statistics} == {ZeroReason.IDENTICAL}
     assert of(statistics, [value] * 7) == [0.0] * 7
-
-
-@pytest.mark.parametrize("rule", SINGLE)
-def test_rounding_is_not_a_difference(rule):
-    values = [0.3, 0.1 + 0.2, 0.3]
-    assert values[0] != values[1]
-    assert of(rule(values), values) == [0.0] * 3
-
-
-@pytest.mark.parametrize("rule", SINGLE)
-def test_a_small_difference_is_a_difference(rule):
-    """Relative: a spread of 1e-7 around 0.5 counts in full, whatever the epsilon of others."""
-    values = [0.5, 0.5 + 1e-7]
-    assert all(each.zero_reason is None for each in rule(values))
-    assert of(grpo(values), values) == pytest.approx([-0.7071, 0.7071], abs=1e-4)
-
-
-def test_the_tolerance_is_relative():
-    assert grpo([1e12, 1e12 + 1])[0].zero_reason is ZeroReason.IDENTICAL
-    assert grpo([1e-6, 2e-6])[0].zero_reason is None
-    assert grpo([0.0, 1e-15])[0].zero_reason is ZeroReason.IDENTICAL
 
 
 @pytest.mark.parametrize("rule", SINGLE)
@@ -157,48 +140,6 @@ def test_unscored_is_in_no_statistic(rule, missing):
     assert [with_missing[0], *with_missing[2:]] == without
     assert with_missing[1].zero_reason is ZeroReason.UNSCORED
     assert with_missing[1].advantage(1.0) == 0.0
-
-
-@pytest.mark.parametrize("rule", SINGLE)
-def test_one_scored_among_unscored_is_a_group_of_one(rule):
-    statistics = rule([None, 1.0, math.nan])
-    assert [each.zero_reason for each in statistics] == [
-        ZeroReason.UNSCORED,
-        ZeroReason.GROUP_OF_ONE,
-        ZeroReason.UNSCORED,
-    ]
-
-
-@pytest.mark.parametrize("rule", SINGLE)
-def test_all_unscored_and_none_at_all(rule):
-    assert [each.zero_reason for each in rule([None, math.nan])] == [ZeroReason.UNSCORED] * 2
-    assert rule([]) == []
-
-
-@pytest.mark.parametrize("rule", SINGLE)
-def test_true_is_one(rule):
-    assert of(rule([True, False, False]), [1, 0, 0]) == of(rule([1.0, 0.0, 0.0]), [1, 0, 0])
-
-
-@pytest.mark.parametrize("rule", SINGLE)
-def test_text_is_an_error(rule):
-    with pytest.raises(RewardError, match="not str: '1'"):
-        rule([1.0, "1"])
-
-
-@given(rewards, st.randoms(use_true_random=False))
-def test_the_order_of_a_group_is_of_no_account(values, random):
-    shuffled = list(values)
-    random.shuffle(shuffled)
-    for rule in (grpo, dr_grpo, rloo):
-        forwards = dict(zip(values, of(rule(values), values), strict=True))
-        assert dict(zip(shuffled, of(rule(shuffled), shuffled), strict=True)) == forwards
-
-
-@given(rewards)
-def test_a_groups_advantages_sum_to_nothing(values):
-    for rule in (grpo, dr_grpo, rloo):
-        assert math.fsum(of(rule(values), values)) == pytest.approx(0, abs=1e-5)
 
 
 def test_extreme_rewards_do_not_overflow():
@@ -245,11 +186,6 @@ def test_agents_do_not_mix(estimator):
         [Observation(f"r{n}", "g", v, a) for a, vs in values.items() for n, v in enumerate(vs)],
     )
     assert together == apart
-
-
-def test_an_unknown_estimator_names_those_there_are():
-    with pytest.raises(ConfigError, match=r"estimator='gpro': use one of 'grpo', 'dr_grpo'"):
-        normalise("gpro", [])
 
 
 # --- groups without variance ------------------------------------------------------------------

@@ -16,7 +16,6 @@ from lightspan.lightning.advantages import (
     BaselineScale,
     Estimator,
     Observation,
-    ZeroReason,
     normalise,
 )
 from lightspan.lightning.baselines import (
@@ -98,17 +97,6 @@ def test_solved_rollouts_of_any_length_teach_nothing(estimator: Estimator, name:
     assert set(advantages(calls, rules(estimator)[name](calls))) == {0.0}
 
 
-@pytest.mark.parametrize("estimator", GROUPED)
-@pytest.mark.parametrize("name", rules("grpo"))
-def test_no_call_of_a_success_is_pushed_down(estimator: Estimator, name: str) -> None:
-    """Also where one of eight fails after 20 turns, which had made the first eight negative."""
-    for group in ([(1.0, 20)] * 7 + [(0.0, 20)], [(1.0, 3)] * 6 + [(0.0, 5), (0.0, 1)]):
-        calls = credited(chains(*group), estimator)
-        found = advantages(calls, rules(estimator)[name](calls))
-        for call, advantage in zip(calls, found, strict=True):
-            assert advantage > 0 if call.credit == 1 else advantage <= 0
-
-
 def test_below_one_gamma_a_slow_success_is_compared_with_fast_ones() -> None:
     calls = credited(chains((1.0, 1), (1.0, 2), (0.0, 2), gamma=0.5), "rloo")
     assert advantages(calls, by_turn(calls, "rloo")) == [
@@ -188,13 +176,6 @@ def test_with_equal_turns_it_is_terminal(
     assert turn == pytest.approx(
         advantages(calls, by_rollout(calls, estimator)), rel=1e-9, abs=1e-9
     )
-
-
-def test_a_group_of_one_says_nothing() -> None:
-    calls = credited(chains((1.0, 3)), "grpo")
-    for rule in rules("grpo").values():
-        assert {found.zero_reason for found in rule(calls)} == {ZeroReason.GROUP_OF_ONE}
-        assert advantages(calls, rule(calls)) == [0.0] * 3
 
 
 @given(

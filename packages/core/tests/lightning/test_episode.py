@@ -112,13 +112,6 @@ def test_a_call_may_have_a_record_alone_or_a_span_alone():
     assert second.finish == "length"
 
 
-def test_the_finish_reason_is_that_of_the_choice():
-    (call,) = build([make_call_span("b", sequence=(3, 4))]).calls
-    assert call.finish is None
-    spans = [make_call_span("b", attributes={c.FINISH_REASONS: []})]
-    assert build(spans).calls[0].finish is None
-
-
 def test_choices_of_one_call_are_calls_of_one_id():
     records = [make_record("c1", response=[n], choice=n) for n in (2, 0, 1)]
     calls = build([make_call_span("c1", sequence=(1, 2))], records).calls
@@ -146,11 +139,6 @@ def test_retries_of_one_call_id_are_one_call():
     record = make_record("c1", sequence=(1, 2))
     (call,) = build(spans, [record, record]).calls
     assert call.span_id == "s1"
-
-
-def test_equal_prompts_under_two_ids_are_two_calls():
-    records = [make_record(f"c{n}", [1, 2], [3], (2 * n, 2 * n + 1)) for n in range(1, 4)]
-    assert ids(build([], records)) == ["c1", "c2", "c3"]
 
 
 def test_two_different_records_of_one_call_are_noted_and_one_counts_whatever_the_order():
@@ -197,11 +185,6 @@ def test_calls_stand_in_the_gateways_sequence_whatever_the_clocks_say():
     ]
     records = [make_record(f"c{n}", sequence=(2 * n, 2 * n + 1)) for n in (2, 3, 1)]
     assert ids(build(spans, records)) == ["c1", "c2", "c3"]
-
-
-def test_equal_sequences_stand_by_call_id_and_choice():
-    records = [make_record(call, choice=n) for call, n in (("b", 1), ("a", 0), ("b", 0))]
-    assert [call.key for call in build([], records).calls] == [("a", 0), ("b", 0), ("b", 1)]
 
 
 def test_calls_past_the_gateway_are_shown_by_start_time_and_have_no_sequence():
@@ -327,36 +310,33 @@ def test_a_stream_of_several_choices_that_was_left_is_a_call_for_each():
     assert episode.late_calls == ()
 
 
-def test_a_late_span_alone_is_a_late_call():
-    episode = build([make_call_span("c1", late=True)])
-    assert episode.calls == ()
-    assert [call.call_id for call in episode.late_calls] == ["c1"]
-
-
 # --- rewards ----------------------------------------------------------------------------------
 
 
-def test_the_returned_reward_wins_and_a_differing_emission_is_noted():
-    episode = build([make_reward_span("r", 0.25)], reward=1.0)
-    assert (episode.reward, episode.reward_source) == (1.0, "returned")
-    assert episode.notes == ("the app returned 1.0 but emitted 0.25: 1.0 counts",)
+def emitted(*values):
+    return [make_reward_span(f"r{n}", None, {c.REWARD_VALUE: v}) for n, v in enumerate(values)]
 
 
-def test_an_equal_emission_needs_no_note_and_is_not_added():
-    episode = build([make_reward_span("r", 1.0)], reward=1.0)
-    assert (episode.reward, episode.notes) == (1.0, ())
-
-
-def test_a_returned_none_is_no_value_so_the_last_emission_counts():
-    spans = [make_reward_span("r2", 0.7, start_ns=2), make_reward_span("r1", 0.2, start_ns=1)]
-    episode = build(spans, reward=None)
-    assert (episode.reward, episode.reward_source) == (0.7, "emitted")
-    assert episode.notes == ("2 differing rewards emitted: the last, 0.7, counts",)
-
-
-def test_no_reward_at_all_is_unscored():
-    episode = build(reward=None)
-    assert (episode.reward, episode.reward_source, episode.scored()) == (None, None, False)
+@pytest.mark.parametrize(
+    ("returned", "emissions", "reward", "source", "notes"),
+    [
+        (1.0, [0.25], 1.0, "returned", ("the app returned 1.0 but emitted 0.25: 1.0 counts",)),
+        (1.0, [1.0], 1.0, "returned", ()),
+        (None, [0.2, 0.7], 0.7, "emitted", ("2 differing rewards emitted: the last, 0.7, counts",)),
+        (None, [True], 1.0, "emitted", ()),
+        (None, [math.nan], None, "emitted", None),
+        (None, [-1e101], None, "emitted", None),
+        (None, ["1"], None, "emitted", None),
+        (None, [], None, None, ()),
+    ],
+)
+def test_the_reward_is_what_was_returned_else_the_last_emission(
+    returned, emissions, reward, source, notes
+):
+    episode = build(emitted(*emissions), reward=returned)
+    assert (episode.reward, episode.reward_source) == (reward, source)
+    assert episode.scored() is (reward is not None)
+    assert notes is None or episode.notes == notes
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -366,23 +346,6 @@ def test_a_returned_nan_is_unscored_and_still_wins_over_an_emission(value):
     assert len(episode.notes) == 1
     assert not episode.scored()
     assert not episode.scored(step_rewards=True)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1e101])
-def test_an_emitted_nan_is_unscored(value):
-    attributes = {c.REWARD_VALUE: value}
-    episode = build([make_reward_span("r", None, attributes)], reward=None)
-    assert (episode.reward, episode.reward_source) == (None, "emitted")
-
-
-def test_an_emitted_true_is_one():
-    episode = build([make_reward_span("r", None, {c.REWARD_VALUE: True})], reward=None)
-    assert episode.reward == 1.0
-    assert isinstance(episode.reward, float)
-
-
-def test_text_in_a_reward_span_is_unscored_not_zero():
-    assert build([make_reward_span("r", None, {c.REWARD_VALUE: "1"})], reward=None).reward is None
 
 
 def test_named_dimensions_are_kept():
@@ -422,11 +385,6 @@ def test_several_rewards_on_a_call_are_not_summed():
     assert [reward.value for reward in episode.calls[0].rewards] == [1.0, 2.0, 3.0]
     assert episode.calls[0].reward == 3.0
     assert episode.notes == ("3 rewards on call c1: the last one counts",)
-
-
-def test_a_reward_span_that_arrives_twice_counts_once():
-    reward = make_reward_span("r", 0.5, {c.REWARD_CALL_ID: "c1"})
-    assert len(build([reward, reward], [make_record("c1")]).calls[0].rewards) == 1
 
 
 def test_a_reward_on_something_that_is_no_call_enters_nothing():
@@ -493,11 +451,6 @@ def test_siblings_with_a_sequence_keep_it_though_clocks_disagree():
         make_call_span("2", sequence=(3, 4), start_ns=10),
     ]
     assert [name for _, name in names(spans)] == ["span-1", "tool", "span-2"]
-
-
-def test_orphans_become_roots():
-    spans = [make_span("a", parent_id="gone"), make_span("b", parent_id="a"), make_span("c")]
-    assert names(spans) == [(0, "a"), (1, "b"), (0, "c")]
 
 
 def test_a_circle_of_parents_is_broken_at_its_earliest_span():

@@ -51,16 +51,6 @@ def test_the_penalty_of_dapo(tokens: int, penalty: float) -> None:
     assert DAPO.of(tokens) == penalty
 
 
-def test_the_penalty_is_in_units_of_the_reward() -> None:
-    assert [Overlong(max_tokens=10, buffer=4, penalty=0.5).of(n) for n in (6, 8, 10)] == [
-        0.0,
-        -0.25,
-        -0.5,
-    ]
-    # a buffer of everything takes from the first token on
-    assert Overlong(max_tokens=4, buffer=4).of(1) == -0.25
-
-
 @given(settings, st.integers(0, 1000))
 def test_it_falls_from_nothing_to_the_whole_penalty(overlong: Overlong, tokens: int) -> None:
     found = overlong.of(tokens)
@@ -186,8 +176,6 @@ def test_length_alone_teaches_nothing() -> None:
     ("options", "message"),
     [
         ({"max_tokens": 0, "buffer": 1}, "Overlong: max_tokens=0 must be at least 1"),
-        ({"max_tokens": 10, "buffer": 0}, "Overlong: buffer=0 must be at least 1"),
-        ({"max_tokens": 10, "buffer": 2.5}, "Overlong: buffer=2.5 must be a whole number"),
         ({"max_tokens": 10, "buffer": 11}, "buffer=11 must be at most max_tokens=10"),
         (
             {"max_tokens": 10, "buffer": 5, "penalty": -1.0},

@@ -48,27 +48,12 @@ def merged(*calls):
 # --- what merges ------------------------------------------------------------------------------
 
 
-def test_nothing_makes_no_rows():
-    assert build_rows([]) == ([], {})
-
-
 def test_a_conversation_is_one_row():
     assert merged(("P", "a"), ("PaQ", "b"), ("PaQbR", "c")) == ["P[a]Q[b]R[c]"]
 
 
 def test_a_prompt_that_adds_nothing_joins_its_responses():
     assert merged(("P", "ab"), ("Pab", "cd"), ("Pabcd", "e")) == ["P[abcde]"]
-
-
-def test_interleaved_agents_make_a_row_each():
-    assert merged(("AB", "a"), ("XY", "x"), ("ABaC", "b"), ("XYxZ", "y")) == [
-        "AB[a]C[b]",
-        "XY[x]Z[y]",
-    ]
-
-
-def test_the_same_call_n_times_stays_n_rows():
-    assert merged(*[("PQ", "a")] * 4) == ["PQ[a]"] * 4
 
 
 def test_each_of_identical_rows_goes_on_once():
@@ -87,19 +72,11 @@ def test_a_broken_prefix_opens_a_row():
     assert merged(("PQ", "ab"), ("PQaXR", "c"), ("PQaXRcS", "d")) == ["PQ[ab]", "PQaXR[c]S[d]"]
 
 
-def test_a_shorter_prompt_opens_a_row():
-    assert merged(("PQR", "abc"), ("PQRab", "c"), ("PQ", "d")) == ["PQR[abc]", "PQRab[c]", "PQ[d]"]
-
-
 def test_the_longest_open_row_wins():
     assert merged(("P", "a"), ("PaQ", "b"), ("P", "a"), ("PaQbR", "c")) == [
         "P[a]Q[b]R[c]",
         "P[a]",
     ]
-
-
-def test_a_closed_prefix_is_not_extended_twice():
-    assert merged(("P", "a"), ("PaQ", "b"), ("PaR", "c")) == ["P[a]Q[b]", "PaR[c]"]
 
 
 def test_a_row_that_a_longer_one_left_behind_is_still_open():
@@ -123,11 +100,6 @@ def test_rollouts_and_policies_never_share_a_row():
         ("ro-1", "other"),
     ]
     assert shown(rows) == ["P[a]Q[b]", "PaQ[b]", "PaQ[b]"]
-
-
-def test_agents_of_one_policy_share_a_row_where_tokens_do():
-    calls = [transition("c0", "P", "a", agent="x"), transition("c1", "PaQ", "b", agent="y")]
-    assert shown(build_rows(calls).rows) == ["P[a]Q[b]"]
 
 
 # --- what a row holds -------------------------------------------------------------------------
@@ -157,11 +129,6 @@ def test_a_row_holds_every_tokens_facts():
     assert row.call_ids == (("c0", 0), ("c1", 0))
     assert row.responses == ((2, 2), (5, 1))
     assert (row.rollout_id, row.policy) == ("ro-1", "policy")
-
-
-def test_without_advantages_every_token_counts_fully():
-    (row,) = build_rows([transition("c0", "P", "ab")]).rows
-    assert row.advantages == row.weights == [0.0, 1.0, 1.0]
 
 
 def test_value_targets_are_one_per_call():
