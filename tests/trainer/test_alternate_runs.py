@@ -17,8 +17,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lightspan.errors import ConfigError
-from lightspan.schema.records import Mode, task_id
+from lightspan.schema.records import Mode
 from lightspan.stores import open_store
 from lightspan.training import checkpoints
 from lightspan_prompts.search.candidates import read_searches
@@ -125,25 +124,6 @@ async def test_no_group_mixes_candidates_or_versions_of_the_policy(run: tuple[Pa
     assert len(searched[1]) > 1
 
 
-async def test_prompts_are_chosen_by_the_selection_split_alone(
-    run: tuple[Path, Any], toy: Any, tiny: Path, thinker: ScriptedServer
-) -> None:
-    folder, _ = run
-    split = toy.algorithm(tiny, thinker.url).prompts.split(toy.tasks(*range(8)))
-    selection = {task_id(task) for task in split.selection}
-    held_out = {task_id(task) for task in toy.tasks(20, 21)}
-    async with open_store(folder / "store.db") as store:
-        states = await store.rollouts()
-    of_weights = {s.rollout.task_id for s in states if s.rollout.step in (2, 3, 5)}
-    in_training = {s.rollout.task_id for s in states if s.rollout.mode is Mode.TRAIN}
-    assert not (of_weights - held_out) & selection
-    assert not in_training & held_out
-    for found in read_searches(folder).values():
-        assert all(set(each.rewards) == selection for each in found.candidates)
-    asked = "".join(request.last_text for request in thinker.requests)
-    assert not any(task["q"] in asked for task in (*split.selection, *toy.tasks(20, 21)))
-
-
 def test_inspect_shows_both(run: tuple[Path, Any], tiny: Path) -> None:
     folder, _ = run
     text = inspect_run(folder)
@@ -198,16 +178,6 @@ def test_both_are_kept_of_the_best_step(
     assert result.prompts["style"].template == state.algorithm["templates"]["style"]
     last = checkpoints.load_state(folder / "checkpoints" / "step-000004")
     assert last.algorithm["templates"]["style"] != state.algorithm["templates"]["style"]
-
-
-def test_an_app_that_takes_no_such_prompt_is_refused(
-    toy: Any, tiny: Path, thinker: ScriptedServer, tmp_path: Path, apps: Any
-) -> None:
-    trainer = toy.trainer(tmp_path / "run", toy.algorithm(tiny, thinker.url))
-    with pytest.raises(ConfigError, match="'spell' has no argument 'style', so what Alternate"):
-        trainer.fit(apps.spell, toy.tasks(1, 2))
-    with pytest.raises(ConfigError, match="steps=3: Alternate sets its own number of steps"):
-        toy.trainer(tmp_path / "run", toy.algorithm(tiny, thinker.url), steps=3)
 
 
 @pytest.mark.faults

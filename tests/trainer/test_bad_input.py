@@ -22,7 +22,6 @@ from lightspan.errors import (
     StoreFormatError,
     UnknownAgentError,
 )
-from lightspan.training.folder import RunFolder
 from lightspan_testing.tiny import tiny_model
 from lightspan_torch.learner.torch import TorchLearner
 
@@ -33,73 +32,22 @@ APPS = Path(__file__).parents[1] / "apps"
 # --- names of agents ----------------------------------------------------------------------------
 
 
-def test_unknown_agent_is_an_error_at_once_where_agents_are_known(
-    apps: Any, rl: Make, tmp_path: Path, ask: Make
-) -> None:
-    trainer = Trainer(rl(optimize="wirter"), folder=tmp_path / "run")
-    with pytest.raises(UnknownAgentError) as caught:
-        trainer.fit(apps.two, ask(2), agents=["writer", "checker"])
-    assert str(caught.value) == (
-        "no agent matches 'wirter'. Did you mean 'writer'? Agents: 'checker', 'writer'"
-    )
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"optimize": "wirter"}, "no agent matches 'wirter'. Did you mean 'writer'?"),
-        ({"frozen": {"wrtier": "base"}}, "no agent matches 'wrtier'. Did you mean 'writer'?"),
-    ],
-)
 def test_unknown_agent_is_an_error_before_the_first_update(
-    apps: Any,
-    rl: Make,
-    tiny: Path,
-    tmp_path: Path,
-    ask: Make,
-    options: dict[str, Any],
-    message: str,
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     learner = TorchLearner({"policy": str(tiny)}, optimizer=Optimizer(learning_rate=1.0))
     before = learner.weight_hash("policy")
-    trainer = Trainer(rl(**options), folder=tmp_path / "run", learner=learner)
+    trainer = Trainer(rl(optimize="wirter"), folder=tmp_path / "run", learner=learner)
     with pytest.raises(UnknownAgentError) as caught:
         trainer.fit(apps.spell, ask(2))
-    assert str(caught.value) == f"{message} Agents: 'writer'"
+    assert str(caught.value) == (
+        "no agent matches 'wirter'. Did you mean 'writer'? Agents: 'writer'"
+    )
     assert learner.weight_hash("policy") == before
     assert learner.usage()["updates"] == 0
 
 
 # --- data ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("train", "message"),
-    [
-        ([], r"train: there is no task; give at least one"),
-        ({"q": "a"}, r"train must be a sequence of tasks .* not dict: \{'q': 'a'\}"),
-        (7, r"train must be a sequence of tasks or the path of a .jsonl file, not int: 7"),
-        ([{"q": "a"}, {"q": {1, 2}.__iter__}], r"train\[1\] is not JSON: "),
-        ([{"q": float("nan")}], r"train\[0\] is not JSON: .*Out of range float"),
-        ("nowhere.jsonl", r"train: nowhere.jsonl cannot be read: No such file or directory"),
-    ],
-)
-def test_data_that_are_no_tasks(
-    apps: Any, rl: Make, tmp_path: Path, train: Any, message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        Trainer(rl(), folder=tmp_path / "run").fit(apps.spell, train)
-    assert not (tmp_path / "run").exists()
-
-
-def test_malformed_line_of_a_file_is_named(apps: Any, rl: Make, tmp_path: Path) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_text('{"q": "a"}\n\n{"q": b}\n')
-    with pytest.raises(
-        DataError, match=r"tasks.jsonl, line 3 is not JSON; each line must be one task: "
-    ):
-        Trainer(rl(), folder=tmp_path / "run").fit(apps.spell, path)
 
 
 def test_equal_held_out_tasks_are_named(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:
@@ -150,22 +98,14 @@ def test_missing_rewards_are_counted_and_told_once_per_task(
     assert line["calls/rejected:unscored"] == 12
 
 
-@pytest.mark.parametrize(
-    ("give", "reason"),
-    [
-        ("nan", "NaN, infinity or more than 1e+100 was returned"),
-        ("none", "the app returned None and emitted no reward"),
-    ],
-)
-def test_nothing_scored_at_all_is_an_error(
-    apps: Any, rl: Make, tmp_path: Path, ask: Make, give: str, reason: str
-) -> None:
+def test_nothing_scored_at_all_is_an_error(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:
     trainer = Trainer(rl(tasks_per_step=4), steps=1, folder=tmp_path / "run")
     with pytest.raises(RewardError) as caught:
-        trainer.fit(apps.odd, ask(4, give=give), ask(1, give="none"))
+        trainer.fit(apps.odd, ask(4, give="none"), ask(1, give="none"))
     assert str(caught.value) == (
-        f"no rollout has a reward, so there is nothing to learn from: {reason} (16 of 16). Return "
-        "a number from the app, or call lightspan.emit_reward(number)"
+        "no rollout has a reward, so there is nothing to learn from: the app returned None and "
+        "emitted no reward (16 of 16). Return a number from the app, or call "
+        "lightspan.emit_reward(number)"
     )
     assert trainer.folder.metrics()[0]["mean"] is None
 
@@ -195,27 +135,11 @@ def test_a_script_without_a_main_guard_is_told(tiny: Path, tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize(("give", "value"), [("true", 1.0), ("named", 0.75)])
-def test_bools_and_named_dimensions_are_rewards(
-    apps: Any, rl: Make, tmp_path: Path, ask: Make, give: str, value: float
-) -> None:
-    trainer = Trainer(rl(), folder=tmp_path / "run")
-    evaluation = trainer.evaluate(apps.odd, ask(1, give=give))
-    assert list(evaluation.rewards.values()) == [value]
-
-
-@pytest.mark.parametrize(
-    ("give", "message"),
-    [
-        ("text", r"task t: the app returned: a reward must be a number, not the text '0.5'"),
-        ("list", r"task t: the app returned: a reward must be a number, .* not list: \[1.0\]"),
-    ],
-)
-def test_what_is_no_reward_is_an_error(
-    apps: Any, rl: Make, tmp_path: Path, give: str, message: str
-) -> None:
+def test_what_is_no_reward_is_an_error(apps: Any, rl: Make, tmp_path: Path) -> None:
+    message = r"task t: the app returned: a reward must be a number, not the text '0.5'"
+    tasks = [{"id": "t", "q": "x", "give": "text"}]
     with pytest.raises(RewardError, match=message):
-        Trainer(rl(), folder=tmp_path / "run").fit(apps.odd, [{"id": "t", "q": "x", "give": give}])
+        Trainer(rl(), folder=tmp_path / "run").fit(apps.odd, tasks)
 
 
 # --- apps that fail -----------------------------------------------------------------------------
@@ -307,21 +231,12 @@ def test_folder_that_cannot_be_written(apps: Any, rl: Make, tmp_path: Path, ask:
         Trainer(rl(), folder=tmp_path / "file" / "run").fit(apps.spell, ask(1))
 
 
-@pytest.mark.parametrize("folder", [".", "/tmp", "~"])
-def test_folder_that_is_not_for_one_run_alone(apps: Any, rl: Make, ask: Make, folder: str) -> None:
-    place = Path(folder).expanduser()
+def test_folder_that_is_not_for_one_run_alone(apps: Any, rl: Make, ask: Make) -> None:
+    place = Path.home()
     before = place.stat().st_mode
     with pytest.raises(ConfigError, match="holds more than a run"):
         Trainer(rl(), folder=place).fit(apps.spell, ask(1))
     assert place.stat().st_mode == before
-
-
-def test_second_trainer_in_a_folder(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:
-    first = RunFolder(tmp_path / "run")
-    first.create()
-    with pytest.raises(ConfigError, match=r"another process \(pid \d+\) trains in"):
-        Trainer(rl(), folder=tmp_path / "run").fit(apps.spell, ask(1))
-    first.release()
 
 
 def test_foreign_store_file(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:

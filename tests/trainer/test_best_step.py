@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,25 +97,6 @@ def test_inspect_says_which_step_is_kept(run: tuple[FitResult, Any, Any]) -> Non
     assert "step 2: selection reward 0.900" in text
     assert "step 6: held-out reward with the weights of step 2 0.300" in text
     assert "\nstep 2 is kept, the best by the selection split\n" in text
-
-
-def test_evaluating_again_takes_the_kept_weights(
-    run: tuple[FitResult, Any, Any], toy: Any, tiny: Path
-) -> None:
-    folder = run[0].folder
-    trainer = Trainer(
-        toy.Hashing(tiny), runners=2, steps=6, folder=folder, keep="best", validate_every=1
-    )
-    assert trainer.evaluate(toy.scheduled, toy.tasks(folder, 1, "new"), resume=True).step == 2
-
-
-def test_complete_run_stays_complete(
-    run: tuple[FitResult, Any, Any], toy: Any, tiny: Path, lines: Any
-) -> None:
-    result, _, _ = run
-    again = toy.fit(result.folder, toy.Hashing(tiny), resume=True, reporter=lines)
-    assert again == result
-    assert lines.texts == [f"{result.folder} is complete: nothing is left to train"]
 
 
 @pytest.fixture
@@ -277,14 +257,8 @@ def test_without_a_choice_it_is_for_the_evaluations_on_the_way(
     ("options", "selection", "message"),
     [
         ({"keep": "best", "validate_every": 1}, None, r'keep="best" compares steps.*selection=0.1'),
-        (
-            {"patience": 2, "validate_every": 1},
-            None,
-            r"patience=2 compares.*give fit\(…, selection",
-        ),
         ({}, 0.5, r"selection= is evaluated between steps: give Trainer\(validate_every=\)"),
         ({"keep": "best", "validate_every": 1}, 1.5, r"selection=1.5: the share.*between 0 and 1"),
-        ({"keep": "best", "validate_every": 1}, True, r"selection=True: the share"),
     ],
 )
 def test_what_a_choice_of_steps_needs_is_said(
@@ -294,21 +268,6 @@ def test_what_a_choice_of_steps_needs_is_said(
     with pytest.raises(ConfigError, match=message):
         trainer.fit(toy.scheduled, [{"q": 1}, {"q": 2}], selection=selection)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"keep": "best"}, r'keep="best" compares steps that were evaluated: give validate_every='),
-        ({"keep": "first"}, r"keep='first': use one of 'last', 'best'"),
-        ({"patience": 0, "validate_every": 1}, r"patience=0 must be at least 1"),
-    ],
-)
-def test_settings_are_checked(
-    rl: Callable[..., Any], options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Trainer(rl(), **options)
 
 
 def test_selection_tasks_are_not_the_reported_ones(toy: Any, tiny: Path, tmp_path: Path) -> None:

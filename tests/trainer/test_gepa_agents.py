@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.trainer.killed_searches import killed_thrice
-
 pytest.importorskip("langchain_openai")
 pytest.importorskip("langgraph")
 
@@ -135,21 +133,6 @@ def test_both_texts_are_in_the_record(run: Run, desk: Any) -> None:
     assert applied["router", True, False] == 3  # the first candidate is the app's own text
 
 
-def test_what_was_sent_is_shown(run: Run) -> None:
-    said = "texts of candidates were sent in 14 calls"
-    assert [line for line in run.told if line.endswith(said)] == [f"step 1: {said}"]
-    [found] = [line for line in run.told if "found the text of 'router'" in line]
-    assert found.endswith("characters, with {date_1} {part_2} {part_3} in it")
-    [metrics] = [
-        json.loads(line)
-        for line in (run.folder / "metrics.jsonl").read_text().splitlines()
-        if '"train"' in line
-    ]
-    texts = {key: metrics[key] for key in metrics if key.startswith("texts/")}
-    assert texts == {"texts/sent": 14, "texts/original": 0, "texts/unasked": 0}
-    assert f"\n{said}\nprompt router:\n" in inspect_run(run.folder)
-
-
 def test_a_call_is_inspected_with_both_texts(run: Run) -> None:
     [*_, episode] = stored_episodes(run.folder / "store.db", mode=Mode.VAL)
     call = next(call for call in episode.calls if call.agent_path == "router")
@@ -187,23 +170,3 @@ def test_the_reflection_is_told_of_the_placeholders(run: Run) -> None:
     asked = run.thinker[0].last_text
     assert "<prompt>\nYou are the router of a help desk.\nToday is {date_1}." in asked
     assert "placeholders that the application fills: {date_1}, {part_2}, {part_3}." in asked
-
-
-@pytest.mark.faults
-@pytest.mark.timeout(900)
-def test_a_run_that_is_killed(run: Run, desk: Any, tmp_path: Path) -> None:
-    """SIGKILL in the survey, in the reflection after it, and in the rollouts of a candidate: the
-    text that is found, and the candidates, are those of a run that was not killed."""
-    folder = tmp_path / "run"
-    asked = killed_thrice(folder, desk.speaks, desk.reflects)
-    found, whole = read_found(folder), read_found(run.folder)
-    assert found is not None
-    assert whole is not None
-    assert found.surveyed == whole.surveyed
-    assert [(each.templates, each.parents) for each in found.candidates] == [
-        (each.templates, each.parents) for each in whole.candidates
-    ]
-    assert (found.rollouts, found.reflections) == (whole.rollouts, whole.reflections)
-    assert asked[3, "reflection"] == 1  # the one that was in flight, again
-    assert asked[4, "reflection"] == 0
-    assert asked[4, "app"] < asked[1, "app"] + asked[2, "app"]  # what was journalled is not asked

@@ -12,7 +12,7 @@ from lightspan import VLLM, LoRA, Policy, Trainer, Transformers
 from lightspan.errors import EngineError, UnsupportedError
 from lightspan.protocols.engine import GenerationRequest, LoRAWeights, Probe, ProbedEngine
 from lightspan.schema.token_records import Sampling
-from lightspan.training.backends import engine_request, make_engine
+from lightspan.training.backends import make_engine
 from lightspan.training.checkpoints import latest
 from lightspan_testing.engine_suite import generate, of_tokens, reference
 from lightspan_testing.lora_suite import merged
@@ -91,38 +91,23 @@ def settings_of(algorithm: Any, **options: Any) -> Any:
     return Trainer(algorithm, steps=1, **options).settings
 
 
-def test_two_policies_of_one_model_are_beside_one_copy(
-    rl: Callable[..., Any], tmp_path: Path
+@pytest.mark.parametrize(
+    ("options", "engine", "beside"),
+    [
+        ({"optimize": TWO}, None, ("checker", "writer")),
+        ({"optimize": TWO}, Transformers(merge_lora=True), ()),
+        # one policy has a copy for itself either way, and computes less per token merged
+        ({"lora": LoRA(rank=4)}, None, ()),
+        ({"lora": LoRA(rank=4), "frozen": "base"}, None, ("policy",)),
+        ({"optimize": {"writer": Policy(lora=LoRA(rank=4)), "checker": Policy()}}, None, ()),
+    ],
+)
+def test_policies_that_share_a_copy(
+    rl: Callable[..., Any], tmp_path: Path, options: Any, engine: Any, beside: tuple[str, ...]
 ) -> None:
-    settings = settings_of(rl(optimize=TWO), folder=tmp_path / "run")
-    assert engine_request(settings).lora == {"writer": 4, "checker": 8}
-    assert make_engine(settings, seed=0).capabilities.lora == ("checker", "writer")
-
-
-def test_one_policy_is_merged(rl: Callable[..., Any], tmp_path: Path) -> None:
-    """It has a copy for itself either way, and computes less per token."""
-    settings = settings_of(rl(lora=LoRA(rank=4)), folder=tmp_path / "run")
-    assert make_engine(settings, seed=0).capabilities.lora == ()
-
-
-def test_the_starting_weights_are_the_same_copy(rl: Callable[..., Any], tmp_path: Path) -> None:
-    settings = settings_of(rl(lora=LoRA(rank=4), frozen="base"), folder=tmp_path / "run")
-    assert engine_request(settings).lora == {"policy": 4, "base": 0}
-    engine = make_engine(settings, seed=0)
-    assert (engine.capabilities.lora, set(engine.policies())) == (("policy",), {"policy", "base"})
-
-
-def test_whole_weights_beside_lora_have_their_own(rl: Callable[..., Any], tmp_path: Path) -> None:
-    algorithm = rl(optimize={"writer": Policy(lora=LoRA(rank=4)), "checker": Policy()})
-    settings = settings_of(algorithm, folder=tmp_path / "run")
-    assert make_engine(settings, seed=0).capabilities.lora == ()
-
-
-def test_a_user_has_them_merged(rl: Callable[..., Any], tmp_path: Path) -> None:
-    settings = settings_of(
-        rl(optimize=TWO), folder=tmp_path / "run", engine=Transformers(merge_lora=True)
-    )
-    assert make_engine(settings, seed=0).capabilities.lora == ()
+    more = {"engine": engine} if engine else {}
+    settings = settings_of(rl(**options), folder=tmp_path / "run", **more)
+    assert make_engine(settings, seed=0).capabilities.lora == beside
 
 
 @pytest.mark.parametrize(

@@ -70,13 +70,6 @@ def test_the_next_rollouts_go_on_while_a_step_is_trained(run: RunFolder) -> None
     assert [line["rollouts"] for line in lines] == [TASKS * GROUP] * STEPS
 
 
-def test_the_time_of_rollouts_is_a_part_of_that_of_their_step(run: RunFolder) -> None:
-    """Not of what lies between steps: an evaluation, a checkpoint."""
-    lines = [line for line in run.metrics() if line["kind"] == "train"]
-    # the two clocks are read one after the other
-    assert all(line["seconds/rollouts"] <= line["seconds"] + 0.02 for line in lines)
-
-
 def test_each_token_has_the_version_that_it_was_sampled_with(run: RunFolder) -> None:
     episodes = stored_episodes(run.store_url, mode=Mode.TRAIN)
     first = min(version for episode in episodes for version in versions(episode))
@@ -224,19 +217,3 @@ def test_nothing_is_left_to_ask_once_a_budget_is_used_up(
     found = latest(run.checkpoints)
     assert found is not None
     assert len(load_state(found).in_flight) == 4  # which a run that goes on begins anew
-
-
-def test_what_a_step_learned_from_is_read_once(
-    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many rollouts it had."""
-    read: Counter[int] = Counter()
-    explanations = RunFolder.explanations
-
-    def counted(folder: RunFolder, step: int) -> Any:
-        read[step] += 1
-        return explanations(folder, step)
-
-    monkeypatch.setattr(RunFolder, "explanations", counted)
-    assert main(["export", str(run.path), "spans", "-o", str(tmp_path / "spans.jsonl")]) == 0
-    assert read == dict.fromkeys(range(STEPS + 1), 1)  # 0: of the evaluation before

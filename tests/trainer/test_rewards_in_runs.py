@@ -178,18 +178,6 @@ def test_a_killed_run_asks_no_question_twice(
     assert len(answered) == len(set(answered)) == 12
 
 
-@pytest.mark.slow
-def test_a_dry_run_judges_too(
-    judged: Any, model: ScriptedServer, wise: ScriptedServer, tmp_path: Path
-) -> None:
-    report = trainer(judged, tmp_path / "run", a_judge(wise)).dev(
-        judged.counts, judged.tasks(model.url, 4), count=1, group_size=2
-    )
-    assert "0.4" in report.text()
-    assert not (tmp_path / "run").exists()
-    assert len(wise.requests) == 1
-
-
 # --- a function -----------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("name", "expected"),
@@ -234,18 +222,10 @@ def test_a_function_that_fails_leaves_rollouts_unscored(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("texts", "the reward 'texts' returned: a reward must be a number, not the text 'good'"),
-        ("too_few", r"a reward for each of the 2 episodes, in a list: it returned \[1.0\]"),
-    ],
-)
-def test_what_is_no_reward_is_an_error(
-    judged: Any, model: ScriptedServer, tmp_path: Path, name: str, message: str
-) -> None:
+def test_what_is_no_reward_is_an_error(judged: Any, model: ScriptedServer, tmp_path: Path) -> None:
+    message = r"a reward for each of the 2 episodes, in a list: it returned \[1.0\]"
     with pytest.raises(RewardError, match=message):
-        trainer(judged, tmp_path / "run", getattr(judged, name)).fit(
+        trainer(judged, tmp_path / "run", judged.too_few).fit(
             judged.counts, judged.tasks(model.url, 1)
         )
 
@@ -255,13 +235,9 @@ def test_what_is_no_reward_is_an_error(
     [
         ("nowhere:at_all", AppError, "the reward 'nowhere:at_all' cannot be imported"),
         ("judged_app:gone", AppError, "'judged_app' has no 'gone'"),
-        ("judged_app", ConfigError, "name a function or a Judge, as in my_rewards:exact"),
-        ("judged_app:__name__", ConfigError, "is the text 'judged_app', and no function"),
         (3, ConfigError, "reward=3: give a function"),
         (Judge, ConfigError, "asks for 'rubric', which nothing provides"),
         (lambda run: 1.0, ConfigError, "asks for 'run', which nothing provides; it can ask for "),
-        (lambda: 1.0, ConfigError, "has to ask for task, answer or episode"),
-        (lambda answer, episodes: 1.0, ConfigError, "or for the episodes of a group"),
     ],
 )
 def test_what_cannot_reward_is_refused_before_any_rollout(
@@ -312,30 +288,3 @@ def test_lightning_rl_learns_from_it(
     assert main(["export", str(tmp_path / "run"), "transitions", "-o", str(out)]) == 0
     rows = [json.loads(row) for row in out.read_text().splitlines()]
     assert {row["rollout_id"]: row["rollout_reward"] for row in rows} == kept
-
-
-def loud(answer: str) -> float:
-    """What the toy's app does not pay for."""
-    return float(answer.isupper())
-
-
-@pytest.mark.slow
-def test_gepa_learns_from_it(tmp_path: Path) -> None:
-    from lightspan import GEPA, PromptTemplate
-
-    toy = importlib.import_module("gepa_toy")
-    prompt_apps = importlib.import_module("prompt_apps")
-    with ScriptedServer(toy.speaks) as own, ScriptedServer(toy.reflects) as thinker:
-        algorithm = GEPA(
-            {"rules": PromptTemplate("Speak."), "form": PromptTemplate("Q: {q}")},
-            LLM(base_url=thinker.url, model="thinker"),
-            max_rollouts=60,
-            minibatch=2,
-        )
-        training = Trainer(
-            algorithm, runners=2, folder=tmp_path / "run", reward=loud, reporter=SilentReporter()
-        )
-        result = training.fit(prompt_apps.told, toy.tasks(own.url, *range(8)))
-    assert "SHOUT" in result.prompts["rules"].template
-    assert result.prompts["form"].template == "Q: {q}"  # backwards, which only the app pays for
-    assert "Reward: 0\n  app: 0" in thinker.requests[0].last_text

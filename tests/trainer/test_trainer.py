@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from lightspan import LLM, VLLM, LoRA, Optimizer, PolicyLoss, Torch, Trainer
+from lightspan import LLM, LoRA, Optimizer, PolicyLoss, Torch, Trainer
 from lightspan.errors import ConfigError, EngineError, UnsupportedError
 from lightspan.protocols.learner import LearnerCapabilities
 from lightspan.schema.records import Mode
 from lightspan.stores import open_store
-from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.collector import read_episodes
 from lightspan.training.folder import RunFolder
 from lightspan.training.results import FitResult
@@ -183,18 +182,6 @@ def test_folder_is_closed_to_others_and_complete(run: tuple[FitResult, Any]) -> 
     assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_result_names_the_evaluations_in_order(run: tuple[FitResult, Any]) -> None:
-    result = run[0]
-    assert [evaluation.step for evaluation in result.evaluations] == [0, 1, 2]
-    assert all(len(evaluation.rewards) == 3 for evaluation in result.evaluations)
-    assert result.gain is not None
-    assert result.gain.n == 3
-    first, last = result.evaluations[0].interval.mean, result.evaluations[-1].interval.mean
-    assert result.summary("accuracy").startswith(
-        f"held-out accuracy: {first:.2f} -> {last:.2f} (n=3, 95% CI of the gain "
-    )
-
-
 def test_exported_model_loads_with_transformers_and_has_learned(
     run: tuple[FitResult, Any], tiny: Path
 ) -> None:
@@ -250,14 +237,6 @@ def test_frozen_base_keeps_the_starting_weights(run: tuple[FitResult, Any]) -> N
         ("writer", "policy", 2),
         ("writer", "policy", 3),
     }
-
-
-def test_checkpoint_says_what_was_trained(run: tuple[FitResult, Any]) -> None:
-    folder = RunFolder(run[0].folder)
-    found = latest(folder.checkpoints)
-    assert found is not None
-    state = load_state(found)
-    assert (state.step, state.cursor, state.versions) == (2, 4, {"policy": 3})
 
 
 # --- what is trained ----------------------------------------------------------------------------
@@ -392,15 +371,6 @@ def test_loss_with_kl_learns_from_groups_that_do_not_vary(
     assert spread.folder.metrics()[-1]["learner/rows"] == 8
 
 
-def test_agents_without_a_name_and_apps_without_a_decorator_learn(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
-) -> None:
-    trainer = Trainer(rl(optimize="app"), steps=1, folder=tmp_path / "run")
-    trainer.fit(apps.quiet, ask(2))
-    line = trainer.folder.metrics()[-1]
-    assert (line["agent/app/calls"], line["calls/trained"]) == (8, 8)
-
-
 async def test_fit_works_inside_a_running_loop(
     apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
 ) -> None:
@@ -459,24 +429,15 @@ def test_a_store_of_one_process_is_refused(
     ("options", "message"),
     [
         ({"steps": -1}, "steps=-1 must be at least 0"),
-        ({"steps": 1.5}, "steps=1.5 must be a whole number of at least 0"),
-        ({"steps": "2"}, "steps='2' must be a whole number of at least 0"),
         ({"epochs": 0}, "epochs=0 must be a finite number above 0"),
-        ({"epochs": float("nan")}, "epochs=nan must be a finite number above 0"),
-        ({"lease_s": 0}, "lease_s=0 must be a finite number above 0"),
         ({"checkpoint_every": 0}, "checkpoint_every=0 must be at least 1"),
-        ({"checkpoint_every": "x"}, "checkpoint_every='x' must be a whole number"),
         ({"validate_every": 0}, "validate_every=0 must be at least 1"),
         ({"lease_s": 1e300}, "lease_s=1e.300 must be a finite number above 0 and at most 1e.09"),
-        ({"device": None}, "device=None is unknown"),
         ({"device": 0}, "device=0 is unknown"),
         ({"learner": Torch}, "learner=<class .*: give Torch.…. or Verl.…. or a learner"),
         ({"learner": "tensor"}, "no plugin of the kind 'learners' is called 'tensor'; installed: "),
         ({"engine": "llm"}, "no plugin of the kind 'engines' is called 'llm'; installed: "),
-        ({"engine": VLLM}, "engine=<class .*: give Transformers"),
-        ({"engine": object()}, "engine=<object .*: give Transformers"),
         ({"runners": ""}, "runners='': give a number or LocalRunners.…. or runners of your own"),
-        ({"runners": None}, "runners=None: give a number"),
     ],
 )
 def test_impossible_settings_are_refused(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,9 +12,9 @@ from typing import Any
 import pytest
 
 from lightspan import LLM, Trainer
-from lightspan.algorithms import PolicySpec, TrainerContext
+from lightspan.algorithms import TrainerContext
 from lightspan.cli import main
-from lightspan.errors import AppError, BudgetError, ConfigError
+from lightspan.errors import BudgetError, ConfigError
 from lightspan.progress import SilentReporter
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
@@ -64,23 +62,6 @@ def _trainer(algorithm: Any, folder: Path, **options: Any) -> Trainer:
     return Trainer(algorithm, **{**quiet, **options})
 
 
-@pytest.mark.slow
-def test_a_run_imports_nothing_that_weights_need(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(APPS / "without_policies.py"), str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    # before: "{q}" says Q4, not SAY Q4; after: "say {q}"
-    assert said == {"model": None, "means": [0.0, 1.0], "loaded": []}
-    assert not (tmp_path / "run" / "model").exists()
-    assert not (tmp_path / "run" / "learning_curve.png").exists()
-
-
 @pytest.fixture(scope="module")
 def run(
     apps: Any, shared: ScriptedServer, tmp_path_factory: pytest.TempPathFactory
@@ -126,18 +107,6 @@ def test_the_better_text_is_evaluated(run: tuple[Path, Any]) -> None:
     assert result.prompts == {}
 
 
-def test_a_complete_run_stays_as_it_is(
-    run: tuple[Path, Any], apps: Any, shared: ScriptedServer, lines: Any
-) -> None:
-    folder, result = run
-    asked = len(shared.requests)
-    trainer = _trainer(apps.Trial(["{q}", "say {q}"]), folder, steps=2, reporter=lines)
-    again = trainer.fit(apps.styled, _tasks(shared, 0, 1, 2, 3), _tasks(shared, 4, 5), resume=True)
-    assert again == result
-    assert len(shared.requests) == asked
-    assert any("nothing is left to train" in text for text in lines.texts)
-
-
 def test_inspect_shows_it(run: tuple[Path, Any]) -> None:
     text = inspect_run(run[0])
     assert text.startswith(f"{run[0]}: Trial\napp prompt_apps:styled\n")
@@ -177,11 +146,6 @@ def test_what_is_said_of_weights_is_refused(
     )
 
 
-def test_dtype_is_no_option_of_a_trainer(apps: Any, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="dtype"):
-        _trainer(apps.Trial(["{q}"]), tmp_path / "run", dtype="bfloat16")
-
-
 def test_an_algorithm_may_know_its_steps(apps: Any, tmp_path: Path) -> None:
     _trainer(apps.Trial(["{q}"], steps=1), tmp_path / "run", steps=1)
     for options in ({"steps": 3}, {"epochs": 2.0}):
@@ -208,19 +172,6 @@ def test_an_app_that_asks_for_the_trained_model_is_refused(
     for run in (trainer.fit, trainer.dev, trainer.evaluate):
         with pytest.raises(ConfigError, match="'wants_llm' asks for `llm`, and Trial trains no mo"):
             run(apps.wants_llm, _tasks(server, 0))
-
-
-def test_an_app_that_asks_for_another_resource_is_refused(
-    apps: Any, server: ScriptedServer, tmp_path: Path
-) -> None:
-    class Unnamed(apps.Trial):
-        def resources(self) -> dict[str, Any]:
-            return {}
-
-    trainer = _trainer(Unnamed(["{q}"]), tmp_path / "run", steps=1)
-    with pytest.raises(AppError, match="'styled' asks for 'style', which nothing provides"):
-        trainer.fit(apps.styled, _tasks(server, 0))
-    assert server.requests == []
 
 
 def test_an_app_that_takes_no_such_prompt_is_refused(
@@ -277,32 +228,6 @@ def test_resources_are_one_for_all_or_one_per_task(
             trainer.fit(apps.styled, _tasks(server, 0, 1))
 
 
-def test_a_run_that_was_stopped_goes_on(apps: Any, server: ScriptedServer, tmp_path: Path) -> None:
-    class Stops(apps.Trial):
-        stop_at: int | None = 2
-
-        @property
-        def name(self) -> str:
-            return "Trial"
-
-        async def run_step(self, world: TrainerContext) -> dict[str, float]:
-            if world.step == self.stop_at:
-                raise KeyboardInterrupt
-            metrics: dict[str, float] = await super().run_step(world)
-            return metrics
-
-    data = _tasks(server, 0, 1, 2, 3), _tasks(server, 4, 5)
-    first = Stops(["{q}", "say {q}"])
-    with pytest.raises(KeyboardInterrupt):
-        _trainer(first, tmp_path / "run", steps=3).fit(apps.styled, *data)
-    second = Stops(["{q}", "say {q}"])
-    second.stop_at = None
-    result = _trainer(second, tmp_path / "run", steps=3).fit(apps.styled, *data, resume=True)
-    assert second.log == [1, 2, 3]
-    assert [evaluation.step for evaluation in result.evaluations] == [0, 3]
-    assert result.evaluations[1].mean == 1.0
-
-
 def test_calls_that_cost_are_limited_inside_a_step(
     apps: Any, server: ScriptedServer, tmp_path: Path
 ) -> None:
@@ -335,13 +260,3 @@ def test_a_dry_run_sends_calls_where_the_app_points_them(
     where = LLM(base_url=server.url, model="m")
     with pytest.raises(ConfigError, match="Trial trains none: leave it out"):
         trainer.dev(apps.styled, _tasks(server, 0), endpoint=where)
-
-
-def test_policies_are_what_they_were(apps: Any, tmp_path: Path) -> None:
-    class Trains(apps.Trial):
-        def policies(self) -> dict[str, PolicySpec]:
-            return {"policy": PolicySpec(model="somewhere")}
-
-    settings = _trainer(Trains(["{q}"]), tmp_path / "run", device="cuda").settings
-    assert settings.has_policies
-    assert settings.device == "cuda"
