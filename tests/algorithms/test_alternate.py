@@ -144,19 +144,6 @@ async def test_weights_never_see_what_prompts_are_chosen_by(
     assert {n for step in world.offered for n in step} == {task["n"] for task in split.feedback}
 
 
-async def test_what_one_search_leaves_the_next_one_may_use(
-    server: ScriptedServer, tmp_path: Path
-) -> None:
-    algorithm, world = alternate(server, "GEPA", max_reflections=9), World(tmp_path)
-    await steps(algorithm, world, 1, 2, 3, 4, 5)
-    first, second = read_searches(tmp_path).values()
-    assert first.reflections <= 4
-    assert second.reflections <= 9 - first.reflections
-    assert first.rollouts <= 30
-    assert first.rollouts + second.rollouts <= 60
-    assert "of max_rollouts=" in first.ended or "of max_reflections=4 reflections" in first.ended
-
-
 class Cached(World):
     """An app whose cache is still there in every later search, and after a restart."""
 
@@ -201,15 +188,6 @@ async def test_a_search_without_tokens_is_left_out(server: ScriptedServer, tmp_p
     assert await steps(algorithm, world, 5) == [{"rollouts": 0, "scored": 0, "failed": 0}]
     assert world.notes[-1] == "max_tokens=10 is used up: the prompts stay unchanged"
     assert text_of(algorithm) == before
-
-
-async def test_a_search_without_money_is_left_out(server: ScriptedServer, tmp_path: Path) -> None:
-    prices = {"thinker": Price(input=1000.0, output=1000.0)}
-    algorithm, world = alternate(server, max_cost=0.01, prices=prices), World(tmp_path)
-    first = await steps(algorithm, world, 1)
-    assert first[0]["cost"] > 0.01
-    assert await steps(algorithm, world, 5) == [{"rollouts": 0, "scored": 0, "failed": 0}]
-    assert world.notes[-1] == "max_cost=0.01 is used up: the prompts stay unchanged"
 
 
 def test_money_may_change_when_a_run_goes_on(server: ScriptedServer) -> None:

@@ -16,7 +16,7 @@ from lightspan.errors import ConfigError
 from lightspan.lightning.air import ToolError, ToolSuccess, ValidArguments
 from lightspan.lightning.credit import discounted, terminal
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.history import History, Trace
+from lightspan.lightning.history import Trace
 from lightspan.protocols.engine import GenerationRequest
 from lightspan.schema.records import Mode
 from lightspan.training.collector import stored_episodes
@@ -32,13 +32,8 @@ from packages.core.tests.lightning.steps import raises, see, shaping
     [
         ({"mode": "prize"}, "mode='prize': use one of 'potential', 'bonus'"),
         ({"scale": 0}, "scale=0 must be a finite number above 0"),
-        ({"scale": math.inf}, "scale=inf must be a finite number above 0"),
-        ({"scale": -0.3}, "scale=-0.3 must be a finite number above 0"),
-        ({"scale": math.nan}, "scale=nan must be a finite number above 0"),
-        ({"scale": "a"}, "scale='a' must be a finite number above 0"),
         ({"signals": ()}, "signals is empty"),
         ({"signals": max}, r"signals=<built-in function max> must be a sequence: write signals=\("),
-        ({"signals": ToolError()}, r"signals=ToolError\(.*\) must be a sequence"),
         ({"signals": (ToolSuccess,)}, r"the signal ToolSuccess is a class: write ToolSuccess\(\)"),
         ({"signals": ("tool_success",)}, "'tool_success' is not a signal"),
         ({"signals": (ToolError(), ToolError())}, "two signals are named 'tool_error'"),
@@ -47,27 +42,6 @@ from packages.core.tests.lightning.steps import raises, see, shaping
 def test_impossible_settings(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         AIR(**options)
-
-
-@pytest.mark.parametrize(
-    ("signal", "options", "message"),
-    [
-        (ToolError, {"result": "xml"}, "ToolError: result='xml': use one of 'any', 'json'"),
-        (ToolError, {"tools": ""}, "ToolError: tools='': use one glob on the names of tools"),
-        (ToolSuccess, {"tools": 5}, "ToolSuccess: tools=5: use one glob on the names of tools"),
-    ],
-)
-def test_impossible_signals(signal: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        signal(**options)
-
-
-def test_an_async_function_is_no_signal() -> None:
-    async def later(history: History) -> float:
-        return 1.0
-
-    with pytest.raises(ConfigError, match="the signal later is async"):
-        AIR(signals=(later,))  # type: ignore[arg-type]
 
 
 def test_lightning_rl_takes_it_and_selects_discounted_credit() -> None:
@@ -93,12 +67,7 @@ class Own:
     [
         ({"air": True, "credit": "terminal"}, 'air= with credit="terminal" would change nothing'),
         ({"air": True, "credit": Own()}, "which the credit rule own does not define"),
-        ({"air": AIR(mode="bonus"), "credit": Own()}, "which the credit rule own does not define"),
         ({"air": "tool_success"}, "air='tool_success': use lightspan.AIR"),
-        (
-            {"air": True, "credit": "terminal", "gamma": 0.5},
-            "gamma=0.5 applies only to credit='discounted'",
-        ),
         ({"air": True, "estimator": "ppo"}, 'air= with credit="critic" would change nothing'),
     ],
 )

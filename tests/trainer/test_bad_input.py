@@ -37,6 +37,10 @@ def test_unknown_agent_is_an_error_before_the_first_update(
 ) -> None:
     learner = TorchLearner({"policy": str(tiny)}, optimizer=Optimizer(learning_rate=1.0))
     before = learner.weight_hash("policy")
+    known = Trainer(rl(optimize="wirter"), folder=tmp_path / "known", learner=learner)
+    with pytest.raises(UnknownAgentError, match="Agents: 'checker', 'writer'"):
+        known.fit(apps.two, ask(2), agents=["writer", "checker"])
+    assert not (tmp_path / "known").exists()
     trainer = Trainer(rl(optimize="wirter"), folder=tmp_path / "run", learner=learner)
     with pytest.raises(UnknownAgentError) as caught:
         trainer.fit(apps.spell, ask(2))

@@ -157,17 +157,6 @@ def test_a_held_out_reward_that_falls_is_compared_on_the_tasks_that_both_scored(
     assert 'Trainer(keep="best"), fit(…, selection=…)' in alert.text
 
 
-@pytest.mark.parametrize("tasks", [4, 100])
-def test_few_tasks_or_clusters_show_nothing(tasks: int) -> None:
-    """All of 4 tasks fall, or half of 100, which are of two worlds."""
-    before = {f"{world} {n}": 1.0 for world in "ab" for n in range(tasks // 2)}
-    after = {task: float(task[0] == "b" and tasks > 4) for task in before}
-    worlds = {task: task[0] for task in before} if tasks > 4 else {}
-    monitor = AlertMonitor()
-    monitor.evaluated(Evaluation(step=0, rewards=before, clusters=worlds))
-    assert not monitor.evaluated(Evaluation(step=5, rewards=after, clusters=worlds))
-
-
 @pytest.mark.parametrize("missing", ["reward", "reward_se", "batch/groups"])
 def test_metrics_that_an_algorithm_does_not_report_are_not_needed(missing: str) -> None:
     rng = random.Random(7)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightspan import LLM, Trainer
-from lightspan.errors import BudgetError, ConfigError
+from lightspan.errors import BudgetError
 from lightspan.progress import SilentReporter
 from lightspan.training.checkpoints import latest, load_state
 from lightspan_testing.scripted import ScriptedServer
@@ -76,8 +76,3 @@ def test_calls_to_our_own_engine_are_free(
         else:
             with pytest.raises(BudgetError, match="have made 8 calls"):
                 limited.fit(apps.two, ask(2))
-
-
-def test_a_negative_limit_is_refused(rl: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match="max_frozen_calls=-1 must be at least 0"):
-        Trainer(rl(), max_frozen_calls=-1)

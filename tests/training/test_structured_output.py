@@ -166,17 +166,6 @@ def _fields(row: Row) -> dict[str, Any]:
     return {name: getattr(row, name) for name in Row.__dataclass_fields__}
 
 
-@pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.VAL])
-async def test_several_choices(folder: Path, mode: Mode) -> None:
-    async with running(folder, mode) as rig:
-        answer = await rig.ask(n=3, max_tokens=300, **ASKED["required"])
-        for choice in answer.choices.values():
-            if choice.reason == "tool_calls":
-                check("required", choice.content, choice.calls)
-        assert {choice.reason for choice in answer.choices.values()} <= {"tool_calls", "length"}
-        assert len(answer.choices) == len(await rig.records()) == 3
-
-
 async def test_the_responses_dialect(folder: Path) -> None:
     async with running(folder, Mode.VAL) as rig, rig.client() as client:
         answer = await client.responses.create(
@@ -202,16 +191,6 @@ async def test_the_responses_dialect(folder: Path) -> None:
         assert item.type == "function_call"
         check("named", None, [(item.name, item.arguments)])
         assert called.parallel_tool_calls is False
-
-
-async def test_a_replay_is_the_same_answer(folder: Path) -> None:
-    """Another try of the call, from a gateway that remembers nothing."""
-    async with running(folder) as rig:
-        first = await rig.ask(**ASKED["format"])
-        await rig.restart()
-        again = await rig.ask(**ASKED["format"])
-        assert again.choices[0].content == first.choices[0].content
-        assert len(await rig.records()) == 1
 
 
 async def test_what_cannot_be_followed_is_refused_by_name(folder: Path) -> None:
@@ -264,11 +243,3 @@ def test_a_dry_run_says_first_what_cannot_be_followed(folder: Path, tmp_path: Pa
     assert report.rewards.scored == 0
     assert "'response_format' cannot be honoured: " in report.text()
     assert 'Unimplemented keys: ["uniqueItems"]' in report.text()
-
-
-def test_engine_and_learner_declare_it(folder: Path) -> None:
-    """So that `LightningRL` does not reject such calls."""
-    engine, learner = TransformersEngine({"policy": folder}), TorchLearner({"policy": folder})
-    LightningRL(str(folder)).check(engine.capabilities, learner.capabilities)
-    assert engine.capabilities.trainable_grammar
-    assert learner.capabilities.trainable_grammar

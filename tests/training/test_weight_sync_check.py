@@ -44,12 +44,6 @@ def probe(model: Any, where: str = "server 0") -> Probe:
     )
 
 
-def test_the_same_weights_pass(folder: Path, learner: TorchLearner) -> None:
-    check_probes(
-        [probe(load_model(folder)), probe(load_model(folder), "server 1")], "p", 3, learner
-    )
-
-
 def test_other_weights_end_the_run_and_the_server_is_named(
     folder: Path, learner: TorchLearner
 ) -> None:
@@ -89,8 +83,3 @@ def test_an_answer_without_tokens_does_not_pass(folder: Path, learner: TorchLear
         "update of policy p to version 3, so its weights cannot be compared with the learner's. "
         "Training stopped; the last checkpoint is intact"
     )
-
-
-def test_another_version_does_not_pass(folder: Path, learner: TorchLearner) -> None:
-    with pytest.raises(EngineError, match="version 3 after the update to 4"):
-        check_probes([probe(load_model(folder))], "p", 4, learner)

@@ -18,7 +18,7 @@ from lightspan.algorithms.metrics import (
     rollout_metrics,
     why_no_rows,
 )
-from lightspan.errors import RewardError, UnknownAgentError, UnsupportedError
+from lightspan.errors import UnknownAgentError, UnsupportedError
 from lightspan.lightning.advantages import Explanation, ZeroReason
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.rollout_checks import RolloutChecks
@@ -183,15 +183,6 @@ async def test_replaced_groups_leave_the_step() -> None:
     assert (same.rows, same.explanations) == (batch.rows, batch.explanations)
 
 
-async def test_groups_are_replaced_only_where_that_was_asked() -> None:
-    """A foreign trainer may hand over more groups than a step of ours has."""
-    world: Any = Scripted([FLAT, VARIES, VARIES])
-    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=2)
-    episodes = await world.rollouts([0, 1, 2], 2)
-    assert algorithm.replaced(episodes) == set()
-    assert algorithm.build(episodes, {"policy": 1}).size == 6
-
-
 async def test_replaced_rollouts_are_counted() -> None:
     """Comparisons are made at equal rollouts: those that were replaced were sampled too."""
     groups = [FLAT, VARIES, FLAT, VARIES]
@@ -234,18 +225,6 @@ async def test_what_no_minibatch_learns_from_is_explained_too() -> None:
         "at-g1-0": False,
         "at-g1-1": False,
     }
-
-
-def test_dr_grpo_divides_by_a_constant() -> None:
-    """Two answers of two tokens of four in the step: each token weighs 1 / (4 · 8)."""
-    algorithm = LightningRL(
-        MODEL, estimator="dr_grpo", weight="token", token_constant=8, group_size=2
-    )
-    assert algorithm.batch_config.token_constant == 8
-    episodes = [_episode("g", member, float(member)) for member in range(2)]
-    batch = algorithm.build([*episodes, *[_episode("h", m, 0.5) for m in range(2)]])
-    assert [row.weights for row in batch.rows] == [[0.0, 0.0, 1 / 32, 1 / 32]] * 2
-    assert [row.advantages[-1] for row in batch.rows] == [-0.5, 0.5]
 
 
 # --- what it says of a step ---------------------------------------------------------------------
@@ -423,16 +402,6 @@ def test_failures_are_told_above_five_per_cent() -> None:
     assert note == "5 % of the rollouts failed (mostly app_error; for example task bad: boom)"
 
 
-def test_lost_rollouts_are_told_apart() -> None:
-    notes: list[str] = []
-    checks = RolloutChecks(LightningRL(MODEL).routing(), notes.append)
-    lost = {"status": AttemptStatus.LOST, "outcome": Outcome.INFRASTRUCTURE, "message": "died"}
-    checks.check([_episode("g", 0, None, **lost)])
-    assert notes == [
-        "100 % of the rollouts were lost (mostly infrastructure; for example task g: died)"
-    ]
-
-
 def test_unscored_tasks_are_named_once_and_then_counted() -> None:
     notes: list[str] = []
     checks = RolloutChecks(LightningRL(MODEL).routing(), notes.append)
@@ -467,13 +436,6 @@ def test_training_stops_when_no_call_of_several_tasks_can_be_trained() -> None:
     other.check(silent[:1])
     other.check([_episode("g", 0, 1.0)])
     other.check(silent)
-
-
-def test_what_is_no_reward_is_an_error() -> None:
-    bad = {"status": AttemptStatus.FAILED, "outcome": Outcome.BAD_REWARD, "message": "a text"}
-    checks = RolloutChecks(LightningRL(MODEL).routing(), print)
-    with pytest.raises(RewardError, match="task g: a text"):
-        checks.check([_episode("g", 0, None, **bad)])
 
 
 def test_agents_are_checked_after_training_rollouts_with_all_that_was_seen() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import stat
 from collections.abc import Iterator
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -44,26 +42,6 @@ def _explanation(rollout: str) -> Explanation:
         token_weight=0.1,
         share=1.0,
     )
-
-
-def test_only_the_owner_may_look(folder: RunFolder) -> None:
-    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
-    assert stat.S_IMODE(folder.checkpoints.stat().st_mode) == 0o700
-
-
-def test_names(folder: RunFolder) -> None:
-    assert folder.store_url == f"sqlite:///{folder.path}/store.db"
-    assert folder.model == folder.path / "model"
-    assert folder.curve == folder.path / "learning_curve.png"
-
-
-def test_lock_names_its_owner_and_ends_with_release(folder: RunFolder) -> None:
-    second = RunFolder(folder.path)
-    with pytest.raises(ConfigError, match=rf"another process \(pid {os.getpid()}\) trains in"):
-        second.create()
-    folder.release()
-    second.create()
-    second.release()
 
 
 def _hold(path: Path, held: Event) -> None:

@@ -62,14 +62,6 @@ def test_an_evaluation_says_in_how_many_clusters_its_tasks_are() -> None:
     assert found.mean == pytest.approx(1 / 3)
 
 
-def test_the_last_line_of_a_training_in_which_nothing_went_wrong() -> None:
-    outcomes = Outcomes(rollouts=2560)
-    found = result(evaluation(0, [0.0, 0.5]), evaluation(5, [0.5, 1.0]), outcomes=outcomes)
-    assert found.summary("accuracy") == (
-        "held-out accuracy: 0.25 -> 0.75 (n=2, 95% CI of the gain 0.50..0.50)"
-    )
-
-
 def test_the_last_line_counts_what_was_not_scored_and_what_failed() -> None:
     first = evaluation(0, [0.0, 0.5], unscored=1)
     last = Evaluation(step=5, rewards={"t0": 1.0}, unscored=2, failed=3)

@@ -10,8 +10,6 @@ from rich.console import Console
 
 from lightspan.progress import (
     PlainReporter,
-    Reporter,
-    SilentReporter,
     TerminalReporter,
     default_reporter,
     describe,
@@ -84,23 +82,6 @@ def test_plain_lines_show_progress_values_and_time_left() -> None:
     assert rest == ["a note", "step 3/9  reward 0.500"]
 
 
-def test_plain_lines_are_rare() -> None:
-    stream = io.StringIO()
-    reporter = PlainReporter(stream, interval_s=3600.0)
-    reporter.start("work", 2)
-    reporter.advance(1)
-    reporter.advance(1)
-    reporter.finish()
-    assert stream.getvalue() == ""
-
-
-def test_plain_lines_go_to_the_standard_output_of_the_moment(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    PlainReporter().line("hello ")
-    assert capsys.readouterr().out == "hello\n"
-
-
 def test_terminal_shows_a_bar_with_values_and_keeps_lines() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=120, color_system=None)
@@ -121,11 +102,3 @@ def test_terminal_shows_a_bar_with_values_and_keeps_lines() -> None:
 def test_reporter_fits_where_the_output_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert isinstance(default_reporter(), PlainReporter)
-
-
-def test_silence() -> None:
-    reporter: Reporter = SilentReporter()
-    reporter.start("work", 1)
-    reporter.advance(1, reward=1.0)
-    reporter.finish("over")
-    reporter.line("text")
