@@ -1,19 +1,12 @@
-"""Learns the instructions of two agents that nobody edits and the weights of one, in turns, in a
-process that may be killed.
-
-python alternate_agents.py FOLDER MODEL APP_URL REFLECTION_URL BATCHES: it is killed before its
-N-th batch.
-"""
+"""Learns the instructions of two agents that nobody edits and the weights of one, in turns."""
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import openai
-from alternate_toy import kill_at, trainer  # type: ignore[import-not-found]
+from alternate_toy import trainer  # type: ignore[import-not-found]
 
 import lightspan
 
@@ -61,50 +54,23 @@ def tasks(*numbers: int) -> list[dict[str, str]]:
     return [{"q": f"word {n}"} for n in numbers]
 
 
-def algorithm(model: Path, reflection_url: str, *, kind: str = "GEPA", **options: Any) -> Any:
-    from lightspan import APO, GEPA, LLM, Alternate, LightningRL
+def algorithm(model: Path, reflection_url: str) -> Any:
+    from lightspan import GEPA, LLM, Alternate, LightningRL
 
-    llm = LLM(base_url=reflection_url, model="thinker")
-    prompts: Any = (
-        GEPA(
-            reflection=llm,
-            optimize=BOTH,
-            max_rollouts=80,
-            max_reflections=8,
-            minibatch=2,
-            finalists=0,
-            merge=False,
-        )
-        if kind == "GEPA"
-        else APO(
-            reflection=llm,
-            optimize=BOTH,
-            beam_width=1,
-            branch_factor=2,
-            beam_rounds=2,
-            gradient_batch_size=2,
-            val_batch_size=4,
-            max_rollouts=96,
-        )
+    prompts = GEPA(
+        reflection=LLM(base_url=reflection_url, model="thinker"),
+        optimize=BOTH,
+        max_rollouts=80,
+        max_reflections=8,
+        minibatch=2,
+        finalists=0,
+        merge=False,
     )
     weights = LightningRL(
         model, optimize="writer", group_size=4, tasks_per_step=2, learning_rate=1e-3
     )
-    given = {"max_rollouts": prompts.max_rollouts + 3 * 8, "cycles": 2, **options}
-    return Alternate(prompts, weights, **given)
+    return Alternate(prompts, weights, max_rollouts=80 + 3 * 8, cycles=2)
 
 
-def fit(folder: Path, made: Any, **options: Any) -> Any:
-    resume = folder.exists()
-    made = trainer(folder, made, **options)
-    return made.fit(guided, tasks(*range(8)), tasks(20, 21), resume=resume)
-
-
-def main(folder: Path, model: Path, reflection_url: str, batches: int) -> None:
-    kill_at(batches)
-    fit(folder, algorithm(model, reflection_url))
-
-
-if __name__ == "__main__":
-    os.environ["OPENAI_BASE_URL"] = sys.argv[3]
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[4], int(sys.argv[5]))
+def fit(folder: Path, made: Any) -> Any:
+    return trainer(folder, made).fit(guided, tasks(*range(8)), tasks(20, 21))

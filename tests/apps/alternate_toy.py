@@ -48,23 +48,12 @@ def tasks(*numbers: int) -> list[dict[str, str]]:
     return [{"q": f"word {n}"} for n in numbers]
 
 
-def algorithm(model: Path, reflection_url: str, *, kind: str = "GEPA", **options: Any) -> Any:
-    from lightspan import APO, GEPA, LLM, Alternate, LightningRL
+def algorithm(model: Path, reflection_url: str, **options: Any) -> Any:
+    from lightspan import GEPA, LLM, Alternate, LightningRL
 
     llm = LLM(base_url=reflection_url, model="thinker")
-    prompts: Any = (
-        GEPA({"style": STYLE}, llm, max_rollouts=48, max_reflections=4, minibatch=2, finalists=0)
-        if kind == "GEPA"
-        else APO(
-            {"style": STYLE},
-            llm,
-            beam_width=1,
-            branch_factor=1,
-            beam_rounds=1,
-            gradient_batch_size=2,
-            val_batch_size=4,
-            max_rollouts=48,
-        )
+    prompts = GEPA(
+        {"style": STYLE}, llm, max_rollouts=48, max_reflections=4, minibatch=2, finalists=0
     )
     weights = LightningRL(
         model, optimize="writer", group_size=4, tasks_per_step=2, learning_rate=1e-3

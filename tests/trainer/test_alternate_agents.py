@@ -5,14 +5,12 @@ of its own."""
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
-import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import alternate_agents as toy  # type: ignore[import-not-found]
 import pytest
 
 pytest.importorskip("torch")
@@ -27,7 +25,6 @@ from lightspan_prompts.search.candidates import read_searches
 from lightspan_prompts.search.prompt_discovery import texts_of
 from lightspan_testing.scripted import Request, ScriptedServer
 
-APPS = Path(__file__).parents[1] / "apps"
 SEARCHES = (1, 4)
 """Steps of the run: two searches, of its five."""
 
@@ -39,43 +36,19 @@ class Run(NamedTuple):
     result: Any
     guide: list[Request]
     """What the guide's own endpoint was asked."""
-    kind: str
 
 
 @pytest.fixture(scope="module")
-def toy() -> Any:
-    if str(APPS) not in sys.path:
-        sys.path.insert(0, str(APPS))
-    return importlib.import_module("alternate_agents")
-
-
-@pytest.fixture(scope="module")
-def thinker(toy: Any) -> Iterator[ScriptedServer]:
-    with ScriptedServer(toy.reflects) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def guide(toy: Any) -> Iterator[ScriptedServer]:
-    """The endpoint that the app is configured with."""
-    with ScriptedServer(toy.speaks) as server, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPENAI_BASE_URL", server.url)
-        yield server
-
-
-@pytest.fixture(scope="module", params=["GEPA", "APO"])
-def run(
-    request: pytest.FixtureRequest,
-    toy: Any,
-    tiny: Path,
-    guide: ScriptedServer,
-    thinker: ScriptedServer,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Run:
+def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("alternate") / "run"
-    before = len(guide.requests)
-    result = toy.fit(folder, toy.algorithm(tiny, thinker.url, kind=request.param))
-    return Run(folder, result, guide.requests[before:], request.param)
+    with (
+        ScriptedServer(toy.speaks) as guide,
+        ScriptedServer(toy.reflects) as thinker,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("OPENAI_BASE_URL", guide.url)  # that the app is configured with
+        result = toy.fit(folder, toy.algorithm(tiny, thinker.url))
+    return Run(folder, result, guide.requests)
 
 
 def tensors(model: Path) -> dict[str, Any]:
@@ -96,7 +69,7 @@ async def by_step(folder: Path) -> dict[int, list[Episode]]:
 
 
 @pytest.mark.slow
-def test_prompts_of_both_and_the_weights_of_one_learn(run: Run, toy: Any, tiny: Path) -> None:
+def test_prompts_of_both_and_the_weights_of_one_learn(run: Run, tiny: Path) -> None:
     """It fails when any of the three does nothing."""
     prompts = run.result.prompts
     assert {name: (each.place, each.agent) for name, each in prompts.items()} == {
@@ -113,13 +86,13 @@ def test_prompts_of_both_and_the_weights_of_one_learn(run: Run, toy: Any, tiny: 
     assert json.loads((run.folder / "prompts.json").read_text())["writer"]["agent"] == "writer"
 
 
-def test_the_app_is_looked_at_once(run: Run, toy: Any) -> None:
+def test_the_app_is_looked_at_once(run: Run) -> None:
     first, second = read_searches(run.folder).values()
     assert first.surveyed == second.surveyed is not None
     given = first.candidates[0].templates
     assert given == {"guide": toy.GUIDE, "writer": toy.WRITER}
     assert second.candidates[0].templates == first.candidates[first.chosen].templates != given
-    journals = sorted(run.folder.glob(f"journal/step-*/journal/{run.kind.lower()}.jsonl"))
+    journals = sorted(run.folder.glob("journal/step-*/journal/gepa.jsonl"))
     assert [path.read_text().count('"type":"survey"') for path in journals] == [1, 0]
     assert first.kept == second.kept == {}
     # in every rollout but those of the survey both agents are told a candidate's text
@@ -127,7 +100,7 @@ def test_the_app_is_looked_at_once(run: Run, toy: Any) -> None:
     assert second.applied == 2 * second.rollouts
 
 
-async def test_weights_learn_with_the_texts_that_were_chosen(run: Run, toy: Any) -> None:
+async def test_weights_learn_with_the_texts_that_were_chosen(run: Run) -> None:
     """The writer's prompts are computed from them, and the guide's endpoint is asked with them."""
     searches = [*read_searches(run.folder).values()]
     chosen = [each.candidates[each.chosen].templates for each in searches]

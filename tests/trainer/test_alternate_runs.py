@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import re
 import subprocess
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import alternate_toy as toy  # type: ignore[import-not-found]
 import pytest
 
 pytest.importorskip("torch")
@@ -30,21 +30,14 @@ SEARCHES = (1, 4)
 
 
 @pytest.fixture(scope="module")
-def toy() -> Any:
-    if str(APPS) not in sys.path:
-        sys.path.insert(0, str(APPS))
-    return importlib.import_module("alternate_toy")
-
-
-@pytest.fixture(scope="module")
-def thinker(toy: Any) -> Iterator[ScriptedServer]:
+def thinker() -> Iterator[ScriptedServer]:
     with ScriptedServer(toy.reflects) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def run(
-    toy: Any, tiny: Path, thinker: ScriptedServer, tmp_path_factory: pytest.TempPathFactory
+    tiny: Path, thinker: ScriptedServer, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Any]:
     """The folder of a complete run and its result. Only to be read."""
     folder = tmp_path_factory.mktemp("alternate") / "run"
@@ -139,7 +132,7 @@ def test_inspect_shows_both(run: tuple[Path, Any], tiny: Path) -> None:
 
 
 def test_what_was_learned_is_evaluated_together(
-    run: tuple[Path, Any], toy: Any, tiny: Path, thinker: ScriptedServer
+    run: tuple[Path, Any], tiny: Path, thinker: ScriptedServer
 ) -> None:
     folder, _ = run
     trainer = toy.trainer(folder, toy.algorithm(tiny, thinker.url))
@@ -148,7 +141,7 @@ def test_what_was_learned_is_evaluated_together(
 
 
 def test_a_dry_run_says_what_both_would_take(
-    toy: Any, tiny: Path, thinker: ScriptedServer, tmp_path: Path
+    tiny: Path, thinker: ScriptedServer, tmp_path: Path
 ) -> None:
     asked = len(thinker.requests)
     trainer = toy.trainer(tmp_path / "run", toy.algorithm(tiny, thinker.url))
@@ -162,7 +155,7 @@ def test_a_dry_run_says_what_both_would_take(
 
 
 def test_both_are_kept_of_the_best_step(
-    toy: Any, tiny: Path, thinker: ScriptedServer, tmp_path: Path
+    tiny: Path, thinker: ScriptedServer, tmp_path: Path
 ) -> None:
     """The weights of a step, and the prompt that they were trained with."""
     folder = tmp_path / "run"
@@ -184,7 +177,7 @@ def test_both_are_kept_of_the_best_step(
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_that_is_killed_in_either_half_goes_on(
-    run: tuple[Path, Any], toy: Any, tiny: Path, thinker: ScriptedServer, tmp_path: Path
+    run: tuple[Path, Any], tiny: Path, thinker: ScriptedServer, tmp_path: Path
 ) -> None:
     """SIGKILL in the first search, in a step of weights, and in the second search."""
     folder = tmp_path / "run"

@@ -17,7 +17,6 @@ from lightspan import FitResult, Trainer
 from lightspan.errors import CheckpointError, ConfigError, DataError
 from lightspan.training.checkpoints import list_checkpoints
 from lightspan.training.folder import RunFolder
-from lightspan_tools.inspect import inspect_run
 from lightspan_torch.learner.torch import TorchLearner
 
 
@@ -92,13 +91,6 @@ def test_checkpoint_of_the_best_step_outlives_later_ones(run: tuple[FitResult, A
     assert [path.name for path in kept] == ["step-000002", "step-000005", "step-000006"]
 
 
-def test_inspect_says_which_step_is_kept(run: tuple[FitResult, Any, Any]) -> None:
-    text = inspect_run(run[0].folder)
-    assert "step 2: selection reward 0.900" in text
-    assert "step 6: held-out reward with the weights of step 2 0.300" in text
-    assert "\nstep 2 is kept, the best by the selection split\n" in text
-
-
 @pytest.fixture
 def copied(run: tuple[FitResult, Any, Any], tmp_path: Path) -> Path:
     """A copy of the complete run."""
@@ -116,15 +108,6 @@ def test_more_steps_go_on_from_the_last_step_and_keep_the_best(
     assert algorithm.hashes[7] != algorithm.hashes[6]
     [found] = [line for line in RunFolder(copied).metrics() if line["step"] == 7][-1:]
     assert (found["kind"], found["weights"]) == ("eval", 2)
-
-
-def test_other_choice_of_a_complete_run_gives_its_model(
-    run: tuple[FitResult, Any, Any], toy: Any, tiny: Path, copied: Path
-) -> None:
-    last = {"keep": "last", "patience": 9}
-    result = toy.fit(copied, toy.Hashing(tiny), told=run[0].folder, resume=True, **last)
-    assert _hash(result.model) == run[1].hashes[6]
-    assert [(found.step, found.weights) for found in result.evaluations] == [(0, None), (6, None)]
 
 
 def test_result_does_not_outlive_its_model(

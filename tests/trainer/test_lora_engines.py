@@ -163,12 +163,3 @@ def test_lora_of_what_is_no_linear_layer_is_refused(tiny: Path) -> None:
     learner = TorchLearner({"writer": str(tiny)}, lora={"writer": lora})
     with pytest.raises(UnsupportedError, match=r"adapts model\.embed_tokens.*VLLM\(merge=True\)"):
         learner._models["writer"].lora_weights()
-
-
-def test_an_engine_with_lora_of_a_policy_that_has_none_is_refused(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
-) -> None:
-    engine = TransformersEngine({"policy": tiny}, lora={"policy": 4})
-    trainer = Trainer(rl(), engine=engine, steps=1, folder=tmp_path / "run")
-    with pytest.raises(UnsupportedError, match=r"serves \['policy'\] as LoRA.*lora=LoRA"):
-        trainer.fit(apps.spell, ask(2))

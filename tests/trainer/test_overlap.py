@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -123,22 +122,6 @@ def test_a_score_given_again_says_the_step_that_trained_it(run: RunFolder) -> No
     found = rescore(run.path, always, mode=Mode.TRAIN)
     told = Counter(change.step for change in found.changes)
     assert told == dict.fromkeys(range(1, STEPS + 1), TASKS * GROUP)
-
-
-def test_a_group_that_is_still_in_flight_was_not_left_unused(
-    run: RunFolder, tmp_path: Path
-) -> None:
-    """As in a run that goes on, or was ended: the steps that trained its last groups are not there
-    yet, those that began them are."""
-    before = tmp_path / "before"
-    shutil.copytree(run.path, before)
-    for name in ("taken", "explanations"):
-        [last] = (before / name).glob(f"step-*{STEPS}.*")
-        last.unlink()
-    rows = tmp_path / "transitions.jsonl"
-    assert main(["export", str(before), "transitions", "-o", str(rows)]) == 0
-    transitions = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert {row["verdict"] for row in transitions if row["mode"] == "train"} == {"trained"}
 
 
 class Asks(LightningRL):

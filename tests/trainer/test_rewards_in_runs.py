@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
 import subprocess
@@ -13,7 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import judged_app as judged  # type: ignore[import-not-found]
 import pytest
+import scripted_judge as script  # type: ignore[import-not-found]
 
 from lightspan import LLM, Judge, Trainer
 from lightspan.cli import main
@@ -29,21 +30,7 @@ APPS = Path(__file__).parents[1] / "apps"
 
 
 @pytest.fixture(scope="module")
-def judged() -> Any:
-    if str(APPS) not in sys.path:
-        sys.path.insert(0, str(APPS))
-    return importlib.import_module("judged_app")
-
-
-@pytest.fixture(scope="module")
-def script() -> Any:
-    if str(APPS) not in sys.path:
-        sys.path.insert(0, str(APPS))
-    return importlib.import_module("scripted_judge")
-
-
-@pytest.fixture(scope="module")
-def model(judged: Any) -> Iterator[ScriptedServer]:
+def model() -> Iterator[ScriptedServer]:
     """The app's own model."""
     with ScriptedServer(judged.counted) as server:
         yield server
@@ -54,12 +41,12 @@ def by_number(text: str, place: int) -> int:
 
 
 @pytest.fixture
-def wise(script: Any) -> Iterator[ScriptedServer]:
+def wise() -> Iterator[ScriptedServer]:
     with ScriptedServer(script.gives(by_number)) as server:
         yield server
 
 
-def trainer(judged: Any, folder: Path, reward: Any, **options: Any) -> Trainer:
+def trainer(folder: Path, reward: Any, **options: Any) -> Trainer:
     quiet = {"runners": 2, "steps": 1, "folder": folder, "reporter": SilentReporter()}
     return Trainer(judged.Sees(), reward=reward, **{**quiet, **options})
 
@@ -70,7 +57,7 @@ def a_judge(server: ScriptedServer, **options: Any) -> Judge:
 
 # --- a judge --------------------------------------------------------------------------------
 def test_an_algorithm_learns_from_the_judge_and_the_apps_own_reward_is_kept(
-    judged: Any, model: ScriptedServer, wise: ScriptedServer, tmp_path: Path, lines: Any
+    model: ScriptedServer, wise: ScriptedServer, tmp_path: Path, lines: Any
 ) -> None:
     folder, own_calls = tmp_path / "run", len(model.requests)
     training = trainer(judged, folder, a_judge(wise), reporter=lines)
@@ -111,7 +98,7 @@ def test_an_algorithm_learns_from_the_judge_and_the_apps_own_reward_is_kept(
 
 @pytest.mark.slow
 def test_what_the_judge_fails_at_is_unscored_counted_and_told_once(
-    judged: Any, script: Any, model: ScriptedServer, tmp_path: Path, lines: Any
+    model: ScriptedServer, tmp_path: Path, lines: Any
 ) -> None:
     def answers(request: Request) -> str:
         if "user: qqq" in request.last_text:
@@ -133,7 +120,7 @@ def test_what_the_judge_fails_at_is_unscored_counted_and_told_once(
 
 
 def test_a_run_that_spent_its_budget_goes_on_and_asks_nothing_twice(
-    judged: Any, model: ScriptedServer, wise: ScriptedServer, tmp_path: Path
+    model: ScriptedServer, wise: ScriptedServer, tmp_path: Path
 ) -> None:
     folder, given = tmp_path / "run", judged.tasks(model.url, 1, 2, 3, 4)
     few = trainer(judged, folder, a_judge(wise, max_calls=8), steps=2)
@@ -150,9 +137,7 @@ def test_a_run_that_spent_its_budget_goes_on_and_asks_nothing_twice(
 
 
 @pytest.mark.faults
-def test_a_killed_run_asks_no_question_twice(
-    judged: Any, script: Any, model: ScriptedServer, tmp_path: Path
-) -> None:
+def test_a_killed_run_asks_no_question_twice(model: ScriptedServer, tmp_path: Path) -> None:
     answered: list[str] = []
     killed_at, stop = threading.Event(), threading.Event()
     full = script.gives(by_number)
@@ -187,7 +172,7 @@ def test_a_killed_run_asks_no_question_twice(
     ],
 )
 def test_a_function_gives_the_reward(
-    judged: Any, model: ScriptedServer, tmp_path: Path, name: str, expected: list[float]
+    model: ScriptedServer, tmp_path: Path, name: str, expected: list[float]
 ) -> None:
     training = trainer(judged, tmp_path / "run", f"judged_app:{name}")
     training.fit(judged.counts, judged.tasks(model.url, 1, 3))
@@ -202,7 +187,7 @@ def test_a_function_gives_the_reward(
 
 
 def test_a_function_that_fails_leaves_rollouts_unscored(
-    judged: Any, model: ScriptedServer, tmp_path: Path, lines: Any
+    model: ScriptedServer, tmp_path: Path, lines: Any
 ) -> None:
     training = trainer(judged, tmp_path / "run", judged.moody, reporter=lines)
     failing = [{"q": "qqqqqq", "url": model.url, "fails": True}]
@@ -222,7 +207,7 @@ def test_a_function_that_fails_leaves_rollouts_unscored(
 
 
 @pytest.mark.slow
-def test_what_is_no_reward_is_an_error(judged: Any, model: ScriptedServer, tmp_path: Path) -> None:
+def test_what_is_no_reward_is_an_error(model: ScriptedServer, tmp_path: Path) -> None:
     message = r"a reward for each of the 2 episodes, in a list: it returned \[1.0\]"
     with pytest.raises(RewardError, match=message):
         trainer(judged, tmp_path / "run", judged.too_few).fit(
@@ -241,7 +226,7 @@ def test_what_is_no_reward_is_an_error(judged: Any, model: ScriptedServer, tmp_p
     ],
 )
 def test_what_cannot_reward_is_refused_before_any_rollout(
-    judged: Any, tmp_path: Path, reward: Any, error: type[Exception], message: str
+    tmp_path: Path, reward: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         trainer(judged, tmp_path / "run", reward)

@@ -20,7 +20,6 @@ from lightspan.training.collector import read_episodes
 from lightspan.training.folder import RunFolder
 from lightspan.training.results import FitResult
 from lightspan_testing.scripted import ScriptedServer
-from lightspan_tools.inspect import inspect_run
 from lightspan_torch.learner.policy_model import adapter_base, merge_adapter
 from lightspan_torch.learner.torch import TorchLearner
 
@@ -144,21 +143,6 @@ def test_metrics_count_every_rollout_call_and_second(run: tuple[FitResult, Any])
         assert line["learner/approx_kl"] > 0
         assert line["engine/tokens_per_s"] > 0
         assert 0 < line["seconds/rollouts"] < line["seconds"]
-
-
-def test_evaluation_is_accounted_apart(run: tuple[FitResult, Any]) -> None:
-    lines = RunFolder(run[0].folder).metrics()
-    by_step = {(line["kind"], line["step"]): line for line in lines}
-    before, after = by_step["train", 1], by_step["eval", 1]
-    assert after["cpu_s/engine_evaluation"] > before["cpu_s/engine_evaluation"] > 0
-    assert after["cpu_s/learner"] == before["cpu_s/learner"]
-    assert run[0].seconds.keys() == {
-        "engine",
-        "learner",
-        "engine_evaluation",
-        "learner_evaluation",
-    }
-    assert run[0].seconds["learner_evaluation"] == 0.0
 
 
 def test_folder_is_closed_to_others_and_complete(run: tuple[FitResult, Any]) -> None:
@@ -334,16 +318,6 @@ def test_keys_are_not_kept(
     assert b"scripted help" in kept
     assert b"sk-kept-nowhere" not in kept
     assert b"own-key" not in kept
-
-
-def test_a_store_elsewhere_is_found_by_inspect(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
-) -> None:
-    store = f"sqlite:///{tmp_path}/elsewhere.db"
-    trainer = Trainer(rl(), steps=1, folder=tmp_path / "run", store=store)
-    trainer.fit(apps.spell, ask(2))
-    assert not (tmp_path / "run" / "store.db").exists()
-    assert "8 rollouts; calls by agent: writer 8" in inspect_run(tmp_path / "run")
 
 
 def test_lora_trains_adapters_and_exports_them(

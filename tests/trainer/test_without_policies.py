@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import prompt_apps as apps  # type: ignore[import-not-found]
 import pytest
 
 from lightspan import LLM, Trainer
@@ -24,16 +23,8 @@ from lightspan.schema.spans import SpanKind
 from lightspan.stores import open_store
 from lightspan.training.collector import stored_episodes
 from lightspan_testing.scripted import Request, ScriptedServer
-from lightspan_tools.inspect import inspect_run
 
 APPS = Path(__file__).parents[1] / "apps"
-
-
-@pytest.fixture(scope="module")
-def apps() -> Any:
-    if str(APPS) not in sys.path:
-        sys.path.insert(0, str(APPS))
-    return importlib.import_module("prompt_apps")
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +54,7 @@ def _trainer(algorithm: Any, folder: Path, **options: Any) -> Trainer:
 
 
 @pytest.fixture(scope="module")
-def run(
-    apps: Any, shared: ScriptedServer, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Any]:
+def run(shared: ScriptedServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """The folder of a complete run of two steps, and its result. Only to be read."""
     folder = tmp_path_factory.mktemp("without") / "run"
     trainer = _trainer(apps.Trial(["{q}", "say {q}"]), folder, steps=2)
@@ -107,13 +96,6 @@ def test_the_better_text_is_evaluated(run: tuple[Path, Any]) -> None:
     assert result.prompts == {}
 
 
-def test_inspect_shows_it(run: tuple[Path, Any]) -> None:
-    text = inspect_run(run[0])
-    assert text.startswith(f"{run[0]}: Trial\napp prompt_apps:styled\n")
-    assert "12 rollouts; calls by agent: app 12" in text
-    assert "coverage of calls: frozen 12" in text
-
-
 @pytest.mark.parametrize("command", [["serve"], ["export", "model", "-o", "out"]])
 def test_there_is_no_model_to_serve_or_export(
     run: tuple[Path, Any], command: list[str], capsys: pytest.CaptureFixture[str]
@@ -136,7 +118,7 @@ def test_there_is_no_model_to_serve_or_export(
     ],
 )
 def test_what_is_said_of_weights_is_refused(
-    apps: Any, tmp_path: Path, options: dict[str, Any], named: str
+    tmp_path: Path, options: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
         _trainer(apps.Trial(["{q}"]), tmp_path / "run", **options)
@@ -146,7 +128,7 @@ def test_what_is_said_of_weights_is_refused(
     )
 
 
-def test_an_algorithm_may_know_its_steps(apps: Any, tmp_path: Path) -> None:
+def test_an_algorithm_may_know_its_steps(tmp_path: Path) -> None:
     _trainer(apps.Trial(["{q}"], steps=1), tmp_path / "run", steps=1)
     for options in ({"steps": 3}, {"epochs": 2.0}):
         [name] = options
@@ -156,7 +138,7 @@ def test_an_algorithm_may_know_its_steps(apps: Any, tmp_path: Path) -> None:
             _trainer(apps.Trial(["{q}"], steps=1), tmp_path / "run", **options)
 
 
-def test_a_routing_that_needs_a_policy_is_refused(apps: Any, tmp_path: Path) -> None:
+def test_a_routing_that_needs_a_policy_is_refused(tmp_path: Path) -> None:
     class Routed(apps.Trial):
         def routing(self) -> Routing:
             return Routing(rules=[Rule("speaker", Target(route=Route.BASE, policy="base"))])
@@ -166,7 +148,7 @@ def test_a_routing_that_needs_a_policy_is_refused(apps: Any, tmp_path: Path) -> 
 
 
 def test_an_app_that_asks_for_the_trained_model_is_refused(
-    apps: Any, server: ScriptedServer, tmp_path: Path
+    server: ScriptedServer, tmp_path: Path
 ) -> None:
     trainer = _trainer(apps.Trial(["{q}"]), tmp_path / "run", steps=1)
     for run in (trainer.fit, trainer.dev, trainer.evaluate):
@@ -175,7 +157,7 @@ def test_an_app_that_asks_for_the_trained_model_is_refused(
 
 
 def test_an_app_that_takes_no_such_prompt_is_refused(
-    apps: Any, server: ScriptedServer, tmp_path: Path
+    server: ScriptedServer, tmp_path: Path
 ) -> None:
     trainer = _trainer(apps.Trial(["{q}"]), tmp_path / "run", steps=1)
     with pytest.raises(ConfigError, match="'echo' has no argument 'style', so what Trial makes"):
@@ -183,9 +165,7 @@ def test_an_app_that_takes_no_such_prompt_is_refused(
     assert server.requests == []
 
 
-def test_there_is_no_engine_and_no_learner(
-    apps: Any, server: ScriptedServer, tmp_path: Path
-) -> None:
+def test_there_is_no_engine_and_no_learner(server: ScriptedServer, tmp_path: Path) -> None:
     found: list[str] = []
 
     class Looks(apps.Trial):
@@ -207,30 +187,7 @@ def test_there_is_no_engine_and_no_learner(
     ]
 
 
-def test_resources_are_one_for_all_or_one_per_task(
-    apps: Any, server: ScriptedServer, tmp_path: Path
-) -> None:
-    class Wrong(apps.Trial):
-        offered: Any = None
-
-        async def run_step(self, world: TrainerContext) -> dict[str, float]:
-            await world.rollouts(world.next_tasks(2), 1, resources=self.offered)
-            return {}
-
-    for offered, message in (
-        ([{}], "has 1 mappings for 2 tasks"),
-        ({"routing": LLM(base_url=server.url, model="m")}, "cannot be called 'routing'"),
-    ):
-        algorithm = Wrong(["{q}"])
-        algorithm.offered = offered
-        trainer = _trainer(algorithm, tmp_path / message[:9].replace(" ", "-"), steps=1)
-        with pytest.raises(ConfigError, match=message):
-            trainer.fit(apps.styled, _tasks(server, 0, 1))
-
-
-def test_calls_that_cost_are_limited_inside_a_step(
-    apps: Any, server: ScriptedServer, tmp_path: Path
-) -> None:
+def test_calls_that_cost_are_limited_inside_a_step(server: ScriptedServer, tmp_path: Path) -> None:
     class Greedy(apps.Trial):
         async def run_step(self, world: TrainerContext) -> dict[str, float]:
             for _ in range(9):
@@ -244,7 +201,7 @@ def test_calls_that_cost_are_limited_inside_a_step(
 
 
 def test_a_dry_run_sends_calls_where_the_app_points_them(
-    apps: Any, server: ScriptedServer, tmp_path: Path
+    server: ScriptedServer, tmp_path: Path
 ) -> None:
     algorithm = apps.Trial(["{q}", "say {q}"])
     trainer = _trainer(algorithm, tmp_path / "run", steps=2)
