@@ -23,8 +23,6 @@ from lightspan_prompts.search.candidates import read_found
 from lightspan_testing.scripted import Reply, ScriptedServer
 from lightspan_tools.inspect import inspect_run
 
-APPS = Path(__file__).parents[1] / "apps"
-
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[ScriptedServer]:

@@ -24,8 +24,6 @@ from lightspan.stores import open_store
 from lightspan.training.collector import stored_episodes
 from lightspan_testing.scripted import Request, ScriptedServer
 
-APPS = Path(__file__).parents[1] / "apps"
-
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[ScriptedServer]:

@@ -248,13 +248,6 @@ def test_a_tool_that_begins_before_it_was_asked_for_shows_other_clocks() -> None
     assert places(built([asker], tools)) == {"t": (2, 2), "other": (None, None)}
 
 
-def test_a_span_without_a_time_is_unplaced() -> None:
-    calls = [call("a", 1, 2)]
-    open_ended = [tool("t1", 0, 0), tool("t2", at(3), 0), tool("t3", at(4), at(3))]
-    expected = dict.fromkeys(("t1", "t2", "t3"), (None, None))
-    assert places(built(calls, open_ended)) == expected
-
-
 def test_a_call_without_a_span_may_have_begun_at_any_time() -> None:
     """Nothing that ended is in its state, unless ids say so."""
     episode = built([call("a", 1, 2)], [tool("t", at(2) + 1, at(2) + 2)])

@@ -88,25 +88,11 @@ def reward_to_go(calls, rewards, gamma):
 # --- who follows ------------------------------------------------------------------------------
 
 
-def test_a_long_call_is_followed_by_the_join():
-    """Y lies beside X1 and X2; by turn, X2 would follow it."""
-    calls = calls_at((1, 2), (3, 5), (4, 8), (6, 7), (9, 10))
-    assert Turns(calls).depths == [0, 1, 1, 2, 3]
-    assert successors(calls) == [[1, 2], [3], [4], [4], []]
-
-
 def test_choices_of_one_call_follow_together():
     one = Call("a", 0, "writer", CallOutcome.OK, 1, 2)
     two = [Call("b", choice, "writer", CallOutcome.OK, 3, 4) for choice in (0, 1)]
     last = Call("c", 0, "writer", CallOutcome.OK, 5, 6)
     assert successors([one, *two, last]) == [[1, 2], [3], [3], []]
-
-
-def test_a_call_without_sequence_is_nobody_s_successor():
-    calls = calls_at((1, 2), None, (3, 4), None)
-    assert successors(calls) == [[2], [], [], []]
-    found = advantages(calls, [1.0, 2.0, 3.0, 4.0], [0.5, 0.5, 1.0, 1.0], lam=0.0)
-    assert found == [1.0 - 3.0 + 1.0 - 0.5, 1.5, 2.0, 3.0]
 
 
 def test_a_call_that_never_ended_is_not_its_own_successor():

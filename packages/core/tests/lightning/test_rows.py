@@ -248,27 +248,6 @@ def test_the_tree_of_open_rows_finds_what_comparing_with_each_finds(calls):
     assert sizes(merge(calls)) == sizes(naive(calls))
 
 
-@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), max_size=12), st.randoms())
-def test_the_tree_holds_open_rows_and_nothing_else(sequences, random):
-    tree = _OpenRows()
-    packed = [pack_ids(sequence) for sequence in sequences]
-    for place, data in enumerate(packed):
-        tree.add(data, place)
-    order = list(range(len(packed)))
-    random.shuffle(order)
-    for number in order:
-        assert packed[tree.pop_longest(packed[number])] == packed[number]
-        nodes, open_rows, stack = 0, 0, [tree.root]
-        while stack:
-            node = stack.pop()
-            nodes += 1
-            open_rows += len(node.places)
-            stack += node.children.values()
-            assert node is tree.root or node.places or len(node.children) > 1
-        assert nodes <= 2 * open_rows + 1
-    assert tree.root.children == {}
-
-
 class Counted(bytes):
     """Bytes that count how many of them were copied out."""
 
