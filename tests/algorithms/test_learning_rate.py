@@ -158,17 +158,6 @@ def test_the_algorithm_chooses_where_nothing_was_given(folder: Path) -> None:
     assert LightningRL(folder, lora=LoRA()).describe_choices() == adapters.describe_choices()
 
 
-def test_what_is_given_stands_and_nothing_is_said(folder: Path) -> None:
-    """The model is not looked at."""
-    for told in (
-        LightningRL(folder, learning_rate=1e-5),
-        LightningRL(folder, optimizer=Optimizer()),
-    ):
-        assert told.describe_choices() == []
-    assert LightningRL(folder, learning_rate=1e-5).optimizer == Optimizer(learning_rate=1e-5)
-    assert LightningRL(folder, optimizer=Optimizer(name="muon")).optimizer.name == "muon"
-
-
 def test_it_is_the_same_in_dev_and_fit(
     apps: Any, tiny: Path, ask: Any, lines: Any, tmp_path: Path
 ) -> None:

@@ -191,24 +191,6 @@ def test_the_last_to_arrive_counts_whatever_the_clocks_say(
         assert load_chats(url, min_reward=reward + 0.01).chats == []
 
 
-def test_saying_the_same_again_writes_nothing(url: str) -> None:
-    write(url, attempt(1, call(1)))
-
-    def said() -> int:
-        async def count() -> int:
-            async with open_store(url) as store:
-                spans = (await store.spans([at(1)]))[at(1)]
-                return sum(span.kind is SpanKind.REWARD for span in spans)
-
-        return asyncio.run(count())
-
-    for reward, expected in ((0.5, 1), (0.5, 1), (0.7, 2), (0.5, 3), (0.5, 3)):
-        lightspan.feedback(at(1), reward, store=url)
-        assert said() == expected
-    lightspan.feedback(at(1), 0.5, store=url, comment="now with a word")
-    assert said() == 4
-
-
 @pytest.mark.parametrize("reward", [math.nan, 10**400, "0.5", None, {}, {"a": math.nan}])
 def test_what_is_no_reward(url: str, reward: Any) -> None:
     write(url, attempt(1, call(1)))
@@ -229,11 +211,6 @@ def test_feedback_without_a_store(url: str, monkeypatch: pytest.MonkeyPatch) -> 
     write(url, attempt(1, call(1)))
     monkeypatch.setenv("LIGHTSPAN_STORE", url)
     lightspan.feedback(at(1), 0.5)
-
-
-async def test_feedback_inside_an_event_loop(url: str) -> None:
-    await asyncio.to_thread(write, url, attempt(1, call(1)))
-    assert lightspan.feedback(at(1), 0.5, store=url).attempt_id == at(1)
 
 
 def test_feedback_on_the_command_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:

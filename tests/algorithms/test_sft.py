@@ -384,11 +384,6 @@ def test_demonstrations_that_cannot_be_imitated(
     assert not (tmp_path / "model").exists()
 
 
-def test_no_demonstration(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no demonstration to imitate"):
-        SFT(tiny).fit([], tmp_path / "model")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -135,14 +135,6 @@ def test_a_run_does_not_go_on_with_other_settings(
         other.fit(apps.spell, ask(2), resume=True)
 
 
-def test_a_run_without_tools_is_told_once(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any], lines: Any
-) -> None:
-    trainer = Trainer(rl(air=True), steps=2, folder=tmp_path / "run", reporter=lines)
-    trainer.fit(apps.spell, ask(4))
-    assert sum("air= had no effect in this step" in text for text in lines.texts) == 1
-
-
 def test_tools_of_a_real_agent_are_placed_by_their_ids(
     apps: Any, rl: Callable[..., Any], tmp_path: Path, tiny: Path
 ) -> None:

@@ -131,15 +131,6 @@ def test_inspect_shows_both(run: tuple[Path, Any], tiny: Path) -> None:
     assert int(unused[1]) >= rollouts > 0  # nothing was learned from these
 
 
-def test_what_was_learned_is_evaluated_together(
-    run: tuple[Path, Any], tiny: Path, thinker: ScriptedServer
-) -> None:
-    folder, _ = run
-    trainer = toy.trainer(folder, toy.algorithm(tiny, thinker.url))
-    assert trainer.evaluate(toy.styled, toy.tasks(30), resume=True).mean >= 0.4
-    assert "softly" in trainer.algorithm.resources()["style"].template
-
-
 def test_a_dry_run_says_what_both_would_take(
     tiny: Path, thinker: ScriptedServer, tmp_path: Path
 ) -> None:

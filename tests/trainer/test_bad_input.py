@@ -114,19 +114,6 @@ def test_nothing_scored_at_all_is_an_error(apps: Any, rl: Make, tmp_path: Path, 
     assert trainer.folder.metrics()[0]["mean"] is None
 
 
-def test_a_task_without_a_reward_stops_nothing(
-    apps: Any, rl: Make, tmp_path: Path, lines: Any
-) -> None:
-    """The first of two steps has no reward at all, from one task alone."""
-    tasks = [{"id": "none", "q": "x", "give": "none"}, {"id": "number", "q": "x", "give": "number"}]
-    algorithm = rl(tasks_per_step=1)
-    trainer = Trainer(algorithm, steps=2, folder=tmp_path / "run", reporter=lines)
-    trainer.fit(apps.odd, tasks)
-    assert any("no call could be trained in this step (4 rejected:unsc" in t for t in lines.texts)
-    with pytest.raises(RewardError, match=r"returned None and emitted no reward \(4 of 4\)"):
-        Trainer(rl(tasks_per_step=1), steps=2, folder=tmp_path / "one").fit(apps.odd, tasks[:1])
-
-
 def test_a_script_without_a_main_guard_is_told(tiny: Path, tmp_path: Path) -> None:
     """Its runner processes import it, and come to where it trains."""
     command = [sys.executable, APPS / "unguarded.py", tmp_path / "run", tiny]
@@ -170,17 +157,6 @@ def test_failing_app_is_an_outcome(
     ) in lines.texts
 
 
-def test_prompt_longer_than_the_context_is_an_outcome(
-    apps: Any, rl: Make, tmp_path: Path, lines: Any, ask: Make
-) -> None:
-    trainer = Trainer(rl(), steps=1, folder=tmp_path / "run", reporter=lines)
-    trainer.fit(apps.breaks, ask(2, long=600))
-    line = trainer.folder.metrics()[0]
-    assert (line["failed"], line["scored"]) == (8, 0)
-    [note] = [text for text in lines.texts if "100 % of the rollouts failed" in text]
-    assert "mostly context_overflow" in note
-
-
 @pytest.mark.parametrize(
     ("app", "message"),
     [
@@ -217,13 +193,6 @@ def test_tokenizer_without_a_chat_template(apps: Any, tmp_path: Path, ask: Make)
     model = tiny_model(tmp_path / "plain", seed=0, template=None)
     with pytest.raises(ModelError, match=r"the tokenizer of .*plain has no chat template"):
         Trainer(LightningRL(model), folder=tmp_path / "run").fit(apps.spell, ask(1))
-
-
-def test_missing_model_folder(apps: Any, tmp_path: Path, ask: Make) -> None:
-    with pytest.raises(ModelError, match=r"no-such-model"):
-        Trainer(LightningRL(tmp_path / "no-such-model"), folder=tmp_path / "run").fit(
-            apps.spell, ask(1)
-        )
 
 
 # --- folders and stores -------------------------------------------------------------------------

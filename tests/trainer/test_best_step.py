@@ -215,27 +215,6 @@ def test_split_is_the_same_each_time_and_keeps_equal_tasks_together(tiny: Path) 
     assert not set(found.train) & set(found.selection)
 
 
-def test_without_a_choice_it_is_for_the_evaluations_on_the_way(
-    toy: Any, tiny: Path, tmp_path: Path
-) -> None:
-    """The held-out tasks are looked at before and after, and the last weights are kept."""
-    algorithm = toy.Hashing(tiny)
-    result = toy.fit(tmp_path / "run", algorithm, steps=4, validate_every=3, keep="last")
-    assert _lines(result.folder) == [
-        *[("selection", 0), ("eval", 0)],
-        *[("train", 1), ("train", 2), ("train", 3), ("selection", 3)],
-        *[("train", 4), ("selection", 4), ("eval", 4)],
-    ]
-    assert result.kept is None
-    assert _hash(result.model) == algorithm.hashes[4]
-    saved = json.loads((result.folder / "result.json").read_text())
-    assert [(found["step"], found["mean"], found["n"]) for found in saved["evaluations"]] == [
-        (0, 0.2, 2),
-        (4, 0.1, 2),
-    ]
-    assert saved["training"] == {"rollouts": 0, "unscored": 0, "failed": 0}
-
-
 @pytest.mark.parametrize(
     ("options", "selection", "message"),
     [

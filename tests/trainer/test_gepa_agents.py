@@ -14,7 +14,6 @@ pytest.importorskip("langchain_openai")
 pytest.importorskip("langgraph")
 
 from lightspan import GEPA, LLM
-from lightspan.errors import UnknownAgentError
 from lightspan.progress import SilentReporter
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
@@ -23,7 +22,6 @@ from lightspan.schema.system_prompts import Instructions
 from lightspan.training.collector import stored_episodes
 from lightspan_prompts.search.candidates import read_found
 from lightspan_testing.scripted import Request, ScriptedServer
-from lightspan_tools.inspect import inspect_run
 
 BEFORE = "You are the router of a help desk.\nToday is {date_1}.\n\nWhat is known of the customer"
 
@@ -133,14 +131,6 @@ def test_both_texts_are_in_the_record(run: Run, desk: Any) -> None:
     assert applied["router", True, False] == 3  # the first candidate is the app's own text
 
 
-def test_a_call_is_inspected_with_both_texts(run: Run) -> None:
-    [*_, episode] = stored_episodes(run.folder / "store.db", mode=Mode.VAL)
-    call = next(call for call in episode.calls if call.agent_path == "router")
-    text = inspect_run(run.folder, episode.rollout_id, call.call_id)
-    assert "\nprompt in the app: 'You are the router of a help desk." in text
-    assert "Answer with the desk alone." in text
-
-
 def test_what_was_found_goes_on_in_another_process(run: Run) -> None:
     """As `Trainer.evaluate(…, resume=True)` has it: from the checkpoint."""
     state = json.loads(next((run.folder / "checkpoints").glob("*1/state.json")).read_bytes())
@@ -155,18 +145,3 @@ def test_what_was_found_goes_on_in_another_process(run: Run) -> None:
     assert (rewrite.agent, rewrite.template) == ("router", learned.before.template)
     assert rewrite.text == learned.after.template
     assert algorithm.learned_prompts() == run.result.prompts
-
-
-def test_a_dry_run_tells_what_is_found(run: Run) -> None:
-    episodes = stored_episodes(run.folder / "store.db", mode=Mode.TRAIN)[:8]
-    llm = LLM(base_url="http://127.0.0.1:9/v1", model="thinker")
-    [line] = GEPA(reflection=llm, optimize=["router"]).inspect_episodes(episodes)
-    assert line.startswith("found the text of 'router': ")
-    with pytest.raises(UnknownAgentError, match="Did you mean 'router'"):
-        GEPA(reflection=llm, optimize=["ruter"]).inspect_episodes(episodes)
-
-
-def test_the_reflection_is_told_of_the_placeholders(run: Run) -> None:
-    asked = run.thinker[0].last_text
-    assert "<prompt>\nYou are the router of a help desk.\nToday is {date_1}." in asked
-    assert "placeholders that the application fills: {date_1}, {part_2}, {part_3}." in asked

@@ -128,16 +128,6 @@ def test_vllm_has_servers_of_all_of_them(
 # --- trained ------------------------------------------------------------------------------------
 
 
-def test_policies_learn_beside_one_copy(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
-) -> None:
-    """What was sampled is what the learner computes: the gap is rounding."""
-    algorithm = rl(optimize=TWO, learning_rate=1e-2)
-    trainer = Trainer(algorithm, steps=2, folder=tmp_path / "run")
-    trainer.fit(apps.two, ask(4))
-    assert trainer.folder.metrics()[-1]["learner/logprob_gap_mean"] < 1e-4
-
-
 async def test_a_learner_sends_what_it_computes_with(tiny: Path) -> None:
     learner = TorchLearner(
         {"writer": str(tiny), "whole": str(tiny)}, lora={"writer": LoRA(rank=4, alpha=12)}

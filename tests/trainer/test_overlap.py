@@ -158,26 +158,6 @@ def test_what_a_world_cannot_do(
         trainer.fit(apps.spell, [{"q": "question"}])
 
 
-class TakesTwice(LightningRL):
-    """An algorithm of someone's own, whose step takes what it trains in two calls."""
-
-    async def collect(self, world: TrainerContext) -> list[Episode]:
-        if world.step == 1:
-            await world.submit(world.next_tasks(4), GROUP)
-        return [*await world.take(1), *await world.take(1)]
-
-
-def test_what_a_step_took_in_several_calls_is_all_its_own(
-    tiny: Path, apps: Any, tmp_path: Path
-) -> None:
-    algorithm = TakesTwice(
-        tiny, optimize="writer", group_size=GROUP, tasks_per_step=TASKS, learning_rate=1e-3
-    )
-    trainer = Trainer(algorithm, runners=1, steps=2, folder=tmp_path / "run")
-    trainer.fit(apps.spell, [{"q": f"question {number}"} for number in range(4)])
-    assert Counter(RunFolder(tmp_path / "run").training_steps().values()) == {1: TASKS, 2: TASKS}
-
-
 def test_nothing_is_left_to_ask_once_a_budget_is_used_up(
     tiny: Path, apps: Any, tmp_path: Path
 ) -> None:

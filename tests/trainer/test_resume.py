@@ -185,16 +185,6 @@ def test_more_steps_go_on_from_a_complete_run(
     assert state.versions["policy"] > 3
 
 
-def test_lost_model_is_exported_again(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
-    before = _weights(copied / "model")
-    shutil.rmtree(copied / "model")
-    trainer = Trainer(rl(), steps=1, folder=copied)
-    trainer.fit(apps.spell, TRAIN, VAL, resume=True)
-    assert _weights(copied / "model") == before
-    kinds = [(line["kind"], line["step"]) for line in trainer.folder.metrics()]
-    assert kinds == [("eval", 0), ("train", 1), ("eval", 1)]
-
-
 def test_run_is_not_overwritten(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
     with pytest.raises(ConfigError, match="holds a run already: resume it"):
         Trainer(rl(), folder=copied).fit(apps.spell, TRAIN, VAL)

@@ -382,15 +382,6 @@ def test_a_learner_that_lacks_an_option_is_refused(
         trainer.fit(apps.spell, ask(2))
 
 
-def test_a_learner_without_the_policy_is_refused(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
-) -> None:
-    learner = TorchLearner({"other": str(tiny)})
-    trainer = Trainer(rl(), folder=tmp_path / "run", learner=learner)
-    with pytest.raises(UnsupportedError, match=r"no policy \['policy'\]; it has \['other'\]"):
-        trainer.fit(apps.spell, ask(2))
-
-
 def test_a_store_of_one_process_is_refused(
     apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
 ) -> None:
@@ -419,11 +410,6 @@ def test_impossible_settings_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Trainer(rl(), **options)
-
-
-def test_planned_steps_round_epochs_up(rl: Callable[..., Any]) -> None:
-    trainer = Trainer(rl(tasks_per_step=4), epochs=1.5)
-    assert [trainer.settings.planned_steps(tasks) for tasks in (1, 8, 9)] == [1, 3, 4]
 
 
 # --- an engine that has died --------------------------------------------------------------------

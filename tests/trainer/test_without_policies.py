@@ -87,13 +87,6 @@ async def test_a_group_has_one_version_of_the_resources(run: tuple[Path, Any]) -
     assert len({state.rollout.resources_id for state in states}) == 2
 
 
-def test_the_better_text_is_evaluated(run: tuple[Path, Any]) -> None:
-    _, result = run
-    assert [evaluation.mean for evaluation in result.evaluations] == [0.0, 1.0]
-    assert result.model is None
-    assert result.prompts == {}
-
-
 @pytest.mark.parametrize("command", [["serve"], ["export", "model", "-o", "out"]])
 def test_there_is_no_model_to_serve_or_export(
     run: tuple[Path, Any], command: list[str], capsys: pytest.CaptureFixture[str]

@@ -23,7 +23,6 @@ from lightspan.schema.records import Mode
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.token_records import FinishReason, Sampling
 from lightspan.stores import open_store
-from lightspan_gateway.serving.public_access import ServingGateway
 from lightspan_testing.gateway_suite import Rig
 from lightspan_testing.tiny import tiny_model
 from lightspan_torch.engine.grammars import LIBRARY
@@ -211,30 +210,6 @@ async def test_what_cannot_be_followed_is_refused_by_name(folder: Path) -> None:
             assert caught.value.param == param
         assert await rig.records() == []
         assert [span.attributes[c.CALL_OUTCOME] for span in await rig.spans()] == ["error"] * 2
-
-
-async def test_served(folder: Path) -> None:
-    """What training gave answers in the same form, and refuses the same."""
-    engine = TransformersEngine({"policy": folder}, seed=0)
-    await engine.start()
-    gateway = ServingGateway(engine, Routing(default=Target(route=Route.POLICY, policy="policy")))
-    await gateway.start()
-    try:
-        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="any") as client:
-            messages: Any = [{"role": "user", "content": "What is it?"}]
-            asked: Any = ASKED["format"]
-            answer = await client.chat.completions.create(
-                model="policy", messages=messages, **asked
-            )
-            jsonschema.validate(json.loads(answer.choices[0].message.content or ""), SCHEMA)
-            with pytest.raises(openai.BadRequestError, match="uniqueItems") as caught:
-                await client.chat.completions.create(
-                    model="policy", messages=messages, response_format=unfollowed_app.FORMAT
-                )
-            assert caught.value.param == "response_format"
-    finally:
-        await gateway.close()
-        await engine.close()
 
 
 def test_a_dry_run_says_first_what_cannot_be_followed(folder: Path, tmp_path: Path) -> None:

@@ -54,17 +54,6 @@ def test_other_weights_end_the_run_and_the_server_is_named(
         check_probes([probe(model), probe(other, "server 1")], "p", 3, learner)
 
 
-def test_an_old_output_layer_is_found(folder: Path, learner: TorchLearner) -> None:
-    """What vLLM does of itself with tied embeddings: all is new but the head."""
-    model = load_model(folder)
-    old_head = torch.nn.Linear(64, model.config.vocab_size, bias=False)
-    with torch.no_grad():
-        old_head.weight.copy_(1.05 * model.get_output_embeddings().weight)
-    model.set_output_embeddings(old_head)
-    with pytest.raises(EngineError, match="weight sync failed"):
-        check_probes([probe(model)], "p", 3, learner)
-
-
 def test_log_probabilities_that_are_no_numbers_do_not_pass(
     folder: Path, learner: TorchLearner
 ) -> None:

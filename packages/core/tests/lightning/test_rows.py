@@ -52,15 +52,6 @@ def test_a_conversation_is_one_row():
     assert merged(("P", "a"), ("PaQ", "b"), ("PaQbR", "c")) == ["P[a]Q[b]R[c]"]
 
 
-def test_a_prompt_that_adds_nothing_joins_its_responses():
-    assert merged(("P", "ab"), ("Pab", "cd"), ("Pabcd", "e")) == ["P[abcde]"]
-
-
-def test_each_of_identical_rows_goes_on_once():
-    calls = [("P", "a"), ("P", "a"), ("PaQ", "b"), ("PaR", "c"), ("PaS", "d")]
-    assert sorted(merged(*calls)) == ["P[a]Q[b]", "P[a]R[c]", "PaS[d]"]
-
-
 def test_choices_of_one_call_are_rows_of_their_own_and_the_used_one_goes_on():
     calls = [transition("c", "P", letter, choice=n) for n, letter in enumerate("abc")]
     rows = build_rows([*calls, transition("d", "PbQ", "e")]).rows
