@@ -36,12 +36,7 @@ from lightspan_torch.sft.chat_dataset import Chats, load_chats
 HEX = "{:032x}"
 
 
-def call(
-    number: int,
-    answer: str = "answer",
-    agent: str = "writer",
-    **attributes: Any,
-) -> Span:
+def call(number: int, answer: str = "answer", agent: str = "writer", **attributes: Any) -> Span:
     """A call; its number is its start, in seconds."""
     given: Attributes = {
         c.INPUT_MESSAGES: genai_messages.dump([{"role": "user", "content": f"question {number}"}]),

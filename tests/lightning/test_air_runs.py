@@ -25,6 +25,8 @@ from lightspan_tools.inspect import inspect_run
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from packages.core.tests.lightning.steps import raises, see, shaping
 
+Make = Callable[..., Any]
+
 
 # --- settings -------------------------------------------------------------------------------
 @pytest.mark.parametrize(
@@ -95,11 +97,7 @@ def test_config_says_it_as_json() -> None:
 # --- in a run -------------------------------------------------------------------------------
 @pytest.mark.parametrize("options", [{"mode": "potential"}, {"mode": "bonus"}])
 def test_a_run_shapes_by_its_own_tools(
-    apps: Any,
-    rl: Callable[..., Any],
-    tmp_path: Path,
-    ask: Callable[..., Any],
-    options: dict[str, Any],
+    apps: Any, rl: Make, tmp_path: Path, ask: Make, options: dict[str, Any]
 ) -> None:
     """From `lightspan.tool` in a runner's process to the learner, the metrics and `inspect`."""
     from tool_app import parsed  # type: ignore[import-not-found]
@@ -127,7 +125,7 @@ def test_a_run_shapes_by_its_own_tools(
 
 
 def test_a_run_does_not_go_on_with_other_settings(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
     Trainer(rl(air=True), steps=1, folder=tmp_path / "run").fit(apps.spell, ask(2))
     other = Trainer(rl(air=AIR(scale=0.1)), steps=2, folder=tmp_path / "run")
@@ -136,7 +134,7 @@ def test_a_run_does_not_go_on_with_other_settings(
 
 
 def test_tools_of_a_real_agent_are_placed_by_their_ids(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, tiny: Path
+    apps: Any, rl: Make, tmp_path: Path, tiny: Path
 ) -> None:
     """A LangChain agent, its adapter, the OpenAI client, the gateway: three tool calls, of which
     one fails, and one that the model wrote wrongly."""

@@ -24,6 +24,8 @@ from lightspan_prompts.search.candidates import read_searches
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_tools.inspect import inspect_run
 
+Run = tuple[Path, Any]
+
 APPS = Path(__file__).parents[1] / "apps"
 SEARCHES = (1, 4)
 """Steps of the run: two searches, of its five."""
@@ -36,9 +38,7 @@ def thinker() -> Iterator[ScriptedServer]:
 
 
 @pytest.fixture(scope="module")
-def run(
-    tiny: Path, thinker: ScriptedServer, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Any]:
+def run(tiny: Path, thinker: ScriptedServer, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The folder of a complete run and its result. Only to be read."""
     folder = tmp_path_factory.mktemp("alternate") / "run"
     return folder, toy.fit(folder, toy.algorithm(tiny, thinker.url))
@@ -59,7 +59,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_both_learn(run: tuple[Path, Any], tiny: Path) -> None:
+def test_both_learn(run: Run, tiny: Path) -> None:
     """It fails when either half does nothing."""
     folder, result = run
     assert result.prompts["style"].before.template == "Say {q}"
@@ -74,7 +74,7 @@ def test_both_learn(run: tuple[Path, Any], tiny: Path) -> None:
     assert "held-out reward: " in result.summary()
 
 
-def test_it_takes_turns_within_one_budget(run: tuple[Path, Any]) -> None:
+def test_it_takes_turns_within_one_budget(run: Run) -> None:
     folder, _ = run
     train = [line for line in lines(folder) if line["kind"] == "train"]
     assert [line["step"] for line in train if "candidates" in line] == list(SEARCHES)
@@ -83,7 +83,7 @@ def test_it_takes_turns_within_one_budget(run: tuple[Path, Any]) -> None:
     assert [line["step"] for line in lines(folder) if line["kind"] == "eval"] == [0, 5]
 
 
-async def test_no_group_mixes_candidates_or_versions_of_the_policy(run: tuple[Path, Any]) -> None:
+async def test_no_group_mixes_candidates_or_versions_of_the_policy(run: Run) -> None:
     folder, _ = run
     texts: dict[tuple[int, str], set[str]] = defaultdict(set)
     versions: dict[tuple[int, str], set[int]] = defaultdict(set)
@@ -117,7 +117,7 @@ async def test_no_group_mixes_candidates_or_versions_of_the_policy(run: tuple[Pa
     assert len(searched[1]) > 1
 
 
-def test_inspect_shows_both(run: tuple[Path, Any], tiny: Path) -> None:
+def test_inspect_shows_both(run: Run, tiny: Path) -> None:
     folder, _ = run
     text = inspect_run(folder)
     assert text.startswith(f"{folder}: Alternate on {tiny}\n")
@@ -168,7 +168,7 @@ def test_both_are_kept_of_the_best_step(
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_that_is_killed_in_either_half_goes_on(
-    run: tuple[Path, Any], tiny: Path, thinker: ScriptedServer, tmp_path: Path
+    run: Run, tiny: Path, thinker: ScriptedServer, tmp_path: Path
 ) -> None:
     """SIGKILL in the first search, in a step of weights, and in the second search."""
     folder = tmp_path / "run"

@@ -19,6 +19,8 @@ from lightspan.training.checkpoints import list_checkpoints
 from lightspan.training.folder import RunFolder
 from lightspan_torch.learner.torch import TorchLearner
 
+Run = tuple[FitResult, Any, Any]
+
 
 @pytest.fixture(scope="module")
 def toy(apps: Any) -> Any:
@@ -50,7 +52,7 @@ def _lines(folder: Path) -> list[tuple[str, int]]:
 # --- the best step --------------------------------------------------------------------------
 
 
-def test_model_has_the_weights_of_the_first_best_step(run: tuple[FitResult, Any, Any]) -> None:
+def test_model_has_the_weights_of_the_first_best_step(run: Run) -> None:
     result, algorithm, _ = run
     assert result.kept is not None
     assert (result.steps, result.kept.step) == (6, 2)  # step 3 equals it
@@ -58,7 +60,7 @@ def test_model_has_the_weights_of_the_first_best_step(run: tuple[FitResult, Any,
     assert len(set(algorithm.hashes.values())) == 6
 
 
-def test_held_out_tasks_have_no_part_in_the_choice(run: tuple[FitResult, Any, Any]) -> None:
+def test_held_out_tasks_have_no_part_in_the_choice(run: Run) -> None:
     """They are run before training, and once for the weights that are kept."""
     result, _, _ = run
     selections = [("selection", step) for step in range(7)]
@@ -86,20 +88,20 @@ def test_selection_score_is_told_and_is_not_the_result(
     assert saved["kept"]["selection"]["mean"] == pytest.approx(0.9)
 
 
-def test_checkpoint_of_the_best_step_outlives_later_ones(run: tuple[FitResult, Any, Any]) -> None:
+def test_checkpoint_of_the_best_step_outlives_later_ones(run: Run) -> None:
     kept = list_checkpoints(RunFolder(run[0].folder).checkpoints)
     assert [path.name for path in kept] == ["step-000002", "step-000005", "step-000006"]
 
 
 @pytest.fixture
-def copied(run: tuple[FitResult, Any, Any], tmp_path: Path) -> Path:
+def copied(run: Run, tmp_path: Path) -> Path:
     """A copy of the complete run."""
     shutil.copytree(run[0].folder, tmp_path / "run")
     return tmp_path / "run"
 
 
 def test_more_steps_go_on_from_the_last_step_and_keep_the_best(
-    run: tuple[FitResult, Any, Any], toy: Any, tiny: Path, copied: Path
+    run: Run, toy: Any, tiny: Path, copied: Path
 ) -> None:
     algorithm = toy.Hashing(tiny)
     result = toy.fit(copied, algorithm, told=run[0].folder, steps=7, resume=True)
@@ -111,11 +113,7 @@ def test_more_steps_go_on_from_the_last_step_and_keep_the_best(
 
 
 def test_result_does_not_outlive_its_model(
-    run: tuple[FitResult, Any, Any],
-    toy: Any,
-    tiny: Path,
-    copied: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Run, toy: Any, tiny: Path, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between the model and what is said of it, a run has the model of no result."""
 
@@ -133,7 +131,7 @@ def test_result_does_not_outlive_its_model(
 
 
 def test_lost_checkpoint_of_the_best_step_is_named(
-    run: tuple[FitResult, Any, Any], toy: Any, tiny: Path, copied: Path
+    run: Run, toy: Any, tiny: Path, copied: Path
 ) -> None:
     shutil.rmtree(copied / "checkpoints" / "step-000002")
     shutil.rmtree(copied / "model")
@@ -177,7 +175,7 @@ def test_patience_ends_training(toy: Any, tiny: Path, tmp_path: Path, lines: Any
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_killed_run_keeps_the_same_step(
-    toy: Any, run: tuple[FitResult, Any, Any], tiny: Path, tmp_path: Path, title: str, n: int
+    toy: Any, run: Run, tiny: Path, tmp_path: Path, title: str, n: int
 ) -> None:
     """The best so far, and how long it was waited since, survive `kill -9`."""
     folder = tmp_path / "run"

@@ -23,6 +23,8 @@ from lightspan_prompts.search.candidates import read_found
 from lightspan_testing.scripted import Reply, ScriptedServer
 from lightspan_tools.inspect import inspect_run
 
+Run = tuple[Path, Any]
+
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[ScriptedServer]:
@@ -39,13 +41,13 @@ def thinker() -> Iterator[ScriptedServer]:
 
 
 @pytest.fixture(scope="module")
-def run(model: ScriptedServer, thinker: ScriptedServer, tmp_path_factory: Any) -> tuple[Path, Any]:
+def run(model: ScriptedServer, thinker: ScriptedServer, tmp_path_factory: Any) -> Run:
     """The folder of a complete run and its result. Only to be read."""
     folder = tmp_path_factory.mktemp("gepa") / "run"
     return folder, toy.train(folder, model.url, thinker.url)
 
 
-def test_the_prompts_are_learned(run: tuple[Path, Any]) -> None:
+def test_the_prompts_are_learned(run: Run) -> None:
     _, result = run
     assert result.model is None
     assert [evaluation.mean for evaluation in result.evaluations] == [0.0, 1.0]
@@ -61,7 +63,7 @@ def test_the_prompts_are_learned(run: tuple[Path, Any]) -> None:
 
 
 def test_the_held_out_tasks_are_run_before_and_after_only(
-    run: tuple[Path, Any], model: ScriptedServer, thinker: ScriptedServer
+    run: Run, model: ScriptedServer, thinker: ScriptedServer
 ) -> None:
     said = Counter(request.last_text.rpartition("Q: ")[2] for request in model.requests)
     assert (said["word20"], said["word21"]) == (2, 2)
@@ -72,7 +74,7 @@ def test_the_held_out_tasks_are_run_before_and_after_only(
 
 
 def test_a_dry_run_says_what_reflections_it_would_take(
-    run: tuple[Path, Any], model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path
+    run: Run, model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path
 ) -> None:
     """At most so many, of about the tokens that the run's took, by their price in all."""
     algorithm = GEPA(
@@ -100,7 +102,7 @@ def test_a_dry_run_says_what_reflections_it_would_take(
     assert f"each; {cost:.2g} in all by prices=" in report.text()
 
 
-def test_the_folder_says_what_was_found(run: tuple[Path, Any]) -> None:
+def test_the_folder_says_what_was_found(run: Run) -> None:
     folder, _ = run
     found = read_found(folder)
     assert found is not None
@@ -122,7 +124,7 @@ def test_the_folder_says_what_was_found(run: tuple[Path, Any]) -> None:
 
 
 def test_they_are_exported_as_plain_texts(
-    run: tuple[Path, Any], tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+    run: Run, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     folder, out = str(run[0]), tmp_path / "texts"
     form = b'REVERSE As {"text": \xe2\x80\xa6}. Q: {q}'
@@ -143,7 +145,7 @@ def test_they_are_exported_as_plain_texts(
         assert said.encode() in capsysbinary.readouterr().err
 
 
-def test_a_prompts_name_leads_nowhere_else(run: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_prompts_name_leads_nowhere_else(run: Run, tmp_path: Path) -> None:
     """A run of somebody else's may have any name in it."""
     copy, out = tmp_path / "run", tmp_path / "out" / "texts"
     shutil.copytree(run[0], copy)
@@ -160,7 +162,7 @@ def result_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_the_learned_prompts_are_evaluated(
-    run: tuple[Path, Any], model: ScriptedServer, thinker: ScriptedServer
+    run: Run, model: ScriptedServer, thinker: ScriptedServer
 ) -> None:
     folder, result = run
     algorithm = GEPA(
@@ -184,7 +186,7 @@ class Told(SilentReporter):
 
 
 def test_a_dead_reflection_model_ends_the_run_and_another_one_goes_on(
-    run: tuple[Path, Any], model: ScriptedServer, tmp_path: Path
+    run: Run, model: ScriptedServer, tmp_path: Path
 ) -> None:
     folder, before = tmp_path / "run", len(model.requests)
     with ScriptedServer(lambda request: Reply(status=401, text="no such key")) as refuses:

@@ -21,11 +21,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 
 def in_several_lives(
-    script: str,
-    folder: Path,
-    speaks: Any,
-    reflects: Any,
-    is_fatal: Callable[[int, str, int], bool],
+    script: str, folder: Path, speaks: Any, reflects: Any, is_fatal: Callable[[int, str, int], bool]
 ) -> Counter[tuple[int, str]]:
     """Run a program again until it ends by itself; return how often each life asked whom.
 

@@ -19,6 +19,8 @@ from lightspan_testing.lora_suite import merged
 from lightspan_torch.engine.transformers import TransformersEngine
 from lightspan_torch.learner.torch import TorchLearner
 
+Make = Callable[..., Any]
+
 PROMPT = [5, 6, 7, 8, 9]
 TWO = {"checker": Policy(lora=LoRA(rank=8)), "writer": Policy(lora=LoRA(rank=4))}
 
@@ -62,7 +64,7 @@ class Probed(TransformersEngine, ProbedEngine):
 
 
 def test_an_engine_that_keeps_old_weights_ends_the_run(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     """At the first update after which it does not say what the learner does."""
     engine = Probed({"policy": tiny}, seed=1)
@@ -76,7 +78,7 @@ def test_an_engine_that_keeps_old_weights_ends_the_run(
 
 
 def test_an_engine_is_looked_at_after_every_update(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     engine = Probed({"policy": tiny}, seed=1)
     trainer = Trainer(rl(learning_rate=0.03), engine=engine, steps=2, folder=tmp_path / "run")
@@ -103,7 +105,7 @@ def settings_of(algorithm: Any, **options: Any) -> Any:
     ],
 )
 def test_policies_that_share_a_copy(
-    rl: Callable[..., Any], tmp_path: Path, options: Any, engine: Any, beside: tuple[str, ...]
+    rl: Make, tmp_path: Path, options: Any, engine: Any, beside: tuple[str, ...]
 ) -> None:
     more = {"engine": engine} if engine else {}
     settings = settings_of(rl(**options), folder=tmp_path / "run", **more)
@@ -115,7 +117,7 @@ def test_policies_that_share_a_copy(
     [(False, [("checker", "writer", "base")]), (True, [("checker",), ("writer",), ("base",)])],
 )
 def test_vllm_has_servers_of_all_of_them(
-    rl: Callable[..., Any], tmp_path: Path, merge: bool, groups: list[tuple[str, ...]]
+    rl: Make, tmp_path: Path, merge: bool, groups: list[tuple[str, ...]]
 ) -> None:
     import sys
 

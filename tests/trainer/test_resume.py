@@ -27,6 +27,8 @@ from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.folder import RunFolder
 from lightspan_torch.learner.torch import TorchLearner
 
+Make = Callable[..., Any]
+
 SCRIPT = Path(__file__).parents[1] / "apps" / "train_toy.py"
 
 
@@ -83,7 +85,7 @@ class Interrupting:
 
 
 def test_resumed_run_is_the_uninterrupted_one(
-    apps: Any, tiny: Path, tmp_path: Path, ask: Callable[..., Any], lines: Any
+    apps: Any, tiny: Path, tmp_path: Path, ask: Make, lines: Any
 ) -> None:
     """Weights, optimiser, random numbers and the order of tasks: bit for bit."""
     whole, first, second = Drill(tiny), Drill(tiny), Drill(tiny)
@@ -158,7 +160,7 @@ VAL = [{"q": "c"}, {"q": "d"}]
 
 
 def test_complete_run_gives_its_result_without_training(
-    apps: Any, rl: Callable[..., Any], copied: Path, lines: Any
+    apps: Any, rl: Make, copied: Path, lines: Any
 ) -> None:
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
     trainer = Trainer(rl(), steps=1, folder=copied, reporter=lines)
@@ -170,9 +172,7 @@ def test_complete_run_gives_its_result_without_training(
     assert {p for p in before if before[p] != after[p]} <= {copied / "lock", copied / "config.json"}
 
 
-def test_more_steps_go_on_from_a_complete_run(
-    apps: Any, rl: Callable[..., Any], copied: Path
-) -> None:
+def test_more_steps_go_on_from_a_complete_run(apps: Any, rl: Make, copied: Path) -> None:
     trainer = Trainer(rl(), steps=2, folder=copied)
     result = trainer.fit(apps.spell, TRAIN, VAL, resume=True)
     kinds = [(line["kind"], line["step"]) for line in trainer.folder.metrics()]
@@ -185,12 +185,12 @@ def test_more_steps_go_on_from_a_complete_run(
     assert state.versions["policy"] > 3
 
 
-def test_run_is_not_overwritten(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
+def test_run_is_not_overwritten(apps: Any, rl: Make, copied: Path) -> None:
     with pytest.raises(ConfigError, match="holds a run already: resume it"):
         Trainer(rl(), folder=copied).fit(apps.spell, TRAIN, VAL)
 
 
-def test_other_settings_are_named(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
+def test_other_settings_are_named(apps: Any, rl: Make, copied: Path) -> None:
     algorithm = rl(estimator="rloo", seed=7, optimize=["writer", "reviewer"])
     with pytest.raises(ConfigError) as caught:
         Trainer(algorithm, steps=2, folder=copied).fit(apps.spell, TRAIN, VAL, resume=True)
@@ -200,7 +200,7 @@ def test_other_settings_are_named(apps: Any, rl: Callable[..., Any], copied: Pat
     ) in str(caught.value)
 
 
-def test_lost_store_is_noticed(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
+def test_lost_store_is_noticed(apps: Any, rl: Make, copied: Path) -> None:
     """Versions are never reused: a store that does not know them cannot go on."""
     for path in copied.glob("store.db*"):
         path.unlink()
@@ -209,21 +209,21 @@ def test_lost_store_is_noticed(apps: Any, rl: Callable[..., Any], copied: Path) 
 
 
 def test_resume_without_a_checkpoint_starts_anew(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, lines: Any, ask: Callable[..., Any]
+    apps: Any, rl: Make, tmp_path: Path, lines: Any, ask: Make
 ) -> None:
     trainer = Trainer(rl(), steps=1, folder=tmp_path / "run", reporter=lines)
     assert trainer.fit(apps.spell, ask(2), resume=True).steps == 1
     assert lines.texts[0] == f"{tmp_path / 'run'} holds no checkpoint to resume from: starting anew"
 
 
-def test_resume_needs_a_folder(apps: Any, rl: Callable[..., Any], ask: Callable[..., Any]) -> None:
+def test_resume_needs_a_folder(apps: Any, rl: Make, ask: Make) -> None:
     with pytest.raises(ConfigError, match=r"resume=True needs the folder"):
         Trainer(rl()).fit(apps.spell, ask(2), resume=True)
 
 
 @pytest.mark.parametrize("step", [0, 1])
 def test_evaluation_that_was_interrupted_exists_once(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, step: int
+    apps: Any, rl: Make, tmp_path: Path, step: int
 ) -> None:
     folder = tmp_path / "run"
     reporter = Interrupting(f"step {step}: evaluating")
@@ -258,9 +258,7 @@ class Signalling(Interrupting):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_in_a_notebook_stops_the_run(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_ctrl_c_in_a_notebook_stops_the_run(apps: Any, rl: Make, tmp_path: Path) -> None:
     """There `fit` runs beside the notebook's own loop, in a thread that no signal reaches."""
     reporter = Signalling("step 1/9")
     trainer = Trainer(rl(), steps=9, folder=tmp_path / "run", reporter=reporter)
@@ -278,9 +276,7 @@ def test_ctrl_c_in_a_notebook_stops_the_run(
     assert "lightspan-fit" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_where_ctrl_c_is_ignored_the_run_goes_on(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_where_ctrl_c_is_ignored_the_run_goes_on(apps: Any, rl: Make, tmp_path: Path) -> None:
     """Started with nohup, or in the background of a script, which Ctrl-C is not to reach."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

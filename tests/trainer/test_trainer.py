@@ -23,9 +23,13 @@ from lightspan_testing.scripted import ScriptedServer
 from lightspan_torch.learner.policy_model import adapter_base, merge_adapter
 from lightspan_torch.learner.torch import TorchLearner
 
+Run = tuple[FitResult, Any]
+
+Make = Callable[..., Any]
+
 
 @pytest.fixture(scope="module")
-def run(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[FitResult, Any]:
+def run(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Two steps of two agents, one of them frozen at the starting weights."""
     from lightspan import LightningRL
 
@@ -65,7 +69,7 @@ def _hash(model: Path) -> str:
 # --- what a run leaves behind -------------------------------------------------------------------
 
 
-def test_config_says_what_was_asked(run: tuple[FitResult, Any], tiny: Path) -> None:
+def test_config_says_what_was_asked(run: Run, tiny: Path) -> None:
     config = json.loads((run[0].folder / "config.json").read_text())
     assert config.pop("run_id").startswith("run-")
     assert config.pop("train") == {"tasks": 6, "fingerprint": "8f7a7ffcd1a8debf"}
@@ -117,7 +121,7 @@ def test_config_says_what_was_asked(run: tuple[FitResult, Any], tiny: Path) -> N
     }
 
 
-def test_metrics_count_every_rollout_call_and_second(run: tuple[FitResult, Any]) -> None:
+def test_metrics_count_every_rollout_call_and_second(run: Run) -> None:
     lines = RunFolder(run[0].folder).metrics()
     kinds = [(line["kind"], line["step"]) for line in lines]
     assert kinds == [("eval", 0), ("train", 1), ("eval", 1), ("train", 2), ("eval", 2)]
@@ -145,7 +149,7 @@ def test_metrics_count_every_rollout_call_and_second(run: tuple[FitResult, Any])
         assert 0 < line["seconds/rollouts"] < line["seconds"]
 
 
-def test_folder_is_closed_to_others_and_complete(run: tuple[FitResult, Any]) -> None:
+def test_folder_is_closed_to_others_and_complete(run: Run) -> None:
     folder = run[0].folder
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert sorted(path.name for path in folder.iterdir() if not path.name.startswith("store")) == [
@@ -166,9 +170,7 @@ def test_folder_is_closed_to_others_and_complete(run: tuple[FitResult, Any]) -> 
     assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_exported_model_loads_with_transformers_and_has_learned(
-    run: tuple[FitResult, Any], tiny: Path
-) -> None:
+def test_exported_model_loads_with_transformers_and_has_learned(run: Run, tiny: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(run[0].model)
@@ -181,7 +183,7 @@ def test_exported_model_loads_with_transformers_and_has_learned(
     assert _hash(run[0].model) != _hash(tiny)
 
 
-def test_rows_come_from_the_selected_agent_alone(run: tuple[FitResult, Any]) -> None:
+def test_rows_come_from_the_selected_agent_alone(run: Run) -> None:
     result, algorithm = run
     folder = RunFolder(result.folder)
     run_id = folder.read_config()["run_id"]
@@ -205,7 +207,7 @@ def test_rows_come_from_the_selected_agent_alone(run: tuple[FitResult, Any]) -> 
         assert row.ids == writers[row.call_ids[0][0]]
 
 
-def test_frozen_base_keeps_the_starting_weights(run: tuple[FitResult, Any]) -> None:
+def test_frozen_base_keeps_the_starting_weights(run: Run) -> None:
     """Every answer of the checker, after training too, is of version 0 of `base`."""
     folder = RunFolder(run[0].folder)
     run_id = folder.read_config()["run_id"]
@@ -227,9 +229,7 @@ def test_frozen_base_keeps_the_starting_weights(run: tuple[FitResult, Any]) -> N
 
 
 @pytest.mark.slow
-def test_training_moves_the_reward(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
-) -> None:
+def test_training_moves_the_reward(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:
     algorithm = rl(group_size=8, tasks_per_step=8, learning_rate=3e-3, minibatches=2)
     trainer = Trainer(algorithm, steps=8, folder=tmp_path / "run")
     result = trainer.fit(apps.spell, ask(64), ask(64, held=1))
@@ -240,7 +240,7 @@ def test_training_moves_the_reward(
 
 
 def test_two_policies_have_weights_of_their_own(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     """Only the writer's reward varies, so only its policy changes."""
     algorithm = rl(optimize={"writer": "a", "reviewer": "b"})
@@ -252,7 +252,7 @@ def test_two_policies_have_weights_of_their_own(
 
 
 def test_shared_agents_follow_the_moving_weights_untrained(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
     trainer = Trainer(rl(frozen="shared"), steps=2, folder=tmp_path / "run")
     trainer.fit(apps.two, ask(4))
@@ -269,11 +269,7 @@ def test_shared_agents_follow_the_moving_weights_untrained(
 
 @pytest.mark.parametrize("through_gateway", [False, True])
 def test_frozen_agents_reach_an_endpoint(
-    apps: Any,
-    rl: Callable[..., Any],
-    tmp_path: Path,
-    ask: Callable[..., Any],
-    through_gateway: bool,
+    apps: Any, rl: Make, tmp_path: Path, ask: Make, through_gateway: bool
 ) -> None:
     """`frozen=None`: where the app points. An `LLM`: there, whatever the app points at."""
     with ScriptedServer("scripted help") as server:
@@ -289,7 +285,7 @@ def test_frozen_agents_reach_an_endpoint(
 
 
 def test_checkpoints_come_as_often_as_asked_and_at_the_end(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
     trainer = Trainer(rl(), steps=6, checkpoint_every=4, folder=tmp_path / "run")
     trainer.fit(apps.spell, ask(2))
@@ -298,11 +294,7 @@ def test_checkpoints_come_as_often_as_asked_and_at_the_end(
 
 
 def test_keys_are_not_kept(
-    apps: Any,
-    rl: Callable[..., Any],
-    tmp_path: Path,
-    ask: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    apps: Any, rl: Make, tmp_path: Path, ask: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run's folder holds the name of the variable, and neither our key nor the app's."""
     monkeypatch.setenv("HELPER_KEY", "sk-kept-nowhere")
@@ -321,7 +313,7 @@ def test_keys_are_not_kept(
 
 
 def test_lora_trains_adapters_and_exports_them(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     algorithm = rl(lora=LoRA(rank=4), learning_rate=1e-2)
     trainer = Trainer(algorithm, steps=1, folder=tmp_path / "run")
@@ -333,7 +325,7 @@ def test_lora_trains_adapters_and_exports_them(
 
 
 def test_loss_with_kl_learns_from_groups_that_do_not_vary(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
     tasks = ask(2, give="number")
     plain = Trainer(rl(), steps=1, folder=tmp_path / "plain")
@@ -346,16 +338,14 @@ def test_loss_with_kl_learns_from_groups_that_do_not_vary(
 
 
 async def test_fit_works_inside_a_running_loop(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
     trainer = Trainer(rl(), steps=1, folder=tmp_path / "run")
     result = trainer.fit(apps.spell, ask(2))
     assert result.steps == 1
 
 
-def test_evaluate_leaves_the_run_as_it_is(
-    run: tuple[FitResult, Any], apps: Any, rl: Callable[..., Any], ask: Callable[..., Any]
-) -> None:
+def test_evaluate_leaves_the_run_as_it_is(run: Run, apps: Any, rl: Make, ask: Make) -> None:
     folder = run[0].folder
     before = {p: p.read_bytes() for p in folder.glob("*.json*")}
     trainer = Trainer(run[1], folder=folder)
@@ -368,7 +358,7 @@ def test_evaluate_leaves_the_run_as_it_is(
 
 
 def test_a_learner_that_lacks_an_option_is_refused(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     class Plain(TorchLearner):
         @property
@@ -382,9 +372,7 @@ def test_a_learner_that_lacks_an_option_is_refused(
         trainer.fit(apps.spell, ask(2))
 
 
-def test_a_store_of_one_process_is_refused(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
-) -> None:
+def test_a_store_of_one_process_is_refused(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:
     trainer = Trainer(rl(), folder=tmp_path / "run", store="memory:")
     with pytest.raises(UnsupportedError, match="'memory:' lives in one process"):
         trainer.fit(apps.spell, ask(2))
@@ -405,9 +393,7 @@ def test_a_store_of_one_process_is_refused(
         ({"runners": ""}, "runners='': give a number or LocalRunners.…. or runners of your own"),
     ],
 )
-def test_impossible_settings_are_refused(
-    rl: Callable[..., Any], options: dict[str, Any], message: str
-) -> None:
+def test_impossible_settings_are_refused(rl: Make, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Trainer(rl(), **options)
 
@@ -416,7 +402,7 @@ def test_impossible_settings_are_refused(
 
 
 def test_an_engine_that_has_died_ends_the_run(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    apps: Any, rl: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what it died of is said: every rollout would fail from then on."""
 

@@ -24,6 +24,8 @@ from lightspan.stores import open_store
 from lightspan.training.collector import stored_episodes
 from lightspan_testing.scripted import Request, ScriptedServer
 
+Run = tuple[Path, Any]
+
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[ScriptedServer]:
@@ -52,7 +54,7 @@ def _trainer(algorithm: Any, folder: Path, **options: Any) -> Trainer:
 
 
 @pytest.fixture(scope="module")
-def run(shared: ScriptedServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def run(shared: ScriptedServer, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The folder of a complete run of two steps, and its result. Only to be read."""
     folder = tmp_path_factory.mktemp("without") / "run"
     trainer = _trainer(apps.Trial(["{q}", "say {q}"]), folder, steps=2)
@@ -61,7 +63,7 @@ def run(shared: ScriptedServer, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 
 def test_calls_go_to_the_apps_own_endpoint_and_are_recorded(
-    run: tuple[Path, Any], shared: ScriptedServer
+    run: Run, shared: ScriptedServer
 ) -> None:
     episodes = stored_episodes(run[0] / "store.db")
     calls = [call for episode in episodes for call in episode.calls]
@@ -73,7 +75,7 @@ def test_calls_go_to_the_apps_own_endpoint_and_are_recorded(
     assert all("say" in str(span.attributes[c.INPUT_MESSAGES]) for span in spans[-2:])
 
 
-async def test_a_group_has_one_version_of_the_resources(run: tuple[Path, Any]) -> None:
+async def test_a_group_has_one_version_of_the_resources(run: Run) -> None:
     async with open_store(run[0] / "store.db") as store:
         states = await store.rollouts(mode=Mode.TRAIN)
         texts: Counter[str] = Counter()
@@ -89,7 +91,7 @@ async def test_a_group_has_one_version_of_the_resources(run: tuple[Path, Any]) -
 
 @pytest.mark.parametrize("command", [["serve"], ["export", "model", "-o", "out"]])
 def test_there_is_no_model_to_serve_or_export(
-    run: tuple[Path, Any], command: list[str], capsys: pytest.CaptureFixture[str]
+    run: Run, command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     verb, *rest = command
     assert main([verb, str(run[0]), *rest]) == 1

@@ -21,6 +21,8 @@ from lightspan.training.checkpoints import latest, load_state
 from lightspan_tools.inspect import inspect_run
 from lightspan_torch.learner.torch import TorchLearner
 
+Make = Callable[..., Any]
+
 
 def trainer(algorithm: Any, folder: Path, **options: Any) -> Trainer:
     return Trainer(algorithm, folder=folder, reporter=SilentReporter(), **options)
@@ -47,7 +49,7 @@ class Recording(TorchLearner):
 
 # --- a critic -------------------------------------------------------------------------------
 def test_a_critic_trains_groups_of_one(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     """From values to the learner, the metrics and `inspect`: two calls a rollout, no groups."""
     from tool_app import parsed  # type: ignore[import-not-found]
@@ -96,7 +98,7 @@ def test_a_critic_trains_groups_of_one(
 
 
 def test_a_critic_is_trusted_by_what_it_said_before_it_was_fitted_to_any_of_a_step(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     """Minibatches are dealt by rollout: the second one's groups were fitted to by the first."""
     algorithm = rl(estimator="ppo", group_size=4, tasks_per_step=2, minibatches=4)
@@ -125,7 +127,7 @@ def test_a_critic_is_trusted_by_what_it_said_before_it_was_fitted_to_any_of_a_st
 
 
 def test_a_critic_that_is_trusted_is_built_on(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     """A head that was never fitted expects nothing: of the reward, which comes after the second
     call, the first one is paid what lambda leaves of it, and gamma."""
@@ -146,7 +148,7 @@ def test_a_critic_that_is_trusted_is_built_on(
 
 
 def test_a_run_with_a_critic_goes_on_exactly(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
     """Weights, the head and what is known of it: those of a run that was not interrupted. The
     rollouts are read from the whole run's steps, since sampling depends on timing."""
@@ -198,7 +200,7 @@ def _state(run: Trainer) -> dict[str, Any]:
 
 
 def test_a_learner_without_a_critic_is_refused_before_anything_runs(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     learner = TorchLearner({"policy": str(tiny)})
     run = trainer(rl(estimator="ppo"), tmp_path / "run", steps=1, learner=learner)
@@ -209,7 +211,7 @@ def test_a_learner_without_a_critic_is_refused_before_anything_runs(
 
 # --- Dr. GRPO, overlong answers -------------------------------------------------------------
 def test_dr_grpo_divides_by_one_constant_in_the_whole_run(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
     """The first step's, two steps and a resume later too. A token's weight does not depend on its
     answer's length; with a penalty on calls that are too long, which `inspect` and the metrics
@@ -251,9 +253,7 @@ def first_word(state: State) -> str:
     return state.observation.split()[0]
 
 
-def test_a_key_of_ones_own_trains(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
-) -> None:
+def test_a_key_of_ones_own_trains(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:
     algorithm = rl(credit=anchor(first_word))
     run = trainer(algorithm, tmp_path / "run", steps=1)
     run.fit(apps.spell, ask(2))
@@ -268,7 +268,7 @@ def test_a_key_of_ones_own_trains(
 
 # --- other settings -------------------------------------------------------------------------
 def test_a_run_does_not_go_on_with_another_rule(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
     """A folder that is older than a setting is as if it was not set."""
     folder, tasks = tmp_path / "run", ask(2)

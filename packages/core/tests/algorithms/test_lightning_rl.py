@@ -51,10 +51,7 @@ FLAT, VARIES, UNSCORED = (1.0, 1.0), (0.0, 1.0), (None, 1.0)
     ],
 )
 async def test_groups_that_do_not_vary_are_replaced_in_bounds(
-    resample: int,
-    groups: list[tuple[float | None, ...]],
-    asked: list[int],
-    notes: list[str],
+    resample: int, groups: list[tuple[float | None, ...]], asked: list[int], notes: list[str]
 ) -> None:
     world: Any = Scripted(groups)
     algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=3, resample=resample)
