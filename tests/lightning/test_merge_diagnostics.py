@@ -89,6 +89,10 @@ class Chat:
     def end(self) -> int:
         return int(self.tokenizer.tokenizer.convert_tokens_to_ids("<|im_end|>"))
 
+    def spelled(self, text: str) -> list[int]:
+        """The tokens of an answer letter by letter."""
+        return [token for letter in text for token in self.tokenizer.encode(letter)] + [self.end]
+
     def read(self) -> Merging:
         def decode(policy: str, ids: Sequence[int]) -> str:
             assert policy == "policy"
@@ -170,20 +174,39 @@ def test_of_several_choices_the_one_that_was_followed_up_is_meant() -> None:
 # --- template -----------------------------------------------------------------------------------
 
 
-def test_a_template_that_drops_earlier_thinking() -> None:
-    chat = Chat(DROPS_THINKING)
-    said = "<think>three</think>SELECT name"
-    chat.call([user("How many")], said)
-    chat.call([user("How many"), bot(said), user("more")], "x")
+@pytest.mark.parametrize(
+    ("template", "answer", "is_spelled", "cause", "expected_text"),
+    [
+        (DROPS_THINKING, "<think>three</think>SELECT name", False, Cause.TEMPLATE, "<"),
+        (TRIMS, "SELECT name ", False, Cause.TEMPLATE, " "),
+        # the model spelt a word in letters; encoding its text gives the word's own token
+        (CHAT_TEMPLATE, "SELECT", True, Cause.RETOKENISATION, "S"),
+        # trimmed later: the first token that differs decides
+        (TRIMS, "SELECT ", True, Cause.RETOKENISATION, "S"),
+    ],
+)
+def test_an_answer_that_comes_back_otherwise(
+    template: str, answer: str, is_spelled: bool, cause: Cause, expected_text: str
+) -> None:
+    chat = Chat(template)
+    chat.call([user("a")], answer, sampled=chat.spelled(answer) if is_spelled else None)
+    chat.call([user("a"), bot(answer), user("b")], "x")
     found = chat.read()
     [broken] = found.breaks
-    assert (broken.cause, broken.where) == (Cause.TEMPLATE, "response")
-    assert broken.detail == "the template renders the answer differently from the sampled text"
-    assert broken.place == len(chat.transitions[0].prompt_ids)
-    assert (broken.expected_text, broken.got_text) == ("<", "SELECT")
-    assert broken.before == "start|>assistant\n"[-len(broken.before) :]
+    assert (broken.cause, broken.where) == (cause, "response")
+    assert (
+        broken.detail
+        == {
+            Cause.TEMPLATE: "the template renders the answer differently from the sampled text",
+            Cause.RETOKENISATION: "the same text has other tokens than were sampled",
+        }[cause]
+    )
+    first = chat.transitions[0]
+    place = broken.place - len(first.prompt_ids)
+    assert broken.expected == first.response_ids[place] != broken.got
+    assert broken.expected_text == expected_text
     assert found.rows == 2
-    assert found.causes()["template"] == 1
+    assert found.causes()[cause.value] == 1
 
 
 def test_a_template_that_rewrites_an_earlier_turn() -> None:
@@ -239,26 +262,6 @@ def test_a_prompt_that_ends_early_is_shorter() -> None:
     assert (broken.got, broken.got_text) == (None, "")
     assert broken.expected == chat.transitions[0].response_ids[0]
     assert broken.place == len(chat.transitions[1].prompt_ids)
-
-
-# --- retokenisation -----------------------------------------------------------------------------
-
-
-def test_the_same_text_in_other_tokens() -> None:
-    """The model spelt a word in letters; encoding its text gives the word's own token."""
-    chat = Chat()
-    letters = [chat.tokenizer.encode(letter)[0] for letter in "SELECT"]
-    whole = chat.tokenizer.encode("SELECT")
-    assert len(whole) < len(letters)
-    chat.call([user("a")], "SELECT", sampled=[*letters, chat.end])
-    chat.call([user("a"), bot("SELECT"), user("b")], "x")
-    [broken] = chat.read().breaks
-    assert (broken.cause, broken.where) == (Cause.RETOKENISATION, "response")
-    assert broken.detail == "the same text has other tokens than were sampled"
-    assert broken.place == len(chat.transitions[0].prompt_ids)
-    assert (broken.expected, broken.got) == (letters[0], whole[0])
-    assert broken.expected_text == "S"
-    assert "SELECT".startswith(broken.got_text)
 
 
 # --- other --------------------------------------------------------------------------------------
@@ -319,10 +322,7 @@ def test_every_call_has_one_relation_and_every_break_a_difference(
 ) -> None:
     chat, history = Chat(template), [user("go")]
     for said in turns:
-        sampled = None
-        if in_letters:
-            sampled = [t for letter in said for t in chat.tokenizer.encode(letter)] + [chat.end]
-        chat.call(history, said, sampled=sampled)
+        chat.call(history, said, sampled=chat.spelled(said) if in_letters else None)
         history = [*history, bot(said), user("on")]
     found = chat.read()
     assert sum(found.counts().values()) == len(turns)

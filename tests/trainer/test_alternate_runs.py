@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lightspan.schema.records import Mode
-from lightspan.stores import open_store
 from lightspan.training import checkpoints
 from lightspan_prompts.search.candidates import read_searches
 from lightspan_testing.scripted import ScriptedServer
@@ -72,49 +69,6 @@ def test_both_learn(run: Run, tiny: Path) -> None:
     first, last = result.evaluations
     assert last.mean - first.mean >= 0.4 - 0.2  # the prompt's part; the model's may fall
     assert "held-out reward: " in result.summary()
-
-
-def test_it_takes_turns_within_one_budget(run: Run) -> None:
-    folder, _ = run
-    train = [line for line in lines(folder) if line["kind"] == "train"]
-    assert [line["step"] for line in train if "candidates" in line] == list(SEARCHES)
-    assert [line["step"] for line in train if "learner/loss" in line] == [2, 3, 5]
-    assert sum(line["rollouts"] for line in train) <= 48 + 3 * 8
-    assert [line["step"] for line in lines(folder) if line["kind"] == "eval"] == [0, 5]
-
-
-async def test_no_group_mixes_candidates_or_versions_of_the_policy(run: Run) -> None:
-    folder, _ = run
-    texts: dict[tuple[int, str], set[str]] = defaultdict(set)
-    versions: dict[tuple[int, str], set[int]] = defaultdict(set)
-    async with open_store(folder / "store.db") as store:
-        for state in await store.rollouts(mode=Mode.TRAIN):
-            rollout = state.rollout
-            group = rollout.step, rollout.group_id
-            offered: Any = await store.get_resources(rollout.resources_id)
-            texts[group].add(offered["style"].template)
-            ids = [each.attempt_id for each in await store.attempts([rollout.rollout_id])]
-            for records in (await store.token_records(ids)).values():
-                versions[group] |= {version for each in records for version, _ in each.versions}
-    assert texts.keys() == versions.keys()
-    assert {len(found) for found in texts.values()} == {1}
-    assert {len(found) for found in versions.values()} == {1}
-    by_step: dict[int, set[Any]] = defaultdict(set)
-    searched: dict[int, set[str]] = defaultdict(set)
-    for (step, _), found in versions.items():
-        by_step[step] |= found
-    for (step, _), found_texts in texts.items():
-        searched[step] |= found_texts
-    # the policy stands still while prompts are searched, and moves after each step of weights
-    assert {len(found) for found in by_step.values()} == {1}
-    numbers = [min(by_step[step]) for step in range(1, 6)]
-    assert numbers[0] == numbers[1] < numbers[2] < numbers[3] == numbers[4]
-    # the prompt stands still while weights learn; a search tries several
-    first, second = read_searches(folder).values()
-    chosen = [each.candidates[each.chosen].templates["style"] for each in (first, second)]
-    assert searched[2] == searched[3] == {chosen[0]}
-    assert searched[5] == {chosen[1]}
-    assert len(searched[1]) > 1
 
 
 def test_inspect_shows_both(run: Run, tiny: Path) -> None:

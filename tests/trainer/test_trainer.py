@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lightspan import LLM, LoRA, Optimizer, PolicyLoss, Torch, Trainer
+from lightspan import LLM, Optimizer, PolicyLoss, Torch, Trainer
 from lightspan.errors import ConfigError, EngineError, UnsupportedError
 from lightspan.protocols.learner import LearnerCapabilities
 from lightspan.schema.records import Mode
@@ -20,7 +20,6 @@ from lightspan.training.collector import read_episodes
 from lightspan.training.folder import RunFolder
 from lightspan.training.results import FitResult
 from lightspan_testing.scripted import ScriptedServer
-from lightspan_torch.learner.policy_model import adapter_base, merge_adapter
 from lightspan_torch.learner.torch import TorchLearner
 
 Run = tuple[FitResult, Any]
@@ -77,7 +76,7 @@ def test_config_says_what_was_asked(run: Run, tiny: Path) -> None:
     loss, optimizer = config.pop("loss"), config.pop("optimizer")
     assert loss["clip_high"] == 0.28
     assert optimizer["learning_rate"] == 1e-3
-    assert config == {
+    assert {name: value for name, value in config.items() if value is not None} == {
         "algorithm": "lightning_rl",
         "app": "toy_apps:two",
         "model": str(tiny),
@@ -87,37 +86,22 @@ def test_config_says_what_was_asked(run: Run, tiny: Path) -> None:
         "unit": "rollout",
         "credit": "terminal",
         "step_rewards": False,
-        "air": None,
-        "overlong": None,
-        "critic": None,
         "weight": "rollout",
-        "token_constant": None,
         "group_size": 4,
         "tasks_per_step": 2,
         "minibatches": 2,
         "resample": 0,
         "temperature": 1.0,
-        "max_tokens": None,
-        "max_length": None,
-        "max_staleness": None,
         "overlap": 0,
-        "failure_reward": None,
         "timeout_s": 600.0,
-        "lora": None,
         "seed": 3,
         "steps": 2,
         "epochs": 1.0,
         "validate_every": 1,
-        "validate_temperature": None,
         "keep": "last",
-        "patience": None,
-        "selection": None,
         "checkpoint_every": 1,
         "device": "cpu",
         "metric": "reward",
-        "cluster": None,
-        "store": None,
-        "reward": None,
     }
 
 
@@ -310,18 +294,6 @@ def test_keys_are_not_kept(
     assert b"scripted help" in kept
     assert b"sk-kept-nowhere" not in kept
     assert b"own-key" not in kept
-
-
-def test_lora_trains_adapters_and_exports_them(
-    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
-) -> None:
-    algorithm = rl(lora=LoRA(rank=4), learning_rate=1e-2)
-    trainer = Trainer(algorithm, steps=1, folder=tmp_path / "run")
-    result = trainer.fit(apps.spell, ask(2))
-    assert trainer.folder.metrics()[-1]["learner/logprob_gap_mean"] < 1e-4
-    assert adapter_base(result.model) == str(tiny)
-    merged = merge_adapter(result.model, tmp_path / "merged")
-    assert _hash(merged) != _hash(tiny)
 
 
 def test_loss_with_kl_learns_from_groups_that_do_not_vary(

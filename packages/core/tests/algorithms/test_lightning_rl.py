@@ -18,7 +18,6 @@ from lightspan.algorithms.metrics import (
     why_no_rows,
 )
 from lightspan.errors import UnknownAgentError, UnsupportedError
-from lightspan.lightning.advantages import ZeroReason
 from lightspan.lightning.rollout_checks import RolloutChecks
 from lightspan.lightning.rows import Row
 from lightspan.schema.records import AttemptStatus, Outcome
@@ -94,20 +93,6 @@ async def test_replaced_rollouts_are_counted() -> None:
     assert {key[0] for key in world.explained} == {"at-g1-0", "at-g1-1", "at-g3-0", "at-g3-1"}
     plain = LightningRL(MODEL, group_size=2, tasks_per_step=2)
     assert not any(name.startswith("resample/") for name in await plain.run_step(Scripted(groups)))  # type: ignore[arg-type]
-
-
-async def test_a_step_without_variance_explains_its_transitions_too() -> None:
-    """`inspect` and `export` say what an explanation says: zero, because the group is identical."""
-    world: Any = Scripted([FLAT, FLAT])
-    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=2)
-    await algorithm.run_step(world)
-    assert world.updated == []
-    assert sorted(world.explained) == [
-        (f"at-g{group}-{member}", "call", 0) for group in (0, 1) for member in (0, 1)
-    ]
-    assert {(why.advantage, why.zero_reason) for why in world.explained.values()} == {
-        (0.0, ZeroReason.IDENTICAL)
-    }
 
 
 async def test_what_no_minibatch_learns_from_is_explained_too() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from lightspan.training.results import Evaluation, FitResult, Outcomes
 
 
@@ -51,15 +49,6 @@ def test_a_temperature_that_nobody_gave_is_the_endpoints_own() -> None:
         "sampled at temperature: checker at its endpoint's own, writer at 1"
     )
     assert said(writer=[0.0, None]) == "sampled at temperature 0 and its endpoint's own"
-
-
-def test_an_evaluation_says_in_how_many_clusters_its_tasks_are() -> None:
-    """The means of the two are 0 and 1: drawn are both of either, or one each."""
-    clusters = {"t0": "a", "t1": "a", "t2": "b"}
-    found = evaluation(0, [0.0, 0.0, 1.0], clusters=clusters)
-    assert "0.333 (95% CI 0.000..1.000, n=3 in 2 clusters)" in found.text("reward")
-    assert found.metrics()["clusters"] == 2
-    assert found.mean == pytest.approx(1 / 3)
 
 
 def test_the_last_line_counts_what_was_not_scored_and_what_failed() -> None:
