@@ -24,10 +24,6 @@ from lightspan_tools.inspect import inspect_run
 Run = tuple[Path, Any]
 
 APPS = Path(__file__).parents[1] / "apps"
-SEARCHES = (1, 4)
-"""Steps of the run: two searches, of its five."""
-
-
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[ScriptedServer]:
     with ScriptedServer(toy.reflects) as server:

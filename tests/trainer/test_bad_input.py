@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from lightspan.errors import (
     DataError,
     ModelError,
     RewardError,
-    StoreFormatError,
     UnknownAgentError,
 )
 from lightspan_testing.tiny import tiny_model
@@ -210,12 +208,3 @@ def test_folder_that_is_not_for_one_run_alone(apps: Any, rl: Make, ask: Make) ->
     with pytest.raises(ConfigError, match="holds more than a run"):
         Trainer(rl(), folder=place).fit(apps.spell, ask(1))
     assert place.stat().st_mode == before
-
-
-def test_foreign_store_file(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:
-    with sqlite3.connect(tmp_path / "other.db") as database:
-        database.execute("CREATE TABLE singers (name TEXT)")
-    database.close()
-    trainer = Trainer(rl(), folder=tmp_path / "run", store=f"sqlite:///{tmp_path / 'other.db'}")
-    with pytest.raises(StoreFormatError, match=r"other.db: this SQLite file belongs to another"):
-        trainer.fit(apps.spell, ask(1))

@@ -163,23 +163,13 @@ def test_patience_ends_training(toy: Any, tiny: Path, tmp_path: Path, lines: Any
     )
 
 
-@pytest.mark.parametrize(
-    ("title", "n"),
-    [
-        pytest.param(
-            "step 4: evaluating", 1, id="while a step is compared", marks=pytest.mark.long
-        ),
-        pytest.param("step 5: evaluating", 2, id="while the kept weights are evaluated"),
-    ],
-)
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_killed_run_keeps_the_same_step(
-    toy: Any, run: Run, tiny: Path, tmp_path: Path, title: str, n: int
-) -> None:
-    """The best so far, and how long it was waited since, survive `kill -9`."""
+def test_killed_run_keeps_the_same_step(toy: Any, run: Run, tiny: Path, tmp_path: Path) -> None:
+    """The best so far, and how long it was waited since, survive `kill -9` in the evaluation of the
+    kept weights."""
     folder = tmp_path / "run"
-    command = [sys.executable, toy.__file__, str(folder), str(tiny), title, str(n)]
+    command = [sys.executable, toy.__file__, str(folder), str(tiny), "step 5: evaluating", "2"]
     killed = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     algorithm = toy.Hashing(tiny)

@@ -13,12 +13,9 @@ import pytest
 pytest.importorskip("langchain_openai")
 pytest.importorskip("langgraph")
 
-from lightspan import GEPA, LLM
 from lightspan.progress import SilentReporter
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
-from lightspan.schema.resources import INSTRUCTIONS
-from lightspan.schema.system_prompts import Instructions
 from lightspan.training.collector import stored_episodes
 from lightspan_prompts.search.candidates import read_found
 from lightspan_testing.scripted import Request, ScriptedServer
@@ -129,19 +126,3 @@ def test_both_texts_are_in_the_record(run: Run, desk: Any) -> None:
     assert applied["router", True, True] == 3 + 8 + 4
     assert applied["router", None, False] == 4 + 8  # held out before, and the survey
     assert applied["router", True, False] == 3  # the first candidate is the app's own text
-
-
-def test_what_was_found_goes_on_in_another_process(run: Run) -> None:
-    """As `Trainer.evaluate(…, resume=True)` has it: from the checkpoint."""
-    state = json.loads(next((run.folder / "checkpoints").glob("*1/state.json")).read_bytes())
-    llm = LLM(base_url="http://127.0.0.1:9/v1", model="thinker")
-    algorithm = GEPA(reflection=llm, optimize=["router"])
-    assert algorithm.resources() == {INSTRUCTIONS: Instructions(surveyed=["router"])}
-    algorithm.load_state(state["algorithm"])
-    told = algorithm.resources()[INSTRUCTIONS]
-    assert isinstance(told, Instructions)
-    [rewrite] = told.rewrites
-    learned = run.result.prompts["router"]
-    assert (rewrite.agent, rewrite.template) == ("router", learned.before.template)
-    assert rewrite.text == learned.after.template
-    assert algorithm.learned_prompts() == run.result.prompts

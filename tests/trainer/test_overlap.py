@@ -23,7 +23,6 @@ from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan_testing.scripted import ScriptedServer
-from lightspan_tools.rescore import rescore
 
 STEPS, TASKS, GROUP = 4, 2, 4
 
@@ -114,16 +113,6 @@ def test_each_call_is_shown_with_the_step_that_trained_it(run: RunFolder, tmp_pa
     }
 
 
-def always(task: Any) -> float:
-    return 1.0
-
-
-def test_a_score_given_again_says_the_step_that_trained_it(run: RunFolder) -> None:
-    found = rescore(run.path, always, mode=Mode.TRAIN)
-    told = Counter(change.step for change in found.changes)
-    assert told == dict.fromkeys(range(1, STEPS + 1), TASKS * GROUP)
-
-
 class Asks(LightningRL):
     """An algorithm that asks its world in one way."""
 
@@ -140,13 +129,11 @@ class Asks(LightningRL):
     ("ask", "error"),
     [
         (lambda world: world.submit([0], 0), "submit: group_size=0 must be at least 1"),
-        (lambda world: world.submit([0], 1.5), "submit: group_size=1.5 must be a whole number"),
         (lambda world: world.rollouts([0], -1), "rollouts: group_size=-1 must be at least 1"),
         (
             lambda world: world.submit([0, 1], 2, resources=[{}]),
             r"submit\(resources=\) has 1 mappings for 2 tasks",
         ),
-        (lambda world: world.take(1, "id"), r"take\(first='id'\): give a list of ids"),
     ],
 )
 def test_what_a_world_cannot_do(

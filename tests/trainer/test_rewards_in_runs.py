@@ -24,7 +24,6 @@ from lightspan.training.collector import rewarded_episodes, stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan_testing.scripted import Request, ScriptedServer
 from lightspan_tools.inspect import inspect_run
-from lightspan_torch.sft.algorithm import demonstrations_from
 
 APPS = Path(__file__).parents[1] / "apps"
 
@@ -261,12 +260,8 @@ def test_lightning_rl_learns_from_it(
                 difference = kept[episode.rollout_id] - mean
                 assert (why.advantage > 0) == (difference > 0)
     assert varied
-    # SFT takes what the other reward chose
     scored = rewarded_episodes(tmp_path / "run", "vowels")
     assert {e.rollout_id: e.reward for e in scored} == kept
-    best = max(kept.values())
-    chosen = demonstrations_from(scored, min_reward=best)
-    assert len(chosen) == sum(value == best for value in kept.values())
     with pytest.raises(ConfigError, match="has no reward 'consonants'; it has vowels"):
         rewarded_episodes(tmp_path / "run", "consonants")
     out = tmp_path / "transitions.jsonl"

@@ -18,12 +18,12 @@ from lightspan.production import span_exporter as module
 from lightspan.production.span_exporter import ExportHandle
 from lightspan.progress import SilentReporter
 from lightspan.schema import semconv as c
-from lightspan.schema.records import Attempt, AttemptStatus, Rollout
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.stores import open_store
 from lightspan.training import span_export
 from lightspan.training.session import Session
 from lightspan.training.span_export import SpanExport
+from lightspan_testing.strategies import make_attempt, make_rollout, make_span
 from packages.otel.tests.backend import Backend
 
 
@@ -120,29 +120,18 @@ def episodes(count: int, spans: int) -> list[Episode]:
     """Of one attempt each, with as many spans."""
     found = []
     for number in range(count):
-        rollout = Rollout(rollout_id=f"ro-{number}", task=number, task_id=f"t{number}")
-        attempt = Attempt(
-            attempt_id=f"at-{number}",
-            rollout_id=rollout.rollout_id,
-            number=1,
-            epoch=1,
-            status=AttemptStatus.SUCCEEDED,
-        )
+        name = str(number)
         made = [
-            Span(
-                span_id=f"{number * 1_000 + place:016x}",
+            make_span(
+                f"{number * 1_000 + place:016x}",
+                attempt=name,
                 trace_id=f"{number + 1:032x}",
-                name="chat m",
-                kind=SpanKind.LLM,
-                rollout_id=rollout.rollout_id,
-                attempt_id=attempt.attempt_id,
                 start_ns=place,
                 end_ns=place,
-                attributes={c.CALL_ID: f"call-{place}"},
             )
             for place in range(1, spans + 1)
         ]
-        found.append(build_episode(attempt, rollout, made, []))
+        found.append(build_episode(make_attempt(name), make_rollout(name), made, []))
     return found
 
 

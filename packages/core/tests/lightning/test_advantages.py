@@ -8,7 +8,6 @@ from hypothesis import given, strategies as st
 
 from lightspan.lightning.advantages import (
     ESTIMATORS,
-    Explanation,
     Observation,
     ZeroReason,
     dr_grpo,
@@ -165,23 +164,6 @@ def test_the_agent_unit_with_one_agent_is_the_rollout_unit(estimator):
     assert normalise(estimator, rollouts) == normalise(estimator, agents)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_agents_do_not_mix(estimator):
-    values = {"writer": [1.0, 0.0, 0.5], "critic": [7.0, 9.0, 8.5]}
-    apart = [
-        each
-        for agent, numbers in values.items()
-        for each in normalise(
-            estimator, [Observation(f"r{n}", "g", v, agent) for n, v in enumerate(numbers)]
-        )
-    ]
-    together = normalise(
-        estimator,
-        [Observation(f"r{n}", "g", v, a) for a, vs in values.items() for n, v in enumerate(vs)],
-    )
-    assert together == apart
-
-
 # --- groups without variance ------------------------------------------------------------------
 
 GROUPS = {
@@ -202,36 +184,3 @@ def test_groups_without_variance_are_found_with_the_reason():
         "none": ZeroReason.UNSCORED,
         "empty": ZeroReason.UNSCORED,
     }
-
-
-# --- explanations -----------------------------------------------------------------------------
-
-
-def explanation(**fields):
-    known = {
-        "rollout_id": "r",
-        "group_id": "g",
-        "agent_path": "writer",
-        "estimator": "grpo",
-        "unit": "rollout",
-        "credit_rule": "terminal",
-        "weighting": "rollout",
-        "credit": 1.0,
-        "value": 1.0,
-        "baseline": 0.125,
-        "scale": math.sqrt(0.125),
-        "size": 8,
-        "zero_reason": None,
-        "tokens": 3,
-        "token_weight": 0.25,
-        "share": 0.75,
-    }
-    return Explanation(**{**known, **fields})
-
-
-def test_an_explanation_prints():
-    assert str(explanation()) == (
-        "advantage +2.47487 = (1 - 0.125) / 0.353553; grpo over 8 rollouts (group g, this one 1); "
-        "credit 1 (terminal); share 75.0% of the rollout: 3 tokens of weight 0.25 (rollout)"
-    )
-    assert "advantage +0 = identical;" in str(explanation(zero_reason=ZeroReason.IDENTICAL))

@@ -205,13 +205,6 @@ def test_a_tool_call_never_ends_before_the_call_that_asked_for_it() -> None:
     assert Trace(built(calls, [used])).tools[0].tool.call == ("b", 0)
 
 
-def test_an_id_that_two_calls_used_says_nothing() -> None:
-    named = answers(None, ("call_0", "{}"))
-    calls = [call("a", 1, 2, attributes=named), call("b", 3, 4, attributes=named)]
-    used = tool("t", at(2) + 1, at(2) + 2, attributes={c.TOOL_CALL_ID: "call_0"})
-    assert places(built(calls, [used])) == {"t": (2, 2)}
-
-
 def test_a_tool_that_is_an_agent_ends_after_its_own_model_calls() -> None:
     calls = [
         call("a", 1, 2, attributes=answers(None, ("x", "{}"))),
@@ -246,16 +239,6 @@ def test_a_tool_that_begins_before_it_was_asked_for_shows_other_clocks() -> None
         tool("other", at(2) + 1, at(2) + 2),
     ]
     assert places(built([asker], tools)) == {"t": (2, 2), "other": (None, None)}
-
-
-def test_a_call_without_a_span_may_have_begun_at_any_time() -> None:
-    """Nothing that ended is in its state, unless ids say so."""
-    episode = built([call("a", 1, 2)], [tool("t", at(2) + 1, at(2) + 2)])
-    assert places(episode) == {"t": (2, 2)}
-    records = [make_record("a"), make_record("b", sequence=(3, 4))]
-    used = [tool("t", at(2) + 1, at(2) + 2)]
-    unknown = build_episode(make_attempt(), make_rollout(), used, records)
-    assert phi(unknown) == [0.0, 0.0]
 
 
 def test_a_tool_call_counts_once() -> None:

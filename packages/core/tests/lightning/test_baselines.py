@@ -223,14 +223,6 @@ def test_baselines_are_those_of_the_reference(rollouts: Any, kind: str, prior: f
     assert [one.baseline for one in found] == pytest.approx(expected, abs=1e-12)
 
 
-def test_too_long_answers_are_compared_with_those_of_others() -> None:
-    """A penalty that every rollout has is no reason to push all of them down."""
-    calls = credited(chains((1.0, 1), (0.0, 1)), "dr_grpo")
-    told = [replace(call, credit=call.credit - 0.5, penalty=-0.5) for call in calls]
-    plain = advantages(calls, by_rollout(calls, "dr_grpo"))
-    assert advantages(told, by_rollout(told, "dr_grpo")) == plain == [0.5, -0.5]
-
-
 # --- as published -------------------------------------------------------------------------------
 def test_at_grpo_by_hand() -> None:
     """Means and spreads of each turn, the call itself included."""

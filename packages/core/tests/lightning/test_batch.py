@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from lightspan.errors import ConfigError, DataError
+from lightspan.errors import ConfigError
 from lightspan.lightning import (
     BatchConfig,
     Rejection,
@@ -218,12 +218,6 @@ def test_calls_that_cannot_be_rows_are_rejected_after_the_statistics():
     ]
     assert batch.counters["rejected:no_logprobs"] == 1
     assert mass(batch) == {"ro-1": 0.5}
-
-
-def test_one_episode_per_rollout():
-    episode = rollout("1", 1.0)
-    with pytest.raises(DataError, match="rollout ro-1 occurs twice"):
-        batch_of([episode, episode])
 
 
 def test_a_coverage_made_for_another_credit_rule_is_an_error():

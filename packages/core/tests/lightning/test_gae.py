@@ -235,17 +235,6 @@ def bias_of(process, lam, potential=None):
 
 
 @pytest.mark.parametrize("phase", ["early", "late"])
-def test_the_process_is_the_one_of_the_reference(phase):
-    process = Process(phase)
-    assert len(process.trajectories) == 48
-    assert math.fsum(t.probability for t in process.trajectories) == pytest.approx(1, abs=1e-12)
-    assert round(process.success, 2) == {"early": 0.27, "late": 0.73}[phase]
-    for trajectory in process.trajectories:
-        turns = [choice.turn for choice in trajectory.calls]
-        assert Turns(trajectory.as_calls()).depths == turns
-
-
-@pytest.mark.parametrize("phase", ["early", "late"])
 def test_the_bias_of_true_values(phase):
     """None at lambda 1; below, what `join` does not see (the choice of X1 matters after it)."""
     process = Process(phase)

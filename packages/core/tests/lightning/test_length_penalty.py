@@ -137,23 +137,6 @@ def test_where_a_rollout_is_a_call_its_reward_is_paid_less(
     assert batch.overlong == {"penalised": 0.5, "whole": 0.25, "penalty": -0.375}
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 12)), min_size=2, max_size=6
-    ),
-    st.sampled_from(["grpo", "dr_grpo", "rloo"]),
-)
-def test_a_group_sums_to_nothing_with_penalties_too(
-    rollouts: list[tuple[float, int]], estimator: Any
-) -> None:
-    """And with calls compared by turn, which is the same where every rollout is one call."""
-    episodes = [attempt(f"x{n}-", *rollout) for n, rollout in enumerate(rollouts)]
-    found = advantages(batch_of(episodes, estimator=estimator))
-    assert math.fsum(found.values()) == pytest.approx(0, abs=1e-9)
-    by_turn = advantages(batch_of(episodes, discounted(1.0), estimator=estimator))
-    assert by_turn == pytest.approx(found, abs=1e-9)
-
-
 def test_a_long_answer_is_its_own_call_s_and_no_other_s() -> None:
     """Of two rollouts, each compared with a mean of both: half of the difference each."""
     episodes = [attempt("a", 1, 2, 8), attempt("b", 0, 2, 2)]
