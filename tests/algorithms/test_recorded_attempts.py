@@ -18,7 +18,6 @@ import lightspan
 from lightspan.algorithms.recorded_attempts import parse_time
 from lightspan.cli import main
 from lightspan.errors import ConfigError, DataError, NotFoundError, RewardError
-from lightspan.lightning import build_episode
 from lightspan.production.feedback import Rated
 from lightspan.production.store_writer import (
     PendingWrite,
@@ -27,7 +26,7 @@ from lightspan.production.store_writer import (
     write_pending,
 )
 from lightspan.schema import genai_messages, semconv as c
-from lightspan.schema.records import AttemptStatus, Json, Outcome, Report, Rollout
+from lightspan.schema.records import AttemptStatus, Json, Outcome
 from lightspan.schema.spans import Attributes, Span, SpanKind
 from lightspan.stores import open_store
 from lightspan.training.data import tasks_from_store
@@ -146,24 +145,6 @@ def test_feedback_by_attempt_call_and_response(url: str) -> None:
     assert load_chats(url, min_reward=0.9).left_out == {"scored too low": 2}
     assert len(load_chats(url, min_reward=1.0).chats) == 1
     assert len(load_chats(url, min_reward=0.25).chats) == 3
-
-
-async def test_feedback_on_an_attempt_under_way_trains_nothing(url: str) -> None:
-    async with open_store(url) as store:
-        await store.enqueue([Rollout(rollout_id="ro-1", task=None, task_id="t", run_id="run")])
-        [claim] = await store.claim("runner", 1, 30.0)
-        attempt_id = claim.attempt.attempt_id
-        lightspan.feedback(attempt_id, 1.0, store=url)
-        report = Report(
-            attempt_id=attempt_id,
-            epoch=claim.attempt.epoch,
-            status=AttemptStatus.SUCCEEDED,
-            outcome=Outcome.OK,
-        )
-        assert await store.report([report]) == [True]
-        [span] = (await store.spans([attempt_id]))[attempt_id]
-        episode = build_episode(await store.attempt(attempt_id), claim.rollout, [span], [])
-    assert (span.late, episode.reward) == (True, None)
 
 
 def test_the_last_to_arrive_counts_whatever_the_clocks_say(

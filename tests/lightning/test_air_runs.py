@@ -124,15 +124,6 @@ def test_a_run_shapes_by_its_own_tools(
     )
 
 
-def test_a_run_does_not_go_on_with_other_settings(
-    apps: Any, rl: Make, tmp_path: Path, ask: Make
-) -> None:
-    Trainer(rl(air=True), steps=1, folder=tmp_path / "run").fit(apps.spell, ask(2))
-    other = Trainer(rl(air=AIR(scale=0.1)), steps=2, folder=tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"air: \{'mode': 'potential', 'scale': 0.3, .* now"):
-        other.fit(apps.spell, ask(2), resume=True)
-
-
 def test_tools_of_a_real_agent_are_placed_by_their_ids(
     apps: Any, rl: Make, tmp_path: Path, tiny: Path
 ) -> None:

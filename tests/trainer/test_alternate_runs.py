@@ -24,6 +24,8 @@ from lightspan_tools.inspect import inspect_run
 Run = tuple[Path, Any]
 
 APPS = Path(__file__).parents[1] / "apps"
+
+
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[ScriptedServer]:
     with ScriptedServer(toy.reflects) as server:

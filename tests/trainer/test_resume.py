@@ -122,12 +122,6 @@ def test_an_error_says_what_is_kept(apps: Any, tiny: Path, tmp_path: Path, ask: 
     with pytest.raises(ConfigError, match="the budget"):
         trainer.fit(apps.spell, tasks, resume=True)
     assert settled.texts == [f"resuming {folder} after step 1"]
-    other = Interrupting("never")
-    with pytest.raises(ConfigError, match="other settings"):
-        Trainer(Drill(tiny), steps=4, folder=folder, reporter=other).fit(
-            apps.spell, ask(3), resume=True
-        )
-    assert other.texts == []
 
 
 def _losses(folder: Path) -> list[float]:

@@ -18,7 +18,7 @@ import scripted_judge as script  # type: ignore[import-not-found]
 
 from lightspan import LLM, Judge, Trainer
 from lightspan.cli import main
-from lightspan.errors import AppError, BudgetError, ConfigError, RewardError
+from lightspan.errors import AppError, ConfigError, RewardError
 from lightspan.progress import SilentReporter
 from lightspan.training.collector import rewarded_episodes, stored_episodes
 from lightspan.training.folder import RunFolder
@@ -93,46 +93,6 @@ def test_an_algorithm_learns_from_the_judge_and_the_apps_own_reward_is_kept(
     one = inspect_run(folder, sees.episodes[0].rollout_id)
     assert f"reward {sees.rewards[0]:g} (scored)\n  the app's own reward: 0.25\n" in one
     assert one.endswith(f"\nreward judge: {sees.rewards[0]:g}\n  A {{rambling}} sentence.")
-
-
-@pytest.mark.slow
-def test_what_the_judge_fails_at_is_unscored_counted_and_told_once(
-    model: ScriptedServer, tmp_path: Path, lines: Any
-) -> None:
-    def answers(request: Request) -> str:
-        if "user: qqq" in request.last_text:
-            return "Who am I to judge?"
-        said: str = script.gives(by_number)(request)
-        return said
-
-    with ScriptedServer(answers) as server:
-        training = trainer(judged, tmp_path / "run", a_judge(server), steps=2, reporter=lines)
-        training.fit(judged.counts, judged.tasks(model.url, 1, 3))
-    sees: Any = training.algorithm
-    assert Counter(sees.rewards) == {0.1: 2, 0.2: 2, 0.3: 2, None: 6}
-    told = [text for text in lines.texts if "unscored, which is not zero" in text]
-    assert len(told) == 1
-    assert "(the judge's answer has no line of JSON: 'Who am I to judge?')" in told[0]
-    train = [line for line in RunFolder(tmp_path / "run").metrics() if line["kind"] == "train"]
-    assert [line["judge/unscored"] for line in train] == [6, 6]
-    assert [line["judge/calls"] for line in train] == [6, 0]
-
-
-def test_a_run_that_spent_its_budget_goes_on_and_asks_nothing_twice(
-    model: ScriptedServer, wise: ScriptedServer, tmp_path: Path
-) -> None:
-    folder, given = tmp_path / "run", judged.tasks(model.url, 1, 2, 3, 4)
-    few = trainer(judged, folder, a_judge(wise, max_calls=8), steps=2)
-    with pytest.raises(BudgetError, match=r"judge has answered 6 questions .*exceed max_calls=8"):
-        few.fit(judged.counts, given)
-    assert len(wise.requests) == 6
-    more = trainer(judged, folder, a_judge(wise, max_calls=100), steps=2)
-    more.fit(judged.counts, given, resume=True)
-    asked = [request.last_text for request in wise.requests]
-    assert len(asked) == len(set(asked)) == 12
-    other = trainer(judged, folder, a_judge(wise, orders=3), steps=3)
-    with pytest.raises(ConfigError, match="started with other settings"):
-        other.fit(judged.counts, given, resume=True)
 
 
 @pytest.mark.faults

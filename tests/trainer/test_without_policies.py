@@ -167,8 +167,6 @@ def test_there_is_no_engine_and_no_learner(server: ScriptedServer, tmp_path: Pat
                 found.append(str(refused.value))
             with pytest.raises(ConfigError, match="no engine to publish to"):
                 await world.publish()
-            assert world.path == tmp_path / "run"
-            assert list(world.tasks) == _tasks(server, 0, 1)
             return {}
 
     _trainer(Looks(["{q}"]), tmp_path / "run", steps=1).fit(apps.styled, _tasks(server, 0, 1))

@@ -12,10 +12,8 @@ import pytest
 
 from lightspan import Critic, Optimizer, Overlong, Trainer
 from lightspan.errors import ConfigError
-from lightspan.lightning.credit import anchor
 from lightspan.lightning.gae import explained_variance
 from lightspan.lightning.rows import Row
-from lightspan.lightning.states import State
 from lightspan.progress import SilentReporter
 from lightspan.training.checkpoints import latest, load_state
 from lightspan_tools.inspect import inspect_run
@@ -249,23 +247,6 @@ def test_dr_grpo_divides_by_one_constant_in_the_whole_run(
 
 
 # --- states ---------------------------------------------------------------------------------
-def first_word(state: State) -> str:
-    return state.observation.split()[0]
-
-
-def test_a_key_of_ones_own_trains(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:
-    algorithm = rl(credit=anchor(first_word))
-    run = trainer(algorithm, tmp_path / "run", steps=1)
-    run.fit(apps.spell, ask(2))
-    whys = algorithm.last_batch.explanations.values()
-    assert {why.others for why in whys} == {3}
-    [line] = run.folder.metrics()
-    assert line["learner/tokens"] > 0, "no group varied: change the seed of the test"
-    text = inspect_run(run.folder.path, algorithm.last_batch.rows[0].rollout_id)
-    name = f"{first_word.__module__}:first_word"
-    assert f"(anchor(1, key={name})), turn 0, others in its state: 3; share" in text
-
-
 # --- other settings -------------------------------------------------------------------------
 def test_a_run_does_not_go_on_with_another_rule(
     apps: Any, rl: Make, tmp_path: Path, ask: Make

@@ -165,33 +165,6 @@ def _fields(row: Row) -> dict[str, Any]:
     return {name: getattr(row, name) for name in Row.__dataclass_fields__}
 
 
-async def test_the_responses_dialect(folder: Path) -> None:
-    async with running(folder, Mode.VAL) as rig, rig.client() as client:
-        answer = await client.responses.create(
-            model="policy",
-            input="What is it?",
-            text={"format": {"type": "json_schema", "name": "it", "schema": SCHEMA}},
-            extra_headers=rig.headers("call-a"),
-        )
-        jsonschema.validate(json.loads(answer.output_text), SCHEMA)
-        assert answer.text is not None
-        assert answer.text.format is not None
-        assert answer.text.format.type == "json_schema"
-        function = {"type": "function", **TOOLS[0]["function"]}
-        called = await client.responses.create(
-            model="policy",
-            input="Add.",
-            tools=[function],
-            tool_choice="required",
-            parallel_tool_calls=False,
-            extra_headers=rig.headers("call-b"),
-        )
-        [item] = called.output
-        assert item.type == "function_call"
-        check("named", None, [(item.name, item.arguments)])
-        assert called.parallel_tool_calls is False
-
-
 async def test_what_cannot_be_followed_is_refused_by_name(folder: Path) -> None:
     """In training too; nothing is sampled."""
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}

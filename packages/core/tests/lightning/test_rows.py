@@ -1,7 +1,6 @@
 """Rows: exact prefix merging over a set of open rows."""
 
 import math
-import random
 import string
 
 import msgspec
@@ -9,8 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan.lightning import Rejection, Transition, build_rows
-from lightspan.lightning.rows import _OpenRows, merge, usable_transitions
-from lightspan.schema.token_records import Sampling, pack_floats, pack_ids
+from lightspan.lightning.rows import merge, usable_transitions
+from lightspan.schema.token_records import Sampling, pack_floats
 from lightspan_testing.strategies import make_record
 
 ALPHABET = string.ascii_letters
@@ -237,42 +236,3 @@ def test_the_tree_of_open_rows_finds_what_comparing_with_each_finds(calls):
 
     assert len(merge(calls)) == len(naive(calls))
     assert sizes(merge(calls)) == sizes(naive(calls))
-
-
-class Counted(bytes):
-    """Bytes that count how many of them were copied out."""
-
-    read = 0
-
-    def __getitem__(self, key):
-        result = bytes.__getitem__(self, key)
-        if isinstance(key, slice):
-            Counted.read += len(result)
-        return result
-
-
-@pytest.mark.parametrize("shape", ["conversation", "shared prefix", "identical"])
-def test_merging_reads_each_token_a_bounded_number_of_times(shape):
-    """However many rows are open: twice as many calls read twice as many bytes per prompt byte."""
-
-    def bytes_read_per_byte(count):
-        rng = random.Random(0)
-        common = [rng.randrange(50) for _ in range(200)]
-        prompts = []
-        for number in range(count):
-            if shape == "conversation":
-                common = [*common, 1, 2, 3]
-                prompts.append(pack_ids(common))
-            elif shape == "identical":
-                prompts.append(pack_ids(common))
-            else:
-                prompts.append(pack_ids([*common[: number % 200], 60 + number, *common]))
-        tree = _OpenRows()
-        Counted.read = 0
-        for place, data in enumerate(prompts):
-            taken = tree.pop_longest(Counted(data))
-            tree.add(Counted(data), place if taken is None else taken)
-        return Counted.read / sum(map(len, prompts))
-
-    assert bytes_read_per_byte(400) < 8
-    assert bytes_read_per_byte(800) < 1.5 * bytes_read_per_byte(400)
