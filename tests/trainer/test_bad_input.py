@@ -13,7 +13,6 @@ import pytest
 
 from lightspan import LightningRL, Optimizer, Trainer
 from lightspan.errors import (
-    AppError,
     ConfigError,
     DataError,
     ModelError,
@@ -153,35 +152,6 @@ def test_failing_app_is_an_outcome(
         "step 1: 50 % of the rollouts failed (mostly app_error; for example task bad: "
         "ValueError: no such column: nam)"
     ) in lines.texts
-
-
-@pytest.mark.parametrize(
-    ("app", "message"),
-    [
-        (7, r"an app must be callable, not int: 7"),
-        (lambda task: 1.0, r"is defined inside a function"),
-        (lambda tasks, database: 1.0, r"asks for 'database', which nothing provides"),
-    ],
-)
-def test_apps_that_runners_cannot_import(
-    rl: Make, tmp_path: Path, ask: Make, app: Any, message: str
-) -> None:
-    with pytest.raises(AppError, match=message):
-        Trainer(rl(), folder=tmp_path / "run").fit(app, ask(1))
-    assert not (tmp_path / "run").exists()
-
-
-def test_app_of_a_notebook_names_the_alternative(
-    rl: Make, tmp_path: Path, ask: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import __main__
-
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    exec("def answer(task):\n    return 1.0", namespace)
-    monkeypatch.setattr(__main__, "__spec__", None, raising=False)
-    monkeypatch.setattr(__main__, "__file__", None, raising=False)
-    with pytest.raises(AppError, match=r"notebook .* put it into a file, such as my_app.py"):
-        Trainer(rl(), folder=tmp_path / "run").fit(namespace["answer"], ask(1))
 
 
 # --- models -------------------------------------------------------------------------------------

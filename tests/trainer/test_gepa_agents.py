@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("langchain_openai")
 pytest.importorskip("langgraph")
 
-from lightspan.progress import SilentReporter
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
 from lightspan.training.collector import stored_episodes
@@ -23,37 +22,21 @@ from lightspan_testing.scripted import Request, ScriptedServer
 BEFORE = "You are the router of a help desk.\nToday is {date_1}.\n\nWhat is known of the customer"
 
 
-class Lines(SilentReporter):
-    """Keeps what a person is told."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def line(self, text: str) -> None:
-        self.told.append(text)
-
-
 class Run(NamedTuple):
     """A complete one. Only to be read."""
 
     folder: Path
     result: Any
-    told: list[str]
     model: list[Request]
-    thinker: list[Request]
-
-
-def learned(desk: Any, environment: pytest.MonkeyPatch, folder: Path, **options: Any) -> Run:
-    lines = Lines()
-    with ScriptedServer(desk.speaks) as model, ScriptedServer(desk.reflects) as thinker:
-        environment.setenv("OPENAI_BASE_URL", model.url)
-        result = desk.train(folder, thinker.url, reporter=lines, **options)
-    return Run(folder, result, lines.told, model.requests, thinker.requests)
 
 
 @pytest.fixture(scope="module")
 def run(desk: Any, environment: pytest.MonkeyPatch, tmp_path_factory: Any) -> Run:
-    return learned(desk, environment, tmp_path_factory.mktemp("desk") / "run")
+    folder = tmp_path_factory.mktemp("desk") / "run"
+    with ScriptedServer(desk.speaks) as model, ScriptedServer(desk.reflects) as thinker:
+        environment.setenv("OPENAI_BASE_URL", model.url)
+        result = desk.train(folder, thinker.url)
+    return Run(folder, result, model.requests)
 
 
 def by_agent(requests: list[Request]) -> tuple[list[Request], list[Request]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightspan import VLLM, LoRA, Policy, Trainer, Transformers
+from lightspan import LoRA, Policy, Trainer, Transformers
 from lightspan.errors import EngineError, UnsupportedError
 from lightspan.protocols.engine import GenerationRequest, LoRAWeights, Probe, ProbedEngine
 from lightspan.schema.token_records import Sampling
@@ -110,21 +110,6 @@ def test_policies_that_share_a_copy(
     more = {"engine": engine} if engine else {}
     settings = settings_of(rl(**options), folder=tmp_path / "run", **more)
     assert make_engine(settings, seed=0).capabilities.lora == beside
-
-
-@pytest.mark.parametrize(
-    ("merge", "groups"),
-    [(False, [("checker", "writer", "base")]), (True, [("checker",), ("writer",), ("base",)])],
-)
-def test_vllm_has_servers_of_all_of_them(
-    rl: Make, tmp_path: Path, merge: bool, groups: list[tuple[str, ...]]
-) -> None:
-    import sys
-
-    vllm = VLLM(python=sys.executable, merge=merge)
-    algorithm = rl(optimize=TWO, frozen="base")
-    engine: Any = make_engine(settings_of(algorithm, engine=vllm, folder=tmp_path / "run"), seed=0)
-    assert engine._groups == groups
 
 
 # --- trained ------------------------------------------------------------------------------------
