@@ -98,11 +98,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_parameters_are_counted_by_the_headers(folder: Path) -> None:
-    safetensors(folder / "model.safetensors", embedding=[40, 8], norm=[8], scalar=[])
-    assert count_parameters(folder) == 40 * 8 + 8 + 1
-
-
 def test_of_several_files_all_are_needed(folder: Path) -> None:
     shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     index = folder / "model.safetensors.index.json"

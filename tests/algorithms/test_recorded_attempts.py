@@ -30,6 +30,7 @@ from lightspan.schema.records import AttemptStatus, Json, Outcome
 from lightspan.schema.spans import Attributes, Span, SpanKind
 from lightspan.stores import open_store
 from lightspan.training.data import tasks_from_store
+from lightspan_testing.strategies import make_reward_span, make_span
 from lightspan_torch.sft.chat_dataset import Chats, load_chats
 
 HEX = "{:032x}"
@@ -47,11 +48,8 @@ def call(number: int, answer: str = "answer", agent: str = "writer", **attribute
         c.CALL_OUTCOME: "ok",
         c.RESPONSE_ID: f"chatcmpl-theirs-{number}",
     }
-    return Span(
-        span_id=f"{number:016x}",
-        trace_id="a" * 32,
-        name="chat m",
-        kind=SpanKind.LLM,
+    return make_span(
+        f"{number:016x}",
         start_ns=number * 10**9,
         end_ns=number * 10**9 + 5 * 10**8,
         attributes={**given, **attributes},
@@ -150,14 +148,7 @@ def test_feedback_by_attempt_call_and_response(url: str) -> None:
 def test_the_last_to_arrive_counts_whatever_the_clocks_say(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    emitted = Span(
-        span_id="e" * 16,
-        trace_id="a" * 32,
-        name="lightspan.reward",
-        kind=SpanKind.REWARD,
-        start_ns=2**62,
-        attributes={c.REWARD_VALUE: 0.1},
-    )
+    emitted = make_reward_span("e" * 16, 0.1, start_ns=2**62)
     write(url, attempt(1, call(1), emitted))
     assert len(load_chats(url, min_reward=0.1).chats) == 1
     for clock, reward in ((10**18, 0.2), (10**17, 0.9), (10**16, 0.2)):

@@ -118,14 +118,6 @@ def test_a_policy_that_hardly_moves_is_noticed_once_the_rate_has_warmed_up() -> 
     assert not run(*(1e-9 * step for step in range(12)))
 
 
-def test_groups_that_do_not_vary_are_counted() -> None:
-    rng = random.Random(4)
-    steps = [sampled(rng, step, 0.5) for step in range(1, 4)]
-    [alert] = read([*steps, *(line(step, [[1.0] * 8] * 16) for step in range(4, 8))])
-    assert (alert.name, alert.step) == ("no_group_varies", 5)
-    assert "in the latest 2 steps: in each of 32 the rollouts had equal rewards" in alert.text
-
-
 def test_an_entropy_that_collapses_is_noticed_unless_the_reward_has_risen() -> None:
     def run(end: float) -> set[str]:
         rng = random.Random(5)

@@ -362,7 +362,7 @@ def test_turn_and_state_are_unbiased(phase: Any, name: str) -> None:
     ("phase", "size", "expected"),
     [
         ("early", 2, 0.0349),
-        ("late", 3, 0.0155),
+        ("late", 2, 0.0210),
     ],
 )
 def test_silence_of_identical_groups_costs_a_potential_a_little(

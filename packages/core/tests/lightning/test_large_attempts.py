@@ -27,10 +27,8 @@ from lightspan_testing.strategies import (
 ALL = Selection.of("*").routing
 
 
-def build(records=(), spans=(), name="1", reward=1.0, group="g", **attempt):
-    return build_episode(
-        make_attempt(name, reward, **attempt), make_rollout(name, group), spans, records
-    )
+def build(records=(), spans=()):
+    return build_episode(make_attempt(), make_rollout(), spans, records)
 
 
 def chain(depth):

@@ -47,8 +47,26 @@ def merged(*calls):
 # --- what merges ------------------------------------------------------------------------------
 
 
-def test_a_conversation_is_one_row():
-    assert merged(("P", "a"), ("PaQ", "b"), ("PaQbR", "c")) == ["P[a]Q[b]R[c]"]
+@pytest.mark.parametrize(
+    ("calls", "rows"),
+    [
+        ([], []),
+        ([("P", "a"), ("PaQ", "b"), ("PaQbR", "c")], ["P[a]Q[b]R[c]"]),
+        ([("P", "ab"), ("Pab", "cd"), ("Pabcd", "e")], ["P[abcde]"]),  # nothing in between
+        ([("PQ", "a")] * 2, ["PQ[a]"] * 2),  # the same call again
+        ([("PQ", "ab"), ("PQaXR", "c"), ("PQaXRcS", "d")], ["PQ[ab]", "PQaXR[c]S[d]"]),
+        ([("P", "a"), ("PaQ", "b"), ("PaR", "c")], ["P[a]Q[b]", "PaR[c]"]),
+        # the longest open row goes on
+        ([("P", "a"), ("PaQ", "b"), ("P", "a"), ("PaQbR", "c")], ["P[a]Q[b]R[c]", "P[a]"]),
+        # a row that a longer one left behind is still open
+        (
+            [("P", "a"), ("PaQRS", "b"), ("P", "a"), ("PaQX", "c"), ("PaQRSbT", "d")],
+            ["P[a]QRS[b]T[d]", "P[a]QX[c]"],
+        ),
+    ],
+)
+def test_calls_merge_where_a_prompt_goes_on_from_a_row(calls, rows):
+    assert merged(*calls) == rows
 
 
 def test_choices_of_one_call_are_rows_of_their_own_and_the_used_one_goes_on():
@@ -56,24 +74,6 @@ def test_choices_of_one_call_are_rows_of_their_own_and_the_used_one_goes_on():
     rows = build_rows([*calls, transition("d", "PbQ", "e")]).rows
     assert shown(rows) == ["P[a]", "P[b]Q[e]", "P[c]"]
     assert rows[1].call_ids == (("c", 1), ("d", 0))
-
-
-def test_a_broken_prefix_opens_a_row():
-    assert merged(("PQ", "ab"), ("PQaXR", "c"), ("PQaXRcS", "d")) == ["PQ[ab]", "PQaXR[c]S[d]"]
-
-
-def test_the_longest_open_row_wins():
-    assert merged(("P", "a"), ("PaQ", "b"), ("P", "a"), ("PaQbR", "c")) == [
-        "P[a]Q[b]R[c]",
-        "P[a]",
-    ]
-
-
-def test_a_row_that_a_longer_one_left_behind_is_still_open():
-    assert merged(("P", "a"), ("PaQRS", "b"), ("P", "a"), ("PaQX", "c"), ("PaQRSbT", "d")) == [
-        "P[a]QRS[b]T[d]",
-        "P[a]QX[c]",
-    ]
 
 
 def test_rollouts_and_policies_never_share_a_row():
