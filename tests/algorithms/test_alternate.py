@@ -4,7 +4,6 @@ weights are trained; `test_alternate_runs.py` trains a model."""
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 from lightspan import APO, GEPA, LLM, Alternate, LightningRL, PromptTemplate
 from lightspan.errors import ConfigError, EngineError
-from lightspan.schema.records import task_id
 from lightspan.training.resume import FREE
 from lightspan_prompts.alternate import INITIAL_WEIGHTS
 from lightspan_prompts.search.candidates import read_searches
@@ -297,30 +295,9 @@ def test_options_that_cannot_be_honoured(
         alternate(server, **options)
 
 
-async def test_a_share_that_is_too_small_for_a_search_is_called_a_share(
-    server: ScriptedServer, tmp_path: Path
-) -> None:
-    algorithm, world = alternate(server, cycles=5), World(tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        await steps(algorithm, world, 1)
-    said = str(caught.value)
-    assert said.startswith(
-        "Alternate(cycles=5): of max_rollouts=60 this search may use 12: "
-        "APO(max_rollouts=12) is too few for one new candidate: "
-    )
-    assert said.endswith("; each cycle has an equal share")
-    assert world.rollouts_done == 0
-
-
 def test_what_is_no_half_is_refused(server: ScriptedServer) -> None:
     both = alternate(server)
     with pytest.raises(ConfigError, match="the first argument is a GEPA or an APO"):
         Alternate(both.weights, both.weights, max_rollouts=100)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="weights="):
         Alternate(both.prompts, both.prompts, max_rollouts=100)  # type: ignore[arg-type]
-
-
-def test_tasks_are_split_as_without_it(server: ScriptedServer) -> None:
-    split = alternate(server).prompts.split(TASKS)
-    chosen = random.Random("0/selection").sample([task_id(task) for task in TASKS], 4)
-    assert [task_id(task) for task in split.selection] == chosen

@@ -134,45 +134,34 @@ def test_impossible_options(options: dict[str, Any], message: str) -> None:
         LightningRL(MODEL, **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "lacks", "message"),
-    [
-        ({"loss": PolicyLoss(kl=0.1)}, {"kl": False}, r"a KL term \(PolicyLoss.kl\)"),
-        ({"loss": PolicyLoss(entropy=0.1)}, {"entropy": False}, "an entropy bonus"),
-        ({"lora": LoRA()}, {"lora": False}, "LoRA"),
-        ({"optimize": {"a": "x", "b": "y"}}, {"policies": 1}, "2 policies"),
-    ],
-)
-def test_what_a_learner_lacks_is_refused_by_name(
-    options: dict[str, Any], lacks: dict[str, Any], message: str
-) -> None:
-    exact = EngineCapabilities(exact_tokens=True)
-    algorithm = LightningRL(MODEL, **options)
-    algorithm.check(exact, LearnerCapabilities())
-    with pytest.raises(UnsupportedError, match=f"the learner does not support {message}"):
-        algorithm.check(exact, LearnerCapabilities(**lacks))
+SEQUENCE = PolicyLoss(importance_cap=2.0, importance_level="sequence")
 
 
 @pytest.mark.parametrize(
-    ("loss", "declared", "message"),
+    ("options", "enough", "lacking", "message"),
     [
-        (PolicyLoss(form="gspo"), {"loss_forms": ("clip", "gspo")}, "the loss form 'gspo'"),
+        ({"loss": PolicyLoss(kl=0.1)}, {}, {"kl": False}, r"a KL term \(PolicyLoss.kl\)"),
+        ({"loss": PolicyLoss(entropy=0.1)}, {}, {"entropy": False}, "an entropy bonus"),
+        ({"lora": LoRA()}, {}, {"lora": False}, "LoRA"),
+        ({"optimize": {"a": "x", "b": "y"}}, {}, {"policies": 1}, "2 policies"),
+        # a learner that was written before a form existed would compute another
+        ({"loss": PolicyLoss(form="gspo")}, {"loss_forms": ("clip", "gspo")}, {}, "the loss form"),
         (
-            PolicyLoss(importance_cap=2.0, importance_level="sequence"),
+            {"loss": SEQUENCE},
             {"importance_levels": ("sequence",)},
+            {},
             "importance weights per sequence",
         ),
     ],
 )
-def test_a_learner_has_to_declare_a_loss(
-    loss: PolicyLoss, declared: dict[str, Any], message: str
+def test_what_a_learner_lacks_is_refused_by_name(
+    options: dict[str, Any], enough: dict[str, Any], lacking: dict[str, Any], message: str
 ) -> None:
-    """One that was written before a form existed would compute another."""
     exact = EngineCapabilities(exact_tokens=True)
-    algorithm = LightningRL(MODEL, loss=loss)
-    algorithm.check(exact, LearnerCapabilities(**declared))
+    algorithm = LightningRL(MODEL, **options)
+    algorithm.check(exact, LearnerCapabilities(**enough))
     with pytest.raises(UnsupportedError, match=f"the learner does not support {message}"):
-        algorithm.check(exact, LearnerCapabilities())
+        algorithm.check(exact, LearnerCapabilities(**lacking))
 
 
 def test_engine_without_exact_tokens_is_refused() -> None:

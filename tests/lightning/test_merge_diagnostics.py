@@ -145,13 +145,6 @@ def test_agents_that_are_asked_afresh_begin_conversations() -> None:
     assert chat.read().breaks == []
 
 
-def test_another_agents_conversation_is_not_continued() -> None:
-    chat = Chat(DROPS_THINKING)
-    chat.call([user("a")], "<think>hm</think>x")
-    chat.call([user("a"), bot("<think>hm</think>x"), user("b")], "y", agent="checker")
-    assert chat.relations() == ["new", "new"]
-
-
 def test_following_up_two_answers_branches_off() -> None:
     chat = Chat()
     chat.call([user("a")], "x")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import signal
@@ -11,34 +10,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import best_toy as toy  # type: ignore[import-not-found]
 import pytest
 
 from lightspan import FitResult, Trainer
 from lightspan.errors import CheckpointError, ConfigError, DataError
+from lightspan.progress import SilentReporter
 from lightspan.training.checkpoints import list_checkpoints
 from lightspan.training.folder import RunFolder
 from lightspan_torch.learner.torch import TorchLearner
 
-Run = tuple[FitResult, Any, Any]
+Run = tuple[FitResult, Any, list[str]]
 
 
 @pytest.fixture(scope="module")
-def toy(apps: Any) -> Any:
-    """The module `best_toy`; its selection rewards are .2 .5 .9 .9 .1 .1 .3 by step."""
-    del apps  # makes it importable
-    return importlib.import_module("best_toy")
-
-
-@pytest.fixture(scope="module")
-def run(
-    toy: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[FitResult, Any, list[str]]:
-    """All six steps, the best kept: its result, its algorithm and what was said."""
-    lines = importlib.import_module("lightspan.progress").SilentReporter()
+def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """All six steps, the best kept: its result, its algorithm and what was said. The selection
+    rewards are .2 .5 .9 .9 .1 .1 .3 by step."""
     said: list[str] = []
-    lines.line = said.append
+    reporter: Any = SilentReporter()
+    reporter.line = said.append
     folder, algorithm = tmp_path_factory.mktemp("best") / "run", toy.Hashing(tiny)
-    return toy.fit(folder, algorithm, reporter=lines), algorithm, said
+    return toy.fit(folder, algorithm, reporter=reporter), algorithm, said
 
 
 def _hash(model: Path) -> str:
@@ -71,9 +64,7 @@ def test_held_out_tasks_have_no_part_in_the_choice(run: Run) -> None:
     assert {name.split()[0] for name in result.evaluations[-1].rewards} == {"held"}
 
 
-def test_selection_score_is_told_and_is_not_the_result(
-    run: tuple[FitResult, Any, list[str]],
-) -> None:
+def test_selection_score_is_told_and_is_not_the_result(run: Run) -> None:
     result, _, said = run
     assert (
         "step 6: step 2 is kept: its reward on the selection split is 0.900 (95% CI 0.900..0.900, "
@@ -101,7 +92,7 @@ def copied(run: Run, tmp_path: Path) -> Path:
 
 
 def test_more_steps_go_on_from_the_last_step_and_keep_the_best(
-    run: Run, toy: Any, tiny: Path, copied: Path
+    run: Run, tiny: Path, copied: Path
 ) -> None:
     algorithm = toy.Hashing(tiny)
     result = toy.fit(copied, algorithm, told=run[0].folder, steps=7, resume=True)
@@ -113,7 +104,7 @@ def test_more_steps_go_on_from_the_last_step_and_keep_the_best(
 
 
 def test_result_does_not_outlive_its_model(
-    run: Run, toy: Any, tiny: Path, copied: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tiny: Path, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between the model and what is said of it, a run has the model of no result."""
 
@@ -130,9 +121,7 @@ def test_result_does_not_outlive_its_model(
     assert _hash(result.model) == run[1].hashes[2]
 
 
-def test_lost_checkpoint_of_the_best_step_is_named(
-    run: Run, toy: Any, tiny: Path, copied: Path
-) -> None:
+def test_lost_checkpoint_of_the_best_step_is_named(run: Run, tiny: Path, copied: Path) -> None:
     shutil.rmtree(copied / "checkpoints" / "step-000002")
     shutil.rmtree(copied / "model")
     with pytest.raises(
@@ -144,7 +133,7 @@ def test_lost_checkpoint_of_the_best_step_is_named(
 # --- stopping early -------------------------------------------------------------------------
 
 
-def test_patience_ends_training(toy: Any, tiny: Path, tmp_path: Path, lines: Any) -> None:
+def test_patience_ends_training(tiny: Path, tmp_path: Path, lines: Any) -> None:
     folder, algorithm = tmp_path / "run", toy.Hashing(tiny)
     last = {"keep": "last", "patience": 3, "selection": 0.5, "reporter": lines}
     result = toy.fit(folder, algorithm, **last)
@@ -165,7 +154,7 @@ def test_patience_ends_training(toy: Any, tiny: Path, tmp_path: Path, lines: Any
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_killed_run_keeps_the_same_step(toy: Any, run: Run, tiny: Path, tmp_path: Path) -> None:
+def test_killed_run_keeps_the_same_step(run: Run, tiny: Path, tmp_path: Path) -> None:
     """The best so far, and how long it was waited since, survive `kill -9` in the evaluation of the
     kept weights."""
     folder = tmp_path / "run"
@@ -212,7 +201,7 @@ def test_split_is_the_same_each_time_and_keeps_equal_tasks_together(tiny: Path) 
     ],
 )
 def test_what_a_choice_of_steps_needs_is_said(
-    toy: Any, tiny: Path, tmp_path: Path, options: Any, selection: Any, message: str
+    tiny: Path, tmp_path: Path, options: Any, selection: Any, message: str
 ) -> None:
     trainer = Trainer(toy.Hashing(tiny), folder=tmp_path / "run", **options)
     with pytest.raises(ConfigError, match=message):
@@ -220,7 +209,7 @@ def test_what_a_choice_of_steps_needs_is_said(
     assert not (tmp_path / "run").exists()
 
 
-def test_selection_tasks_are_not_the_reported_ones(toy: Any, tiny: Path, tmp_path: Path) -> None:
+def test_selection_tasks_are_not_the_reported_ones(tiny: Path, tmp_path: Path) -> None:
     trainer = Trainer(toy.Hashing(tiny), folder=tmp_path / "run", keep="best", validate_every=1)
     with pytest.raises(DataError, match=r"1 of 2 tasks of selection are held out too \(for exam"):
         trainer.fit(toy.scheduled, [1, 2], ["a", "b"], selection=["b", "c"])
@@ -229,7 +218,7 @@ def test_selection_tasks_are_not_the_reported_ones(toy: Any, tiny: Path, tmp_pat
 
 
 def test_selection_tasks_that_are_trained_on_are_told(
-    toy: Any, tiny: Path, tmp_path: Path, lines: Any
+    tiny: Path, tmp_path: Path, lines: Any
 ) -> None:
     folder = tmp_path / "run"
     tasks = toy.tasks(folder, 2, "train")

@@ -22,6 +22,7 @@ from drilled import Drilled, row_of  # type: ignore[import-not-found]
 from lightspan import Trainer
 from lightspan.algorithms import Metrics, TrainerContext
 from lightspan.errors import CheckpointError, ConfigError
+from lightspan.progress import SilentReporter
 from lightspan.protocols.learner import SFTLoss
 from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.folder import RunFolder
@@ -60,7 +61,7 @@ def _weights(model: Path) -> str:
     return TorchLearner({"policy": str(model)}).weight_hash("policy")
 
 
-class Interrupting:
+class Interrupting(SilentReporter):
     """A reporter at whose n-th piece of work with this title somebody presses Ctrl-C.
 
     Args:
@@ -75,10 +76,6 @@ class Interrupting:
     def start(self, title: str, total: int) -> None:
         if title == self.title:
             raise self.error
-
-    def advance(self, count: int = 1, **values: float | str) -> None: ...
-
-    def finish(self, summary: str = "") -> None: ...
 
     def line(self, text: str) -> None:
         self.texts.append(text)

@@ -309,14 +309,6 @@ def test_loss_with_kl_learns_from_groups_that_do_not_vary(
     assert spread.folder.metrics()[-1]["learner/rows"] == 8
 
 
-async def test_fit_works_inside_a_running_loop(
-    apps: Any, rl: Make, tmp_path: Path, ask: Make
-) -> None:
-    trainer = Trainer(rl(), steps=1, folder=tmp_path / "run")
-    result = trainer.fit(apps.spell, ask(2))
-    assert result.steps == 1
-
-
 def test_evaluate_leaves_the_run_as_it_is(run: Run, apps: Any, rl: Make, ask: Make) -> None:
     folder = run[0].folder
     before = {p: p.read_bytes() for p in folder.glob("*.json*")}

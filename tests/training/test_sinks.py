@@ -65,12 +65,9 @@ def test_a_sink_that_fails_is_left_out_and_said(call: str) -> None:
     assert text.endswith(f"(metrics.jsonl has everything): {call}: the service is down")
 
 
-def test_unknown_sinks_and_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_sinks() -> None:
     with pytest.raises(ConfigError, match="'tensorbord' is unknown; use one of mlflow, tensorb"):
         Sinks(["tensorbord"], print)
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(ConfigError, match=r"needs mlflow, .*: pip install mlflow$"):
-        Sinks(["mlflow"], print)
 
 
 class Half:

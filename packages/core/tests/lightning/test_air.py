@@ -197,14 +197,6 @@ def test_measures_tell_shaping_apart_from_the_reward() -> None:
     assert not any(key.startswith("air") for key in batch_metrics(batch(group())))
 
 
-def test_an_explanation_says_what_air_added() -> None:
-    found = batch(group(), air=AIR(scale=0.3))
-    why = found.explanations["at-0", "c4", 0]
-    assert (why.credit, why.shaping) == (0.7, -0.3)
-    assert "credit 0.7 (discounted(1), AIR -0.3), turn 2, others in its turn: 1;" in str(why)
-    assert "AIR" not in str(batch(group()).explanations["at-0", "c4", 0])
-
-
 # --- bonuses --------------------------------------------------------------------------------
 def test_a_bonus_is_paid_to_the_turn_that_caused_it_and_discounted_before() -> None:
     air = AIR(scale=0.5, mode="bonus")

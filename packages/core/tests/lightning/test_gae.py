@@ -19,7 +19,6 @@ from lightspan.lightning.credit import discounted, terminal
 from lightspan.lightning.gae import (
     explained_variance,
     gae,
-    interval_successors,
     successors,
     values_by_call,
     warmup_lambda,
@@ -114,15 +113,6 @@ def test_successors_are_as_they_are_defined(episode):
             for p in later
             if not any(calls[q].sequence_end < calls[p].sequence_start for q in later)
         ]
-
-
-def test_many_calls_are_no_burden():
-    """Ten thousand, each beside its neighbours: one by one, it would be a hundred million looks."""
-    starts = range(0, 20_000, 2)
-    found = interval_successors(starts, [start + 3 for start in starts])
-    assert found[0] == range(2, 4)
-    assert found[-3] == range(9_999, 10_000)
-    assert found[-1] == range(10_000, 10_000)
 
 
 # --- advantages -------------------------------------------------------------------------------
