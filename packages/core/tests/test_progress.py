@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 
 import pytest
 from rich.console import Console
@@ -11,9 +10,7 @@ from rich.console import Console
 from lightspan.progress import (
     PlainReporter,
     TerminalReporter,
-    default_reporter,
     describe,
-    duration,
     escape_control,
 )
 
@@ -61,14 +58,6 @@ def test_no_reporter_sends_commands_to_the_terminal() -> None:
             assert f"{word}{WRITTEN_OUT}" in said
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (89.4, "89 s"), (90, "2 min"), (3600, "60 min"), (11_100, "3 h 05 min")],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
 def test_plain_lines_show_progress_values_and_time_left() -> None:
     stream = io.StringIO()
     reporter = PlainReporter(stream, interval_s=0.0)
@@ -97,8 +86,3 @@ def test_terminal_shows_a_bar_with_values_and_keeps_lines() -> None:
     assert "8/8" in shown
     assert "reward 0.5" in shown
     assert shown.rstrip().endswith("done [n=8]")
-
-
-def test_reporter_fits_where_the_output_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert isinstance(default_reporter(), PlainReporter)

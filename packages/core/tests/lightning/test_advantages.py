@@ -11,7 +11,6 @@ from lightspan.lightning.advantages import (
     Observation,
     ZeroReason,
     dr_grpo,
-    groups_without_variance,
     grpo,
     normalise,
     rloo,
@@ -162,25 +161,3 @@ def test_the_agent_unit_with_one_agent_is_the_rollout_unit(estimator):
     rollouts = [Observation(f"r{n}", f"g{n % 2}", v) for n, v in enumerate(values)]
     agents = [Observation(f"r{n}", f"g{n % 2}", v, "writer") for n, v in enumerate(values)]
     assert normalise(estimator, rollouts) == normalise(estimator, agents)
-
-
-# --- groups without variance ------------------------------------------------------------------
-
-GROUPS = {
-    "mixed": [1.0, 0.0],
-    "solved": [1.0, 1.0],
-    "failed": [0.0, 0.0, None],
-    "one": [1.0, None],
-    "none": [None, math.nan],
-    "empty": [],
-}
-
-
-def test_groups_without_variance_are_found_with_the_reason():
-    assert groups_without_variance(GROUPS) == {
-        "solved": ZeroReason.IDENTICAL,
-        "failed": ZeroReason.IDENTICAL,
-        "one": ZeroReason.GROUP_OF_ONE,
-        "none": ZeroReason.UNSCORED,
-        "empty": ZeroReason.UNSCORED,
-    }
