@@ -266,8 +266,8 @@ def test_explained_variance(values, targets, expected):
         (5, -3.0, 1.0),
         (5, None, 1.0),
         (5, math.nan, 1.0),
-        (0, 1.0, 1.0),
     ],
 )
 def test_values_are_trusted_once_they_explain_something(fits, explained, expected):
     assert warmup_lambda(0.9, fits=fits, warmup=5, explained=explained) == expected
+    assert warmup_lambda(0.9, fits=0, warmup=0, explained=explained) == 1.0  # never fitted
