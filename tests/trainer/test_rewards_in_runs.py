@@ -59,7 +59,7 @@ def test_an_algorithm_learns_from_the_judge_and_the_apps_own_reward_is_kept(
     model: ScriptedServer, wise: ScriptedServer, tmp_path: Path, lines: Any
 ) -> None:
     folder, own_calls = tmp_path / "run", len(model.requests)
-    training = trainer(judged, folder, a_judge(wise), reporter=lines)
+    training = trainer(folder, a_judge(wise), reporter=lines)
     result = training.fit(judged.counts, judged.tasks(model.url, 1, 3), judged.tasks(model.url, 5))
     assert [evaluation.rewards for evaluation in result.evaluations] == [
         {task: 0.5} for task in result.evaluations[0].rewards
@@ -133,7 +133,7 @@ def test_a_killed_run_asks_no_question_twice(model: ScriptedServer, tmp_path: Pa
 def test_a_function_gives_the_reward(
     model: ScriptedServer, tmp_path: Path, name: str, expected: list[float]
 ) -> None:
-    training = trainer(judged, tmp_path / "run", f"judged_app:{name}")
+    training = trainer(tmp_path / "run", f"judged_app:{name}")
     training.fit(judged.counts, judged.tasks(model.url, 1, 3))
     sees: Any = training.algorithm
     assert sorted(sees.rewards) == sorted(expected * 2)
@@ -148,7 +148,7 @@ def test_a_function_gives_the_reward(
 def test_a_function_that_fails_leaves_rollouts_unscored(
     model: ScriptedServer, tmp_path: Path, lines: Any
 ) -> None:
-    training = trainer(judged, tmp_path / "run", judged.moody, reporter=lines)
+    training = trainer(tmp_path / "run", judged.moody, reporter=lines)
     failing = [{"q": "qqqqqq", "url": model.url, "fails": True}]
     training.fit(judged.counts, [*judged.tasks(model.url, 1), *failing])
     sees: Any = training.algorithm
@@ -169,9 +169,7 @@ def test_a_function_that_fails_leaves_rollouts_unscored(
 def test_what_is_no_reward_is_an_error(model: ScriptedServer, tmp_path: Path) -> None:
     message = r"a reward for each of the 2 episodes, in a list: it returned \[1.0\]"
     with pytest.raises(RewardError, match=message):
-        trainer(judged, tmp_path / "run", judged.too_few).fit(
-            judged.counts, judged.tasks(model.url, 1)
-        )
+        trainer(tmp_path / "run", judged.too_few).fit(judged.counts, judged.tasks(model.url, 1))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +186,7 @@ def test_what_cannot_reward_is_refused_before_any_rollout(
     tmp_path: Path, reward: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        trainer(judged, tmp_path / "run", reward)
+        trainer(tmp_path / "run", reward)
 
 
 # --- every algorithm ------------------------------------------------------------------------

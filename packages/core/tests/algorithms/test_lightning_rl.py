@@ -78,6 +78,15 @@ async def test_replaced_groups_leave_the_step() -> None:
     assert (same.rows, same.explanations) == (batch.rows, batch.explanations)
 
 
+async def test_groups_are_replaced_only_where_that_was_asked() -> None:
+    """A foreign trainer may hand over more groups than a step of ours has."""
+    world: Any = Scripted([FLAT, VARIES, VARIES])
+    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=2)
+    episodes = await world.rollouts([0, 1, 2], 2)
+    assert algorithm.replaced(episodes) == set()
+    assert algorithm.build(episodes, {"policy": 1}).size == 6
+
+
 async def test_replaced_rollouts_are_counted() -> None:
     """Comparisons are made at equal rollouts: those that were replaced were sampled too."""
     groups = [FLAT, VARIES, FLAT, VARIES]
