@@ -115,11 +115,9 @@ def test_an_engine_that_cannot_change_its_weights_under_calls_is_refused() -> No
         LightningRL("model", overlap=1).check(engine, LearnerCapabilities())
 
 
-@pytest.mark.parametrize("described", [False, True])
-def test_dropout_is_refused(described: bool) -> None:
+def test_dropout_is_refused() -> None:
     """Drawn from the state that answers are sampled from: 5 of 1,746 came from one used before."""
-    lora = LoRA(rank=4, dropout=0.3)
-    options: Any = {"optimize": {"a": Policy(lora=lora)}} if described else {"lora": lora}
+    options: Any = {"optimize": {"a": Policy(lora=LoRA(rank=4, dropout=0.3))}}
     engine, learner = EngineCapabilities(exact_tokens=True), LearnerCapabilities()
     LightningRL("model", **options).check(engine, learner)
     with pytest.raises(UnsupportedError, match=r"overlap=2 with LoRA\(dropout=0\.3\): .* state"):
@@ -141,10 +139,6 @@ def test_dropout_is_refused(described: bool) -> None:
 def test_what_contradicts_it(options: dict[str, Any], error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         LightningRL("model", **options)
-
-
-def test_it_may_reject_what_is_older_still() -> None:
-    assert LightningRL("model", overlap=2, max_staleness=2).config()["overlap"] == 2
 
 
 def test_prompts_and_weights_take_turns() -> None:

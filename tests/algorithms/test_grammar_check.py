@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from lightspan import LightningRL
 from lightspan.algorithms.grammar_check import reject_mismatches
-from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode, build_episode
-from lightspan.lightning.rows import Row
 from lightspan.lightning.selection import Rejection
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.protocols.engine import EngineCapabilities
-from lightspan.protocols.learner import LearnerCapabilities, Loss
+from lightspan.protocols.learner import LearnerCapabilities
 from lightspan.schema.token_records import TokenRecord
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
+from packages.core.tests.algorithms.scripted_world import Scripted
 
 GRAMMAR = "start: X"
 
@@ -33,59 +32,25 @@ def algorithm() -> LightningRL:
     return made
 
 
-class World:
+class World(Scripted):
     """Its learner cannot replay some calls."""
-
-    capabilities = LearnerCapabilities()
 
     def __init__(
         self,
         episodes: Sequence[Episode] = (),
         mismatches: Mapping[TransitionKey, str] | None = None,
     ) -> None:
+        super().__init__([])
         self.episodes = episodes
         self.mismatches = dict(mismatches or {})
-        self.asked: list[str] = []
-        self.notes: list[str] = []
-        self.trained: list[tuple[tuple[str, int], ...]] = []
-        self.explained: list[TransitionKey] = []
-        self.step = 1
-        self.versions = {"policy": 1}
-
-    @property
-    def learner(self) -> Any:
-        return self
-
-    async def learn(self, function: Callable[[], Any]) -> Any:
-        return function()
+        self.checked: list[str] = []
 
     def grammar_mismatches(self, records: Sequence[TokenRecord]) -> dict[TransitionKey, str]:
-        self.asked += [record.call_id for record in records]
+        self.checked += [record.call_id for record in records]
         return self.mismatches
 
-    def score(self, rows: Sequence[Row]) -> list[list[float]]:
-        return [[0.0] * len(row.ids) for row in rows]
-
-    def update(self, rows: Sequence[Row], loss: Loss, *, old_logprobs: None) -> dict[str, float]:
-        self.trained += [row.call_ids for row in rows]
-        return {}
-
-    def next_tasks(self, count: int) -> list[str]:
-        return ["task"] * count
-
-    async def rollouts(self, tasks: Sequence[str], group_size: int) -> list[Episode]:
+    async def rollouts(self, *args: Any, **more: Any) -> list[Episode]:
         return list(self.episodes)
-
-    async def publish(self) -> None: ...
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def record_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
-        self.kept = dict(mismatches)
-
-    def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
-        self.explained += explanations
 
 
 def episode_of(*records: TokenRecord, name: str = "1", reward: float = 1.0) -> Episode:
@@ -101,7 +66,7 @@ async def test_mismatches_are_rejected_with_their_reason(algorithm: LightningRL)
     )
     world: Any = World(mismatches={("at-1", "bad", 0): "token 3 is not allowed"})
     [coverage] = await reject_mismatches(world, algorithm.coverages([episode]))
-    assert world.asked == ["good", "bad"]
+    assert world.checked == ["good", "bad"]
     assert [(e.call.call_id, e.rejection) for e in coverage.entries] == [
         ("free", None),
         ("good", None),
@@ -136,7 +101,7 @@ async def test_without_grammars_the_learner_is_not_asked() -> None:
     world: Any = World()
     assert await reject_mismatches(world, coverages) == coverages
     assert [call.call_id for call in coverages[0].trained] == ["free"]
-    assert world.asked == []
+    assert world.checked == []
 
 
 async def test_a_step_goes_on_without_them(algorithm: LightningRL) -> None:
@@ -153,7 +118,7 @@ async def test_a_step_goes_on_without_them(algorithm: LightningRL) -> None:
         {("at-1", "b", 0): "another library"},
     )
     metrics = await algorithm.run_step(world)
-    assert world.trained == [(("a", 0),), (("a", 0),), (("b", 0),)]
+    assert world.updated == [["ro-1", "ro-2"]]
     assert sorted(world.explained) == [("at-1", "a", 0), ("at-2", "a", 0), ("at-2", "b", 0)]
     assert metrics["calls/rejected:grammar_mismatch"] == 1
     assert metrics["calls/trained"] == 3

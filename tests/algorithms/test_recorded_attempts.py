@@ -15,10 +15,9 @@ import msgspec
 import pytest
 
 import lightspan
-from lightspan.algorithms.recorded_attempts import apply_feedback, parse_time
+from lightspan.algorithms.recorded_attempts import parse_time
 from lightspan.cli import main
 from lightspan.errors import ConfigError, DataError, NotFoundError, RewardError
-from lightspan.lightning import build_episode
 from lightspan.production.feedback import Rated
 from lightspan.production.store_writer import (
     PendingWrite,
@@ -27,22 +26,17 @@ from lightspan.production.store_writer import (
     write_pending,
 )
 from lightspan.schema import genai_messages, semconv as c
-from lightspan.schema.records import AttemptStatus, Json, Outcome, Report, Rollout
+from lightspan.schema.records import AttemptStatus, Json, Outcome
 from lightspan.schema.spans import Attributes, Span, SpanKind
 from lightspan.stores import open_store
-from lightspan.training.collector import stored_episodes
 from lightspan.training.data import tasks_from_store
+from lightspan_testing.strategies import make_reward_span, make_span
 from lightspan_torch.sft.chat_dataset import Chats, load_chats
 
 HEX = "{:032x}"
 
 
-def call(
-    number: int,
-    answer: str = "answer",
-    agent: str = "writer",
-    **attributes: Any,
-) -> Span:
+def call(number: int, answer: str = "answer", agent: str = "writer", **attributes: Any) -> Span:
     """A call; its number is its start, in seconds."""
     given: Attributes = {
         c.INPUT_MESSAGES: genai_messages.dump([{"role": "user", "content": f"question {number}"}]),
@@ -54,11 +48,8 @@ def call(
         c.CALL_OUTCOME: "ok",
         c.RESPONSE_ID: f"chatcmpl-theirs-{number}",
     }
-    return Span(
-        span_id=f"{number:016x}",
-        trace_id="a" * 32,
-        name="chat m",
-        kind=SpanKind.LLM,
+    return make_span(
+        f"{number:016x}",
         start_ns=number * 10**9,
         end_ns=number * 10**9 + 5 * 10**8,
         attributes={**given, **attributes},
@@ -154,35 +145,10 @@ def test_feedback_by_attempt_call_and_response(url: str) -> None:
     assert len(load_chats(url, min_reward=0.25).chats) == 3
 
 
-async def test_feedback_on_an_attempt_under_way_trains_nothing(url: str) -> None:
-    async with open_store(url) as store:
-        await store.enqueue([Rollout(rollout_id="ro-1", task=None, task_id="t", run_id="run")])
-        [claim] = await store.claim("runner", 1, 30.0)
-        attempt_id = claim.attempt.attempt_id
-        lightspan.feedback(attempt_id, 1.0, store=url)
-        report = Report(
-            attempt_id=attempt_id,
-            epoch=claim.attempt.epoch,
-            status=AttemptStatus.SUCCEEDED,
-            outcome=Outcome.OK,
-        )
-        assert await store.report([report]) == [True]
-        [span] = (await store.spans([attempt_id]))[attempt_id]
-        episode = build_episode(await store.attempt(attempt_id), claim.rollout, [span], [])
-    assert (span.late, episode.reward) == (True, None)
-
-
 def test_the_last_to_arrive_counts_whatever_the_clocks_say(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    emitted = Span(
-        span_id="e" * 16,
-        trace_id="a" * 32,
-        name="lightspan.reward",
-        kind=SpanKind.REWARD,
-        start_ns=2**62,
-        attributes={c.REWARD_VALUE: 0.1},
-    )
+    emitted = make_reward_span("e" * 16, 0.1, start_ns=2**62)
     write(url, attempt(1, call(1), emitted))
     assert len(load_chats(url, min_reward=0.1).chats) == 1
     for clock, reward in ((10**18, 0.2), (10**17, 0.9), (10**16, 0.2)):
@@ -192,49 +158,18 @@ def test_the_last_to_arrive_counts_whatever_the_clocks_say(
         assert load_chats(url, min_reward=reward + 0.01).chats == []
 
 
-def test_saying_the_same_again_writes_nothing(url: str) -> None:
-    write(url, attempt(1, call(1)))
-
-    def said() -> int:
-        async def count() -> int:
-            async with open_store(url) as store:
-                spans = (await store.spans([at(1)]))[at(1)]
-                return sum(span.kind is SpanKind.REWARD for span in spans)
-
-        return asyncio.run(count())
-
-    for reward, expected in ((0.5, 1), (0.5, 1), (0.7, 2), (0.5, 3), (0.5, 3)):
-        lightspan.feedback(at(1), reward, store=url)
-        assert said() == expected
-    lightspan.feedback(at(1), 0.5, store=url, comment="now with a word")
-    assert said() == 4
-
-
-def test_named_dimensions(url: str) -> None:
-    write(url, attempt(1, call(1)))
-    lightspan.feedback(at(1), {"polite": 1.0, "reward": 0.5}, store=url)
-    assert len(load_chats(url, min_reward=0.5).chats) == 1
-
-
-@pytest.mark.parametrize(
-    "reward", [math.nan, math.inf, -math.inf, 10**400, "0.5", None, {}, {"a": math.nan}, object()]
-)
+@pytest.mark.parametrize("reward", [math.nan, 10**400, "0.5", None, {}, {"a": math.nan}])
 def test_what_is_no_reward(url: str, reward: Any) -> None:
     write(url, attempt(1, call(1)))
     with pytest.raises(RewardError):
         lightspan.feedback(at(1), reward, store=url)
 
 
-@pytest.mark.parametrize("wrong", ["", "at-1", "call-1", call_id(1, 7), "chatcmpl-nobody", "é"])
+@pytest.mark.parametrize("wrong", ["", "at-1", call_id(1, 7), "chatcmpl-nobody"])
 def test_an_id_that_nobody_has(url: str, wrong: str) -> None:
     write(url, attempt(1, call(1)))
     with pytest.raises(NotFoundError, match="no attempt, call or response"):
         lightspan.feedback(wrong, 0.5, store=url)
-
-
-def test_feedback_on_what_was_not_sampled(url: str) -> None:
-    with pytest.raises(ConfigError, match="is None where nothing is recorded"):
-        lightspan.feedback(None, 0.5, store=url)  # type: ignore[arg-type]
 
 
 def test_feedback_without_a_store(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,23 +180,10 @@ def test_feedback_without_a_store(url: str, monkeypatch: pytest.MonkeyPatch) -> 
     lightspan.feedback(at(1), 0.5)
 
 
-async def test_feedback_inside_an_event_loop(url: str) -> None:
-    await asyncio.to_thread(write, url, attempt(1, call(1)))
-    assert lightspan.feedback(at(1), 0.5, store=url).attempt_id == at(1)
-
-
-def test_settled_feedback_leaves_everything_else(url: str) -> None:
-    spans = [call(1), call(2)]
-    assert apply_feedback(spans) == spans
-    assert apply_feedback([]) == []
-
-
 def test_feedback_on_the_command_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     write(url, attempt(1, call(1)))
     assert main(["feedback", "--store", url, call_id(1), "-0.5", "--comment", "wrong city"]) == 0
     assert capsys.readouterr().out == f"-0.5 on call {call_id(1)} of attempt {at(1)}\n"
-    assert main(["feedback", "--store", url, at(1), "nan"]) == 1
-    assert "finite number" in capsys.readouterr().err
     assert main(["feedback", "--store", url, "at-none", "1"]) == 1
     assert "at-none" in capsys.readouterr().err
     assert main(["inspect", url, at(1)[-4:]]) == 0
@@ -272,14 +194,11 @@ def test_feedback_on_the_command_line(url: str, capsys: pytest.CaptureFixture[st
     "read",
     [
         lambda url, out: main(["inspect", url]),
-        lambda url, out: main(["inspect", url, "at-1"]),
         lambda url, out: main(["export", url, "messages", "-o", out]),
         lambda url, out: main(["feedback", "at-1", "1", "--store", url]),
         lambda url, out: load_chats(url),
-        lambda url, out: tasks_from_store(url),
-        lambda url, out: stored_episodes(url),
     ],
-    ids=["inspect", "attempt", "export", "feedback", "chats", "tasks", "episodes"],
+    ids=["inspect", "export", "feedback", "chats"],
 )
 def test_a_mistyped_store_is_named_and_not_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], read: Callable[[str, str], int]
@@ -372,7 +291,7 @@ def test_by_service_and_time(url: str) -> None:
     assert load_chats(url, service="nobody").chats == []
 
 
-@pytest.mark.parametrize("wrong", ["yesterday", "", math.nan, True, "5y", None.__class__])
+@pytest.mark.parametrize("wrong", ["yesterday", math.nan, True])
 def test_what_is_no_time(url: str, wrong: Any) -> None:
     with pytest.raises(ConfigError, match="give a time"):
         load_chats(url, since=wrong)
@@ -386,7 +305,7 @@ def test_times() -> None:
     assert abs(parse_time("1.5h", "since") - (time.time() - 5400)) < 5
 
 
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, "0.5", True])
+@pytest.mark.parametrize("wrong", [math.nan, "0.5"])
 def test_what_is_no_least_reward(url: str, wrong: Any) -> None:
     for use in (load_chats, tasks_from_store):
         with pytest.raises(ConfigError, match="min_reward"):
@@ -432,10 +351,6 @@ def test_inspect_a_store(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "question 2" in capsys.readouterr().out
     assert main(["inspect", url, "at-nobody"]) == 1
     assert "there is no attempt 'at-nobody'" in capsys.readouterr().err
-    assert main(["inspect", url, "--since", "soon"]) == 1
-    assert "since='soon'" in capsys.readouterr().err
-    assert main(["inspect", "runs/none", "--service", "support"]) == 1
-    assert "--service applies only to a store" in capsys.readouterr().err
 
 
 def export(*arguments: str) -> list[Any]:
@@ -460,13 +375,3 @@ def test_export_from_a_store(url: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert export(url, "tasks", "-o", out) == [{"q": 1}]
     assert main(["export", url, "transitions", "-o", out]) == 1
     assert "no token ids" in capsys.readouterr().err
-    assert main(["export", url, "model", "-o", out]) == 1
-    assert main(["export", url, "tasks", "-o", str(tmp_path / "out.parquet")]) == 1
-    capsys.readouterr()
-
-
-def test_a_least_reward_that_is_none(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    write(url, attempt(1, call(1)))
-    for source in (url, "runs/none"):
-        assert main(["export", source, "messages", "--min-reward", "nan"]) == 1
-        assert "min_reward=nan" in capsys.readouterr().err

@@ -87,7 +87,6 @@ def test_chats_of_a_file(tiny: Path, tmp_path: Path, updates: list[list[Row]]) -
         (None, r"^demonstrations: .*chats.jsonl cannot be read: No such file or directory$"),
         ("{}\n{", r"chats.jsonl, line 2 is not JSON; each line must be one chat: "),
         (json.dumps(CHATS), r"chats.jsonl is one list of 2: a file has a chat on each line; give"),
-        ("\n", r"there is no demonstration to imitate"),
     ],
 )
 def test_files_that_hold_no_chats(
@@ -143,21 +142,6 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(
     (kept / "done.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"cannot read .*model.unfinished"):
         SFT(tiny, **options).fit(CHATS, target, reporter=QUIET, resume=True)
-
-
-def test_lora_memorises_too(tiny: Path, tmp_path: Path) -> None:
-    sft = SFT(tiny, learning_rate=2e-2, batch_size=2, epochs=60, lora=LoRA(rank=8))
-    result = sft.fit(CHATS, tmp_path / "model", reporter=QUIET)
-    assert result.losses[-1] < 0.5 * result.losses[0]
-
-
-def test_equal_seeds_give_equal_weights(tiny: Path, tmp_path: Path) -> None:
-    hashes = []
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        sft = SFT(tiny, learning_rate=1e-3, batch_size=1, epochs=3, seed=seed)
-        result = sft.fit(CHATS, tmp_path / name, reporter=QUIET)
-        hashes.append(TorchLearner({"p": str(result.model)}).weight_hash("p"))
-    assert hashes[0] == hashes[1] != hashes[2]
 
 
 class Recording(TorchLearner):
@@ -300,28 +284,9 @@ def test_an_answer_ends_where_sampling_does(
     )
 
 
-def test_a_greeting_that_nobody_asked_for_is_no_answer(
-    tiny: Path, tmp_path: Path, updates: list[list[Row]]
-) -> None:
-    greeting = {"role": "assistant", "content": "Hello!"}
-    SFT(tiny, turns="all").fit([[greeting, *TURNS]], tmp_path / "greeted", reporter=QUIET)
-    SFT(tiny, turns="all").fit([TURNS], tmp_path / "plain", reporter=QUIET)
-    [[greeted], [plain]] = updates
-    assert sum(greeted.mask) == sum(plain.mask)
-    assert len(greeted.ids) > len(plain.ids)
-
-
 def test_cpu_budget_ends_after_the_update_that_reaches_it(tiny: Path, tmp_path: Path) -> None:
     sft = SFT(tiny, batch_size=1, epochs=1000, max_cpu_seconds=1e-9)
     assert len(sft.fit(CHATS, tmp_path / "model", reporter=QUIET).losses) == 1
-
-
-@pytest.mark.parametrize(("epochs", "sizes"), [(1, [2, 1]), (0.5, [2]), (2.5, [2, 2, 2, 2])])
-def test_epochs_are_shuffled_and_may_be_parts(tiny: Path, epochs: float, sizes: list[int]) -> None:
-    batches = SFT(tiny, batch_size=2, epochs=epochs)._batches(3)
-    assert [len(batch) for batch in batches] == sizes
-    order = [index for batch in batches for index in batch]
-    assert len(set(order[:3])) == min(3, len(order))
 
 
 # --- from stored episodes -----------------------------------------------------------------------
@@ -389,11 +354,9 @@ def test_an_answer_under_a_grammar_is_imitated_as_it_stands(
     ("demo", "message"),
     [
         ({"messages": []}, r"demonstrations\[1\] must end with a message of the assistant"),
-        ([{"role": "user", "content": "a"}], r"\[1\] must end with a message of the assistant"),
         ([{"role": "assistant", "content": "a"}], r"\[1\] answers nothing: a message has to come"),
         ({"question": "a"}, r'demonstrations\[1\] must be \{"messages": \[…\]\}, not'),
         (Demonstration(prompt_ids=[], response_ids=[1]), r"\[1\] needs a prompt and an answer"),
-        (Demonstration(prompt_ids=[1], response_ids=[]), r"\[1\] needs a prompt and an answer"),
         (
             Demonstration(prompt_ids=[1] * 512, response_ids=[2]),
             r"\[1\] has 513 tokens, but the model's context holds 512",
@@ -401,10 +364,6 @@ def test_an_answer_under_a_grammar_is_imitated_as_it_stands(
         (
             Demonstration(prompt_ids=[1, 2], response_ids=[2], earlier=[(0, 1)]),
             r"\[1\].earlier: \[0, 1\) is not within its prompt of 2 tokens, or begins",
-        ),
-        (
-            Demonstration(prompt_ids=[1, 2], response_ids=[2], earlier=[(1, 3)]),
-            r"\[1\].earlier: \[1, 3\) is not within",
         ),
     ],
 )
@@ -416,32 +375,17 @@ def test_demonstrations_that_cannot_be_imitated(
     assert not (tmp_path / "model").exists()
 
 
-def test_no_demonstration(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no demonstration to imitate"):
-        SFT(tiny).fit([], tmp_path / "model")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"epochs": 0}, "epochs=0 must be a finite number above 0"),
-        ({"epochs": float("nan")}, "epochs=nan must be a finite number above 0"),
         ({"prompt_weight": 2}, "prompt_weight=2 must be a finite number at least 0 and at most 1"),
         ({"turns": "every"}, "turns='every' must be one of last, all"),
         ({"turns": "all", "from_store": "s.db"}, "a store's calls are imitated one by one"),
-        ({"learning_rate": 0}, "learning_rate=0 must be a finite number above 0"),
-        ({"learning_rate": 0.0}, "learning_rate=0.0 must be a finite number above 0"),
-        ({"learning_rate": float("nan")}, "learning_rate=nan must be a finite number above 0"),
         ({"lora": 8}, r"lora=8: use LoRA\(rank=8\)"),
-        ({"lora": True}, r"lora=True: use lightspan.LoRA\(…\), or None"),
-        ({"lora": {"rank": 8}}, r"use lightspan.LoRA\(…\), or None"),
-        ({"optimizer": "adamw"}, r"use lightspan.Optimizer\(…\), or None"),
         ({"min_reward": 0.5}, "min_reward=0.5 selects from a store: give from_store= too"),
         ({"service": "a", "agents": "b"}, "service='a', agents='b' selects from a store"),
-        ({"from_store": "s.db", "min_reward": float("nan")}, "min_reward=nan"),
-        ({"from_store": "s.db", "since": "soon"}, "since='soon'"),
-        ({"from_store": "nonsense:"}, "is not known"),
         (
             {"learning_rate": 1e-3, "optimizer": Optimizer()},
             "give learning_rate or optimizer, not both",
@@ -503,14 +447,6 @@ def test_what_production_did_well_is_memorised(tiny: Path, tmp_path: Path, produ
         "not for this model": 1,
     }
     assert _greedy(result.model, "capital?") == "Rome<|im_end|>"
-
-
-def test_nothing_that_production_did_well_enough(
-    tiny: Path, tmp_path: Path, production: str
-) -> None:
-    sft = SFT(tiny, from_store=production, min_reward=2)
-    with pytest.raises(DataError, match=r"no call to imitate with min_reward=2.0; left out: 6 sc"):
-        sft.fit(folder=tmp_path / "model", reporter=QUIET)
 
 
 def test_demonstrations_come_from_one_place(tiny: Path, tmp_path: Path, production: str) -> None:

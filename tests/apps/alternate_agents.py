@@ -1,19 +1,12 @@
-"""Learns the instructions of two agents that nobody edits and the weights of one, in turns, in a
-process that may be killed.
-
-python alternate_agents.py FOLDER MODEL APP_URL REFLECTION_URL BATCHES: it is killed before its
-N-th batch.
-"""
+"""Learns the instructions of two agents that nobody edits and the weights of one, in turns."""
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
-import alternate_toy  # type: ignore[import-not-found]
 import openai
+from alternate_toy import trainer  # type: ignore[import-not-found]
 
 import lightspan
 
@@ -21,7 +14,6 @@ GUIDE = "Tell the writer how to write."
 WRITER = "Write."
 BOTH = ["guide", "writer"]
 
-reflects, tasks, trainer = alternate_toy.reflects, alternate_toy.tasks, alternate_toy.trainer
 nobody = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused", max_retries=0)
 
 
@@ -51,45 +43,34 @@ def speaks(request: Any) -> str:
     return str(request.messages[0]["content"])
 
 
-def algorithm(model: Path, reflection_url: str, *, kind: str = "GEPA", **options: Any) -> Any:
-    from lightspan import APO, GEPA, LLM, Alternate
+def reflects(request: Any) -> str:
+    """Adds one word."""
+    asked = request.last_text
+    text: str = asked.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
+    return f"<prompt>\n{text} softly\n</prompt>"
 
-    llm = LLM(base_url=reflection_url, model="thinker")
-    prompts: Any = (
-        GEPA(
-            reflection=llm,
-            optimize=BOTH,
-            max_rollouts=80,
-            max_reflections=8,
-            minibatch=2,
-            finalists=0,
-            merge=False,
-        )
-        if kind == "GEPA"
-        else APO(
-            reflection=llm,
-            optimize=BOTH,
-            beam_width=1,
-            branch_factor=2,
-            beam_rounds=2,
-            gradient_batch_size=2,
-            val_batch_size=4,
-            max_rollouts=96,
-        )
+
+def tasks(*numbers: int) -> list[dict[str, str]]:
+    return [{"q": f"word {n}"} for n in numbers]
+
+
+def algorithm(model: Path, reflection_url: str) -> Any:
+    from lightspan import GEPA, LLM, Alternate, LightningRL
+
+    prompts = GEPA(
+        reflection=LLM(base_url=reflection_url, model="thinker"),
+        optimize=BOTH,
+        max_rollouts=80,
+        max_reflections=8,
+        minibatch=2,
+        finalists=0,
+        merge=False,
     )
-    given = {"max_rollouts": prompts.max_rollouts + 3 * 8, "cycles": 2, **options}
-    return Alternate(prompts, alternate_toy.weights(model), **given)
+    weights = LightningRL(
+        model, optimize="writer", group_size=4, tasks_per_step=2, learning_rate=1e-3
+    )
+    return Alternate(prompts, weights, max_rollouts=80 + 3 * 8, cycles=2)
 
 
 def fit(folder: Path, made: Any) -> Any:
-    return alternate_toy.fit(folder, made, guided)
-
-
-def main(folder: Path, model: Path, reflection_url: str, batches: int) -> None:
-    alternate_toy.kill_at(batches)
-    fit(folder, algorithm(model, reflection_url))
-
-
-if __name__ == "__main__":
-    os.environ["OPENAI_BASE_URL"] = sys.argv[3]
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[4], int(sys.argv[5]))
+    return trainer(folder, made).fit(guided, tasks(*range(8)), tasks(20, 21))

@@ -48,33 +48,17 @@ def tasks(*numbers: int) -> list[dict[str, str]]:
     return [{"q": f"word {n}"} for n in numbers]
 
 
-def algorithm(model: Path, reflection_url: str, *, kind: str = "GEPA", **options: Any) -> Any:
-    from lightspan import APO, GEPA, LLM, Alternate
+def algorithm(model: Path, reflection_url: str, **options: Any) -> Any:
+    from lightspan import GEPA, LLM, Alternate, LightningRL
 
     llm = LLM(base_url=reflection_url, model="thinker")
-    prompts: Any = (
-        GEPA({"style": STYLE}, llm, max_rollouts=48, max_reflections=4, minibatch=2, finalists=0)
-        if kind == "GEPA"
-        else APO(
-            {"style": STYLE},
-            llm,
-            beam_width=1,
-            branch_factor=1,
-            beam_rounds=1,
-            gradient_batch_size=2,
-            val_batch_size=4,
-            max_rollouts=48,
-        )
+    prompts = GEPA(
+        {"style": STYLE}, llm, max_rollouts=48, max_reflections=4, minibatch=2, finalists=0
     )
-    return Alternate(
-        prompts, weights(model), **{"max_rollouts": 48 + 3 * 8, "cycles": 2, **options}
+    weights = LightningRL(
+        model, optimize="writer", group_size=4, tasks_per_step=2, learning_rate=1e-3
     )
-
-
-def weights(model: Path) -> Any:
-    from lightspan import LightningRL
-
-    return LightningRL(model, optimize="writer", group_size=4, tasks_per_step=2, learning_rate=1e-3)
+    return Alternate(prompts, weights, **{"max_rollouts": 48 + 3 * 8, "cycles": 2, **options})
 
 
 def trainer(folder: Path, made: Any, **options: Any) -> Any:
@@ -85,10 +69,10 @@ def trainer(folder: Path, made: Any, **options: Any) -> Any:
     return Trainer(made, folder=folder, **{**quiet, **options})
 
 
-def fit(folder: Path, made: Any, app: Any = styled, **options: Any) -> Any:
+def fit(folder: Path, made: Any, **options: Any) -> Any:
     resume = folder.exists()
     made = trainer(folder, made, **options)
-    return made.fit(app, tasks(*range(8)), tasks(20, 21), resume=resume)
+    return made.fit(styled, tasks(*range(8)), tasks(20, 21), resume=resume)
 
 
 def kill_at(batches: int) -> None:

@@ -105,6 +105,6 @@ def train(
 
 if __name__ == "__main__":
     os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = sys.argv[2], "own-key"
-    train(Path(sys.argv[1]), sys.argv[3], kind=(*sys.argv[4:], "GEPA")[0])
+    train(Path(sys.argv[1]), sys.argv[3])
     heavy = ("torch", "matplotlib", "transformers", "litellm", "peft")
     print([name for name in heavy if name in sys.modules])

@@ -16,7 +16,7 @@ from lightspan.errors import ConfigError
 from lightspan.lightning.air import ToolError, ToolSuccess, ValidArguments
 from lightspan.lightning.credit import discounted, terminal
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.history import History, Trace
+from lightspan.lightning.history import Trace
 from lightspan.protocols.engine import GenerationRequest
 from lightspan.schema.records import Mode
 from lightspan.training.collector import stored_episodes
@@ -25,6 +25,8 @@ from lightspan_tools.inspect import inspect_run
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from packages.core.tests.lightning.steps import raises, see, shaping
 
+Make = Callable[..., Any]
+
 
 # --- settings -------------------------------------------------------------------------------
 @pytest.mark.parametrize(
@@ -32,13 +34,8 @@ from packages.core.tests.lightning.steps import raises, see, shaping
     [
         ({"mode": "prize"}, "mode='prize': use one of 'potential', 'bonus'"),
         ({"scale": 0}, "scale=0 must be a finite number above 0"),
-        ({"scale": math.inf}, "scale=inf must be a finite number above 0"),
-        ({"scale": -0.3}, "scale=-0.3 must be a finite number above 0"),
-        ({"scale": math.nan}, "scale=nan must be a finite number above 0"),
-        ({"scale": "a"}, "scale='a' must be a finite number above 0"),
         ({"signals": ()}, "signals is empty"),
         ({"signals": max}, r"signals=<built-in function max> must be a sequence: write signals=\("),
-        ({"signals": ToolError()}, r"signals=ToolError\(.*\) must be a sequence"),
         ({"signals": (ToolSuccess,)}, r"the signal ToolSuccess is a class: write ToolSuccess\(\)"),
         ({"signals": ("tool_success",)}, "'tool_success' is not a signal"),
         ({"signals": (ToolError(), ToolError())}, "two signals are named 'tool_error'"),
@@ -47,27 +44,6 @@ from packages.core.tests.lightning.steps import raises, see, shaping
 def test_impossible_settings(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         AIR(**options)
-
-
-@pytest.mark.parametrize(
-    ("signal", "options", "message"),
-    [
-        (ToolError, {"result": "xml"}, "ToolError: result='xml': use one of 'any', 'json'"),
-        (ToolError, {"tools": ""}, "ToolError: tools='': use one glob on the names of tools"),
-        (ToolSuccess, {"tools": 5}, "ToolSuccess: tools=5: use one glob on the names of tools"),
-    ],
-)
-def test_impossible_signals(signal: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        signal(**options)
-
-
-def test_an_async_function_is_no_signal() -> None:
-    async def later(history: History) -> float:
-        return 1.0
-
-    with pytest.raises(ConfigError, match="the signal later is async"):
-        AIR(signals=(later,))  # type: ignore[arg-type]
 
 
 def test_lightning_rl_takes_it_and_selects_discounted_credit() -> None:
@@ -93,12 +69,7 @@ class Own:
     [
         ({"air": True, "credit": "terminal"}, 'air= with credit="terminal" would change nothing'),
         ({"air": True, "credit": Own()}, "which the credit rule own does not define"),
-        ({"air": AIR(mode="bonus"), "credit": Own()}, "which the credit rule own does not define"),
         ({"air": "tool_success"}, "air='tool_success': use lightspan.AIR"),
-        (
-            {"air": True, "credit": "terminal", "gamma": 0.5},
-            "gamma=0.5 applies only to credit='discounted'",
-        ),
         ({"air": True, "estimator": "ppo"}, 'air= with credit="critic" would change nothing'),
     ],
 )
@@ -126,11 +97,7 @@ def test_config_says_it_as_json() -> None:
 # --- in a run -------------------------------------------------------------------------------
 @pytest.mark.parametrize("options", [{"mode": "potential"}, {"mode": "bonus"}])
 def test_a_run_shapes_by_its_own_tools(
-    apps: Any,
-    rl: Callable[..., Any],
-    tmp_path: Path,
-    ask: Callable[..., Any],
-    options: dict[str, Any],
+    apps: Any, rl: Make, tmp_path: Path, ask: Make, options: dict[str, Any]
 ) -> None:
     """From `lightspan.tool` in a runner's process to the learner, the metrics and `inspect`."""
     from tool_app import parsed  # type: ignore[import-not-found]
@@ -157,25 +124,8 @@ def test_a_run_shapes_by_its_own_tools(
     )
 
 
-def test_a_run_does_not_go_on_with_other_settings(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
-) -> None:
-    Trainer(rl(air=True), steps=1, folder=tmp_path / "run").fit(apps.spell, ask(2))
-    other = Trainer(rl(air=AIR(scale=0.1)), steps=2, folder=tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"air: \{'mode': 'potential', 'scale': 0.3, .* now"):
-        other.fit(apps.spell, ask(2), resume=True)
-
-
-def test_a_run_without_tools_is_told_once(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any], lines: Any
-) -> None:
-    trainer = Trainer(rl(air=True), steps=2, folder=tmp_path / "run", reporter=lines)
-    trainer.fit(apps.spell, ask(4))
-    assert sum("air= had no effect in this step" in text for text in lines.texts) == 1
-
-
 def test_tools_of_a_real_agent_are_placed_by_their_ids(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, tiny: Path
+    apps: Any, rl: Make, tmp_path: Path, tiny: Path
 ) -> None:
     """A LangChain agent, its adapter, the OpenAI client, the gateway: three tool calls, of which
     one fails, and one that the model wrote wrongly."""

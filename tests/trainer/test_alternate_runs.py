@@ -3,50 +3,37 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import re
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import alternate_toy as toy  # type: ignore[import-not-found]
 import pytest
 
 pytest.importorskip("torch")
 
-from lightspan.errors import ConfigError
-from lightspan.schema.records import Mode, task_id
-from lightspan.stores import open_store
 from lightspan.training import checkpoints
 from lightspan_prompts.search.candidates import read_searches
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_tools.inspect import inspect_run
 
+Run = tuple[Path, Any]
+
 APPS = Path(__file__).parents[1] / "apps"
-SEARCHES = (1, 4)
-"""Steps of the run: two searches, of its five."""
 
 
 @pytest.fixture(scope="module")
-def toy() -> Any:
-    if str(APPS) not in sys.path:
-        sys.path.insert(0, str(APPS))
-    return importlib.import_module("alternate_toy")
-
-
-@pytest.fixture(scope="module")
-def thinker(toy: Any) -> Iterator[ScriptedServer]:
+def thinker() -> Iterator[ScriptedServer]:
     with ScriptedServer(toy.reflects) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def run(
-    toy: Any, tiny: Path, thinker: ScriptedServer, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Any]:
+def run(tiny: Path, thinker: ScriptedServer, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The folder of a complete run and its result. Only to be read."""
     folder = tmp_path_factory.mktemp("alternate") / "run"
     return folder, toy.fit(folder, toy.algorithm(tiny, thinker.url))
@@ -67,7 +54,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_both_learn(run: tuple[Path, Any], tiny: Path) -> None:
+def test_both_learn(run: Run, tiny: Path) -> None:
     """It fails when either half does nothing."""
     folder, result = run
     assert result.prompts["style"].before.template == "Say {q}"
@@ -82,69 +69,7 @@ def test_both_learn(run: tuple[Path, Any], tiny: Path) -> None:
     assert "held-out reward: " in result.summary()
 
 
-def test_it_takes_turns_within_one_budget(run: tuple[Path, Any]) -> None:
-    folder, _ = run
-    train = [line for line in lines(folder) if line["kind"] == "train"]
-    assert [line["step"] for line in train if "candidates" in line] == list(SEARCHES)
-    assert [line["step"] for line in train if "learner/loss" in line] == [2, 3, 5]
-    assert sum(line["rollouts"] for line in train) <= 48 + 3 * 8
-    assert [line["step"] for line in lines(folder) if line["kind"] == "eval"] == [0, 5]
-
-
-async def test_no_group_mixes_candidates_or_versions_of_the_policy(run: tuple[Path, Any]) -> None:
-    folder, _ = run
-    texts: dict[tuple[int, str], set[str]] = defaultdict(set)
-    versions: dict[tuple[int, str], set[int]] = defaultdict(set)
-    async with open_store(folder / "store.db") as store:
-        for state in await store.rollouts(mode=Mode.TRAIN):
-            rollout = state.rollout
-            group = rollout.step, rollout.group_id
-            offered: Any = await store.get_resources(rollout.resources_id)
-            texts[group].add(offered["style"].template)
-            ids = [each.attempt_id for each in await store.attempts([rollout.rollout_id])]
-            for records in (await store.token_records(ids)).values():
-                versions[group] |= {version for each in records for version, _ in each.versions}
-    assert texts.keys() == versions.keys()
-    assert {len(found) for found in texts.values()} == {1}
-    assert {len(found) for found in versions.values()} == {1}
-    by_step: dict[int, set[Any]] = defaultdict(set)
-    searched: dict[int, set[str]] = defaultdict(set)
-    for (step, _), found in versions.items():
-        by_step[step] |= found
-    for (step, _), found_texts in texts.items():
-        searched[step] |= found_texts
-    # the policy stands still while prompts are searched, and moves after each step of weights
-    assert {len(found) for found in by_step.values()} == {1}
-    numbers = [min(by_step[step]) for step in range(1, 6)]
-    assert numbers[0] == numbers[1] < numbers[2] < numbers[3] == numbers[4]
-    # the prompt stands still while weights learn; a search tries several
-    first, second = read_searches(folder).values()
-    chosen = [each.candidates[each.chosen].templates["style"] for each in (first, second)]
-    assert searched[2] == searched[3] == {chosen[0]}
-    assert searched[5] == {chosen[1]}
-    assert len(searched[1]) > 1
-
-
-async def test_prompts_are_chosen_by_the_selection_split_alone(
-    run: tuple[Path, Any], toy: Any, tiny: Path, thinker: ScriptedServer
-) -> None:
-    folder, _ = run
-    split = toy.algorithm(tiny, thinker.url).prompts.split(toy.tasks(*range(8)))
-    selection = {task_id(task) for task in split.selection}
-    held_out = {task_id(task) for task in toy.tasks(20, 21)}
-    async with open_store(folder / "store.db") as store:
-        states = await store.rollouts()
-    of_weights = {s.rollout.task_id for s in states if s.rollout.step in (2, 3, 5)}
-    in_training = {s.rollout.task_id for s in states if s.rollout.mode is Mode.TRAIN}
-    assert not (of_weights - held_out) & selection
-    assert not in_training & held_out
-    for found in read_searches(folder).values():
-        assert all(set(each.rewards) == selection for each in found.candidates)
-    asked = "".join(request.last_text for request in thinker.requests)
-    assert not any(task["q"] in asked for task in (*split.selection, *toy.tasks(20, 21)))
-
-
-def test_inspect_shows_both(run: tuple[Path, Any], tiny: Path) -> None:
+def test_inspect_shows_both(run: Run, tiny: Path) -> None:
     folder, _ = run
     text = inspect_run(folder)
     assert text.startswith(f"{folder}: Alternate on {tiny}\n")
@@ -158,31 +83,8 @@ def test_inspect_shows_both(run: tuple[Path, Any], tiny: Path) -> None:
     assert int(unused[1]) >= rollouts > 0  # nothing was learned from these
 
 
-def test_what_was_learned_is_evaluated_together(
-    run: tuple[Path, Any], toy: Any, tiny: Path, thinker: ScriptedServer
-) -> None:
-    folder, _ = run
-    trainer = toy.trainer(folder, toy.algorithm(tiny, thinker.url))
-    assert trainer.evaluate(toy.styled, toy.tasks(30), resume=True).mean >= 0.4
-    assert "softly" in trainer.algorithm.resources()["style"].template
-
-
-def test_a_dry_run_says_what_both_would_take(
-    toy: Any, tiny: Path, thinker: ScriptedServer, tmp_path: Path
-) -> None:
-    asked = len(thinker.requests)
-    trainer = toy.trainer(tmp_path / "run", toy.algorithm(tiny, thinker.url))
-    report = trainer.dev(toy.styled, toy.tasks(*range(8)), toy.tasks(20, 21), count=2, group_size=2)
-    assert report.answered_by == "local"
-    assert report.costs.rollouts == 48 + 3 * 8 + 2 * 2
-    said = "76 rollouts: 48 at most in 2 search phases + 3 steps x 2 tasks x 4 + 2 x 2 evaluated"
-    assert said in report.text()
-    assert len(thinker.requests) == asked
-    assert not (tmp_path / "run").exists()
-
-
 def test_both_are_kept_of_the_best_step(
-    toy: Any, tiny: Path, thinker: ScriptedServer, tmp_path: Path
+    tiny: Path, thinker: ScriptedServer, tmp_path: Path
 ) -> None:
     """The weights of a step, and the prompt that they were trained with."""
     folder = tmp_path / "run"
@@ -200,21 +102,11 @@ def test_both_are_kept_of_the_best_step(
     assert last.algorithm["templates"]["style"] != state.algorithm["templates"]["style"]
 
 
-def test_an_app_that_takes_no_such_prompt_is_refused(
-    toy: Any, tiny: Path, thinker: ScriptedServer, tmp_path: Path, apps: Any
-) -> None:
-    trainer = toy.trainer(tmp_path / "run", toy.algorithm(tiny, thinker.url))
-    with pytest.raises(ConfigError, match="'spell' has no argument 'style', so what Alternate"):
-        trainer.fit(apps.spell, toy.tasks(1, 2))
-    with pytest.raises(ConfigError, match="steps=3: Alternate sets its own number of steps"):
-        toy.trainer(tmp_path / "run", toy.algorithm(tiny, thinker.url), steps=3)
-
-
 @pytest.mark.faults
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_that_is_killed_in_either_half_goes_on(
-    run: tuple[Path, Any], toy: Any, tiny: Path, thinker: ScriptedServer, tmp_path: Path
+    run: Run, tiny: Path, thinker: ScriptedServer, tmp_path: Path
 ) -> None:
     """SIGKILL in the first search, in a step of weights, and in the second search."""
     folder = tmp_path / "run"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,15 +13,12 @@ import pytest
 
 from lightspan import LightningRL, Optimizer, Trainer
 from lightspan.errors import (
-    AppError,
     ConfigError,
     DataError,
     ModelError,
     RewardError,
-    StoreFormatError,
     UnknownAgentError,
 )
-from lightspan.training.folder import RunFolder
 from lightspan_testing.tiny import tiny_model
 from lightspan_torch.learner.torch import TorchLearner
 
@@ -33,73 +29,26 @@ APPS = Path(__file__).parents[1] / "apps"
 # --- names of agents ----------------------------------------------------------------------------
 
 
-def test_unknown_agent_is_an_error_at_once_where_agents_are_known(
-    apps: Any, rl: Make, tmp_path: Path, ask: Make
-) -> None:
-    trainer = Trainer(rl(optimize="wirter"), folder=tmp_path / "run")
-    with pytest.raises(UnknownAgentError) as caught:
-        trainer.fit(apps.two, ask(2), agents=["writer", "checker"])
-    assert str(caught.value) == (
-        "no agent matches 'wirter'. Did you mean 'writer'? Agents: 'checker', 'writer'"
-    )
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"optimize": "wirter"}, "no agent matches 'wirter'. Did you mean 'writer'?"),
-        ({"frozen": {"wrtier": "base"}}, "no agent matches 'wrtier'. Did you mean 'writer'?"),
-    ],
-)
 def test_unknown_agent_is_an_error_before_the_first_update(
-    apps: Any,
-    rl: Make,
-    tiny: Path,
-    tmp_path: Path,
-    ask: Make,
-    options: dict[str, Any],
-    message: str,
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     learner = TorchLearner({"policy": str(tiny)}, optimizer=Optimizer(learning_rate=1.0))
     before = learner.weight_hash("policy")
-    trainer = Trainer(rl(**options), folder=tmp_path / "run", learner=learner)
+    known = Trainer(rl(optimize="wirter"), folder=tmp_path / "known", learner=learner)
+    with pytest.raises(UnknownAgentError, match="Agents: 'checker', 'writer'"):
+        known.fit(apps.two, ask(2), agents=["writer", "checker"])
+    assert not (tmp_path / "known").exists()
+    trainer = Trainer(rl(optimize="wirter"), folder=tmp_path / "run", learner=learner)
     with pytest.raises(UnknownAgentError) as caught:
         trainer.fit(apps.spell, ask(2))
-    assert str(caught.value) == f"{message} Agents: 'writer'"
+    assert str(caught.value) == (
+        "no agent matches 'wirter'. Did you mean 'writer'? Agents: 'writer'"
+    )
     assert learner.weight_hash("policy") == before
     assert learner.usage()["updates"] == 0
 
 
 # --- data ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("train", "message"),
-    [
-        ([], r"train: there is no task; give at least one"),
-        ({"q": "a"}, r"train must be a sequence of tasks .* not dict: \{'q': 'a'\}"),
-        (7, r"train must be a sequence of tasks or the path of a .jsonl file, not int: 7"),
-        ([{"q": "a"}, {"q": {1, 2}.__iter__}], r"train\[1\] is not JSON: "),
-        ([{"q": float("nan")}], r"train\[0\] is not JSON: .*Out of range float"),
-        ("nowhere.jsonl", r"train: nowhere.jsonl cannot be read: No such file or directory"),
-    ],
-)
-def test_data_that_are_no_tasks(
-    apps: Any, rl: Make, tmp_path: Path, train: Any, message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        Trainer(rl(), folder=tmp_path / "run").fit(apps.spell, train)
-    assert not (tmp_path / "run").exists()
-
-
-def test_malformed_line_of_a_file_is_named(apps: Any, rl: Make, tmp_path: Path) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_text('{"q": "a"}\n\n{"q": b}\n')
-    with pytest.raises(
-        DataError, match=r"tasks.jsonl, line 3 is not JSON; each line must be one task: "
-    ):
-        Trainer(rl(), folder=tmp_path / "run").fit(apps.spell, path)
 
 
 def test_equal_held_out_tasks_are_named(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:
@@ -150,37 +99,16 @@ def test_missing_rewards_are_counted_and_told_once_per_task(
     assert line["calls/rejected:unscored"] == 12
 
 
-@pytest.mark.parametrize(
-    ("give", "reason"),
-    [
-        ("nan", "NaN, infinity or more than 1e+100 was returned"),
-        ("none", "the app returned None and emitted no reward"),
-    ],
-)
-def test_nothing_scored_at_all_is_an_error(
-    apps: Any, rl: Make, tmp_path: Path, ask: Make, give: str, reason: str
-) -> None:
+def test_nothing_scored_at_all_is_an_error(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:
     trainer = Trainer(rl(tasks_per_step=4), steps=1, folder=tmp_path / "run")
     with pytest.raises(RewardError) as caught:
-        trainer.fit(apps.odd, ask(4, give=give), ask(1, give="none"))
+        trainer.fit(apps.odd, ask(4, give="none"), ask(1, give="none"))
     assert str(caught.value) == (
-        f"no rollout has a reward, so there is nothing to learn from: {reason} (16 of 16). Return "
-        "a number from the app, or call lightspan.emit_reward(number)"
+        "no rollout has a reward, so there is nothing to learn from: the app returned None and "
+        "emitted no reward (16 of 16). Return a number from the app, or call "
+        "lightspan.emit_reward(number)"
     )
     assert trainer.folder.metrics()[0]["mean"] is None
-
-
-def test_a_task_without_a_reward_stops_nothing(
-    apps: Any, rl: Make, tmp_path: Path, lines: Any
-) -> None:
-    """The first of two steps has no reward at all, from one task alone."""
-    tasks = [{"id": "none", "q": "x", "give": "none"}, {"id": "number", "q": "x", "give": "number"}]
-    algorithm = rl(tasks_per_step=1)
-    trainer = Trainer(algorithm, steps=2, folder=tmp_path / "run", reporter=lines)
-    trainer.fit(apps.odd, tasks)
-    assert any("no call could be trained in this step (4 rejected:unsc" in t for t in lines.texts)
-    with pytest.raises(RewardError, match=r"returned None and emitted no reward \(4 of 4\)"):
-        Trainer(rl(tasks_per_step=1), steps=2, folder=tmp_path / "one").fit(apps.odd, tasks[:1])
 
 
 def test_a_script_without_a_main_guard_is_told(tiny: Path, tmp_path: Path) -> None:
@@ -195,27 +123,11 @@ def test_a_script_without_a_main_guard_is_told(tiny: Path, tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize(("give", "value"), [("true", 1.0), ("named", 0.75)])
-def test_bools_and_named_dimensions_are_rewards(
-    apps: Any, rl: Make, tmp_path: Path, ask: Make, give: str, value: float
-) -> None:
-    trainer = Trainer(rl(), folder=tmp_path / "run")
-    evaluation = trainer.evaluate(apps.odd, ask(1, give=give))
-    assert list(evaluation.rewards.values()) == [value]
-
-
-@pytest.mark.parametrize(
-    ("give", "message"),
-    [
-        ("text", r"task t: the app returned: a reward must be a number, not the text '0.5'"),
-        ("list", r"task t: the app returned: a reward must be a number, .* not list: \[1.0\]"),
-    ],
-)
-def test_what_is_no_reward_is_an_error(
-    apps: Any, rl: Make, tmp_path: Path, give: str, message: str
-) -> None:
+def test_what_is_no_reward_is_an_error(apps: Any, rl: Make, tmp_path: Path) -> None:
+    message = r"task t: the app returned: a reward must be a number, not the text '0.5'"
+    tasks = [{"id": "t", "q": "x", "give": "text"}]
     with pytest.raises(RewardError, match=message):
-        Trainer(rl(), folder=tmp_path / "run").fit(apps.odd, [{"id": "t", "q": "x", "give": give}])
+        Trainer(rl(), folder=tmp_path / "run").fit(apps.odd, tasks)
 
 
 # --- apps that fail -----------------------------------------------------------------------------
@@ -242,46 +154,6 @@ def test_failing_app_is_an_outcome(
     ) in lines.texts
 
 
-def test_prompt_longer_than_the_context_is_an_outcome(
-    apps: Any, rl: Make, tmp_path: Path, lines: Any, ask: Make
-) -> None:
-    trainer = Trainer(rl(), steps=1, folder=tmp_path / "run", reporter=lines)
-    trainer.fit(apps.breaks, ask(2, long=600))
-    line = trainer.folder.metrics()[0]
-    assert (line["failed"], line["scored"]) == (8, 0)
-    [note] = [text for text in lines.texts if "100 % of the rollouts failed" in text]
-    assert "mostly context_overflow" in note
-
-
-@pytest.mark.parametrize(
-    ("app", "message"),
-    [
-        (7, r"an app must be callable, not int: 7"),
-        (lambda task: 1.0, r"is defined inside a function"),
-        (lambda tasks, database: 1.0, r"asks for 'database', which nothing provides"),
-    ],
-)
-def test_apps_that_runners_cannot_import(
-    rl: Make, tmp_path: Path, ask: Make, app: Any, message: str
-) -> None:
-    with pytest.raises(AppError, match=message):
-        Trainer(rl(), folder=tmp_path / "run").fit(app, ask(1))
-    assert not (tmp_path / "run").exists()
-
-
-def test_app_of_a_notebook_names_the_alternative(
-    rl: Make, tmp_path: Path, ask: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import __main__
-
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    exec("def answer(task):\n    return 1.0", namespace)
-    monkeypatch.setattr(__main__, "__spec__", None, raising=False)
-    monkeypatch.setattr(__main__, "__file__", None, raising=False)
-    with pytest.raises(AppError, match=r"notebook .* put it into a file, such as my_app.py"):
-        Trainer(rl(), folder=tmp_path / "run").fit(namespace["answer"], ask(1))
-
-
 # --- models -------------------------------------------------------------------------------------
 
 
@@ -289,13 +161,6 @@ def test_tokenizer_without_a_chat_template(apps: Any, tmp_path: Path, ask: Make)
     model = tiny_model(tmp_path / "plain", seed=0, template=None)
     with pytest.raises(ModelError, match=r"the tokenizer of .*plain has no chat template"):
         Trainer(LightningRL(model), folder=tmp_path / "run").fit(apps.spell, ask(1))
-
-
-def test_missing_model_folder(apps: Any, tmp_path: Path, ask: Make) -> None:
-    with pytest.raises(ModelError, match=r"no-such-model"):
-        Trainer(LightningRL(tmp_path / "no-such-model"), folder=tmp_path / "run").fit(
-            apps.spell, ask(1)
-        )
 
 
 # --- folders and stores -------------------------------------------------------------------------
@@ -307,27 +172,9 @@ def test_folder_that_cannot_be_written(apps: Any, rl: Make, tmp_path: Path, ask:
         Trainer(rl(), folder=tmp_path / "file" / "run").fit(apps.spell, ask(1))
 
 
-@pytest.mark.parametrize("folder", [".", "/tmp", "~"])
-def test_folder_that_is_not_for_one_run_alone(apps: Any, rl: Make, ask: Make, folder: str) -> None:
-    place = Path(folder).expanduser()
+def test_folder_that_is_not_for_one_run_alone(apps: Any, rl: Make, ask: Make) -> None:
+    place = Path.home()
     before = place.stat().st_mode
     with pytest.raises(ConfigError, match="holds more than a run"):
         Trainer(rl(), folder=place).fit(apps.spell, ask(1))
     assert place.stat().st_mode == before
-
-
-def test_second_trainer_in_a_folder(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:
-    first = RunFolder(tmp_path / "run")
-    first.create()
-    with pytest.raises(ConfigError, match=r"another process \(pid \d+\) trains in"):
-        Trainer(rl(), folder=tmp_path / "run").fit(apps.spell, ask(1))
-    first.release()
-
-
-def test_foreign_store_file(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:
-    with sqlite3.connect(tmp_path / "other.db") as database:
-        database.execute("CREATE TABLE singers (name TEXT)")
-    database.close()
-    trainer = Trainer(rl(), folder=tmp_path / "run", store=f"sqlite:///{tmp_path / 'other.db'}")
-    with pytest.raises(StoreFormatError, match=r"other.db: this SQLite file belongs to another"):
-        trainer.fit(apps.spell, ask(1))

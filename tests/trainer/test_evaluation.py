@@ -43,7 +43,6 @@ def test_what_agents_are_sampled_at_is_said_and_can_be_told(
     ("frozen", "sampling", "said"),
     [
         (None, {}, "sampled at temperature: helper at its endpoint's own, writer at 1"),
-        ("llm", {}, "sampled at temperature: helper at its endpoint's own, writer at 1"),
         ("llm", {"temperature": 0.25}, "sampled at temperature: helper at 0.25, writer at 1"),
     ],
 )

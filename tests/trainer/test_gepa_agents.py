@@ -10,34 +10,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.trainer.killed_searches import killed_thrice
-
 pytest.importorskip("langchain_openai")
 pytest.importorskip("langgraph")
 
-from lightspan import GEPA, LLM
-from lightspan.errors import UnknownAgentError
-from lightspan.progress import SilentReporter
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
-from lightspan.schema.resources import INSTRUCTIONS
-from lightspan.schema.system_prompts import Instructions
 from lightspan.training.collector import stored_episodes
 from lightspan_prompts.search.candidates import read_found
 from lightspan_testing.scripted import Request, ScriptedServer
-from lightspan_tools.inspect import inspect_run
 
 BEFORE = "You are the router of a help desk.\nToday is {date_1}.\n\nWhat is known of the customer"
-
-
-class Lines(SilentReporter):
-    """Keeps what a person is told."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def line(self, text: str) -> None:
-        self.told.append(text)
 
 
 class Run(NamedTuple):
@@ -45,22 +27,16 @@ class Run(NamedTuple):
 
     folder: Path
     result: Any
-    told: list[str]
     model: list[Request]
-    thinker: list[Request]
-
-
-def learned(desk: Any, environment: pytest.MonkeyPatch, folder: Path, **options: Any) -> Run:
-    lines = Lines()
-    with ScriptedServer(desk.speaks) as model, ScriptedServer(desk.reflects) as thinker:
-        environment.setenv("OPENAI_BASE_URL", model.url)
-        result = desk.train(folder, thinker.url, reporter=lines, **options)
-    return Run(folder, result, lines.told, model.requests, thinker.requests)
 
 
 @pytest.fixture(scope="module")
 def run(desk: Any, environment: pytest.MonkeyPatch, tmp_path_factory: Any) -> Run:
-    return learned(desk, environment, tmp_path_factory.mktemp("desk") / "run")
+    folder = tmp_path_factory.mktemp("desk") / "run"
+    with ScriptedServer(desk.speaks) as model, ScriptedServer(desk.reflects) as thinker:
+        environment.setenv("OPENAI_BASE_URL", model.url)
+        result = desk.train(folder, thinker.url)
+    return Run(folder, result, model.requests)
 
 
 def by_agent(requests: list[Request]) -> tuple[list[Request], list[Request]]:
@@ -133,77 +109,3 @@ def test_both_texts_are_in_the_record(run: Run, desk: Any) -> None:
     assert applied["router", True, True] == 3 + 8 + 4
     assert applied["router", None, False] == 4 + 8  # held out before, and the survey
     assert applied["router", True, False] == 3  # the first candidate is the app's own text
-
-
-def test_what_was_sent_is_shown(run: Run) -> None:
-    said = "texts of candidates were sent in 14 calls"
-    assert [line for line in run.told if line.endswith(said)] == [f"step 1: {said}"]
-    [found] = [line for line in run.told if "found the text of 'router'" in line]
-    assert found.endswith("characters, with {date_1} {part_2} {part_3} in it")
-    [metrics] = [
-        json.loads(line)
-        for line in (run.folder / "metrics.jsonl").read_text().splitlines()
-        if '"train"' in line
-    ]
-    texts = {key: metrics[key] for key in metrics if key.startswith("texts/")}
-    assert texts == {"texts/sent": 14, "texts/original": 0, "texts/unasked": 0}
-    assert f"\n{said}\nprompt router:\n" in inspect_run(run.folder)
-
-
-def test_a_call_is_inspected_with_both_texts(run: Run) -> None:
-    [*_, episode] = stored_episodes(run.folder / "store.db", mode=Mode.VAL)
-    call = next(call for call in episode.calls if call.agent_path == "router")
-    text = inspect_run(run.folder, episode.rollout_id, call.call_id)
-    assert "\nprompt in the app: 'You are the router of a help desk." in text
-    assert "Answer with the desk alone." in text
-
-
-def test_what_was_found_goes_on_in_another_process(run: Run) -> None:
-    """As `Trainer.evaluate(…, resume=True)` has it: from the checkpoint."""
-    state = json.loads(next((run.folder / "checkpoints").glob("*1/state.json")).read_bytes())
-    llm = LLM(base_url="http://127.0.0.1:9/v1", model="thinker")
-    algorithm = GEPA(reflection=llm, optimize=["router"])
-    assert algorithm.resources() == {INSTRUCTIONS: Instructions(surveyed=["router"])}
-    algorithm.load_state(state["algorithm"])
-    told = algorithm.resources()[INSTRUCTIONS]
-    assert isinstance(told, Instructions)
-    [rewrite] = told.rewrites
-    learned = run.result.prompts["router"]
-    assert (rewrite.agent, rewrite.template) == ("router", learned.before.template)
-    assert rewrite.text == learned.after.template
-    assert algorithm.learned_prompts() == run.result.prompts
-
-
-def test_a_dry_run_tells_what_is_found(run: Run) -> None:
-    episodes = stored_episodes(run.folder / "store.db", mode=Mode.TRAIN)[:8]
-    llm = LLM(base_url="http://127.0.0.1:9/v1", model="thinker")
-    [line] = GEPA(reflection=llm, optimize=["router"]).inspect_episodes(episodes)
-    assert line.startswith("found the text of 'router': ")
-    with pytest.raises(UnknownAgentError, match="Did you mean 'router'"):
-        GEPA(reflection=llm, optimize=["ruter"]).inspect_episodes(episodes)
-
-
-def test_the_reflection_is_told_of_the_placeholders(run: Run) -> None:
-    asked = run.thinker[0].last_text
-    assert "<prompt>\nYou are the router of a help desk.\nToday is {date_1}." in asked
-    assert "placeholders that the application fills: {date_1}, {part_2}, {part_3}." in asked
-
-
-@pytest.mark.faults
-@pytest.mark.timeout(900)
-def test_a_run_that_is_killed(run: Run, desk: Any, tmp_path: Path) -> None:
-    """SIGKILL in the survey, in the reflection after it, and in the rollouts of a candidate: the
-    text that is found, and the candidates, are those of a run that was not killed."""
-    folder = tmp_path / "run"
-    asked = killed_thrice(folder, desk.speaks, desk.reflects)
-    found, whole = read_found(folder), read_found(run.folder)
-    assert found is not None
-    assert whole is not None
-    assert found.surveyed == whole.surveyed
-    assert [(each.templates, each.parents) for each in found.candidates] == [
-        (each.templates, each.parents) for each in whole.candidates
-    ]
-    assert (found.rollouts, found.reflections) == (whole.rollouts, whole.reflections)
-    assert asked[3, "reflection"] == 1  # the one that was in flight, again
-    assert asked[4, "reflection"] == 0
-    assert asked[4, "app"] < asked[1, "app"] + asked[2, "app"]  # what was journalled is not asked

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 
-from lightspan import VLLM, LoRA, Policy, Trainer, Transformers
+from lightspan import LoRA, Policy, Trainer, Transformers
 from lightspan.errors import EngineError, UnsupportedError
 from lightspan.protocols.engine import GenerationRequest, LoRAWeights, Probe, ProbedEngine
 from lightspan.schema.token_records import Sampling
-from lightspan.training.backends import engine_request, make_engine
+from lightspan.training.backends import make_engine
 from lightspan.training.checkpoints import latest
 from lightspan_testing.engine_suite import generate, of_tokens, reference
 from lightspan_testing.lora_suite import merged
 from lightspan_torch.engine.transformers import TransformersEngine
 from lightspan_torch.learner.torch import TorchLearner
+
+Make = Callable[..., Any]
 
 PROMPT = [5, 6, 7, 8, 9]
 TWO = {"checker": Policy(lora=LoRA(rank=8)), "writer": Policy(lora=LoRA(rank=4))}
@@ -62,7 +64,7 @@ class Probed(TransformersEngine, ProbedEngine):
 
 
 def test_an_engine_that_keeps_old_weights_ends_the_run(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     """At the first update after which it does not say what the learner does."""
     engine = Probed({"policy": tiny}, seed=1)
@@ -76,7 +78,7 @@ def test_an_engine_that_keeps_old_weights_ends_the_run(
 
 
 def test_an_engine_is_looked_at_after_every_update(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     engine = Probed({"policy": tiny}, seed=1)
     trainer = Trainer(rl(learning_rate=0.03), engine=engine, steps=2, folder=tmp_path / "run")
@@ -91,66 +93,26 @@ def settings_of(algorithm: Any, **options: Any) -> Any:
     return Trainer(algorithm, steps=1, **options).settings
 
 
-def test_two_policies_of_one_model_are_beside_one_copy(
-    rl: Callable[..., Any], tmp_path: Path
-) -> None:
-    settings = settings_of(rl(optimize=TWO), folder=tmp_path / "run")
-    assert engine_request(settings).lora == {"writer": 4, "checker": 8}
-    assert make_engine(settings, seed=0).capabilities.lora == ("checker", "writer")
-
-
-def test_one_policy_is_merged(rl: Callable[..., Any], tmp_path: Path) -> None:
-    """It has a copy for itself either way, and computes less per token."""
-    settings = settings_of(rl(lora=LoRA(rank=4)), folder=tmp_path / "run")
-    assert make_engine(settings, seed=0).capabilities.lora == ()
-
-
-def test_the_starting_weights_are_the_same_copy(rl: Callable[..., Any], tmp_path: Path) -> None:
-    settings = settings_of(rl(lora=LoRA(rank=4), frozen="base"), folder=tmp_path / "run")
-    assert engine_request(settings).lora == {"policy": 4, "base": 0}
-    engine = make_engine(settings, seed=0)
-    assert (engine.capabilities.lora, set(engine.policies())) == (("policy",), {"policy", "base"})
-
-
-def test_whole_weights_beside_lora_have_their_own(rl: Callable[..., Any], tmp_path: Path) -> None:
-    algorithm = rl(optimize={"writer": Policy(lora=LoRA(rank=4)), "checker": Policy()})
-    settings = settings_of(algorithm, folder=tmp_path / "run")
-    assert make_engine(settings, seed=0).capabilities.lora == ()
-
-
-def test_a_user_has_them_merged(rl: Callable[..., Any], tmp_path: Path) -> None:
-    settings = settings_of(
-        rl(optimize=TWO), folder=tmp_path / "run", engine=Transformers(merge_lora=True)
-    )
-    assert make_engine(settings, seed=0).capabilities.lora == ()
-
-
 @pytest.mark.parametrize(
-    ("merge", "groups"),
-    [(False, [("checker", "writer", "base")]), (True, [("checker",), ("writer",), ("base",)])],
+    ("options", "engine", "beside"),
+    [
+        ({"optimize": TWO}, None, ("checker", "writer")),
+        ({"optimize": TWO}, Transformers(merge_lora=True), ()),
+        # one policy has a copy for itself either way, and computes less per token merged
+        ({"lora": LoRA(rank=4)}, None, ()),
+        ({"lora": LoRA(rank=4), "frozen": "base"}, None, ("policy",)),
+        ({"optimize": {"writer": Policy(lora=LoRA(rank=4)), "checker": Policy()}}, None, ()),
+    ],
 )
-def test_vllm_has_servers_of_all_of_them(
-    rl: Callable[..., Any], tmp_path: Path, merge: bool, groups: list[tuple[str, ...]]
+def test_policies_that_share_a_copy(
+    rl: Make, tmp_path: Path, options: Any, engine: Any, beside: tuple[str, ...]
 ) -> None:
-    import sys
-
-    vllm = VLLM(python=sys.executable, merge=merge)
-    algorithm = rl(optimize=TWO, frozen="base")
-    engine: Any = make_engine(settings_of(algorithm, engine=vllm, folder=tmp_path / "run"), seed=0)
-    assert engine._groups == groups
+    more = {"engine": engine} if engine else {}
+    settings = settings_of(rl(**options), folder=tmp_path / "run", **more)
+    assert make_engine(settings, seed=0).capabilities.lora == beside
 
 
 # --- trained ------------------------------------------------------------------------------------
-
-
-def test_policies_learn_beside_one_copy(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
-) -> None:
-    """What was sampled is what the learner computes: the gap is rounding."""
-    algorithm = rl(optimize=TWO, learning_rate=1e-2)
-    trainer = Trainer(algorithm, steps=2, folder=tmp_path / "run")
-    trainer.fit(apps.two, ask(4))
-    assert trainer.folder.metrics()[-1]["learner/logprob_gap_mean"] < 1e-4
 
 
 async def test_a_learner_sends_what_it_computes_with(tiny: Path) -> None:
@@ -178,12 +140,3 @@ def test_lora_of_what_is_no_linear_layer_is_refused(tiny: Path) -> None:
     learner = TorchLearner({"writer": str(tiny)}, lora={"writer": lora})
     with pytest.raises(UnsupportedError, match=r"adapts model\.embed_tokens.*VLLM\(merge=True\)"):
         learner._models["writer"].lora_weights()
-
-
-def test_an_engine_with_lora_of_a_policy_that_has_none_is_refused(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
-) -> None:
-    engine = TransformersEngine({"policy": tiny}, lora={"policy": 4})
-    trainer = Trainer(rl(), engine=engine, steps=1, folder=tmp_path / "run")
-    with pytest.raises(UnsupportedError, match=r"serves \['policy'\] as LoRA.*lora=LoRA"):
-        trainer.fit(apps.spell, ask(2))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,6 @@ from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan_testing.scripted import ScriptedServer
-from lightspan_tools.rescore import rescore
 
 STEPS, TASKS, GROUP = 4, 2, 4
 
@@ -68,13 +66,6 @@ def test_the_next_rollouts_go_on_while_a_step_is_trained(run: RunFolder) -> None
     told = [(each["overlap/behind"], each["overlap/in_flight"]) for each in lines]
     assert told == [(0.0, 2), (1.0, 2), (1.0, 2), (1.0, 0)]
     assert [line["rollouts"] for line in lines] == [TASKS * GROUP] * STEPS
-
-
-def test_the_time_of_rollouts_is_a_part_of_that_of_their_step(run: RunFolder) -> None:
-    """Not of what lies between steps: an evaluation, a checkpoint."""
-    lines = [line for line in run.metrics() if line["kind"] == "train"]
-    # the two clocks are read one after the other
-    assert all(line["seconds/rollouts"] <= line["seconds"] + 0.02 for line in lines)
 
 
 def test_each_token_has_the_version_that_it_was_sampled_with(run: RunFolder) -> None:
@@ -122,32 +113,6 @@ def test_each_call_is_shown_with_the_step_that_trained_it(run: RunFolder, tmp_pa
     }
 
 
-def always(task: Any) -> float:
-    return 1.0
-
-
-def test_a_score_given_again_says_the_step_that_trained_it(run: RunFolder) -> None:
-    found = rescore(run.path, always, mode=Mode.TRAIN)
-    told = Counter(change.step for change in found.changes)
-    assert told == dict.fromkeys(range(1, STEPS + 1), TASKS * GROUP)
-
-
-def test_a_group_that_is_still_in_flight_was_not_left_unused(
-    run: RunFolder, tmp_path: Path
-) -> None:
-    """As in a run that goes on, or was ended: the steps that trained its last groups are not there
-    yet, those that began them are."""
-    before = tmp_path / "before"
-    shutil.copytree(run.path, before)
-    for name in ("taken", "explanations"):
-        [last] = (before / name).glob(f"step-*{STEPS}.*")
-        last.unlink()
-    rows = tmp_path / "transitions.jsonl"
-    assert main(["export", str(before), "transitions", "-o", str(rows)]) == 0
-    transitions = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert {row["verdict"] for row in transitions if row["mode"] == "train"} == {"trained"}
-
-
 class Asks(LightningRL):
     """An algorithm that asks its world in one way."""
 
@@ -164,13 +129,11 @@ class Asks(LightningRL):
     ("ask", "error"),
     [
         (lambda world: world.submit([0], 0), "submit: group_size=0 must be at least 1"),
-        (lambda world: world.submit([0], 1.5), "submit: group_size=1.5 must be a whole number"),
         (lambda world: world.rollouts([0], -1), "rollouts: group_size=-1 must be at least 1"),
         (
             lambda world: world.submit([0, 1], 2, resources=[{}]),
             r"submit\(resources=\) has 1 mappings for 2 tasks",
         ),
-        (lambda world: world.take(1, "id"), r"take\(first='id'\): give a list of ids"),
     ],
 )
 def test_what_a_world_cannot_do(
@@ -180,26 +143,6 @@ def test_what_a_world_cannot_do(
     trainer = Trainer(algorithm, runners=1, steps=1, folder=tmp_path / "run")
     with pytest.raises(ConfigError, match=error):
         trainer.fit(apps.spell, [{"q": "question"}])
-
-
-class TakesTwice(LightningRL):
-    """An algorithm of someone's own, whose step takes what it trains in two calls."""
-
-    async def collect(self, world: TrainerContext) -> list[Episode]:
-        if world.step == 1:
-            await world.submit(world.next_tasks(4), GROUP)
-        return [*await world.take(1), *await world.take(1)]
-
-
-def test_what_a_step_took_in_several_calls_is_all_its_own(
-    tiny: Path, apps: Any, tmp_path: Path
-) -> None:
-    algorithm = TakesTwice(
-        tiny, optimize="writer", group_size=GROUP, tasks_per_step=TASKS, learning_rate=1e-3
-    )
-    trainer = Trainer(algorithm, runners=1, steps=2, folder=tmp_path / "run")
-    trainer.fit(apps.spell, [{"q": f"question {number}"} for number in range(4)])
-    assert Counter(RunFolder(tmp_path / "run").training_steps().values()) == {1: TASKS, 2: TASKS}
 
 
 def test_nothing_is_left_to_ask_once_a_budget_is_used_up(
@@ -224,19 +167,3 @@ def test_nothing_is_left_to_ask_once_a_budget_is_used_up(
     found = latest(run.checkpoints)
     assert found is not None
     assert len(load_state(found).in_flight) == 4  # which a run that goes on begins anew
-
-
-def test_what_a_step_learned_from_is_read_once(
-    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many rollouts it had."""
-    read: Counter[int] = Counter()
-    explanations = RunFolder.explanations
-
-    def counted(folder: RunFolder, step: int) -> Any:
-        read[step] += 1
-        return explanations(folder, step)
-
-    monkeypatch.setattr(RunFolder, "explanations", counted)
-    assert main(["export", str(run.path), "spans", "-o", str(tmp_path / "spans.jsonl")]) == 0
-    assert read == dict.fromkeys(range(STEPS + 1), 1)  # 0: of the evaluation before

@@ -22,10 +22,13 @@ from drilled import Drilled, row_of  # type: ignore[import-not-found]
 from lightspan import Trainer
 from lightspan.algorithms import Metrics, TrainerContext
 from lightspan.errors import CheckpointError, ConfigError
+from lightspan.progress import SilentReporter
 from lightspan.protocols.learner import SFTLoss
 from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.folder import RunFolder
 from lightspan_torch.learner.torch import TorchLearner
+
+Make = Callable[..., Any]
 
 SCRIPT = Path(__file__).parents[1] / "apps" / "train_toy.py"
 
@@ -58,7 +61,7 @@ def _weights(model: Path) -> str:
     return TorchLearner({"policy": str(model)}).weight_hash("policy")
 
 
-class Interrupting:
+class Interrupting(SilentReporter):
     """A reporter at whose n-th piece of work with this title somebody presses Ctrl-C.
 
     Args:
@@ -74,16 +77,12 @@ class Interrupting:
         if title == self.title:
             raise self.error
 
-    def advance(self, count: int = 1, **values: float | str) -> None: ...
-
-    def finish(self, summary: str = "") -> None: ...
-
     def line(self, text: str) -> None:
         self.texts.append(text)
 
 
 def test_resumed_run_is_the_uninterrupted_one(
-    apps: Any, tiny: Path, tmp_path: Path, ask: Callable[..., Any], lines: Any
+    apps: Any, tiny: Path, tmp_path: Path, ask: Make, lines: Any
 ) -> None:
     """Weights, optimiser, random numbers and the order of tasks: bit for bit."""
     whole, first, second = Drill(tiny), Drill(tiny), Drill(tiny)
@@ -120,12 +119,6 @@ def test_an_error_says_what_is_kept(apps: Any, tiny: Path, tmp_path: Path, ask: 
     with pytest.raises(ConfigError, match="the budget"):
         trainer.fit(apps.spell, tasks, resume=True)
     assert settled.texts == [f"resuming {folder} after step 1"]
-    other = Interrupting("never")
-    with pytest.raises(ConfigError, match="other settings"):
-        Trainer(Drill(tiny), steps=4, folder=folder, reporter=other).fit(
-            apps.spell, ask(3), resume=True
-        )
-    assert other.texts == []
 
 
 def _losses(folder: Path) -> list[float]:
@@ -158,7 +151,7 @@ VAL = [{"q": "c"}, {"q": "d"}]
 
 
 def test_complete_run_gives_its_result_without_training(
-    apps: Any, rl: Callable[..., Any], copied: Path, lines: Any
+    apps: Any, rl: Make, copied: Path, lines: Any
 ) -> None:
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
     trainer = Trainer(rl(), steps=1, folder=copied, reporter=lines)
@@ -170,9 +163,7 @@ def test_complete_run_gives_its_result_without_training(
     assert {p for p in before if before[p] != after[p]} <= {copied / "lock", copied / "config.json"}
 
 
-def test_more_steps_go_on_from_a_complete_run(
-    apps: Any, rl: Callable[..., Any], copied: Path
-) -> None:
+def test_more_steps_go_on_from_a_complete_run(apps: Any, rl: Make, copied: Path) -> None:
     trainer = Trainer(rl(), steps=2, folder=copied)
     result = trainer.fit(apps.spell, TRAIN, VAL, resume=True)
     kinds = [(line["kind"], line["step"]) for line in trainer.folder.metrics()]
@@ -185,22 +176,12 @@ def test_more_steps_go_on_from_a_complete_run(
     assert state.versions["policy"] > 3
 
 
-def test_lost_model_is_exported_again(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
-    before = _weights(copied / "model")
-    shutil.rmtree(copied / "model")
-    trainer = Trainer(rl(), steps=1, folder=copied)
-    trainer.fit(apps.spell, TRAIN, VAL, resume=True)
-    assert _weights(copied / "model") == before
-    kinds = [(line["kind"], line["step"]) for line in trainer.folder.metrics()]
-    assert kinds == [("eval", 0), ("train", 1), ("eval", 1)]
-
-
-def test_run_is_not_overwritten(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
+def test_run_is_not_overwritten(apps: Any, rl: Make, copied: Path) -> None:
     with pytest.raises(ConfigError, match="holds a run already: resume it"):
         Trainer(rl(), folder=copied).fit(apps.spell, TRAIN, VAL)
 
 
-def test_other_settings_are_named(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
+def test_other_settings_are_named(apps: Any, rl: Make, copied: Path) -> None:
     algorithm = rl(estimator="rloo", seed=7, optimize=["writer", "reviewer"])
     with pytest.raises(ConfigError) as caught:
         Trainer(algorithm, steps=2, folder=copied).fit(apps.spell, TRAIN, VAL, resume=True)
@@ -210,12 +191,7 @@ def test_other_settings_are_named(apps: Any, rl: Callable[..., Any], copied: Pat
     ) in str(caught.value)
 
 
-def test_other_data_are_named(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
-    with pytest.raises(ConfigError, match=r"other settings.*\(train: \{'tasks': 2, 'fingerprint'"):
-        Trainer(rl(), steps=2, folder=copied).fit(apps.spell, TRAIN[::-1], VAL, resume=True)
-
-
-def test_lost_store_is_noticed(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
+def test_lost_store_is_noticed(apps: Any, rl: Make, copied: Path) -> None:
     """Versions are never reused: a store that does not know them cannot go on."""
     for path in copied.glob("store.db*"):
         path.unlink()
@@ -223,28 +199,22 @@ def test_lost_store_is_noticed(apps: Any, rl: Callable[..., Any], copied: Path) 
         Trainer(rl(), steps=2, folder=copied).fit(apps.spell, TRAIN, VAL, resume=True)
 
 
-def test_damaged_checkpoint_is_named(apps: Any, rl: Callable[..., Any], copied: Path) -> None:
-    (copied / "checkpoints" / "step-000001" / "state.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"step-000001 cannot be read"):
-        Trainer(rl(), steps=2, folder=copied).fit(apps.spell, TRAIN, VAL, resume=True)
-
-
 def test_resume_without_a_checkpoint_starts_anew(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, lines: Any, ask: Callable[..., Any]
+    apps: Any, rl: Make, tmp_path: Path, lines: Any, ask: Make
 ) -> None:
     trainer = Trainer(rl(), steps=1, folder=tmp_path / "run", reporter=lines)
     assert trainer.fit(apps.spell, ask(2), resume=True).steps == 1
     assert lines.texts[0] == f"{tmp_path / 'run'} holds no checkpoint to resume from: starting anew"
 
 
-def test_resume_needs_a_folder(apps: Any, rl: Callable[..., Any], ask: Callable[..., Any]) -> None:
+def test_resume_needs_a_folder(apps: Any, rl: Make, ask: Make) -> None:
     with pytest.raises(ConfigError, match=r"resume=True needs the folder"):
         Trainer(rl()).fit(apps.spell, ask(2), resume=True)
 
 
 @pytest.mark.parametrize("step", [0, 1])
 def test_evaluation_that_was_interrupted_exists_once(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, step: int
+    apps: Any, rl: Make, tmp_path: Path, step: int
 ) -> None:
     folder = tmp_path / "run"
     reporter = Interrupting(f"step {step}: evaluating")
@@ -279,9 +249,7 @@ class Signalling(Interrupting):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_in_a_notebook_stops_the_run(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_ctrl_c_in_a_notebook_stops_the_run(apps: Any, rl: Make, tmp_path: Path) -> None:
     """There `fit` runs beside the notebook's own loop, in a thread that no signal reaches."""
     reporter = Signalling("step 1/9")
     trainer = Trainer(rl(), steps=9, folder=tmp_path / "run", reporter=reporter)
@@ -299,9 +267,7 @@ def test_ctrl_c_in_a_notebook_stops_the_run(
     assert "lightspan-fit" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_where_ctrl_c_is_ignored_the_run_goes_on(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_where_ctrl_c_is_ignored_the_run_goes_on(apps: Any, rl: Make, tmp_path: Path) -> None:
     """Started with nohup, or in the background of a script, which Ctrl-C is not to reach."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

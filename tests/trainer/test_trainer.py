@@ -11,23 +11,24 @@ from typing import Any
 
 import pytest
 
-from lightspan import LLM, VLLM, LoRA, Optimizer, PolicyLoss, Torch, Trainer
+from lightspan import LLM, Optimizer, PolicyLoss, Torch, Trainer
 from lightspan.errors import ConfigError, EngineError, UnsupportedError
 from lightspan.protocols.learner import LearnerCapabilities
 from lightspan.schema.records import Mode
 from lightspan.stores import open_store
-from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.collector import read_episodes
 from lightspan.training.folder import RunFolder
 from lightspan.training.results import FitResult
 from lightspan_testing.scripted import ScriptedServer
-from lightspan_tools.inspect import inspect_run
-from lightspan_torch.learner.policy_model import adapter_base, merge_adapter
 from lightspan_torch.learner.torch import TorchLearner
+
+Run = tuple[FitResult, Any]
+
+Make = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def run(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[FitResult, Any]:
+def run(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Two steps of two agents, one of them frozen at the starting weights."""
     from lightspan import LightningRL
 
@@ -67,7 +68,7 @@ def _hash(model: Path) -> str:
 # --- what a run leaves behind -------------------------------------------------------------------
 
 
-def test_config_says_what_was_asked(run: tuple[FitResult, Any], tiny: Path) -> None:
+def test_config_says_what_was_asked(run: Run, tiny: Path) -> None:
     config = json.loads((run[0].folder / "config.json").read_text())
     assert config.pop("run_id").startswith("run-")
     assert config.pop("train") == {"tasks": 6, "fingerprint": "8f7a7ffcd1a8debf"}
@@ -75,7 +76,7 @@ def test_config_says_what_was_asked(run: tuple[FitResult, Any], tiny: Path) -> N
     loss, optimizer = config.pop("loss"), config.pop("optimizer")
     assert loss["clip_high"] == 0.28
     assert optimizer["learning_rate"] == 1e-3
-    assert config == {
+    assert {name: value for name, value in config.items() if value is not None} == {
         "algorithm": "lightning_rl",
         "app": "toy_apps:two",
         "model": str(tiny),
@@ -85,41 +86,26 @@ def test_config_says_what_was_asked(run: tuple[FitResult, Any], tiny: Path) -> N
         "unit": "rollout",
         "credit": "terminal",
         "step_rewards": False,
-        "air": None,
-        "overlong": None,
-        "critic": None,
         "weight": "rollout",
-        "token_constant": None,
         "group_size": 4,
         "tasks_per_step": 2,
         "minibatches": 2,
         "resample": 0,
         "temperature": 1.0,
-        "max_tokens": None,
-        "max_length": None,
-        "max_staleness": None,
         "overlap": 0,
-        "failure_reward": None,
         "timeout_s": 600.0,
-        "lora": None,
         "seed": 3,
         "steps": 2,
         "epochs": 1.0,
         "validate_every": 1,
-        "validate_temperature": None,
         "keep": "last",
-        "patience": None,
-        "selection": None,
         "checkpoint_every": 1,
         "device": "cpu",
         "metric": "reward",
-        "cluster": None,
-        "store": None,
-        "reward": None,
     }
 
 
-def test_metrics_count_every_rollout_call_and_second(run: tuple[FitResult, Any]) -> None:
+def test_metrics_count_every_rollout_call_and_second(run: Run) -> None:
     lines = RunFolder(run[0].folder).metrics()
     kinds = [(line["kind"], line["step"]) for line in lines]
     assert kinds == [("eval", 0), ("train", 1), ("eval", 1), ("train", 2), ("eval", 2)]
@@ -147,22 +133,7 @@ def test_metrics_count_every_rollout_call_and_second(run: tuple[FitResult, Any])
         assert 0 < line["seconds/rollouts"] < line["seconds"]
 
 
-def test_evaluation_is_accounted_apart(run: tuple[FitResult, Any]) -> None:
-    lines = RunFolder(run[0].folder).metrics()
-    by_step = {(line["kind"], line["step"]): line for line in lines}
-    before, after = by_step["train", 1], by_step["eval", 1]
-    assert after["cpu_s/engine_evaluation"] > before["cpu_s/engine_evaluation"] > 0
-    assert after["cpu_s/learner"] == before["cpu_s/learner"]
-    assert run[0].seconds.keys() == {
-        "engine",
-        "learner",
-        "engine_evaluation",
-        "learner_evaluation",
-    }
-    assert run[0].seconds["learner_evaluation"] == 0.0
-
-
-def test_folder_is_closed_to_others_and_complete(run: tuple[FitResult, Any]) -> None:
+def test_folder_is_closed_to_others_and_complete(run: Run) -> None:
     folder = run[0].folder
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert sorted(path.name for path in folder.iterdir() if not path.name.startswith("store")) == [
@@ -183,21 +154,7 @@ def test_folder_is_closed_to_others_and_complete(run: tuple[FitResult, Any]) -> 
     assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_result_names_the_evaluations_in_order(run: tuple[FitResult, Any]) -> None:
-    result = run[0]
-    assert [evaluation.step for evaluation in result.evaluations] == [0, 1, 2]
-    assert all(len(evaluation.rewards) == 3 for evaluation in result.evaluations)
-    assert result.gain is not None
-    assert result.gain.n == 3
-    first, last = result.evaluations[0].interval.mean, result.evaluations[-1].interval.mean
-    assert result.summary("accuracy").startswith(
-        f"held-out accuracy: {first:.2f} -> {last:.2f} (n=3, 95% CI of the gain "
-    )
-
-
-def test_exported_model_loads_with_transformers_and_has_learned(
-    run: tuple[FitResult, Any], tiny: Path
-) -> None:
+def test_exported_model_loads_with_transformers_and_has_learned(run: Run, tiny: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(run[0].model)
@@ -210,7 +167,7 @@ def test_exported_model_loads_with_transformers_and_has_learned(
     assert _hash(run[0].model) != _hash(tiny)
 
 
-def test_rows_come_from_the_selected_agent_alone(run: tuple[FitResult, Any]) -> None:
+def test_rows_come_from_the_selected_agent_alone(run: Run) -> None:
     result, algorithm = run
     folder = RunFolder(result.folder)
     run_id = folder.read_config()["run_id"]
@@ -234,7 +191,7 @@ def test_rows_come_from_the_selected_agent_alone(run: tuple[FitResult, Any]) -> 
         assert row.ids == writers[row.call_ids[0][0]]
 
 
-def test_frozen_base_keeps_the_starting_weights(run: tuple[FitResult, Any]) -> None:
+def test_frozen_base_keeps_the_starting_weights(run: Run) -> None:
     """Every answer of the checker, after training too, is of version 0 of `base`."""
     folder = RunFolder(run[0].folder)
     run_id = folder.read_config()["run_id"]
@@ -252,21 +209,11 @@ def test_frozen_base_keeps_the_starting_weights(run: tuple[FitResult, Any]) -> N
     }
 
 
-def test_checkpoint_says_what_was_trained(run: tuple[FitResult, Any]) -> None:
-    folder = RunFolder(run[0].folder)
-    found = latest(folder.checkpoints)
-    assert found is not None
-    state = load_state(found)
-    assert (state.step, state.cursor, state.versions) == (2, 4, {"policy": 3})
-
-
 # --- what is trained ----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_training_moves_the_reward(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
-) -> None:
+def test_training_moves_the_reward(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:
     algorithm = rl(group_size=8, tasks_per_step=8, learning_rate=3e-3, minibatches=2)
     trainer = Trainer(algorithm, steps=8, folder=tmp_path / "run")
     result = trainer.fit(apps.spell, ask(64), ask(64, held=1))
@@ -277,7 +224,7 @@ def test_training_moves_the_reward(
 
 
 def test_two_policies_have_weights_of_their_own(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     """Only the writer's reward varies, so only its policy changes."""
     algorithm = rl(optimize={"writer": "a", "reviewer": "b"})
@@ -289,7 +236,7 @@ def test_two_policies_have_weights_of_their_own(
 
 
 def test_shared_agents_follow_the_moving_weights_untrained(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
     trainer = Trainer(rl(frozen="shared"), steps=2, folder=tmp_path / "run")
     trainer.fit(apps.two, ask(4))
@@ -306,11 +253,7 @@ def test_shared_agents_follow_the_moving_weights_untrained(
 
 @pytest.mark.parametrize("through_gateway", [False, True])
 def test_frozen_agents_reach_an_endpoint(
-    apps: Any,
-    rl: Callable[..., Any],
-    tmp_path: Path,
-    ask: Callable[..., Any],
-    through_gateway: bool,
+    apps: Any, rl: Make, tmp_path: Path, ask: Make, through_gateway: bool
 ) -> None:
     """`frozen=None`: where the app points. An `LLM`: there, whatever the app points at."""
     with ScriptedServer("scripted help") as server:
@@ -326,7 +269,7 @@ def test_frozen_agents_reach_an_endpoint(
 
 
 def test_checkpoints_come_as_often_as_asked_and_at_the_end(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
     trainer = Trainer(rl(), steps=6, checkpoint_every=4, folder=tmp_path / "run")
     trainer.fit(apps.spell, ask(2))
@@ -335,11 +278,7 @@ def test_checkpoints_come_as_often_as_asked_and_at_the_end(
 
 
 def test_keys_are_not_kept(
-    apps: Any,
-    rl: Callable[..., Any],
-    tmp_path: Path,
-    ask: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    apps: Any, rl: Make, tmp_path: Path, ask: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run's folder holds the name of the variable, and neither our key nor the app's."""
     monkeypatch.setenv("HELPER_KEY", "sk-kept-nowhere")
@@ -357,30 +296,8 @@ def test_keys_are_not_kept(
     assert b"own-key" not in kept
 
 
-def test_a_store_elsewhere_is_found_by_inspect(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
-) -> None:
-    store = f"sqlite:///{tmp_path}/elsewhere.db"
-    trainer = Trainer(rl(), steps=1, folder=tmp_path / "run", store=store)
-    trainer.fit(apps.spell, ask(2))
-    assert not (tmp_path / "run" / "store.db").exists()
-    assert "8 rollouts; calls by agent: writer 8" in inspect_run(tmp_path / "run")
-
-
-def test_lora_trains_adapters_and_exports_them(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
-) -> None:
-    algorithm = rl(lora=LoRA(rank=4), learning_rate=1e-2)
-    trainer = Trainer(algorithm, steps=1, folder=tmp_path / "run")
-    result = trainer.fit(apps.spell, ask(2))
-    assert trainer.folder.metrics()[-1]["learner/logprob_gap_mean"] < 1e-4
-    assert adapter_base(result.model) == str(tiny)
-    merged = merge_adapter(result.model, tmp_path / "merged")
-    assert _hash(merged) != _hash(tiny)
-
-
 def test_loss_with_kl_learns_from_groups_that_do_not_vary(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
     tasks = ask(2, give="number")
     plain = Trainer(rl(), steps=1, folder=tmp_path / "plain")
@@ -392,26 +309,7 @@ def test_loss_with_kl_learns_from_groups_that_do_not_vary(
     assert spread.folder.metrics()[-1]["learner/rows"] == 8
 
 
-def test_agents_without_a_name_and_apps_without_a_decorator_learn(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
-) -> None:
-    trainer = Trainer(rl(optimize="app"), steps=1, folder=tmp_path / "run")
-    trainer.fit(apps.quiet, ask(2))
-    line = trainer.folder.metrics()[-1]
-    assert (line["agent/app/calls"], line["calls/trained"]) == (8, 8)
-
-
-async def test_fit_works_inside_a_running_loop(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
-) -> None:
-    trainer = Trainer(rl(), steps=1, folder=tmp_path / "run")
-    result = trainer.fit(apps.spell, ask(2))
-    assert result.steps == 1
-
-
-def test_evaluate_leaves_the_run_as_it_is(
-    run: tuple[FitResult, Any], apps: Any, rl: Callable[..., Any], ask: Callable[..., Any]
-) -> None:
+def test_evaluate_leaves_the_run_as_it_is(run: Run, apps: Any, rl: Make, ask: Make) -> None:
     folder = run[0].folder
     before = {p: p.read_bytes() for p in folder.glob("*.json*")}
     trainer = Trainer(run[1], folder=folder)
@@ -424,7 +322,7 @@ def test_evaluate_leaves_the_run_as_it_is(
 
 
 def test_a_learner_that_lacks_an_option_is_refused(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     class Plain(TorchLearner):
         @property
@@ -438,18 +336,7 @@ def test_a_learner_that_lacks_an_option_is_refused(
         trainer.fit(apps.spell, ask(2))
 
 
-def test_a_learner_without_the_policy_is_refused(
-    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
-) -> None:
-    learner = TorchLearner({"other": str(tiny)})
-    trainer = Trainer(rl(), folder=tmp_path / "run", learner=learner)
-    with pytest.raises(UnsupportedError, match=r"no policy \['policy'\]; it has \['other'\]"):
-        trainer.fit(apps.spell, ask(2))
-
-
-def test_a_store_of_one_process_is_refused(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
-) -> None:
+def test_a_store_of_one_process_is_refused(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:
     trainer = Trainer(rl(), folder=tmp_path / "run", store="memory:")
     with pytest.raises(UnsupportedError, match="'memory:' lives in one process"):
         trainer.fit(apps.spell, ask(2))
@@ -459,43 +346,27 @@ def test_a_store_of_one_process_is_refused(
     ("options", "message"),
     [
         ({"steps": -1}, "steps=-1 must be at least 0"),
-        ({"steps": 1.5}, "steps=1.5 must be a whole number of at least 0"),
-        ({"steps": "2"}, "steps='2' must be a whole number of at least 0"),
         ({"epochs": 0}, "epochs=0 must be a finite number above 0"),
-        ({"epochs": float("nan")}, "epochs=nan must be a finite number above 0"),
-        ({"lease_s": 0}, "lease_s=0 must be a finite number above 0"),
         ({"checkpoint_every": 0}, "checkpoint_every=0 must be at least 1"),
-        ({"checkpoint_every": "x"}, "checkpoint_every='x' must be a whole number"),
         ({"validate_every": 0}, "validate_every=0 must be at least 1"),
         ({"lease_s": 1e300}, "lease_s=1e.300 must be a finite number above 0 and at most 1e.09"),
-        ({"device": None}, "device=None is unknown"),
         ({"device": 0}, "device=0 is unknown"),
         ({"learner": Torch}, "learner=<class .*: give Torch.…. or Verl.…. or a learner"),
         ({"learner": "tensor"}, "no plugin of the kind 'learners' is called 'tensor'; installed: "),
         ({"engine": "llm"}, "no plugin of the kind 'engines' is called 'llm'; installed: "),
-        ({"engine": VLLM}, "engine=<class .*: give Transformers"),
-        ({"engine": object()}, "engine=<object .*: give Transformers"),
         ({"runners": ""}, "runners='': give a number or LocalRunners.…. or runners of your own"),
-        ({"runners": None}, "runners=None: give a number"),
     ],
 )
-def test_impossible_settings_are_refused(
-    rl: Callable[..., Any], options: dict[str, Any], message: str
-) -> None:
+def test_impossible_settings_are_refused(rl: Make, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Trainer(rl(), **options)
-
-
-def test_planned_steps_round_epochs_up(rl: Callable[..., Any]) -> None:
-    trainer = Trainer(rl(tasks_per_step=4), epochs=1.5)
-    assert [trainer.settings.planned_steps(tasks) for tasks in (1, 8, 9)] == [1, 3, 4]
 
 
 # --- an engine that has died --------------------------------------------------------------------
 
 
 def test_an_engine_that_has_died_ends_the_run(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    apps: Any, rl: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what it died of is said: every rollout would fail from then on."""
 

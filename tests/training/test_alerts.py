@@ -118,19 +118,6 @@ def test_a_policy_that_hardly_moves_is_noticed_once_the_rate_has_warmed_up() -> 
     assert not run(*(1e-9 * step for step in range(12)))
 
 
-def test_groups_that_do_not_vary_are_counted() -> None:
-    rng = random.Random(4)
-    steps = [sampled(rng, step, 0.5) for step in range(1, 4)]
-    [alert] = read([*steps, *(line(step, [[1.0] * 8] * 16) for step in range(4, 8))])
-    assert (alert.name, alert.step) == ("no_group_varies", 5)
-    assert "in the latest 2 steps: in each of 32 the rollouts had equal rewards" in alert.text
-
-
-def test_an_estimator_without_groups_learns_from_groups_of_one() -> None:
-    lines = [line(step, [[0.0], [1.0]] * 16) for step in range(1, 9)]
-    assert not read([{**each, "batch/zero_advantage_rollouts": 0} for each in lines])
-
-
 def test_an_entropy_that_collapses_is_noticed_unless_the_reward_has_risen() -> None:
     def run(end: float) -> set[str]:
         rng = random.Random(5)
@@ -155,27 +142,6 @@ def test_a_held_out_reward_that_falls_is_compared_on_the_tasks_that_both_scored(
     [alert] = monitor.evaluated(Evaluation(step=10, rewards=worse))
     assert alert.text.startswith("the held-out reward has fallen since step 0: by -0.")
     assert 'Trainer(keep="best"), fit(…, selection=…)' in alert.text
-
-
-@pytest.mark.parametrize("tasks", [4, 100])
-def test_few_tasks_or_clusters_show_nothing(tasks: int) -> None:
-    """All of 4 tasks fall, or half of 100, which are of two worlds."""
-    before = {f"{world} {n}": 1.0 for world in "ab" for n in range(tasks // 2)}
-    after = {task: float(task[0] == "b" and tasks > 4) for task in before}
-    worlds = {task: task[0] for task in before} if tasks > 4 else {}
-    monitor = AlertMonitor()
-    monitor.evaluated(Evaluation(step=0, rewards=before, clusters=worlds))
-    assert not monitor.evaluated(Evaluation(step=5, rewards=after, clusters=worlds))
-
-
-@pytest.mark.parametrize("missing", ["reward", "reward_se", "batch/groups"])
-def test_metrics_that_an_algorithm_does_not_report_are_not_needed(missing: str) -> None:
-    rng = random.Random(7)
-    levels = [0.7] * 8 + [0.1] * 8
-    steps = [sampled(rng, step, level) for step, level in enumerate(levels, 1)]
-    for each in steps:
-        del each[missing]
-    assert not read(steps)
 
 
 def test_a_resumed_run_does_not_repeat_an_alert() -> None:

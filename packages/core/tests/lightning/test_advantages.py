@@ -6,14 +6,11 @@ import statistics
 import pytest
 from hypothesis import given, strategies as st
 
-from lightspan.errors import ConfigError, RewardError
 from lightspan.lightning.advantages import (
     ESTIMATORS,
-    Explanation,
     Observation,
     ZeroReason,
     dr_grpo,
-    groups_without_variance,
     grpo,
     normalise,
     rloo,
@@ -54,11 +51,6 @@ def test_grpo_of_binary_rewards_in_groups_of_eight(solved, right, wrong):
     assert found[solved:] == [pytest.approx(wrong, abs=5e-4)] * (8 - solved)
 
 
-def test_grpo_uses_ddof_one():
-    values = [0.0, 1.0, 2.0]
-    assert {each.scale for each in grpo(values)} == {1.0}
-
-
 @given(rewards)
 def test_grpo_is_the_textbook_formula(values):
     found = grpo(values)
@@ -73,23 +65,6 @@ def test_rloo_is_dr_grpo_times_g_over_g_minus_one(values):
     size = len(values)
     expected = [a * size / (size - 1) for a in of(dr_grpo(values), values)]
     assert of(rloo(values), values) == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-def test_rloo_is_the_reward_less_the_mean_of_the_others():
-    values = [1.0, 0.0, 0.5]
-    assert of(rloo(values), values) == [0.75, -0.75, 0.0]
-
-
-@given(rewards)
-def test_grpo_times_its_scale_is_dr_grpo(values):
-    scaled = [a * n.scale for a, n in zip(of(grpo(values), values), grpo(values), strict=True)]
-    assert scaled == pytest.approx(of(dr_grpo(values), values), rel=1e-9, abs=1e-9)
-
-
-@given(rewards)
-def test_reinforce_pp_baseline_over_one_group_is_grpo(values):
-    (found,) = reinforce_pp_baseline([values])
-    assert of(found, values) == pytest.approx(of(grpo(values), values), rel=1e-7, abs=1e-9)
 
 
 def test_reinforce_pp_has_the_statistics_of_the_batch():
@@ -112,41 +87,41 @@ def test_reinforce_pp_baseline_centres_by_group_and_scales_by_batch():
 # --- edge cases -------------------------------------------------------------------------------
 
 SINGLE = [grpo, dr_grpo, rloo, lambda values: reinforce_pp_baseline([values])[0]]
+UNSCORED, ONE, IDENTICAL = ZeroReason.UNSCORED, ZeroReason.GROUP_OF_ONE, ZeroReason.IDENTICAL
 
 
 @pytest.mark.parametrize("rule", SINGLE)
-def test_a_group_of_one_has_no_advantage(rule):
-    (each,) = rule([1.0])
-    assert (each.zero_reason, each.size, each.advantage(1.0)) == (ZeroReason.GROUP_OF_ONE, 1, 0.0)
+@pytest.mark.parametrize(
+    ("values", "reasons"),
+    [
+        ([], []),
+        ([1.0], [ONE]),
+        ([None, 1.0, math.nan], [UNSCORED, ONE, UNSCORED]),
+        ([None, math.nan], [UNSCORED] * 2),
+        ([0.3, 0.1 + 0.2], [IDENTICAL] * 2),  # rounding is not a difference
+        ([1e12, 1e12 + 1], [IDENTICAL] * 2),
+    ],
+)
+def test_what_has_no_advantage(rule, values, reasons):
+    found = rule(values)
+    assert [each.zero_reason for each in found] == reasons
+    assert of(found, values) == [0.0] * len(values)
 
 
 @pytest.mark.parametrize("rule", SINGLE)
-@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -3.7, 1e9])
+@pytest.mark.parametrize("values", [[0.5, 0.5 + 1e-7], [1e-6, 2e-6], [True, False]])
+def test_a_small_difference_counts_in_full(rule, values):
+    found = rule(values)
+    assert [each.zero_reason for each in found] == [None, None]
+    assert max(of(grpo(values), values)) == pytest.approx(0.7071, abs=1e-4)
+
+
+@pytest.mark.parametrize("rule", SINGLE)
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e9])
 def test_identical_rewards_have_no_advantage(rule, value):
     statistics = rule([value] * 7)
     assert {each.zero_reason for each in statistics} == {ZeroReason.IDENTICAL}
     assert of(statistics, [value] * 7) == [0.0] * 7
-
-
-@pytest.mark.parametrize("rule", SINGLE)
-def test_rounding_is_not_a_difference(rule):
-    values = [0.3, 0.1 + 0.2, 0.3]
-    assert values[0] != values[1]
-    assert of(rule(values), values) == [0.0] * 3
-
-
-@pytest.mark.parametrize("rule", SINGLE)
-def test_a_small_difference_is_a_difference(rule):
-    """Relative: a spread of 1e-7 around 0.5 counts in full, whatever the epsilon of others."""
-    values = [0.5, 0.5 + 1e-7]
-    assert all(each.zero_reason is None for each in rule(values))
-    assert of(grpo(values), values) == pytest.approx([-0.7071, 0.7071], abs=1e-4)
-
-
-def test_the_tolerance_is_relative():
-    assert grpo([1e12, 1e12 + 1])[0].zero_reason is ZeroReason.IDENTICAL
-    assert grpo([1e-6, 2e-6])[0].zero_reason is None
-    assert grpo([0.0, 1e-15])[0].zero_reason is ZeroReason.IDENTICAL
 
 
 @pytest.mark.parametrize("rule", SINGLE)
@@ -157,48 +132,6 @@ def test_unscored_is_in_no_statistic(rule, missing):
     assert [with_missing[0], *with_missing[2:]] == without
     assert with_missing[1].zero_reason is ZeroReason.UNSCORED
     assert with_missing[1].advantage(1.0) == 0.0
-
-
-@pytest.mark.parametrize("rule", SINGLE)
-def test_one_scored_among_unscored_is_a_group_of_one(rule):
-    statistics = rule([None, 1.0, math.nan])
-    assert [each.zero_reason for each in statistics] == [
-        ZeroReason.UNSCORED,
-        ZeroReason.GROUP_OF_ONE,
-        ZeroReason.UNSCORED,
-    ]
-
-
-@pytest.mark.parametrize("rule", SINGLE)
-def test_all_unscored_and_none_at_all(rule):
-    assert [each.zero_reason for each in rule([None, math.nan])] == [ZeroReason.UNSCORED] * 2
-    assert rule([]) == []
-
-
-@pytest.mark.parametrize("rule", SINGLE)
-def test_true_is_one(rule):
-    assert of(rule([True, False, False]), [1, 0, 0]) == of(rule([1.0, 0.0, 0.0]), [1, 0, 0])
-
-
-@pytest.mark.parametrize("rule", SINGLE)
-def test_text_is_an_error(rule):
-    with pytest.raises(RewardError, match="not str: '1'"):
-        rule([1.0, "1"])
-
-
-@given(rewards, st.randoms(use_true_random=False))
-def test_the_order_of_a_group_is_of_no_account(values, random):
-    shuffled = list(values)
-    random.shuffle(shuffled)
-    for rule in (grpo, dr_grpo, rloo):
-        forwards = dict(zip(values, of(rule(values), values), strict=True))
-        assert dict(zip(shuffled, of(rule(shuffled), shuffled), strict=True)) == forwards
-
-
-@given(rewards)
-def test_a_groups_advantages_sum_to_nothing(values):
-    for rule in (grpo, dr_grpo, rloo):
-        assert math.fsum(of(rule(values), values)) == pytest.approx(0, abs=1e-5)
 
 
 def test_extreme_rewards_do_not_overflow():
@@ -228,86 +161,3 @@ def test_the_agent_unit_with_one_agent_is_the_rollout_unit(estimator):
     rollouts = [Observation(f"r{n}", f"g{n % 2}", v) for n, v in enumerate(values)]
     agents = [Observation(f"r{n}", f"g{n % 2}", v, "writer") for n, v in enumerate(values)]
     assert normalise(estimator, rollouts) == normalise(estimator, agents)
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_agents_do_not_mix(estimator):
-    values = {"writer": [1.0, 0.0, 0.5], "critic": [7.0, 9.0, 8.5]}
-    apart = [
-        each
-        for agent, numbers in values.items()
-        for each in normalise(
-            estimator, [Observation(f"r{n}", "g", v, agent) for n, v in enumerate(numbers)]
-        )
-    ]
-    together = normalise(
-        estimator,
-        [Observation(f"r{n}", "g", v, a) for a, vs in values.items() for n, v in enumerate(vs)],
-    )
-    assert together == apart
-
-
-def test_an_unknown_estimator_names_those_there_are():
-    with pytest.raises(ConfigError, match=r"estimator='gpro': use one of 'grpo', 'dr_grpo'"):
-        normalise("gpro", [])
-
-
-# --- groups without variance ------------------------------------------------------------------
-
-GROUPS = {
-    "mixed": [1.0, 0.0],
-    "solved": [1.0, 1.0],
-    "failed": [0.0, 0.0, None],
-    "one": [1.0, None],
-    "none": [None, math.nan],
-    "empty": [],
-}
-
-
-def test_groups_without_variance_are_found_with_the_reason():
-    assert groups_without_variance(GROUPS) == {
-        "solved": ZeroReason.IDENTICAL,
-        "failed": ZeroReason.IDENTICAL,
-        "one": ZeroReason.GROUP_OF_ONE,
-        "none": ZeroReason.UNSCORED,
-        "empty": ZeroReason.UNSCORED,
-    }
-
-
-# --- explanations -----------------------------------------------------------------------------
-
-
-def explanation(**fields):
-    known = {
-        "rollout_id": "r",
-        "group_id": "g",
-        "agent_path": "writer",
-        "estimator": "grpo",
-        "unit": "rollout",
-        "credit_rule": "terminal",
-        "weighting": "rollout",
-        "credit": 1.0,
-        "value": 1.0,
-        "baseline": 0.125,
-        "scale": math.sqrt(0.125),
-        "size": 8,
-        "zero_reason": None,
-        "tokens": 3,
-        "token_weight": 0.25,
-        "share": 0.75,
-    }
-    return Explanation(**{**known, **fields})
-
-
-def test_an_explanation_reproduces_the_advantage_exactly():
-    values = [1.0, *[0.0] * 7]
-    assert explanation().advantage == of(grpo(values), values)[0]
-    assert explanation(zero_reason=ZeroReason.IDENTICAL).advantage == 0.0
-
-
-def test_an_explanation_prints():
-    assert str(explanation()) == (
-        "advantage +2.47487 = (1 - 0.125) / 0.353553; grpo over 8 rollouts (group g, this one 1); "
-        "credit 1 (terminal); share 75.0% of the rollout: 3 tokens of weight 0.25 (rollout)"
-    )
-    assert "advantage +0 = identical;" in str(explanation(zero_reason=ZeroReason.IDENTICAL))

@@ -77,12 +77,10 @@ def test_what_success_is(status: SpanStatus, attributes: dict[str, Any], seen: l
     ("result", "seen"),
     [
         ('{"rows": []}', [0.0]),
-        ("[1, 2]", [0.0]),
         ("no such table", [-1.0]),
         ('{"rows": [', [-1.0]),
         (None, [-1.0]),
         ('{"rows": [1… (70000 characters)', []),
-        ("[" * 100_000, [-1.0]),
     ],
 )
 def test_results_that_must_be_json(result: str | None, seen: list[float]) -> None:
@@ -101,21 +99,15 @@ OFFERED = {c.TOOL_DEFINITIONS: "[]"}
         ({}, []),
         (answers("no tool needed"), []),
         (answers(None, ("x", '{"a": 1}')), [1.0]),
-        (answers(None, ("x", {"a": 1})), [1.0]),
         (answers(None, ("x", '{"a": 1}'), ("y", '{"a": ')), [0.0]),
         (answers(None, ("x", "[1]")), [0.0]),
         (answers(None, ("x", None)), [0.0]),
         (answers('<tool_call>{"name": "sql", "arguments": {"q": }}</tool_call>'), [0.0]),
-        (answers("<|python_tag|>sql(1)"), [0.0]),
         (answers('{"name": "sql", "parameters": {"q": '), []),
         ({**answers('{"name": "sql", "parameters": {"q": '), **OFFERED}, [0.0]),
-        ({**answers('```json\n[{"name": "sql", }]\n```'), **OFFERED}, [0.0]),
         ({**answers('{"answer": 3}'), **OFFERED}, []),
         ({c.OUTPUT_MESSAGES: "[{"}, []),
-        ({c.OUTPUT_MESSAGES: "[" * 100_000}, []),
-        ({c.OUTPUT_MESSAGES: '{"parts": 3}'}, []),
         ({c.OUTPUT_MESSAGES: '[{"parts": [3, {"type": "tool_call"}]}]'}, [0.0]),
-        ({c.OUTPUT_MESSAGES: "[3]"}, []),
     ],
 )
 def test_valid_arguments(attributes: dict[str, Any], seen: list[float]) -> None:
@@ -168,13 +160,13 @@ def test_a_function_sees_calls_and_tools_and_no_reward() -> None:
         (lambda history: None, "returned None"),
     ],
 )
-@pytest.mark.parametrize("mode", ["potential", "bonus"])
 def test_a_function_that_fails_is_an_error_that_names_it(
-    function: Callable[[History], Any], message: str, mode: Any
+    function: Callable[[History], Any], message: str
 ) -> None:
-    message = message.replace("turn 0", f"turn {int(mode == 'bonus')}")
     with pytest.raises(ConfigError, match=message):
-        batch([attempt("m+")], air=AIR(signals=(function,), mode=mode))
+        batch([attempt("m+")], air=AIR(signals=(function,)))
+    with pytest.raises(ConfigError, match=message.replace("turn 0", "turn 1")):
+        batch([attempt("m+")], air=AIR(signals=(function,), mode="bonus"))
 
 
 # --- where a tool call stands ---------------------------------------------------------------
@@ -213,13 +205,6 @@ def test_a_tool_call_never_ends_before_the_call_that_asked_for_it() -> None:
     assert Trace(built(calls, [used])).tools[0].tool.call == ("b", 0)
 
 
-def test_an_id_that_two_calls_used_says_nothing() -> None:
-    named = answers(None, ("call_0", "{}"))
-    calls = [call("a", 1, 2, attributes=named), call("b", 3, 4, attributes=named)]
-    used = tool("t", at(2) + 1, at(2) + 2, attributes={c.TOOL_CALL_ID: "call_0"})
-    assert places(built(calls, [used])) == {"t": (2, 2)}
-
-
 def test_a_tool_that_is_an_agent_ends_after_its_own_model_calls() -> None:
     calls = [
         call("a", 1, 2, attributes=answers(None, ("x", "{}"))),
@@ -256,23 +241,6 @@ def test_a_tool_that_begins_before_it_was_asked_for_shows_other_clocks() -> None
     assert places(built([asker], tools)) == {"t": (2, 2), "other": (None, None)}
 
 
-def test_a_span_without_a_time_is_unplaced() -> None:
-    calls = [call("a", 1, 2)]
-    open_ended = [tool("t1", 0, 0), tool("t2", at(3), 0), tool("t3", at(4), at(3))]
-    expected = dict.fromkeys(("t1", "t2", "t3"), (None, None))
-    assert places(built(calls, open_ended)) == expected
-
-
-def test_a_call_without_a_span_may_have_begun_at_any_time() -> None:
-    """Nothing that ended is in its state, unless ids say so."""
-    episode = built([call("a", 1, 2)], [tool("t", at(2) + 1, at(2) + 2)])
-    assert places(episode) == {"t": (2, 2)}
-    records = [make_record("a"), make_record("b", sequence=(3, 4))]
-    used = [tool("t", at(2) + 1, at(2) + 2)]
-    unknown = build_episode(make_attempt(), make_rollout(), used, records)
-    assert phi(unknown) == [0.0, 0.0]
-
-
 def test_a_tool_call_counts_once() -> None:
     calls = [call("a", 1, 2, attributes=answers(None, ("x", "{}"))), call("b", 9, 10)]
     asked = {c.TOOL_CALL_ID: "x"}
@@ -307,10 +275,3 @@ def test_anything_recorded_has_a_shaping(recorded: Any, random: Any, mode: Any) 
         found.append(shaped)
     assert found[0].unplaced == found[1].unplaced
     assert found[0].credits == pytest.approx(found[1].credits)
-
-
-def test_a_thousand_turns_are_linear_enough() -> None:
-    episode = attempt("m+" * 1024)
-    potentials = phi(episode)
-    assert len(potentials) == 1024
-    assert potentials[1:] == [1.0] * 1023

@@ -16,7 +16,6 @@ from lightspan.lightning.advantages import (
     BaselineScale,
     Estimator,
     Observation,
-    ZeroReason,
     normalise,
 )
 from lightspan.lightning.baselines import (
@@ -98,28 +97,6 @@ def test_solved_rollouts_of_any_length_teach_nothing(estimator: Estimator, name:
     assert set(advantages(calls, rules(estimator)[name](calls))) == {0.0}
 
 
-@pytest.mark.parametrize("estimator", GROUPED)
-@pytest.mark.parametrize("name", rules("grpo"))
-def test_no_call_of_a_success_is_pushed_down(estimator: Estimator, name: str) -> None:
-    """Also where one of eight fails after 20 turns, which had made the first eight negative."""
-    for group in ([(1.0, 20)] * 7 + [(0.0, 20)], [(1.0, 3)] * 6 + [(0.0, 5), (0.0, 1)]):
-        calls = credited(chains(*group), estimator)
-        found = advantages(calls, rules(estimator)[name](calls))
-        for call, advantage in zip(calls, found, strict=True):
-            assert advantage > 0 if call.credit == 1 else advantage <= 0
-
-
-def test_below_one_gamma_a_slow_success_is_compared_with_fast_ones() -> None:
-    calls = credited(chains((1.0, 1), (1.0, 2), (0.0, 2), gamma=0.5), "rloo")
-    assert advantages(calls, by_turn(calls, "rloo")) == [
-        1.0 - 0.25,  # others in turn 0: 0.5 and 0
-        0.5 - 0.5,  # 1 and 0
-        1.0 - 0.0,  # in turn 1 there is only the failed one
-        0.0 - 0.75,
-        0.0 - 1.0,
-    ]
-
-
 # --- identities ---------------------------------------------------------------------------------
 @st.composite
 def groups(draw: st.DrawFn, *, binary: bool = False) -> Any:
@@ -190,13 +167,6 @@ def test_with_equal_turns_it_is_terminal(
     )
 
 
-def test_a_group_of_one_says_nothing() -> None:
-    calls = credited(chains((1.0, 3)), "grpo")
-    for rule in rules("grpo").values():
-        assert {found.zero_reason for found in rule(calls)} == {ZeroReason.GROUP_OF_ONE}
-        assert advantages(calls, rule(calls)) == [0.0] * 3
-
-
 @given(
     groups(),
     st.dictionaries(st.tuples(st.sampled_from("ab"), st.sampled_from("xy")), st.floats(-1, 1)),
@@ -251,14 +221,6 @@ def test_baselines_are_those_of_the_reference(rollouts: Any, kind: str, prior: f
     found = by_turn(calls, "rloo") if kind == "turn" else by_state(calls, "rloo", prior)
     expected = reference(calls, kind, prior)
     assert [one.baseline for one in found] == pytest.approx(expected, abs=1e-12)
-
-
-def test_too_long_answers_are_compared_with_those_of_others() -> None:
-    """A penalty that every rollout has is no reason to push all of them down."""
-    calls = credited(chains((1.0, 1), (0.0, 1)), "dr_grpo")
-    told = [replace(call, credit=call.credit - 0.5, penalty=-0.5) for call in calls]
-    plain = advantages(calls, by_rollout(calls, "dr_grpo"))
-    assert advantages(told, by_rollout(told, "dr_grpo")) == plain == [0.5, -0.5]
 
 
 # --- as published -------------------------------------------------------------------------------
@@ -401,10 +363,6 @@ def test_turn_and_state_are_unbiased(phase: Any, name: str) -> None:
     [
         ("early", 2, 0.0349),
         ("late", 2, 0.0210),
-        ("early", 3, 0.0259),
-        ("late", 3, 0.0155),
-        pytest.param("early", 4, 0.0184, marks=pytest.mark.long),
-        pytest.param("late", 4, 0.0112, marks=pytest.mark.long),
     ],
 )
 def test_silence_of_identical_groups_costs_a_potential_a_little(

@@ -108,12 +108,6 @@ def test_a_turn_is_the_longest_chain_of_calls_that_ended_before(intervals, depth
     assert interval_depths([s for s, _ in intervals], [e for _, e in intervals]) == depths
 
 
-def test_choices_of_one_call_share_a_turn():
-    records = [make_record("a", choice=n, sequence=(1, 2)) for n in range(3)]
-    records.append(make_record("b", sequence=(3, 4)))
-    assert Turns(build(records).calls).depths == [0, 0, 0, 1]
-
-
 def test_a_call_without_sequence_has_no_successor():
     spans = [
         make_call_span("a", sequence=(1, 2), start_ns=1),
@@ -132,10 +126,6 @@ def test_a_call_without_sequence_has_no_successor():
 CHAIN = [make_record(f"c{n}", sequence=(2 * n + 1, 2 * n + 2)) for n in range(3)]
 
 
-def test_terminal_gives_every_call_the_final_reward():
-    assert credits(terminal, CHAIN, reward=0.7) == {"c0": 0.7, "c1": 0.7, "c2": 0.7}
-
-
 def test_terminal_uses_no_reward_on_a_call_and_sums_nothing():
     spans = [on_call("c0", 5.0), on_call("c2", -5.0)]
     assert credits(terminal, CHAIN, spans) == {"c0": 1.0, "c1": 1.0, "c2": 1.0}
@@ -150,40 +140,10 @@ def test_discounted_is_the_reward_to_go():
     }
 
 
-def test_the_example_of_the_module():
-    records = [
-        make_record("write", sequence=(1, 2)),
-        make_record("search-1", sequence=(3, 6)),
-        make_record("search-2", sequence=(4, 5)),
-        make_record("refine", sequence=(7, 8)),
-    ]
-    found = credits(discounted(0.5), records, [on_call("search-1", 0.2)])
-    assert found == {
-        "write": pytest.approx(0.35),
-        "search-1": pytest.approx(0.7),
-        "search-2": 0.5,
-        "refine": 1.0,
-    }
-
-
-def test_with_gamma_one_and_no_rewards_on_calls_it_is_terminal():
-    assert credits(discounted(1), CHAIN, reward=0.3) == credits(terminal, CHAIN, reward=0.3)
-
-
 def test_a_reward_on_a_call_with_several_choices_enters_once():
     records = [make_record("n", choice=k, sequence=(3, 4)) for k in range(3)]
     found = credits(discounted(1), [make_record("first"), *records], [on_call("n", 0.5)])
     assert found == {"first": 1.5, "n": 1.5}
-
-
-def test_only_the_last_reward_on_a_call_enters():
-    spans = [on_call("c0", 9.0, time=1), on_call("c0", 0.25, time=2)]
-    assert credits(discounted(1), CHAIN, spans)["c0"] == 1.25
-
-
-def test_rewards_on_calls_alone_are_a_return():
-    found = credits(discounted(0.5), CHAIN, [on_call("c0", 1.0), on_call("c2", 1.0)], reward=None)
-    assert found == {"c0": 1.25, "c1": 0.5, "c2": 1.0}
 
 
 @pytest.mark.parametrize("reward", [None, 1.0])
@@ -212,26 +172,12 @@ def test_a_reward_on_a_frozen_call_before_every_selected_one_is_nobodys():
     assert unused(build(records, [on_call("check", 1.0)], reward=0.0), discounted(1)) == 1
 
 
-def test_a_reward_on_a_call_past_the_gateway_cannot_be_placed_and_is_counted():
-    spans = [make_call_span("app", "checker"), on_call("app", 1.0)]
+@pytest.mark.parametrize("agent", ["writer", "checker"])
+def test_a_reward_on_a_call_past_the_gateway_cannot_be_placed_and_is_counted(agent):
+    spans = [make_call_span("app", agent, start_ns=25), on_call("app", 1.0)]
     episode = build(CHAIN, spans, reward=0.0)
-    assert unused(episode, discounted(1)) == 1
-    assert unused(episode, terminal) == 1
-    assert credits(discounted(1), CHAIN, spans, reward=0.0) == {"c0": 0.0, "c1": 0.0, "c2": 0.0}
-
-
-@pytest.mark.parametrize("start_ns", [1, 25, 99])
-def test_a_reward_on_a_selected_call_past_the_gateway_is_nobodys_whatever_the_clock_says(start_ns):
-    spans = [make_call_span("app", "writer", start_ns=start_ns), on_call("app", 1.0)]
-    episode = build(CHAIN, spans, reward=0.0)
-    assert unused(episode, discounted(1)) == 1
-    found = credits(discounted(1), CHAIN, spans, reward=0.0)
-    assert found == {"c0": 0.0, "c1": 0.0, "c2": 0.0, "app": 0.0}
-
-
-def test_rejected_calls_keep_their_turn_and_have_credit():
-    records = [CHAIN[0], make_record("c1", sequence=(3, 4), grammar="start: X"), CHAIN[2]]
-    assert credits(discounted(0.5), records) == {"c0": 0.25, "c1": 0.5, "c2": 1.0}
+    assert unused(episode, discounted(1)) == unused(episode, terminal) == 1
+    assert set(credits(discounted(1), CHAIN, spans, reward=0.0).values()) == {0.0}
 
 
 def test_ten_thousand_turns_do_not_underflow():
@@ -240,11 +186,6 @@ def test_ten_thousand_turns_do_not_underflow():
     assert found["c9999"] == 1.0
     assert found["c9998"] == pytest.approx(0.9)
     assert found["c0"] == pytest.approx(0.9)
-
-
-def test_no_selected_call_no_credit():
-    episode = build([make_record("x", agent_path="checker")])
-    assert discounted(0.5)(episode, classify_calls(episode, WRITER, step_rewards=True)) == {}
 
 
 @pytest.mark.parametrize("gamma", [0, -0.5, 1.01, math.nan, math.inf])
@@ -264,9 +205,3 @@ def test_credit_takes_a_name_or_a_rule():
         match="credit='termnal': use 'terminal', 'discounted', 'anchor', 'critic'",
     ):
         parse_credit("termnal")
-
-
-@pytest.mark.parametrize("credit", [5, None, Terminal])
-def test_what_is_no_rule(credit):
-    with pytest.raises(ConfigError, match=r"credit=.*: use 'terminal', .* or a rule"):
-        parse_credit(credit)

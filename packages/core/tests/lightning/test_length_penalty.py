@@ -51,16 +51,6 @@ def test_the_penalty_of_dapo(tokens: int, penalty: float) -> None:
     assert DAPO.of(tokens) == penalty
 
 
-def test_the_penalty_is_in_units_of_the_reward() -> None:
-    assert [Overlong(max_tokens=10, buffer=4, penalty=0.5).of(n) for n in (6, 8, 10)] == [
-        0.0,
-        -0.25,
-        -0.5,
-    ]
-    # a buffer of everything takes from the first token on
-    assert Overlong(max_tokens=4, buffer=4).of(1) == -0.25
-
-
 @given(settings, st.integers(0, 1000))
 def test_it_falls_from_nothing_to_the_whole_penalty(overlong: Overlong, tokens: int) -> None:
     found = overlong.of(tokens)
@@ -147,23 +137,6 @@ def test_where_a_rollout_is_a_call_its_reward_is_paid_less(
     assert batch.overlong == {"penalised": 0.5, "whole": 0.25, "penalty": -0.375}
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 12)), min_size=2, max_size=6
-    ),
-    st.sampled_from(["grpo", "dr_grpo", "rloo"]),
-)
-def test_a_group_sums_to_nothing_with_penalties_too(
-    rollouts: list[tuple[float, int]], estimator: Any
-) -> None:
-    """And with calls compared by turn, which is the same where every rollout is one call."""
-    episodes = [attempt(f"x{n}-", *rollout) for n, rollout in enumerate(rollouts)]
-    found = advantages(batch_of(episodes, estimator=estimator))
-    assert math.fsum(found.values()) == pytest.approx(0, abs=1e-9)
-    by_turn = advantages(batch_of(episodes, discounted(1.0), estimator=estimator))
-    assert by_turn == pytest.approx(found, abs=1e-9)
-
-
 def test_a_long_answer_is_its_own_call_s_and_no_other_s() -> None:
     """Of two rollouts, each compared with a mean of both: half of the difference each."""
     episodes = [attempt("a", 1, 2, 8), attempt("b", 0, 2, 2)]
@@ -186,8 +159,6 @@ def test_length_alone_teaches_nothing() -> None:
     ("options", "message"),
     [
         ({"max_tokens": 0, "buffer": 1}, "Overlong: max_tokens=0 must be at least 1"),
-        ({"max_tokens": 10, "buffer": 0}, "Overlong: buffer=0 must be at least 1"),
-        ({"max_tokens": 10, "buffer": 2.5}, "Overlong: buffer=2.5 must be a whole number"),
         ({"max_tokens": 10, "buffer": 11}, "buffer=11 must be at most max_tokens=10"),
         (
             {"max_tokens": 10, "buffer": 5, "penalty": -1.0},

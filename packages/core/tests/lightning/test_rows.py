@@ -1,7 +1,6 @@
 """Rows: exact prefix merging over a set of open rows."""
 
 import math
-import random
 import string
 
 import msgspec
@@ -9,8 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan.lightning import Rejection, Transition, build_rows
-from lightspan.lightning.rows import _OpenRows, merge, usable_transitions
-from lightspan.schema.token_records import Sampling, pack_floats, pack_ids
+from lightspan.lightning.rows import merge, usable_transitions
+from lightspan.schema.token_records import Sampling, pack_floats
 from lightspan_testing.strategies import make_record
 
 ALPHABET = string.ascii_letters
@@ -48,32 +47,26 @@ def merged(*calls):
 # --- what merges ------------------------------------------------------------------------------
 
 
-def test_nothing_makes_no_rows():
-    assert build_rows([]) == ([], {})
-
-
-def test_a_conversation_is_one_row():
-    assert merged(("P", "a"), ("PaQ", "b"), ("PaQbR", "c")) == ["P[a]Q[b]R[c]"]
-
-
-def test_a_prompt_that_adds_nothing_joins_its_responses():
-    assert merged(("P", "ab"), ("Pab", "cd"), ("Pabcd", "e")) == ["P[abcde]"]
-
-
-def test_interleaved_agents_make_a_row_each():
-    assert merged(("AB", "a"), ("XY", "x"), ("ABaC", "b"), ("XYxZ", "y")) == [
-        "AB[a]C[b]",
-        "XY[x]Z[y]",
-    ]
-
-
-def test_the_same_call_n_times_stays_n_rows():
-    assert merged(*[("PQ", "a")] * 4) == ["PQ[a]"] * 4
-
-
-def test_each_of_identical_rows_goes_on_once():
-    calls = [("P", "a"), ("P", "a"), ("PaQ", "b"), ("PaR", "c"), ("PaS", "d")]
-    assert sorted(merged(*calls)) == ["P[a]Q[b]", "P[a]R[c]", "PaS[d]"]
+@pytest.mark.parametrize(
+    ("calls", "rows"),
+    [
+        ([], []),
+        ([("P", "a"), ("PaQ", "b"), ("PaQbR", "c")], ["P[a]Q[b]R[c]"]),
+        ([("P", "ab"), ("Pab", "cd"), ("Pabcd", "e")], ["P[abcde]"]),  # nothing in between
+        ([("PQ", "a")] * 2, ["PQ[a]"] * 2),  # the same call again
+        ([("PQ", "ab"), ("PQaXR", "c"), ("PQaXRcS", "d")], ["PQ[ab]", "PQaXR[c]S[d]"]),
+        ([("P", "a"), ("PaQ", "b"), ("PaR", "c")], ["P[a]Q[b]", "PaR[c]"]),
+        # the longest open row goes on
+        ([("P", "a"), ("PaQ", "b"), ("P", "a"), ("PaQbR", "c")], ["P[a]Q[b]R[c]", "P[a]"]),
+        # a row that a longer one left behind is still open
+        (
+            [("P", "a"), ("PaQRS", "b"), ("P", "a"), ("PaQX", "c"), ("PaQRSbT", "d")],
+            ["P[a]QRS[b]T[d]", "P[a]QX[c]"],
+        ),
+    ],
+)
+def test_calls_merge_where_a_prompt_goes_on_from_a_row(calls, rows):
+    assert merged(*calls) == rows
 
 
 def test_choices_of_one_call_are_rows_of_their_own_and_the_used_one_goes_on():
@@ -81,32 +74,6 @@ def test_choices_of_one_call_are_rows_of_their_own_and_the_used_one_goes_on():
     rows = build_rows([*calls, transition("d", "PbQ", "e")]).rows
     assert shown(rows) == ["P[a]", "P[b]Q[e]", "P[c]"]
     assert rows[1].call_ids == (("c", 1), ("d", 0))
-
-
-def test_a_broken_prefix_opens_a_row():
-    assert merged(("PQ", "ab"), ("PQaXR", "c"), ("PQaXRcS", "d")) == ["PQ[ab]", "PQaXR[c]S[d]"]
-
-
-def test_a_shorter_prompt_opens_a_row():
-    assert merged(("PQR", "abc"), ("PQRab", "c"), ("PQ", "d")) == ["PQR[abc]", "PQRab[c]", "PQ[d]"]
-
-
-def test_the_longest_open_row_wins():
-    assert merged(("P", "a"), ("PaQ", "b"), ("P", "a"), ("PaQbR", "c")) == [
-        "P[a]Q[b]R[c]",
-        "P[a]",
-    ]
-
-
-def test_a_closed_prefix_is_not_extended_twice():
-    assert merged(("P", "a"), ("PaQ", "b"), ("PaR", "c")) == ["P[a]Q[b]", "PaR[c]"]
-
-
-def test_a_row_that_a_longer_one_left_behind_is_still_open():
-    assert merged(("P", "a"), ("PaQRS", "b"), ("P", "a"), ("PaQX", "c"), ("PaQRSbT", "d")) == [
-        "P[a]QRS[b]T[d]",
-        "P[a]QX[c]",
-    ]
 
 
 def test_rollouts_and_policies_never_share_a_row():
@@ -123,11 +90,6 @@ def test_rollouts_and_policies_never_share_a_row():
         ("ro-1", "other"),
     ]
     assert shown(rows) == ["P[a]Q[b]", "PaQ[b]", "PaQ[b]"]
-
-
-def test_agents_of_one_policy_share_a_row_where_tokens_do():
-    calls = [transition("c0", "P", "a", agent="x"), transition("c1", "PaQ", "b", agent="y")]
-    assert shown(build_rows(calls).rows) == ["P[a]Q[b]"]
 
 
 # --- what a row holds -------------------------------------------------------------------------
@@ -157,11 +119,6 @@ def test_a_row_holds_every_tokens_facts():
     assert row.call_ids == (("c0", 0), ("c1", 0))
     assert row.responses == ((2, 2), (5, 1))
     assert (row.rollout_id, row.policy) == ("ro-1", "policy")
-
-
-def test_without_advantages_every_token_counts_fully():
-    (row,) = build_rows([transition("c0", "P", "ab")]).rows
-    assert row.advantages == row.weights == [0.0, 1.0, 1.0]
 
 
 def test_value_targets_are_one_per_call():
@@ -279,63 +236,3 @@ def test_the_tree_of_open_rows_finds_what_comparing_with_each_finds(calls):
 
     assert len(merge(calls)) == len(naive(calls))
     assert sizes(merge(calls)) == sizes(naive(calls))
-
-
-@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), max_size=12), st.randoms())
-def test_the_tree_holds_open_rows_and_nothing_else(sequences, random):
-    tree = _OpenRows()
-    packed = [pack_ids(sequence) for sequence in sequences]
-    for place, data in enumerate(packed):
-        tree.add(data, place)
-    order = list(range(len(packed)))
-    random.shuffle(order)
-    for number in order:
-        assert packed[tree.pop_longest(packed[number])] == packed[number]
-        nodes, open_rows, stack = 0, 0, [tree.root]
-        while stack:
-            node = stack.pop()
-            nodes += 1
-            open_rows += len(node.places)
-            stack += node.children.values()
-            assert node is tree.root or node.places or len(node.children) > 1
-        assert nodes <= 2 * open_rows + 1
-    assert tree.root.children == {}
-
-
-class Counted(bytes):
-    """Bytes that count how many of them were copied out."""
-
-    read = 0
-
-    def __getitem__(self, key):
-        result = bytes.__getitem__(self, key)
-        if isinstance(key, slice):
-            Counted.read += len(result)
-        return result
-
-
-@pytest.mark.parametrize("shape", ["conversation", "shared prefix", "identical"])
-def test_merging_reads_each_token_a_bounded_number_of_times(shape):
-    """However many rows are open: twice as many calls read twice as many bytes per prompt byte."""
-
-    def bytes_read_per_byte(count):
-        rng = random.Random(0)
-        common = [rng.randrange(50) for _ in range(200)]
-        prompts = []
-        for number in range(count):
-            if shape == "conversation":
-                common = [*common, 1, 2, 3]
-                prompts.append(pack_ids(common))
-            elif shape == "identical":
-                prompts.append(pack_ids(common))
-            else:
-                prompts.append(pack_ids([*common[: number % 200], 60 + number, *common]))
-        tree = _OpenRows()
-        Counted.read = 0
-        for place, data in enumerate(prompts):
-            taken = tree.pop_longest(Counted(data))
-            tree.add(Counted(data), place if taken is None else taken)
-        return Counted.read / sum(map(len, prompts))
-
-    assert bytes_read_per_byte(400) < 8
-    assert bytes_read_per_byte(800) < 1.5 * bytes_read_per_byte(400)

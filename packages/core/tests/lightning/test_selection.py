@@ -1,7 +1,5 @@
 """Selection and coverage: every call is trained, frozen or rejected with a reason."""
 
-import math
-
 import msgspec
 import pytest
 
@@ -9,7 +7,6 @@ from lightspan.errors import ConfigError, UnknownAgentError
 from lightspan.lightning import Rejection, Selection, build_episode, classify_calls
 from lightspan.lightning.selection import CallStatus, check_agents, parse_optimize
 from lightspan.schema import semconv as c
-from lightspan.schema.llm import LLM
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
 from lightspan.schema.routing import Route
 from lightspan.schema.token_records import CallOutcome, FinishReason, Sampling
@@ -42,12 +39,6 @@ def test_a_selected_call_with_its_tokens_is_trained():
     assert entry.reason == ""
 
 
-def test_a_call_of_another_agent_is_frozen():
-    entry = only(build([make_record("c1", agent_path="team/checker")]))
-    assert (entry.status, entry.policy, entry.rejection) == (CallStatus.FROZEN, "", None)
-    assert entry.reason == "agent team/checker is not selected"
-
-
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -61,9 +52,7 @@ def test_a_call_of_another_agent_is_frozen():
         ({"response": []}, Rejection.EMPTY_RESPONSE),
         ({"grammar": "start: X"}, Rejection.CONSTRAINED),
         ({"sampling": Sampling(temperature=0.0)}, Rejection.TEMPERATURE_ZERO),
-        ({"sampling": Sampling(temperature=math.nan)}, Rejection.TEMPERATURE_ZERO),
         ({"sampling": Sampling(top_p=0.9)}, Rejection.TRUNCATED_SAMPLING),
-        ({"sampling": Sampling(top_k=5)}, Rejection.TRUNCATED_SAMPLING),
         ({"late": True}, Rejection.LATE),
         ({"finish_reason": FinishReason.LENGTH}, None),
         ({"sampling": Sampling(temperature=0.7, stop=("x",), max_tokens=9)}, None),
@@ -80,12 +69,9 @@ def test_what_cannot_be_trained_is_rejected_with_its_reason(fields, expected):
     ("fields", "expected"),
     [
         ({"logprob_data": b""}, Rejection.NO_LOGPROBS),
-        ({"logprob_data": b"\0" * 4}, Rejection.NO_LOGPROBS),
         ({"versions": [(1, 1)]}, Rejection.MALFORMED),
-        ({"versions": []}, Rejection.MALFORMED),
         ({"versions": [(1, 3), (2, -1)]}, Rejection.MALFORMED),
         ({"prompt": b"\0" * 5}, Rejection.MALFORMED),
-        ({"response": b"\0" * 7, "logprob_data": b"\0" * 7}, Rejection.MALFORMED),
     ],
 )
 def test_a_record_whose_arrays_do_not_fit_is_rejected_alone(fields, expected):
@@ -95,14 +81,13 @@ def test_a_record_whose_arrays_do_not_fit_is_rejected_alone(fields, expected):
     assert coverage.rejected[0].rejection is expected
 
 
-def test_a_selected_call_that_went_past_the_gateway_has_no_tokens():
-    entry = only(build(spans=[make_call_span("c1")]))
-    assert entry.rejection is Rejection.NO_TOKENS
-
-
-def test_where_it_failed_comes_before_that_it_has_no_tokens():
-    span = make_call_span("c1", attributes={c.CALL_OUTCOME: "error"})
-    assert only(build(spans=[span])).rejection is Rejection.ERROR
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [({}, Rejection.NO_TOKENS), ({c.CALL_OUTCOME: "error"}, Rejection.ERROR)],
+)
+def test_a_selected_call_without_a_record(attributes, expected):
+    span = make_call_span("c1", attributes=attributes)
+    assert only(build(spans=[span])).rejection is expected
 
 
 def test_truncation_and_grammars_are_trained_where_both_sides_declare_it():
@@ -131,12 +116,10 @@ def test_longer_than_the_learner_takes_is_rejected_never_cut():
     ("fields", "expected"),
     [
         ({"mode": Mode.VAL}, Rejection.MODE_NOT_TRAIN),
-        ({"mode": Mode.DEV}, Rejection.MODE_NOT_TRAIN),
         ({"status": AttemptStatus.RUNNING, "outcome": None}, Rejection.UNFINISHED),
         ({"status": AttemptStatus.LOST, "outcome": Outcome.INFRASTRUCTURE}, Rejection.UNFINISHED),
         ({"capture_errors": ["x"]}, Rejection.DAMAGED),
         ({"reward": None}, Rejection.UNSCORED),
-        ({"reward": math.nan}, Rejection.UNSCORED),
     ],
 )
 def test_what_is_wrong_with_an_episode_rejects_every_selected_call(fields, expected):
@@ -174,31 +157,12 @@ def test_late_calls_are_covered_too():
     assert [entry.call.call_id for entry in coverage.selected] == ["c1"]
 
 
-def test_the_three_classes_are_all_there_is():
-    records = [
-        make_record("a"),
-        make_record("b", agent_path="checker", sequence=(3, 4)),
-        make_record("c", grammar="start: X", sequence=(5, 6)),
-    ]
-    coverage = classify_calls(build(records), WRITER)
-    assert [call.call_id for call in coverage.trained] == ["a"]
-    assert [e.call.call_id for e in coverage.entries if e.status is CallStatus.FROZEN] == ["b"]
-    assert [entry.call.call_id for entry in coverage.rejected] == ["c"]
-    assert coverage.counts() == {"trained": 1, "frozen": 1, "rejected:constrained": 1}
-
-
 def test_rejecting_afterwards_changes_trained_calls_only():
     records = [make_record("a"), make_record("b", grammar="start: X", sequence=(3, 4))]
     coverage = classify_calls(build(records), WRITER)
     later = coverage.reject({("a", 0): Rejection.STALE, ("b", 0): Rejection.STALE})
     assert [entry.rejection for entry in later.entries] == [Rejection.STALE, Rejection.CONSTRAINED]
     assert coverage.reject({}) is coverage
-
-
-def test_every_rejection_has_a_text():
-    for rejection in Rejection:
-        entry = only(build([make_record("c1")]))
-        assert type(entry)(entry.call, CallStatus.REJECTED, "policy", rejection).reason
 
 
 # --- optimize= and frozen= --------------------------------------------------------------------
@@ -244,11 +208,6 @@ def test_an_unknown_frozen_word_is_a_config_error():
         Selection.of("writer", "nope")
 
 
-def test_an_endpoint_may_be_frozen_to():
-    chosen = Selection.of("writer", LLM(base_url="http://h/v1", model="m"))
-    assert chosen.routing.target("checker").route is Route.ENDPOINT
-
-
 def test_a_name_that_matches_nothing_is_an_error_with_the_candidates():
     chosen = Selection.of(["write_query"])
     with pytest.raises(UnknownAgentError) as caught:
@@ -265,13 +224,6 @@ def test_a_frozen_name_that_matches_nothing_is_an_error_too():
         check_agents(chosen.routing, ["writer", "checker"])
 
 
-def test_without_any_agent_the_error_says_so():
-    with pytest.raises(
-        UnknownAgentError, match=r"no agent matches 'writer'\. Agents: none was seen"
-    ):
-        check_agents(WRITER, [])
-
-
 def test_a_forgotten_adapter_is_what_a_name_is_missing_for():
     """Nobody names any call: all are the unnamed agent's."""
     with pytest.raises(UnknownAgentError) as caught:
@@ -283,8 +235,3 @@ def test_a_forgotten_adapter_is_what_a_name_is_missing_for():
     )
     with pytest.raises(UnknownAgentError, match=r"Agents: 'app', 'checker'$"):
         check_agents(WRITER, ["app", "checker"])
-
-
-def test_names_that_exist_pass():
-    routing = Selection.of({"writer": "a", "team/**": "b"}).routing
-    check_agents(routing, ["x/writer", "team/a/b"])

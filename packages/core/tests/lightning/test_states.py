@@ -34,26 +34,6 @@ def test_the_observation_is_the_last_message() -> None:
     assert observation(state) == "You are in the cellar.\nA door leads up."
 
 
-@pytest.mark.parametrize(
-    ("last", "text"),
-    [
-        ({"role": "tool", "tool_call_id": "1", "content": "The door is locked."}, "The door is lo"),
-        ({"role": "user", "content": [{"type": "text", "text": "One."}]}, "One."),
-        ({"role": "user", "content": ""}, None),
-    ],
-)
-def test_whatever_it_is(last: dict[str, Any], text: str | None) -> None:
-    found = observation(state_of(call_with(*CHAT, last), "t", 0))
-    assert found is None if text is None else str(found).startswith(text)
-
-
-@pytest.mark.parametrize("prompt", ["[]", '[{"role": "user", "par… (9000 characters)'])
-def test_without_a_recorded_prompt_there_is_none(prompt: str) -> None:
-    assert observation(state_of(call_with(prompt=prompt), "t", 0)) is None
-    bare = Call("c0", 0, "finder", CallOutcome.OK)
-    assert observation(state_of(bare, "t", 0)) is None
-
-
 def fails(state: State) -> str:
     return {}[state.turn]
 

@@ -59,13 +59,6 @@ def test_the_newest_two_are_kept_in_the_order_of_steps(tmp_path: Path) -> None:
     assert names == ["step-000010", "step-1000000"]
 
 
-def test_nothing_is_no_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / ".step-000003").mkdir()
-    (tmp_path / "step-next").mkdir()
-    assert latest(tmp_path) is None
-    assert latest(tmp_path / "absent") is None
-
-
 def test_failure_leaves_earlier_ones_and_no_rest(tmp_path: Path) -> None:
     save(tmp_path, _state(1), _learner)
 
@@ -78,12 +71,6 @@ def test_failure_leaves_earlier_ones_and_no_rest(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, _state(2), lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
-
-
-def test_rest_of_a_killed_process_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / ".step-000001" / "learner").mkdir(parents=True)
-    save(tmp_path, _state(1), _learner)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 

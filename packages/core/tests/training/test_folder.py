@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import stat
 from collections.abc import Iterator
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -12,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from lightspan.errors import ConfigError
-from lightspan.lightning.advantages import Explanation
 from lightspan.training.folder import RunFolder
 from lightspan.training.results import Evaluation
+from packages.core.tests.lightning.steps import attempt, batch
+
+WHY = batch([attempt("m"), attempt("m", 0.0, "2")]).explanations["at-1", "c0", 0]
+"""An explanation of a call whose advantage is 0.5."""
 
 
 @pytest.fixture
@@ -23,47 +24,6 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
     folder.create()
     yield folder
     folder.release()
-
-
-def _explanation(rollout: str) -> Explanation:
-    return Explanation(
-        rollout_id=rollout,
-        group_id="g",
-        agent_path="writer",
-        estimator="grpo",
-        unit="rollout",
-        credit_rule="terminal",
-        weighting="rollout",
-        credit=1.0,
-        value=1.0,
-        baseline=0.25,
-        scale=0.5,
-        size=4,
-        zero_reason=None,
-        tokens=3,
-        token_weight=0.1,
-        share=1.0,
-    )
-
-
-def test_only_the_owner_may_look(folder: RunFolder) -> None:
-    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
-    assert stat.S_IMODE(folder.checkpoints.stat().st_mode) == 0o700
-
-
-def test_names(folder: RunFolder) -> None:
-    assert folder.store_url == f"sqlite:///{folder.path}/store.db"
-    assert folder.model == folder.path / "model"
-    assert folder.curve == folder.path / "learning_curve.png"
-
-
-def test_lock_names_its_owner_and_ends_with_release(folder: RunFolder) -> None:
-    second = RunFolder(folder.path)
-    with pytest.raises(ConfigError, match=rf"another process \(pid {os.getpid()}\) trains in"):
-        second.create()
-    folder.release()
-    second.create()
-    second.release()
 
 
 def _hold(path: Path, held: Event) -> None:
@@ -137,10 +97,10 @@ def test_evaluation_counts_once_its_line_is_there(folder: RunFolder) -> None:
 
 def test_explanations_come_back_with_their_advantage(folder: RunFolder) -> None:
     assert folder.explanations(1) == {}
-    folder.write_explanations(1, [("at/call/0", _explanation("r"))])
+    folder.write_explanations(1, [("at/call/0", WHY)])
     found = folder.explanations(1)
-    assert found == {"at/call/0": _explanation("r")}
-    assert found["at/call/0"].advantage == 1.5
+    assert found == {"at/call/0": WHY}
+    assert found["at/call/0"].advantage == 0.5
     folder.write_explanations(2, [])
     assert [folder.is_explained(step) for step in (1, 2, 3)] == [True, True, False]
 
@@ -150,7 +110,7 @@ def test_rewind_forgets_what_came_after_a_step(folder: RunFolder) -> None:
         evaluation = Evaluation(step=step, rewards={"a": 1.0})
         folder.add_metrics({"kind": "train", "step": step})
         folder.add_evaluation(evaluation, {"kind": "eval", "step": step})
-        folder.write_explanations(step, [("at/call/0", _explanation("r"))])
+        folder.write_explanations(step, [("at/call/0", WHY)])
         folder.write_mismatches(step, {"at/call/1": "token 3"})
     with (folder.path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"kind"')

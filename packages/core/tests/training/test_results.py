@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from lightspan.training.results import Evaluation, FitResult, Outcomes
 
 
@@ -51,23 +49,6 @@ def test_a_temperature_that_nobody_gave_is_the_endpoints_own() -> None:
         "sampled at temperature: checker at its endpoint's own, writer at 1"
     )
     assert said(writer=[0.0, None]) == "sampled at temperature 0 and its endpoint's own"
-
-
-def test_an_evaluation_says_in_how_many_clusters_its_tasks_are() -> None:
-    """The means of the two are 0 and 1: drawn are both of either, or one each."""
-    clusters = {"t0": "a", "t1": "a", "t2": "b"}
-    found = evaluation(0, [0.0, 0.0, 1.0], clusters=clusters)
-    assert "0.333 (95% CI 0.000..1.000, n=3 in 2 clusters)" in found.text("reward")
-    assert found.metrics()["clusters"] == 2
-    assert found.mean == pytest.approx(1 / 3)
-
-
-def test_the_last_line_of_a_training_in_which_nothing_went_wrong() -> None:
-    outcomes = Outcomes(rollouts=2560)
-    found = result(evaluation(0, [0.0, 0.5]), evaluation(5, [0.5, 1.0]), outcomes=outcomes)
-    assert found.summary("accuracy") == (
-        "held-out accuracy: 0.25 -> 0.75 (n=2, 95% CI of the gain 0.50..0.50)"
-    )
 
 
 def test_the_last_line_counts_what_was_not_scored_and_what_failed() -> None:

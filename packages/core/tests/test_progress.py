@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import io
-import sys
 
 import pytest
 from rich.console import Console
 
 from lightspan.progress import (
     PlainReporter,
-    Reporter,
-    SilentReporter,
     TerminalReporter,
-    default_reporter,
     describe,
-    duration,
     escape_control,
 )
 
@@ -63,14 +58,6 @@ def test_no_reporter_sends_commands_to_the_terminal() -> None:
             assert f"{word}{WRITTEN_OUT}" in said
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (89.4, "89 s"), (90, "2 min"), (3600, "60 min"), (11_100, "3 h 05 min")],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
 def test_plain_lines_show_progress_values_and_time_left() -> None:
     stream = io.StringIO()
     reporter = PlainReporter(stream, interval_s=0.0)
@@ -82,23 +69,6 @@ def test_plain_lines_show_progress_values_and_time_left() -> None:
     first, *rest = stream.getvalue().splitlines()
     assert first == "step 3/9 2/4  reward 0.5  tokens/s 100  0 s left"
     assert rest == ["a note", "step 3/9  reward 0.500"]
-
-
-def test_plain_lines_are_rare() -> None:
-    stream = io.StringIO()
-    reporter = PlainReporter(stream, interval_s=3600.0)
-    reporter.start("work", 2)
-    reporter.advance(1)
-    reporter.advance(1)
-    reporter.finish()
-    assert stream.getvalue() == ""
-
-
-def test_plain_lines_go_to_the_standard_output_of_the_moment(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    PlainReporter().line("hello ")
-    assert capsys.readouterr().out == "hello\n"
 
 
 def test_terminal_shows_a_bar_with_values_and_keeps_lines() -> None:
@@ -116,16 +86,3 @@ def test_terminal_shows_a_bar_with_values_and_keeps_lines() -> None:
     assert "8/8" in shown
     assert "reward 0.5" in shown
     assert shown.rstrip().endswith("done [n=8]")
-
-
-def test_reporter_fits_where_the_output_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert isinstance(default_reporter(), PlainReporter)
-
-
-def test_silence() -> None:
-    reporter: Reporter = SilentReporter()
-    reporter.start("work", 1)
-    reporter.advance(1, reward=1.0)
-    reporter.finish("over")
-    reporter.line("text")
