@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from lightspan.errors import ConfigError
-from lightspan.schema.genai_messages import CALL_CLOSE, CALL_OPEN, PYTHON_TAG
+from lightspan.schema.genai_messages import CALL_CLOSE, CALL_OPEN
 from lightspan_gateway.tools import PARSERS, ParsedCall, ParsedText, tool_parser
 
 
@@ -176,21 +173,3 @@ def test_any_arguments_arrive_as_written(
                 continue
             variant = f"<tool_call>{variant}</tool_call>"
         assert tool_parser(parser).parse(variant).calls == (ParsedCall(name, written),)
-
-
-def test_an_unknown_parser_names_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"no tool parser 'xml'; there are hermes, llama, json"):
-        tool_parser("xml")
-
-
-def test_the_markers_of_tool_calls_are_written_in_one_place() -> None:
-    """The gateway's parsers, the engine's tokenizers and AIR share the constants of the marks."""
-    packages = Path(__file__).parents[3] / "packages"
-    sources = [path for path in packages.glob("*/src/**/*.py") if "testing" not in path.parts]
-    written = {
-        path.name
-        for path in sources
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and node.value in (CALL_OPEN, CALL_CLOSE, PYTHON_TAG)
-    }
-    assert written == {"genai_messages.py"}
