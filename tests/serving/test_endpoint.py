@@ -27,7 +27,6 @@ from lightspan.schema.llm import LLM
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.training.manifest import KEY, ServedPolicy, ServedRun
 from lightspan_gateway.serving.endpoint import ServeOptions, describe, load_served, serve
-from lightspan_testing.scripted import ScriptedServer
 
 POLICY = Target(route=Route.POLICY, policy="policy")
 MESSAGES: Any = [{"role": "user", "content": "What is 12 + 7 * 3?"}]
@@ -89,10 +88,8 @@ def test_a_model_that_is_gone_is_named(tmp_path: Path) -> None:
     [
         (["--host", "0.0.0.0"], "without a key anyone could use the model"),
         (["--api-key-env", "NO_SUCH_KEY"], "--api-key-env NO_SUCH_KEY: that variable is not set"),
-        (["--upstream-key-env", "X"], "--upstream-key-env applies only to --upstream"),
         (["--upstream", "http://u/v1", "--upstream-key-env", "NO_SUCH_KEY"], "$NO_SUCH_KEY"),
         (["--upstream", "foo"], "--upstream 'foo' is not an http or https URL"),
-        (["--upstream", ""], "--upstream '' is not an http or https URL"),
         (["--port", "70000"], "--port 70000 is no port"),
         (["--device", "tpu"], 'device=\'tpu\' is unknown: use "cpu", or "cuda" for a GPU'),
         (["--max-tokens", "0"], "--max-tokens 0 must be at least 1"),
@@ -119,23 +116,14 @@ def test_a_taken_port_is_found_before_the_weights_load(tmp_path: Path) -> None:
 
 
 # --- endpoints of a run from elsewhere ------------------------------------------------------
-def judged(url: str, variable: str | None = "JUDGE_KEY") -> Routing:
-    """Return a routing with the judge at that endpoint."""
-    judge = LLM(base_url=url, model="big", api_key_env=variable)
-    target = Target(route=Route.ENDPOINT, endpoint=judge)
-    return Routing(rules=[Rule("writer", POLICY), Rule("judge", target)])
-
-
-def stop(gateway: Any) -> None:
-    """Stop the server."""
-    signal.raise_signal(signal.SIGTERM)
 
 
 def from_elsewhere(folder: Path, *urls: str, variable: str | None = "JUDGE_KEY") -> Path:
-    """Write a run without weights, whose endpoints are checked before the weights."""
-    rules = [rule for url in urls for rule in judged(url, variable).rules]
-    served = served_by(folder, Routing(rules=rules), policy="model")
-    return write_run(folder, served)
+    """Write a run without weights with a judge at each URL, which is checked before the weights."""
+    judges = [LLM(base_url=url, model="big", api_key_env=variable) for url in urls]
+    targets = [Target(route=Route.ENDPOINT, endpoint=judge) for judge in judges]
+    routing = Routing(rules=[Rule("judge", target) for target in targets])
+    return write_run(folder, served_by(folder, routing, policy="model"))
 
 
 def test_an_endpoint_of_a_run_from_elsewhere_has_to_be_allowed(
@@ -153,9 +141,7 @@ def test_an_endpoint_of_a_run_from_elsewhere_has_to_be_allowed(
     )
     one, two = "--allow-upstream=https://one.test/v1", "--allow-upstream=http://two.test:8/v1"
     assert main(["serve", str(folder), one]) == 1
-    output = capsys.readouterr().err
-    assert "one.test" not in output
-    assert "add --allow-upstream http://two.test:8/v1\n" in output
+    assert "add --allow-upstream http://two.test:8/v1\n" in capsys.readouterr().err
     assert main(["serve", str(folder), one, two]) == 1
     assert "is missing" in capsys.readouterr().err  # the weights: the endpoints are allowed
 
@@ -164,8 +150,6 @@ def test_an_endpoint_of_a_run_from_elsewhere_has_to_be_allowed(
     ("url", "allowed"),
     [
         ("https://api.test/v1", "https://api.test/v1/"),
-        ("https://api.test/v1", "https://api.test"),
-        ("https://api.test.evil.test/v1", "https://api.test"),
         ("https://api.test@evil.test/v1", "https://api.test/v1"),
     ],
 )
@@ -180,7 +164,6 @@ def test_only_the_very_endpoint_is_allowed(tmp_path: Path, url: str, allowed: st
     [
         ("https://api.test@evil.test/v1", "@evil.test/v1 (the host is evil.test), with no key"),
         ("https://\N{CYRILLIC SMALL LETTER A}pi.test/v1", r"https://\u0430pi.test/v1, with no key"),
-        ("https://evil.test/\x1b[2K\rhttps://api.test", r"https://evil.test/\x1b[2K\rhttps://api"),
     ],
 )
 def test_an_endpoint_is_shown_as_what_it_is(tmp_path: Path, url: str, shown: str) -> None:
@@ -191,26 +174,6 @@ def test_an_endpoint_is_shown_as_what_it_is(tmp_path: Path, url: str, shown: str
     [flag] = [word for word in shlex.split(str(refused.value)) if word.startswith("https")][-1:]
     with pytest.raises(ConfigError, match="is missing"):
         serve(folder, ServeOptions(allow_upstream=[flag]))
-
-
-def test_a_run_with_an_endpoint_is_served_once_that_is_named(
-    apps: Any,
-    rl: Any,
-    ask: Any,
-    lines: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The run was trained with a judge whose key is in a variable."""
-    monkeypatch.setenv("JUDGE_KEY", "the judge's")
-    folder = tmp_path / "run"
-    with ScriptedServer("fine") as judge:
-        frozen = LLM(base_url=judge.url, model="big", api_key_env="JUDGE_KEY")
-        Trainer(rl(frozen=frozen), steps=1, folder=folder).fit(apps.two, ask(2))
-        with pytest.raises(ConfigError, match=r"with the key in \$JUDGE_KEY"):
-            serve(folder)
-        serve(folder, ServeOptions(port=0, allow_upstream=[judge.url]), reporter=lines, ready=stop)
-        assert f"  other agents -> big at {judge.url}, with the key in $JUDGE_KEY" in lines.texts
 
 
 # --- what is printed ------------------------------------------------------------------------
@@ -295,19 +258,6 @@ def lora_run(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) ->
     tasks = [{"q": f"question {number}"} for number in range(6)]
     Trainer(algorithm, runners=2, steps=2, folder=folder).fit(apps.two, tasks)
     return folder
-
-
-@pytest.mark.slow
-def test_a_trained_run_says_how_to_serve_it(lora_run: Path, tiny: Path) -> None:
-    served, _ = load_served(lora_run)
-    assert served.base_model == str(tiny)
-    folders = {name: policy.folder for name, policy in served.policies.items()}
-    assert folders == {"writing": "model/writing", "checking": "model/checking"}
-    assert all(policy.version > 0 for policy in served.policies.values())
-    assert served.routing.target("x/writer").policy == "writing"
-    assert served.routing.default.route is Route.BASE
-    for folder in folders.values():
-        assert (lora_run / folder / "adapter_model.safetensors").is_file()
 
 
 @pytest.mark.slow
