@@ -168,20 +168,6 @@ async def test_tokens_are_counted(store: Store) -> None:
         assert await rig.spans() == []  # no generation
 
 
-async def test_what_training_sets_aside_is_counted_without(store: Store) -> None:
-    """`count_tokens` accepts every field of `create`."""
-    routing = Routing(default=TRAINED)
-    async with (
-        make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig,
-        client_of(rig) as client,
-    ):
-        more: dict[str, Any] = {"context_management": {"edits": [{"type": "x"}]}}
-        request: Any = {"model": "policy", "messages": [USER], "extra_body": more}
-        request["extra_headers"] = rig.headers("call-a")
-        counted = await client.messages.count_tokens(**request)
-        assert counted.input_tokens == len(rig.tokenizer.render([USER]))
-
-
 # --- who may ask ----------------------------------------------------------------------------
 @pytest.mark.parametrize("header", ["x-api-key", "Authorization"])
 async def test_the_token_in_either_header(store: Store, header: str) -> None:
@@ -398,33 +384,8 @@ async def test_what_asks_for_nothing_is_taken(store: Store) -> None:
         assert c.SAMPLING_OVERRIDES not in span.attributes
 
 
-async def test_what_steers_a_providers_own_models_is_set_aside_in_val_mode(store: Store) -> None:
-    fields = {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}
-    async with make_rig(store, "ok") as rig:
-        assert (await ask(rig, extra_body=fields)).content[0].text == "ok"
-        [span] = await rig.spans()
-        assert json.loads(str(span.attributes[c.SAMPLING_OVERRIDES])) == {
-            "output_config.effort": ["high", None],
-            "thinking": [{"type": "adaptive"}, None],
-        }
 
 
-async def test_in_training_the_sampling_is_the_algorithms(store: Store) -> None:
-    routing = Routing(rules=[Rule("writer", TRAINED)])
-    async with make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig:
-        request = {"temperature": 0.1, "top_k": 5, "inference_geo": "eu", "max_tokens": 99}
-        headers = rig.headers("call-a", "writer")
-        await ask(rig, extra_body=request, stop_sequences=["x"], extra_headers=headers)
-        [record] = await rig.records()
-        used = record.sampling
-        assert (used.temperature, used.top_k, used.max_tokens, used.stop) == (0.5, 0, 40, ("x",))
-        [span] = await rig.spans()
-        assert json.loads(str(span.attributes[c.SAMPLING_OVERRIDES])) == {
-            "inference_geo": ["eu", None],
-            "temperature": [0.1, 0.5],
-            "top_k": [5, 0],
-            "max_tokens": [99, 40],
-        }
 
 
 # --- what holds an answer -------------------------------------------------------------------

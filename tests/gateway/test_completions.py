@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import openai
@@ -119,26 +118,6 @@ async def test_ids_beyond_the_vocabulary_are_a_bad_request(store: Store) -> None
         assert (error["param"], error["message"]) == ("prompt", str(beyond))
 
 
-async def test_neutral_values_are_taken(store: Store) -> None:
-    async with make_rig(store, "ok") as rig:
-        body = {"echo": False, "suffix": None, "best_of": 2, "n": 2, "logit_bias": {}, "seed": None}
-        reading = await rig.ask_text(prompt="x", **body)
-        assert len(reading.choices) == 2
-
-
-async def test_training_overrides_and_says_so(store: Store) -> None:
-    routing = Routing(default=TRAINED)
-    async with make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig:
-        await rig.ask_text(prompt="x", temperature=0.9, logprobs=3, seed=5, max_tokens=60)
-        [record] = await rig.records()
-        assert record.sampling == FORCED
-        [span] = await rig.spans()
-        assert json.loads(str(span.attributes[c.SAMPLING_OVERRIDES])) == {
-            "logprobs": [3, None],
-            "seed": [5, None],
-            "temperature": [0.9, 0.5],
-            "max_tokens": [60, 40],
-        }
 
 
 # --- in a scope, through the shim -----------------------------------------------------------

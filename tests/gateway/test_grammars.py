@@ -219,20 +219,9 @@ def _follows(grammars: Grammars, grammar: str, ids: list[int]) -> bool:
             {"anyOf": [{"properties": {"a": {}}}, {"type": "null"}]},
             {"anyOf": [{"properties": {"a": {}}, "additionalProperties": False}, {"type": "null"}]},
         ),
-        (  # next to properties it does not
-            {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}, {"required": ["a"]}]},
-            {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}, {"required": ["a"]}]},
-        ),
         (
             {"enum": [{"properties": {}}], "default": {"properties": {}}},
             {"enum": [{"properties": {}}], "default": {"properties": {}}},
-        ),
-        (
-            {"anyOf": [{"properties": {}}, True], "$defs": {"A": {"items": {"properties": {}}}}},
-            {
-                "anyOf": [{"properties": {}, "additionalProperties": False}, True],
-                "$defs": {"A": {"items": {"properties": {}, "additionalProperties": False}}},
-            },
         ),
     ],
 )
@@ -256,13 +245,11 @@ BASE = {"type": "object", "properties": {"id": {"type": "integer"}}, "required":
 NOTE = {"properties": {"note": {"type": "string"}}, "required": ["note"]}
 SHARED: list[tuple[dict[str, Any], str]] = [
     (OPERATION, '{"op": "add", "v": 1}'),
-    (OPERATION, '{"op": "del"}'),
     (
         {"$defs": {"Base": BASE}, "allOf": [{"$ref": "#/$defs/Base"}, NOTE]},
         '{"id": 1, "note": "a"}',
     ),
     ({"$defs": {"Base": BASE}, "$ref": "#/$defs/Base", **NOTE}, '{"id": 1, "note": "a"}'),
-    ({"$id": "https://x.test/s", "$defs": {"Base": BASE}, "$ref": "#/$defs/Base"}, '{"id": 1}'),
 ]
 
 
@@ -339,10 +326,8 @@ async def _refusal(engine: Any, schema: Any) -> ApiError:
     [
         # the library would crash the process
         ({"const": -(2**63)}, "the number -9223372036854775808; the minimum is"),
-        ({"enum": [{"a": [-1e308]}]}, r"the number -1e\+308"),
         # this takes minutes and gigabytes
         ({"properties": {"a": {"multipleOf": 9_999_991}}}, "multipleOf is 9999991"),
-        ({"allOf": [{"multipleOf": -(2**31)}]}, "multipleOf is -2147483648"),
         ({"properties": {f"p{n}": {} for n in range(40_000)}}, "a grammar of 469,061"),
     ],
 )
@@ -400,7 +385,6 @@ def test_formats() -> None:
         # a named function is called exactly once
         ({"type": "function", "function": {"name": "g"}}, ["g"], "required", False),
         ({"type": "function", "name": "g"}, ["g"], "required", False),
-        ({"type": "tool", "name": "g"}, ["g"], "required", False),
         (
             {
                 "type": "allowed_tools",
@@ -408,12 +392,6 @@ def test_formats() -> None:
             },
             ["f"],
             "auto",
-            True,
-        ),
-        (
-            {"type": "allowed_tools", "mode": "required", "tools": [{"name": "g"}]},
-            ["g"],
-            "required",
             True,
         ),
     ],
@@ -436,7 +414,6 @@ def test_which_tools_may_be_called(
     ("fields", "param", "message"),
     [
         ({"response_format": {"type": "xml"}}, "response_format", "type 'xml'"),
-        ({"response_format": {"type": "json_schema"}}, "response_format", "needs a schema"),
         ({"tool_choice": "required"}, "tool_choice", "names no tool; there are: none"),
         ({"tools": [_tool("f")], "tool_choice": 5}, "tool_choice", "not understood"),
         (

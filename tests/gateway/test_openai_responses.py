@@ -336,50 +336,10 @@ async def test_refusals_name_the_field(
         assert rig.engine.requests == []
 
 
-async def test_neutral_values_are_taken(store: Store) -> None:
-    fields: dict[str, Any] = {
-        "background": False,
-        "text": {"format": {"type": "text"}, "verbosity": "medium"},
-        "reasoning": {"effort": "none", "summary": None},
-        "truncation": "disabled",
-        "include": ["reasoning.encrypted_content"],
-        "store": True,
-        "service_tier": "auto",
-        "prompt_cache_key": "k",
-        "stream_options": {"include_obfuscation": False},
-    }
-    async with make_rig(store, "ok") as rig:
-        assert (await ask(rig, **fields)).output_text == "ok"
 
 
-async def test_what_steers_a_providers_own_models_is_set_aside_in_val_mode(store: Store) -> None:
-    """Fields that frameworks always send are ignored and recorded as overrides."""
-    fields: dict[str, Any] = {
-        "text": {"verbosity": "low"},
-        "reasoning": {"effort": "high", "summary": "auto", "mode": None},
-    }
-    async with make_rig(store, "ok") as rig:
-        assert (await ask(rig, **fields)).output_text == "ok"
-        [span] = await rig.spans()
-        assert json.loads(str(span.attributes[c.SAMPLING_OVERRIDES])) == {
-            "text.verbosity": ["low", None],
-            "reasoning.effort": ["high", None],
-            "reasoning.summary": ["auto", None],
-        }
 
 
-async def test_in_training_the_sampling_is_the_algorithms(store: Store) -> None:
-    routing = Routing(rules=[Rule("writer", TRAINED)])
-    async with make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig:
-        headers = rig.headers("call-a", "writer")
-        await ask(rig, temperature=0.1, max_output_tokens=99, extra_headers=headers)
-        [record] = await rig.records()
-        assert (record.sampling.temperature, record.sampling.max_tokens) == (0.5, 40)
-        [span] = await rig.spans()
-        assert json.loads(str(span.attributes[c.SAMPLING_OVERRIDES])) == {
-            "temperature": [0.1, 0.5],
-            "max_output_tokens": [99, 40],
-        }
 
 
 async def test_an_agent_frozen_to_an_endpoint_speaks_chat(store: Store) -> None:
@@ -392,19 +352,6 @@ async def test_an_agent_frozen_to_an_endpoint_speaks_chat(store: Store) -> None:
 
 
 # --- what is recorded -----------------------------------------------------------------------
-async def test_the_span(store: Store) -> None:
-    async with make_rig(store, CALLED) as rig:
-        await ask(rig, tools=[FUNCTION], instructions="Be brief.", max_output_tokens=50)
-        [span] = await rig.spans()
-    attributes = span.attributes
-    assert span.name == "chat policy"
-    assert attributes[c.RESPONSE_ID] == "resp_call-a"
-    assert attributes[c.REQUEST_MAX_TOKENS] == 50
-    assert load(str(attributes[c.INPUT_MESSAGES])) == [SYSTEM, USER]
-    (message,) = load(str(attributes[c.OUTPUT_MESSAGES]))
-    assert message["content"] == "Let me see."
-    assert message["tool_calls"][0]["function"]["name"] == "calculator"
-    assert attributes[c.FINISH_REASONS] == ["stop"]
 
 
 def test_items_of_any_kind_are_recorded() -> None:

@@ -355,45 +355,8 @@ async def test_a_constraint_is_never_left_out(store: Store, field: str, mode: Mo
         assert rig.engine.requests == []
 
 
-@pytest.mark.parametrize(("field", "value"), [("reasoning_effort", "high"), ("verbosity", "low")])
-async def test_what_steers_a_providers_own_models_is_set_aside_in_val_mode(
-    store: Store, field: str, value: str
-) -> None:
-    """A steering field is an override; an unsupported sampling field is still refused."""
-    async with make_rig(store, "ok") as rig:
-        status, _ = await post(rig, ask(temperature=0.3, **{field: value}))
-        assert status == 200
-        [span] = await rig.spans()
-        assert json.loads(str(span.attributes[c.SAMPLING_OVERRIDES])) == {field: [value, None]}
-        assert rig.engine.requests[0].sampling.temperature == 0.3
-        status, body = await post(rig, ask(seed=7, **{field: value}))
-        assert (status, body["error"]["param"]) == (400, "seed")
 
 
-async def test_neutral_values_ask_for_nothing(store: Store) -> None:
-    neutral = {
-        "seed": None,
-        "frequency_penalty": 0,
-        "presence_penalty": 0.0,
-        "response_format": {"type": "text"},
-        "tool_choice": "auto",
-        "top_logprobs": 0,
-        "logit_bias": {},
-        "parallel_tool_calls": True,
-        "user": "me",
-        "metadata": {"a": "b"},
-        "store": False,
-        "temperature": None,
-        "max_tokens": None,
-        "stop": None,
-        "n": None,
-        "stream": None,
-        "tools": None,
-    }
-    async with make_rig(store, "ok") as rig:
-        assert (await post(rig, ask(**neutral)))[0] == 200
-        [span] = await rig.spans()
-        assert c.SAMPLING_OVERRIDES not in span.attributes
 
 
 @pytest.mark.parametrize(

@@ -98,23 +98,6 @@ async def test_others_are_answered_meanwhile(
         assert status == (200 if what in ("grammar", "count") else 400), answer
 
 
-async def test_a_retry_that_comes_meanwhile_is_the_same_call(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with make_rig(store, ["one"], capabilities=ABLE) as rig:
-        headers = {c.HEADER_CALL_ID: "call-a"}
-        with held(monkeypatch, rig.engine, "check_grammar") as step:
-            tries = [
-                asyncio.create_task(
-                    post(rig, ask(response_format=FORMAT), "/v1/chat/completions", **headers)
-                )
-                for _ in range(3)
-            ]
-            assert await asyncio.to_thread(step.begun.wait, 60)
-        answers = await asyncio.gather(*tries)
-        assert [status for status, _ in answers] == [200] * 3
-        assert len({body["id"] for _, body in answers}) == 1
-        assert len(rig.engine.requests) == len(await rig.spans()) == 1
 
 
 async def test_a_client_that_leaves_meanwhile_is_seen(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from lightspan.errors import StoreClosedError, StoreUnreachableError
+from lightspan.errors import StoreUnreachableError
 from lightspan.schema.records import RolloutStatus
 from lightspan.schema.spans import encode_span
 from lightspan.stores import open_store
@@ -23,7 +22,6 @@ from lightspan_cluster.postgres.store import PostgresStore
 from lightspan_cluster.postgres.tables import PostgresWriteTables
 from lightspan_testing.store_suite import (
     LEASE_S,
-    claim_one,
     make_call,
     make_peer,
     make_report,
@@ -343,33 +341,3 @@ def test_a_store_after_a_fork(url: str) -> None:
     program = FORKED.replace("child = os.fork()", f"ours = {session}\nchild = os.fork()")
     program += f"assert ours is {session}\n{END}"
     subprocess.run([sys.executable, "-W", "ignore", "-c", program, url], check=True)
-
-
-async def test_a_closed_store_leaves_nothing(cluster: Cluster, url: str) -> None:
-    before = threading.active_count()
-    async with PostgresStore(url) as store:
-        attempt = await start(store)
-        await store.add_spans(ref(attempt), [make_span(attempt)])
-        await store.watch(0, timeout_s=1)
-        opened = store._opened
-        with cluster.connect() as db:
-            ours = b"SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lightspan'"
-            assert db.execute(ours).fetchone() == (4,)
-    with pytest.raises(StoreClosedError):
-        await opened.write(opened.expire, [1], 1)
-    with pytest.raises(StoreClosedError):
-        await opened.read(lambda: None)
-    names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith("lightspan-store")]
-    assert threading.active_count() <= before + 1  # asyncio's own file descriptors
-    with cluster.connect() as db:
-        await until(lambda: db.execute(ours).fetchone() == (0,))
-
-
-async def test_claims_of_two_processes_at_once(url: str) -> None:
-    async with PostgresStore(url) as one, PostgresStore(url) as other:
-        await one.enqueue([make_rollout(f"ro-{number}") for number in range(40)])
-        claims = await asyncio.gather(
-            *(claim_one(store) for _ in range(20) for store in (one, other))
-        )
-        assert len({claim.rollout_id for claim in claims}) == 40

@@ -54,16 +54,6 @@ def closes(task: Any) -> float:
     return 1.0
 
 
-def leaves_a_streaming_response(task: Any) -> float:
-    with (
-        openai.OpenAI() as client,
-        emit.agent("writer"),
-        client.chat.completions.with_streaming_response.create(**ASKED) as response,
-    ):
-        first_word(response.parse())
-    return 1.0
-
-
 def leaves_it_open(task: Any) -> float:
     with openai.OpenAI() as client, emit.agent("writer"):
         KEPT.append(client.chat.completions.create(**ASKED))
@@ -101,7 +91,6 @@ async def is_cancelled(task: Any) -> float:
     "app",
     [
         closes,
-        leaves_a_streaming_response,
         leaves_it_open,
         leaves_it_open_async,
         is_cancelled,

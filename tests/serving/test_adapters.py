@@ -70,19 +70,6 @@ def test_the_export_is_a_peft_adapter(trained: Any, tiny: Path) -> None:
     assert adapter_base(tiny) is None
 
 
-def test_the_merged_model_equals_the_learner(trained: Any, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    learner, rows, folder = trained
-    merge_adapter(folder, tmp_path / "merged")
-    learner.export("writer", tmp_path / "direct", merge=True)
-    for name in ("merged", "direct"):
-        model = AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()
-        assert close(scores_of(model, rows), learner.score(rows))
-        assert AutoTokenizer.from_pretrained(tmp_path / name).chat_template
-        assert adapter_base(tmp_path / name) is None
-
-
 def test_a_base_model_elsewhere(trained: Any, tiny: Path, tmp_path: Path) -> None:
     learner, rows, folder = trained
     moved = shutil.copytree(folder, tmp_path / "adapter")

@@ -127,3 +127,4 @@ def test_the_process_answers_as_the_model_does(model: Path) -> None:
         with pytest.raises(openai.AuthenticationError):
             ask("/v1", "SmolLM2-135M", "wrong")
     assert lines[-1].startswith("calls answered: app 2 (SmolLM2-135M)")
+    assert key["SERVE_KEY"] not in "\n".join(lines)

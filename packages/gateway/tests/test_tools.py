@@ -97,8 +97,6 @@ def test_what_is_no_call_stays_text_exactly(parser: str, text: str) -> None:
     [
         ("hermes", "Now <tool_c", 3),
         ("hermes", "Now \n<tool_call>{", 3),
-        ("llama", "", 0),
-        ("llama", "<|pyth", 0),
         ("llama", "<|python_tag|>print", 0),
         ("llama", "<b>", 3),
         ("llama", ' {"nam', 0),

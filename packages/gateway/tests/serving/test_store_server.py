@@ -184,27 +184,6 @@ def test_what_a_runner_may_do() -> None:
     assert beyond == ["prune"]
 
 
-async def test_every_other_operation_is_refused_to_a_runner(open_as: Any) -> None:
-    async with open_as(TRAINER) as trainer:
-        await trainer.enqueue([make_rollout()])
-        before = await trainer.watch()
-    async with open_as(RUNNER) as store:
-        production = make_production("ro-9")
-        span = make_call(production.attempt)
-        refusals = [
-            *(store.put_resources({}), store.allot_version("sql"), store.policy_versions("sql")),
-            *(store.enqueue([make_rollout("ro-2")]), store.start([production]), store.expire()),
-            *(store.cancel(["ro-1"]), store.watch(), store.count(), store.attempt("at-1")),
-            *(store.claim_of_token("token"), store.mark_damaged("at-1", "x")),
-            *(store.add_calls([span]), store.mark_call("at-1", "call-1", "ok")),
-            *(store.spans(["at-1"]), store.token_records(["at-1"]), store.prune(0.0)),
-        ]
-        for refusal in refusals:
-            with pytest.raises(StoreError, match="a runner's key may not call"):
-                await refusal
-    assert len(refusals) == len(OPERATIONS) - 12
-    async with open_as(TRAINER) as trainer:
-        assert await trainer.watch() == before
 
 
 async def test_who_may_have_the_store_forget(open_as: Any) -> None:
