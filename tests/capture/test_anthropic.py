@@ -15,10 +15,8 @@ from lightspan.capture._globals import state
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
 from lightspan.capture.sdks import OPENAI
-from lightspan.production.record import record
 from lightspan.schema import semconv as c
 from lightspan.schema.spans import SpanStatus
-from lightspan_testing.attempts import read_recorded
 from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
 from packages.core.tests.capture.clients import acting_as, llm_spans, make_scope
 
@@ -173,8 +171,6 @@ def test_a_recorded_call_with_tools(elsewhere: ScriptedServer) -> None:
             }
 
 
-
-
 # --- what the gateway sees ------------------------------------------------------------------
 def test_the_headers_of_a_redirected_call(
     gateway: ScriptedServer, elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
@@ -262,11 +258,7 @@ def test_other_requests_are_not_touched(gateway: ScriptedServer, elsewhere: Scri
     assert gateway.requests == []
 
 
-
-
 # --- production -----------------------------------------------------------------------------
-
-
 
 
 # --- installing -----------------------------------------------------------------------------

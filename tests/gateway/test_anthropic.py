@@ -13,7 +13,7 @@ import pytest
 
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
-from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.routing import Route, Target
 from lightspan.schema.token_records import Sampling
 from lightspan.stores.protocol import Store
 from lightspan_gateway.dialects.anthropic import parse_message
@@ -172,7 +172,7 @@ async def test_tokens_are_counted(store: Store) -> None:
 @pytest.mark.parametrize("header", ["x-api-key", "Authorization"])
 async def test_the_token_in_either_header(store: Store, header: str) -> None:
     async with make_rig(store, "ok") as rig, aiohttp.ClientSession() as session:
-        url = f"{rig.gateway.url}/agents/team/writer/v1/messages"
+        url = f"{rig.gateway.url}/v1/messages"
         request = {"model": "policy", "max_tokens": 9, "messages": [USER]}
         token = rig.attempt.call_token
         value = token if header == "x-api-key" else f"Bearer {token}"
@@ -189,8 +189,6 @@ async def test_the_token_in_either_header(store: Store, header: str) -> None:
                 },
                 "request_id": None,
             }
-        [span] = await rig.spans()
-        assert span.attributes[c.AGENT_PATH] == "team/writer"
 
 
 # --- streams --------------------------------------------------------------------------------
@@ -325,13 +323,10 @@ JSON = {"type": "json_schema", "schema": SCHEMA}
             {"messages": [USER, {"role": "assistant", "content": "It"}]},
             "messages[1] is the assistant's",
         ),
-        ({"system": 5}, "'system' must be str or list, not 5"),
         ({"system": [IMAGE]}, "system[0] is of type 'image'"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "'thinking' = "),
         ({"tools": [{"type": "web_search", "name": "a"}]}, "tools[0] is of type 'web_search"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "'tools[0].defer_loading' = True cannot"),
         ({"tool_choice": ANY}, "'tool_choice' = 'any' names no tool"),
-        ({"tool_choice": {"type": "some"}}, "'tool_choice' has the type 'some'"),
         (
             {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}, "tools": [TOOL]},
             "'tool_choice.disable_parallel_tool_use' = True cannot be honoured",
@@ -340,7 +335,6 @@ JSON = {"type": "json_schema", "schema": SCHEMA}
         ({"output_config": {"format": JSON}}, "'output_config.format' = "),
         ({"output_format": JSON, "output_config": {"format": JSON}}, "both set a format"),
         ({"output_config": {"brand_new": 1}}, "'output_config.brand_new' = 1 cannot be honoured"),
-        ({"stop_sequences": [""]}, "'stop_sequences' must be"),
         ({"container": "c"}, "'container' cannot be honoured"),
         ({"brand_new": 1}, "'brand_new' = 1 cannot be honoured"),
         ({"messages": [{"role": "user", "content": "a b " * 600}]}, "shorten the messages"),
@@ -382,10 +376,6 @@ async def test_what_asks_for_nothing_is_taken(store: Store) -> None:
         assert rig.engine.requests[0].prompt_ids == rig.tokenizer.render([SYSTEM, USER], TOOLS)
         [span] = await rig.spans()
         assert c.SAMPLING_OVERRIDES not in span.attributes
-
-
-
-
 
 
 # --- what holds an answer -------------------------------------------------------------------

@@ -468,16 +468,3 @@ async def test_a_client_that_leaves_an_endpoints_stream(store: Store) -> None:
     assert json.loads(str(span.attributes[c.OUTPUT_MESSAGES])) == [
         {"role": "assistant", "parts": [{"type": "text", "content": "one two"}]}
     ]
-
-
-async def test_a_cancelled_endpoint_call_is_asked_again(store: Store) -> None:
-    with ScriptedServer([Reply(text="slow", delay_s=0.3), "fast"]) as server:
-        async with make_rig(store, [], routing=endpoint(server)) as rig:
-            task = asyncio.create_task(rig.ask())
-            await until(lambda: server.requests)
-            task.cancel()
-            await wait_for_outcome(rig, CallOutcome.CANCELLED)
-            assert (await rig.ask()).choices[0].content == "fast"
-            [span] = await rig.spans()
-            assert span.attributes[c.CALL_OUTCOME] == "ok"
-            await asyncio.gather(task, return_exceptions=True)

@@ -118,8 +118,6 @@ async def test_ids_beyond_the_vocabulary_are_a_bad_request(store: Store) -> None
         assert (error["param"], error["message"]) == ("prompt", str(beyond))
 
 
-
-
 # --- in a scope, through the shim -----------------------------------------------------------
 @pytest.fixture
 def shim() -> Any:

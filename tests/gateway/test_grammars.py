@@ -82,7 +82,6 @@ TEXTS: dict[ToolParserName, list[tuple[str, set[str]]]] = {
         ('{"name": "z", "n": 3, "more": 1}', {"auto", "one"}),
     ],
     "llama": [
-        ("hello", {"auto", "one"}),
         ("", {"auto", "one"}),
         (_BARE.replace("arguments", "parameters"), {"auto", "one", "required", "format, tools"}),
         (
@@ -93,7 +92,6 @@ TEXTS: dict[ToolParserName, list[tuple[str, set[str]]]] = {
         ('{"name": "divide", "parameters": {}}', set()),
         ('{"name": "z", "n": 3}', {"format", "format, tools"}),
         (" hello", {"auto", "one"}),
-        ("[1] says", {"auto", "one"}),
         (' {"name": "z"}', set()),
         ("<|python_tag|>x", set()),
     ],
@@ -104,10 +102,8 @@ TEXTS: dict[ToolParserName, list[tuple[str, set[str]]]] = {
             f'[{_BARE}, {{"name":"say","arguments":{{"text":"q"}}}}]',
             {"auto", "required", "format, tools"},
         ),
-        ("`x`", {"auto", "one"}),
         ("```\nx\n```", set()),
         (" [1]", set()),
-        ("\x1c{", set()),
         ('{"name": "z", "n": 3}', {"format", "format, tools"}),
     ],
 }

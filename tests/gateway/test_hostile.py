@@ -74,5 +74,3 @@ async def _answer(port: int, request: Hostile) -> tuple[int, int]:
         return status, len(await reader.readexactly(length))
     finally:
         writer.transport.abort()
-
-

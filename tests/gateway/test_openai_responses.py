@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import openai
@@ -12,8 +11,7 @@ import pytest
 from lightspan.schema import genai_attributes, semconv as c
 from lightspan.schema.genai_messages import load
 from lightspan.schema.llm import LLM
-from lightspan.schema.records import Mode
-from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.token_records import Sampling
 from lightspan.stores.protocol import Store
 from lightspan_testing.gateway_suite import TOOLS, Rig, make_rig
@@ -334,12 +332,6 @@ async def test_refusals_name_the_field(
         [span] = await rig.spans()  # refused, and recorded
         assert span.attributes[c.CALL_OUTCOME] == "error"
         assert rig.engine.requests == []
-
-
-
-
-
-
 
 
 async def test_an_agent_frozen_to_an_endpoint_speaks_chat(store: Store) -> None:

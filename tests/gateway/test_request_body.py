@@ -8,7 +8,6 @@ import json
 import zlib
 from typing import Any
 
-import aiohttp
 import pytest
 
 from lightspan.schema import semconv as c
@@ -150,11 +149,3 @@ async def test_a_model_that_is_no_name_is_refused(store: Store) -> None:
         for model in (["policy"], {"a": 1}, 5, "x" * 2_000):
             status, body = await post(rig, ask(model=model))
             assert (status, body["error"]["param"]) == (400, "model")
-
-
-async def test_an_expectation_is_met(store: Store) -> None:
-    async with make_rig(store, "ok") as rig, aiohttp.ClientSession() as session:
-        headers = {"Authorization": f"Bearer {rig.attempt.call_token}"}
-        url = f"{rig.gateway.url}/v1/chat/completions"
-        async with session.post(url, data=BODY, headers=headers, expect100=True) as answer:
-            assert answer.status == 200

@@ -355,10 +355,6 @@ async def test_a_constraint_is_never_left_out(store: Store, field: str, mode: Mo
         assert rig.engine.requests == []
 
 
-
-
-
-
 @pytest.mark.parametrize(
     ("mode", "used"),
     [
@@ -473,11 +469,9 @@ async def test_a_prompt_longer_than_the_context(store: Store) -> None:
     async with make_rig(store, "ok") as rig, rig.client() as client:
         with pytest.raises(openai.BadRequestError) as caught:
             await client.chat.completions.create(model="policy", messages=long)  # type: ignore[arg-type]
-        length = len(rig.tokenizer.render(long))
         assert caught.value.code == "context_length_exceeded"
-        assert caught.value.body["message"] == (  # type: ignore[index]
-            f"the prompt has {length} tokens, the model's context holds 512; shorten the messages"
-        )
+        length = len(rig.tokenizer.render(long))
+        assert f"the prompt has {length} tokens, the model's context holds 512" in str(caught.value)
         assert rig.engine.requests == []
 
 

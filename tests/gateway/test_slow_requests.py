@@ -98,8 +98,6 @@ async def test_others_are_answered_meanwhile(
         assert status == (200 if what in ("grammar", "count") else 400), answer
 
 
-
-
 async def test_a_client_that_leaves_meanwhile_is_seen(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,16 +120,6 @@ async def test_a_client_that_leaves_meanwhile_is_seen(
         assert (await again)[0] == 200
         [span] = await rig.spans()
         assert span.attributes[c.CALL_OUTCOME] == CallOutcome.OK
-
-
-async def test_a_grammar_is_written_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with make_rig(store, lambda request: "ok", capabilities=ABLE) as rig:
-        grammars: list[str] = []
-        monkeypatch.setattr(rig.engine, "check_grammar", lambda policy, text: grammars.append(text))
-        for _ in range(3):
-            assert (await post(rig, ask(response_format=FORMAT)))[0] == 200
-        assert len(grammars) == 1
-        assert [request.grammar for request in rig.engine.requests] == grammars * 3
 
 
 @pytest.mark.parametrize("levels", [40, 125, 5_000])

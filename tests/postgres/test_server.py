@@ -50,16 +50,6 @@ async def refused(url: str, *words: str, kind: type[StoreError] = StoreError) ->
 
 
 # --- opening ------------------------------------------------------------------------------
-async def test_it_survives_and_says_so(url: str) -> None:
-    store = open_store(url)
-    assert store.url == url
-    capabilities = store.capabilities
-    assert (capabilities.durable, capabilities.multi_process) == (True, True)
-    assert capabilities.power_loss
-    async with store:
-        await store.enqueue([make_rollout()])
-    async with open_store(store.url) as again:
-        assert await again.count() == {RolloutStatus.QUEUED: 1}
 
 
 async def test_a_reader_makes_no_store(cluster: Cluster, url: str) -> None:
@@ -172,22 +162,6 @@ def _settings(store: PostgresStore) -> list[str]:
     )
     db = store._opened.moving.link.db  # type: ignore[attr-defined]
     return [db.execute(f"SHOW {name}").fetchone()[0] for name in names]
-
-
-async def test_what_is_set_for_a_role_changes_no_session(cluster: Cluster, url: str) -> None:
-    for setting in (
-        "statement_timeout = '1ms'",
-        "default_transaction_read_only = on",
-        "search_path = pg_catalog",
-        "client_encoding = LATIN1",
-    ):
-        tell(cluster, f"CREATE ROLE odd{len(setting)} LOGIN SUPERUSER")
-        tell(cluster, f"ALTER ROLE odd{len(setting)} SET {setting}")
-        other = url.replace("lightspan@", f"odd{len(setting)}@")
-        async with PostgresStore(url), PostgresStore(other) as store:
-            await store.enqueue([make_rollout("ro-ü日")])
-            assert (await store.rollouts(["ro-ü日"]))[0].status is RolloutStatus.QUEUED
-        tell(cluster, f"DROP ROLE odd{len(setting)}")
 
 
 async def test_texts_compare_byte_by_byte_whatever_the_language(cluster: Cluster) -> None:

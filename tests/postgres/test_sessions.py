@@ -20,6 +20,7 @@ from lightspan_cluster.postgres import database, writer
 from lightspan_cluster.postgres.dsn import read_address
 from lightspan_cluster.postgres.store import PostgresStore
 from lightspan_cluster.postgres.tables import PostgresWriteTables
+from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.store_suite import (
     LEASE_S,
     make_call,
@@ -31,6 +32,7 @@ from lightspan_testing.store_suite import (
     start,
 )
 from lightspan_testing.wait import until
+from packages.core.tests.production.imports import imports_of_threads
 from packages.core.tests.stores.programs import END, FORKED
 from tests.postgres.cluster import Cluster
 
@@ -106,20 +108,6 @@ async def follow(store: PostgresStore, number: int) -> set[str]:
         cursor = changes.cursor
         ended |= {s.rollout.rollout_id for s in changes.rollouts if s.status.final}
     return ended
-
-
-async def test_a_server_that_restarts_is_waited_for(own_cluster: Cluster) -> None:
-    names = [f"ro-{number}" for number in range(60)]
-    claimed: list[str] = []
-    async with PostgresStore(own_cluster.url("x")) as store:
-        watching = asyncio.create_task(follow(store, len(names)))
-        running = asyncio.create_task(run_rollouts(store, names, claimed))
-        await until(lambda: len(claimed) > 10)
-        await asyncio.to_thread(own_cluster.restart)
-        await running
-        assert sorted(claimed) == sorted(names)
-        assert await watching == set(names)
-        await check_rollouts(store, names)
 
 
 @pytest.mark.parametrize("committed", [True, False], ids=["committed", "lost"])
@@ -341,3 +329,10 @@ def test_a_store_after_a_fork(url: str) -> None:
     program = FORKED.replace("child = os.fork()", f"ours = {session}\nchild = os.fork()")
     program += f"assert ours is {session}\n{END}"
     subprocess.run([sys.executable, "-W", "ignore", "-c", program, url], check=True)
+
+
+def test_threads_that_write_to_a_database_import_nothing(url: str) -> None:
+    with ScriptedServer("Here.") as server:
+        threads, *modules = imports_of_threads(server.url, LIGHTSPAN_STORE=url)
+    assert int(threads) >= 2
+    assert modules == []

@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 from lightspan import RayRunners, Trainer
-from lightspan.runners.protocol import RunnerPlan
-from lightspan.schema.records import Attempt, AttemptStatus, Outcome, RolloutStatus
+from lightspan.schema.records import Attempt, RolloutStatus
 from lightspan.stores import open_store
 from tests.ray_nodes.conftest import RUNNER, TRAINER
 from tests.ray_nodes.nodes import Cluster, Node
@@ -53,30 +52,6 @@ def wait_until_idle(node: Node) -> None:
     """pytest's time limit ends a wait in vain."""
     while at_work(node):
         time.sleep(0.1)
-
-
-
-
-async def test_a_node_that_is_lost_before_an_actor_begins(cluster: Cluster, served: str) -> None:
-    """Ray gives the actor a place there until it knows; then it is given another one."""
-    lost = cluster.add(cpus=1, resource="here")
-    lost.wait_ready()
-    lost.kill()
-    runners = RayRunners(
-        1, actors=1, address=cluster.address, resources={"here": 1}, app_dirs=HERE, timeout_s=300
-    )
-    coming = asyncio.create_task(
-        runners.start(RunnerPlan(store_url=served, app=APP, run_id="run-1"))
-    )
-    await asyncio.sleep(1)
-    other = await asyncio.to_thread(cluster.add, 1, "here")
-    await asyncio.to_thread(other.wait_ready)
-    await coming
-    try:
-        assert len(other.running(ACTOR)) == 1
-    finally:
-        await runners.stop()
-        other.kill()
 
 
 def test_the_head_that_is_lost(

@@ -16,9 +16,7 @@ from lightspan.errors import LightspanError
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import (
     Attempt,
-    AttemptStatus,
     Mode,
-    Outcome,
     Rollout,
 )
 from lightspan.stores.protocol import Store
@@ -104,5 +102,3 @@ async def test_a_cluster_without_room(cluster: Cluster, node: Node, store: Store
         await runners.start(plan(store, "lightspan_testing.sample_apps:right"))
     while node.running("ray::RunnerActor"):  # noqa: ASYNC110 - processes of others
         await asyncio.sleep(0.05)
-
-

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from scripted_learning import Recording, scripted  # type: ignore[import-not-found]

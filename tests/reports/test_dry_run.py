@@ -77,18 +77,6 @@ def test_every_agent_is_there_with_what_becomes_of_its_calls(report: DevReport) 
     assert agents["checker"].goes_to == ["the starting weights"]
 
 
-def test_tokens_are_counted_as_they_were(report: DevReport) -> None:
-    tokenizer = tiny_chat_tokenizer()
-    planner = next(a for a in report.agents if a.path == "team/planner")
-    asked = [[{"role": "user", "content": f"plan {q}"}] for q in ("easy", "hard")]
-    firsts = [tokenizer.render(messages) for messages in asked]
-    assert planner.prompt_tokens is not None
-    assert planner.prompt_tokens.max > max(map(len, firsts))
-    lengths = [len(tokenizer.encode(text)) + 1 for text in ("look", "wait", "1", "0", "0.5")]
-    assert planner.response_tokens is not None
-    assert planner.response_tokens.max == max(lengths)
-
-
 def test_frozen_calls_name_the_endpoint(report: DevReport, server: ScriptedServer) -> None:
     host = server.origin.removeprefix("http://")
     helper = next(a for a in report.agents if a.path == "team/planner/helper")
@@ -186,16 +174,11 @@ def test_json_is_plain_and_complete(report: DevReport) -> None:
 
 def test_text_is_made_of_aligned_sections(report: DevReport) -> None:
     text = report.text()
-    for heading in (
-        "AGENTS",
-        "SAMPLING SET BY TRAINING",
-        "REWARDS",
-        "ROWS",
-        "WHAT FIT WOULD CALL",
-        "TIME (estimate)",
-        "NOT KNOWN",
-    ):
-        assert f"\n\n{heading}\n" in text
+    headings = [part.partition("\n")[0] for part in text.split("\n\n")[1:]]
+    sections = (
+        "AGENTS, SAMPLING SET BY TRAINING, REWARDS, ROWS, WHAT FIT WOULD CALL, TIME (estimate)"
+    )
+    assert ", ".join(headings[:6]) == sections
     assert "  team/planner  seed              7      left out  16 calls" in text
     assert (
         "  16 calls make 8 rows: 8 go on in a row, 8 begin a conversation, 0 branch off, 0 break;"
@@ -232,17 +215,6 @@ def test_calls_that_no_agent_made_beside_those_of_agents(
         'name it by `with lightspan.agent("name"):` around the call, or as the README of your '
         "framework's adapter says"
     )
-
-
-def test_groups_that_do_not_vary(rl: Callable[..., Any], dry_apps: Any) -> None:
-    report = dev(rl, dry_apps.says, ["1"], tasks=3, count=2)
-    assert (report.tasks, report.rollouts) == (2, 8)
-    assert [group.varies for group in report.rewards.groups] == [False, False]
-    assert report.warnings == [
-        "no reward varies inside a group (2 groups): there is nothing to learn from. The tasks may "
-        "be too easy or too hard, or the reward too coarse"
-    ]
-    assert "teaches nothing  1 1 1 1" in report.text()
 
 
 def test_failures_and_missing_rewards(rl: Callable[..., Any], dry_apps: Any) -> None:

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from lightspan import LLM, Trainer
-from lightspan.capture import misattributed_calls
 from lightspan.errors import UnsupportedError
 from lightspan.progress import SilentReporter
-from lightspan.training.collector import stored_episodes
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_tools.dry_run.report_model import Reason
 from tests.reports.dry_runs import dev, scripted
@@ -24,16 +22,14 @@ def trainer_of(
     *answers: str,
     steps: int = 3,
     tasks: int = 1,
-    reporter: Any = None,
 ) -> Trainer:
     """Return a trainer with a scripted engine, which answers nobody once it is closed."""
     return Trainer(
         rl(group_size=2, tasks_per_step=tasks),
         engine=scripted({"": answers}),
         steps=steps,
-        runners=1,
         folder=folder / "run",
-        reporter=reporter or SilentReporter(),
+        reporter=SilentReporter(),
     )
 
 
@@ -96,31 +92,6 @@ def test_a_client_that_nobody_tells_of(
         with pytest.raises(UnsupportedError) as caught:
             trainer.fit(dry_apps.posts, [task])
         assert str(caught.value) == stops
-
-
-def test_an_app_whose_worker_asks_for_all_attempts(
-    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path, lines: Any
-) -> None:
-    """One after the other: the first attempt has its own call, the others have none."""
-    cause = (
-        "it made no model call that was captured, and meanwhile one was made outside every open "
-        "attempt, by the thread 'consumer', which belongs to an attempt that is over: "
-        f"{misattributed_calls.ADVICE}"
-    )
-    trainer = trainer_of(rl, tmp_path, "1", "0", steps=1, reporter=lines)
-    report = trainer.dev(dry_apps.asks_by_a_worker, [{"q": "a"}], group_size=2)
-    assert f"1 of 2 rollouts are damaged, first of all: damaged: {cause} (1 of 2 rollouts)" in (
-        report.warnings
-    )
-    training = trainer_of(rl, tmp_path, "1", "0", steps=1, reporter=lines)
-    training.fit(dry_apps.asks_by_a_worker, [{"q": "a"}])
-    told = f"1 of 2 rollouts are damaged, so not trained (for example task {{}}: {cause})"
-    episodes = stored_episodes(training.folder.store_url)
-    assert any(told.format(episode.task_id) in line for line in lines.texts for episode in episodes)
-    assert sorted((bool(episode.capture_errors), len(episode.calls)) for episode in episodes) == [
-        (False, 1),
-        (True, 0),
-    ]
 
 
 def test_a_client_that_is_given_the_attempts_endpoint_trains(

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import os
 import shutil
 import stat
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,6 @@ from lightspan.progress import SilentReporter
 from lightspan.schema.records import Mode
 from lightspan.stores import open_store
 from lightspan_tools.export import Filter, What, export_run
-from lightspan_tools.inspect import inspect_run
 
 
 def exported(run: Path, what: What, **options: Any) -> list[dict[str, Any]]:
@@ -59,24 +56,6 @@ def test_transitions_are_what_the_learner_was_given(
             assert line["agent_path"] == "writer"
             assert line["mode"] == "train"
             assert line["temperature"] == 1.0
-
-
-def test_what_no_update_consumed_is_not_called_trained(
-    one_step: tuple[Path, list[Row]], tmp_path: Path
-) -> None:
-    """As after an interruption: the step is done again, with other rollouts."""
-    run = tmp_path / "run"
-    shutil.copytree(one_step[0], run)
-    told = run / "explanations" / "step-000001.json"
-    kept = json.loads(told.read_text())
-    lost = {key.split("/")[0] for key in list(kept)[:1]}
-    told.write_text(json.dumps({k: v for k, v in kept.items() if k.split("/")[0] not in lost}))
-    lines = exported(run, "transitions", only=Filter(mode=Mode.TRAIN))
-    verdicts = Counter((line["verdict"], line["attempt_id"] in lost) for line in lines)
-    assert verdicts == {("trained", False): 22, ("rejected", True): 2}
-    [reason] = {line["reason"] for line in lines if line["verdict"] == "rejected"}
-    assert reason.startswith("no update used it: its step was interrupted")
-    assert "trained 22" in inspect_run(run)
 
 
 def test_spans_are_those_of_the_store(one_step: tuple[Path, list[Row]]) -> None:
@@ -258,5 +237,3 @@ def test_bad_outputs(one_step: tuple[Path, list[Row]], tmp_path: Path) -> None:
             done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
         assert done.returncode == 1
         assert done.stderr == "lightspan: the output cannot be written: No space left on device\n"
-
-

@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from lightspan import VLLM, LightningRL, LoRA, Torch, Trainer
-from lightspan.errors import ModelError
 from lightspan.protocols.learner import PolicyLoss
 from lightspan_tools.dry_run.token_estimates import estimate_memory
 from lightspan_torch.engine.parameter_count import model_size
@@ -77,8 +74,3 @@ def test_servers_of_vllm(tiny: Path) -> None:
     assert (
         missing == "memory: the key-value cache, whose size the engine's servers choose themselves"
     )
-
-
-def test_a_configuration_that_is_not_here_is_not_fetched() -> None:
-    with pytest.raises(ModelError, match="the configuration of nobody/nothing is not on this"):
-        model_size("nobody/nothing")

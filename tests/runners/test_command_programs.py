@@ -196,21 +196,6 @@ async def test_a_program_in_any_language(world: World, arguments: list[str], tas
         assert program.attributes[c.COMMAND_STDERR] == stderr
 
 
-async def test_model_names_are_agents_where_they_are_named(world: World) -> None:
-    """`optimize="*"` has no names; the session passes those of the command's `agents`."""
-    command = Command(
-        ["sh", "ask_plain.sh"],
-        task="environment",
-        cwd=PROGRAMS,
-        env={"PYTHON": sys.executable},
-        agents=["planner", "team/writer", "editor"],
-    )
-    [attempt] = await world.run(command, [{"number": 3}], EVERYONE.naming(command.agents))
-    calls = [span for span in await world.spans(attempt) if span.kind is SpanKind.LLM]
-    paths = {str(span.attributes[c.AGENT_PATH]) for span in calls}
-    assert paths == {"planner", "team/writer", "editor", "app"}
-
-
 # --- what it finds, and what it does not --------------------------------------------------------
 async def test_its_environment_opens_its_own_model_calls_only(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

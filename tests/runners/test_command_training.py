@@ -153,23 +153,6 @@ def test_the_dev_command(
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--command", "sh '"], 'the command line "sh \'" cannot be read: No closing quotation'),
-        (["--command", ""], "a command needs a program, such as ['node', 'app.js']"),
-        (["--command", "no-such-program x"], "the command's program 'no-such-program' is not on"),
-    ],
-)
-def test_what_the_dev_command_refuses(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tasks = tmp_path / "tasks.jsonl"
-    tasks.write_text('{"q": "question"}')
-    assert main(["dev", *arguments, str(tasks), "--base-url", "http://127.0.0.1:9/v1"]) == 1
-    assert message in capsys.readouterr().err
-
-
 # --- what stops a run before rollouts are spent, or at once ---------------------------------------
 
 

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from lightspan import ExternalRunners, LocalRunners, Trainer, __version__
-from lightspan.errors import AppError, ConfigError, LightspanError
+from lightspan.errors import AppError, ConfigError
 from lightspan.runners import foreign_python
-from lightspan.runners.app import as_app
 from lightspan.runners.foreign_python import foreign_environment
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import Mode, Rollout, RolloutStatus
@@ -60,16 +59,6 @@ def test_an_app_that_the_trainer_cannot_import(
             "apart": 1.0,
             "foreign_paths": 0.0,
         }
-
-
-def test_an_app_is_named_by_text_and_not_imported_here() -> None:
-    app = as_app("no_such_module:answer")
-    assert app.reference == "no_such_module:answer"
-    with pytest.raises(AppError, match=r"'no_such_module:answer' is known by name only"):
-        app(None)
-    for text in ("my_app", ":answer", "my_app:"):
-        with pytest.raises(AppError, match=f"an app is named module:name, not '{text}'"):
-            as_app(text)
 
 
 # --- interpreters that will not do --------------------------------------------------------------
@@ -257,18 +246,3 @@ async def test_command_lines_show_nothing(store: Store, app_python: Path) -> Non
             assert "apart_app" not in line
     finally:
         await runners.stop()
-
-
-async def test_nobody_comes(tmp_path: Path) -> None:
-    runners = ExternalRunners(timeout_s=5)
-    await runners.start(RunnerPlan(store_url="sqlite:////a b/x.db", app="my_app:answer"))
-    runners.missing_s = 5.0
-    runners.check()
-    runners.missing_s = 5.1
-    with pytest.raises(LightspanError) as caught:
-        runners.check()
-    assert str(caught.value) == (
-        "no runner for 5 s: start one in the app's environment, `lightspan runner --store "
-        "'sqlite:////a b/x.db' my_app:answer`, and go on with resume=True"
-    )
-    await asyncio.gather(runners.stop(), runners.stop())

@@ -17,7 +17,6 @@ from lightspan.runners.outcome import _causes, classify
 from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import Runner
 from lightspan.schema import semconv as c
-from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import (
     AttemptStatus,
     Outcome,
@@ -173,29 +172,7 @@ def test_causes_are_found_in_groups_and_chains() -> None:
     assert classify(group, None).outcome is Outcome.APP_ERROR
 
 
-class Odd(Exception):
-    """An exception with an attribute that raises."""
-
-    @property
-    def code(self) -> str:
-        raise RuntimeError("no code")
-
-
-def test_an_exception_whose_attributes_raise_is_an_app_error() -> None:
-    outer = KeyError("outer")
-    outer.__cause__ = Odd("inner")
-    assert classify(outer, "http://gateway").outcome is Outcome.APP_ERROR
-    assert classify(Odd("alone"), None).message == "Odd: alone"
-
-
 # --- claims, leases, the store --------------------------------------------------------------
-async def test_injected_arguments(store: Store) -> None:
-    resources = {"routing": Routing(), "hello": PromptTemplate(template="Hi {name}")}
-    await enqueue(store, [{}], resources)
-    async with running(store, apps.decorated):
-        await finished(store)
-    [attempt] = await store.attempts(["ro-0"])
-    assert (attempt.message, attempt.reward) == ("", Reward(1.0))
 
 
 @pytest.mark.parametrize(("new", "shares"), [(9, (4, 4)), (2, (6, 2)), (0, (8, 0))])
@@ -225,23 +202,6 @@ async def test_every_training_has_its_share_and_no_slot_waits(
         gate.set()
         await finished(store)
     assert tuple(under_way) == shares
-
-
-async def test_never_more_than_its_slots(store: Store) -> None:
-    busy = most = 0
-
-    async def app(task: Any) -> float:
-        nonlocal busy, most
-        busy += 1
-        most = max(most, busy)
-        await asyncio.sleep(0.001)
-        busy -= 1
-        return 1.0
-
-    await enqueue(store, [{}] * 30)
-    async with running(store, app, slots=3):
-        await finished(store)
-    assert most == 3
 
 
 async def test_a_cancelled_rollout_is_stopped(store: Store) -> None:

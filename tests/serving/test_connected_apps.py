@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
@@ -207,23 +205,6 @@ def test_a_scope_comes_first(served: ServingGateway, elsewhere: ScriptedServer) 
     assert kinds == ["llm", "agent"]
 
 
-def test_an_app_with_anthropics_client_connects(
-    served: ServingGateway, elsewhere: ScriptedServer
-) -> None:
-    with (
-        lightspan.connect(served.url),
-        anthropic.Anthropic(base_url=elsewhere.origin, api_key="own") as client,
-    ):
-        answers = {}
-        for who in EXPECTED:
-            with agent(who) if who else contextlib.nullcontext():
-                message: Any = client.messages.create(
-                    model="m", max_tokens=50, messages=MESSAGES[1:]
-                )
-            answers[who] = message.content[0].text
-    assert answers == EXPECTED
-
-
 def test_connections_nest_and_end_once(served: ServingGateway, elsewhere: ScriptedServer) -> None:
     with in_thread(script="the other") as other, app_client(elsewhere) as client:
         first = lightspan.connect(served.url)
@@ -267,11 +248,3 @@ def test_a_server_of_another_kind(elsewhere: ScriptedServer) -> None:
         lightspan.connect(elsewhere.url)
     with pytest.raises(ConfigError, match="api_key_env='NO_SUCH'"):
         lightspan.connect(elsewhere.url, api_key_env="NO_SUCH")
-
-
-def test_another_protocol_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightspan.production.connect._fetch", lambda origin, key: {"protocol": 7})
-    with pytest.raises(
-        ConfigError, match=f"speaks protocol 7, this lightspan speaks {c.PROTOCOL_VERSION}: install"
-    ):
-        lightspan.connect("http://127.0.0.1:8000")

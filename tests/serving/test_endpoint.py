@@ -5,10 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shlex
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,9 +15,7 @@ import openai
 import pytest
 from serve_process import serving  # type: ignore[import-not-found]
 
-import lightspan
 from lightspan import LoRA, Optimizer, Trainer
-from lightspan.capture import sdk_instrumentation
 from lightspan.cli import main
 from lightspan.errors import ConfigError, ModelError
 from lightspan.schema.llm import LLM
@@ -75,12 +70,6 @@ def test_what_cannot_be_served_is_named(tmp_path: Path) -> None:
     odd = write_run(tmp_path / "odd", None, **{KEY: {"policies": 3}})
     with pytest.raises(ConfigError, match=r"cannot be served, its result\.json is damaged"):
         load_served(odd)
-
-
-def test_a_model_that_is_gone_is_named(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", served_by(tmp_path, Routing(), policy="model"))
-    with pytest.raises(ConfigError, match=r"folder .*model of policy 'policy' in .* is missing"):
-        serve(folder, ServeOptions(port=0))
 
 
 @pytest.mark.parametrize(
@@ -207,15 +196,6 @@ def test_the_one_line_and_the_agents(tmp_path: Path) -> None:
     ]
 
 
-def test_one_policy_for_all_takes_one_variable(tmp_path: Path) -> None:
-    served = served_by(tmp_path, Routing(rules=[Rule("*", POLICY)]), policy="model")
-    options = ServeOptions(api_key_env="SERVE_KEY")
-    lines = describe(served, Path("runs/x"), "http://h:1", options)
-    assert '  lightspan.connect("http://h:1", api_key_env="SERVE_KEY")' in lines
-    whole = "OPENAI_BASE_URL=http://h:1/agents/app/v1 OPENAI_API_KEY=$SERVE_KEY"
-    assert f"  the whole app: {whole}" in lines
-
-
 # --- the real process -----------------------------------------------------------------------
 def greedy(url: str, path: str, **fields: Any) -> list[int]:
     """Return the token ids of a greedy answer."""
@@ -288,8 +268,6 @@ def test_adapters_of_two_policies_and_the_starting_weights(lora_run: Path, tiny:
     ]
 
 
-
-
 def test_an_engine_that_has_died_ends_it(
     tiny: Path,
     tmp_path: Path,
@@ -322,5 +300,3 @@ def test_an_engine_that_has_died_ends_it(
     output = capsys.readouterr().err.splitlines()
     stopped = "lightspan: the generation thread of policy policy stopped: the device is gone"
     assert output[-1] == stopped
-
-

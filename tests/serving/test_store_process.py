@@ -137,9 +137,7 @@ async def test_without_a_key(tmp_path: Path) -> None:
         (["--store", "x.db", "--without-key", "--host", "0.0.0.0"], "is reachable from others"),
         (["--store", "x.db", "--without-key", *KEYS], "contradicts"),
         (["--store", "memory:", "--without-key"], "serve a file"),
-        (["--store", "http://127.0.0.1:1", "--without-key"], "is served already"),
         (["--store", "x.db", "--without-key", "--device", "cuda"], "--device applies to a run"),
-        (["runs/x", "--without-key"], "--without-key applies to a store"),
     ],
 )
 def test_what_cannot_be_served(

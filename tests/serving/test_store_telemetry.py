@@ -25,9 +25,7 @@ from lightspan_gateway.remote_store.roles import Role
 from lightspan_gateway.store_server.api_keys import Keys
 from lightspan_testing.attempts import read_recorded
 from lightspan_testing.store_suite import make_rollout
-from lightspan_tools.export import export_store
 from lightspan_tools.inspect import inspect_store
-from lightspan_torch.sft.chat_dataset import load_chats
 from packages.gateway.tests.remote_store.served import KEYS, RUNNER, TRAINER, Served, serving
 
 TRACER = "a-tracer-key-0123456789"
@@ -150,8 +148,6 @@ def test_batches_in_any_order(served: Served, url: str, batches: list[Any]) -> N
     assert state.status is RolloutStatus.SUCCEEDED
     assert lightspan.tasks_from_store(url) == [{"question": "Where?"}]
     assert "calls by agent: writer 1" in inspect_store(url, query=Query())
-
-
 
 
 def test_a_span_that_names_an_attempt_is_late_beside_it(served: Served, url: str) -> None:

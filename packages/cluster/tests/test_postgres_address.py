@@ -99,11 +99,9 @@ def test_urls_of_nothing_are_refused_without_their_secrets(url: str, words: str)
 def test_without_psycopg_the_extra_is_named() -> None:
     program = """
 import sys
-import time
 sys.modules["psycopg"] = None
 from lightspan.errors import ConfigError
-from lightspan.stores import open_store, public_url
-assert public_url("postgresql://ada:x@h/y") == "postgresql://ada@h/y"
+from lightspan.stores import open_store
 try:
     open_store("postgresql://h/y")
 except ConfigError as error:

@@ -37,7 +37,7 @@ def test_what_steers_a_providers_own_models_is_set_aside_in_val_mode(
     dialect: str, fields: dict[str, Any], overrides: dict[str, Any]
 ) -> None:
     body = {**SAID[dialect], "temperature": 0.3, **fields}
-    parsed = DIALECTS[dialect].parse(body, mode=Mode.VAL, forced=FORCED)
+    parsed = DIALECTS[dialect].parse(body, mode=Mode.VAL, forced=None)
     assert (parsed.overrides, parsed.sampling.temperature) == (overrides, 0.3)
 
 

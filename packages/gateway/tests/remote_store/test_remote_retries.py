@@ -17,7 +17,7 @@ import pytest
 from lightspan.errors import StoreError, StoreFormatError, StoreUnreachableError
 from lightspan.runners.gateway_probe import GatewayEndpoint
 from lightspan.schema.records import AttemptRef, RolloutStatus
-from lightspan.schema.semconv import HEADER_PROTOCOL, PROTOCOL_VERSION
+from lightspan.schema.semconv import PROTOCOL_VERSION
 from lightspan.stores import open_store
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan_gateway.remote_store import client
@@ -187,20 +187,6 @@ async def test_a_busy_server_is_asked_again(pauses: list[float]) -> None:
     assert len(pauses) == 3
 
 
-async def test_requests_wait_for_a_place(tmp_path: Path) -> None:
-    """Urgent operations and long polls do not wait for a slot."""
-    with serving(lambda: SQLiteStore(tmp_path / "store.db"), max_concurrent=1) as served:
-        places = served.server._slots
-        async with open_store(served.url) as store:
-            await asyncio.to_thread(served.run, places.acquire())
-            counting = asyncio.create_task(store.count())
-            await store.watch()
-            await store.heartbeat([AttemptRef("at-none", 1)], 2.0)
-            assert not counting.done()
-            served._loop.call_soon_threadsafe(places.release)
-            assert await counting == {}
-
-
 # --- what is no such server, or no such version ---------------------------------------------
 @pytest.mark.parametrize("status", [200, 404, 500])
 async def test_a_server_of_something_else(status: int) -> None:
@@ -223,14 +209,6 @@ async def test_https_where_a_server_speaks_http(served: Served, pauses: list[flo
     with pytest.raises(StoreError, match=r"speaks http, not https: .*write http://"):
         await store.open()
     assert pauses == []
-
-
-async def test_a_greeting_with_bytes_that_are_no_text() -> None:
-    headers = {HEADER_PROTOCOL: str(PROTOCOL_VERSION)}
-    body = b"\x82\xa4kind\xa2\xff\xfe"
-    with scripted((200, headers), body=body) as (url, _), pytest.raises(StoreError) as caught:
-        await open_store(url).open()
-    assert url in str(caught.value)
 
 
 @pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])

@@ -28,7 +28,6 @@ from lightspan_gateway.remote_store.rpc import OPERATIONS
 from lightspan_gateway.store_server.api_keys import Keys, take_keys
 from lightspan_testing.store_suite import (
     LEASE_S,
-    make_call,
     make_production,
     make_rollout,
 )
@@ -184,8 +183,6 @@ def test_what_a_runner_may_do() -> None:
     assert beyond == ["prune"]
 
 
-
-
 async def test_who_may_have_the_store_forget(open_as: Any) -> None:
     async with open_as(TRAINER) as trainer, open_as(ADMIN) as admin:
         await trainer.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
@@ -313,17 +310,11 @@ async def test_what_is_asked_together_is_answered_each(served: Served, open_as: 
     assert [status for status, _ in msgspec.msgpack.decode(runners.body)] == [403, 200]
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (msgspec.msgpack.encode("no list"), "cannot be read"),
-        (msgspec.msgpack.encode([("claim", b"")] * 65), "64 at most"),
-        (b"\x91\x92\xa2\xff\xfe\xc4\x00", "cannot be read"),
-    ],
-)
-async def test_what_cannot_be_asked_together(served: Served, body: bytes, said: str) -> None:
-    answer = await asyncio.to_thread(ask, served.url, "/store/v1", body)
-    assert (answer.status, said in answer.message) == (400, True)
+async def test_what_cannot_be_asked_together(served: Served) -> None:
+    for items, said in (("no list", "cannot be read"), ([("claim", b"")] * 65, "64 at most")):
+        body = msgspec.msgpack.encode(items)
+        answer = await asyncio.to_thread(ask, served.url, "/store/v1", body)
+        assert (answer.status, said in answer.message) == (400, True)
 
 
 # --- health ---------------------------------------------------------------------------------
