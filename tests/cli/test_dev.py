@@ -241,10 +241,6 @@ def test_an_endpoint_that_is_not_there_costs_no_rollout(project: Path) -> None:
             "the app 'other:answer' cannot be imported: ModuleNotFoundError: No module named",
         ),
         (
-            ["my_app:answer", "my_app.py", "--base-url=http://127.0.0.1:9/v1"],
-            "tasks: my_app.py, line 2 is not JSON",
-        ),
-        (
             ["my_app:answer", "tasks.jsonl", "--model=./nowhere"],
             "the model folder ./nowhere does not exist",
         ),

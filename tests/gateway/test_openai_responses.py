@@ -12,15 +12,12 @@ from lightspan.schema import genai_attributes, semconv as c
 from lightspan.schema.genai_messages import load
 from lightspan.schema.llm import LLM
 from lightspan.schema.routing import Route, Routing, Target
-from lightspan.schema.token_records import Sampling
 from lightspan.stores.protocol import Store
 from lightspan_testing.gateway_suite import TOOLS, Rig, make_rig
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.scripted_engine import Gate, Say
 from lightspan_testing.wait import until
 
-FORCED = Sampling(temperature=0.5, max_tokens=40)
-TRAINED = Target(route=Route.POLICY, policy="policy", sampling=FORCED)
 FUNCTION: Any = {"type": "function", **TOOLS[0]["function"]}
 CALLED = (
     'Let me see.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "1"}}\n'
