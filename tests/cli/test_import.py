@@ -103,35 +103,6 @@ def test_what_cannot_be_kept_is_told(
     ]
 
 
-def test_what_is_left_out_is_counted(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ours = {**PHOENIX[2], "attributes": {"lightspan.attempt.id": "at-1"}}
-    file = tmp_path / "phoenix.jsonl"
-    file.write_text("\n".join(map(json.dumps, [*PHOENIX[1:], ours])))
-    assert main(["import", str(file), "--store", url]) == 1
-    assert capsys.readouterr().out == (
-        f"{file}: 3 spans of 1 attempt in {url}; 1 attempt without its entry span: still "
-        "running; 1 span refused\n"
-    )
-
-
-def test_a_bad_file_does_not_hold_up_the_next(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files = [tmp_path / name for name in ("table.csv", "empty", "good.jsonl")]
-    files[0].write_text("id,name\n")
-    files[1].touch()
-    files[2].write_text(otlp_line(*OTLP))
-    assert main(["import", *map(str, files), "--store", url]) == 1
-    said = capsys.readouterr()
-    assert said.out == f"{files[2]}: 4 spans of 1 attempt in {url}\n"
-    first, second, last = said.err.splitlines()
-    assert first.startswith(f"{files[0]}: {files[0]} is neither JSON")
-    assert second.startswith(f"{files[1]}: {files[1]} is empty")
-    assert last.startswith("lightspan: 2 items of the files could not be imported")
-
-
 def test_the_standard_input_is_a_file_too(
     url: str,
     tmp_path: Path,
@@ -152,7 +123,6 @@ def test_the_standard_input_is_a_file_too(
         (["import", "missing.json", "--store", "sqlite:a.db"], "there is no file missing.json"),
         (["import", "{}", "--store", "sqlite:a.db"], "is a folder: name the files in it"),
         (["import", __file__], "import needs a store: give --store, or set LIGHTSPAN_STORE"),
-        (["import", __file__, "--store", "memory:"], "store 'memory:' ends with this process"),
         (["import", __file__, "--store", "sqlite:{}/a.db"], "test_import.py is neither JSON"),
     ],
 )

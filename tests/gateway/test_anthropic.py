@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import anthropic
-import jsonschema
 import pytest
 
 from lightspan.schema import semconv as c
-from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode
-from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.routing import Route, Target
 from lightspan.schema.token_records import Sampling
 from lightspan.stores.protocol import Store
+from lightspan_gateway.dialects.anthropic import parse_message
+from lightspan_gateway.dialects.chat import parse_chat
+from lightspan_gateway.grammars import grammar_of
 from lightspan_testing.gateway_suite import TOOLS, Rig, make_rig
-from lightspan_testing.scripted_engine import Gate, Say
-from lightspan_testing.wait import until
-from lightspan_torch.engine.tokenizer import load_tokenizer
-from lightspan_torch.engine.transformers import TransformersEngine
+from lightspan_testing.scripted_engine import Say
 
 FORCED = Sampling(temperature=0.5, max_tokens=40)
 TRAINED = Target(route=Route.POLICY, policy="policy", sampling=FORCED)
@@ -104,7 +100,7 @@ async def test_an_answer(store: Store) -> None:
 
 async def test_tools_and_their_results(store: Store) -> None:
     """A conversation has the same prompt tokens as in chat completions."""
-    async with make_rig(store, [CALLED, "One.", "One."]) as rig:
+    async with make_rig(store, [CALLED, "One."]) as rig:
         described = {**TOOL, "description": "Counts.", "type": "custom"}
         first = await ask(rig, tools=[described], system="Be brief.")
         text, call = first.content
@@ -126,12 +122,8 @@ async def test_tools_and_their_results(store: Store) -> None:
             system=[{"type": "text", "text": "Be brief."}],
         )
         assert second.content[0].text == "One."
-        arguments = '{"expression": "1"}'
-        called = {
-            "id": call.id,
-            "type": "function",
-            "function": {"name": "calculator", "arguments": arguments},
-        }
+        called_function = {"name": "calculator", "arguments": {"expression": "1"}}
+        called = {"id": call.id, "type": "function", "function": called_function}
         chat = [
             SYSTEM,
             USER,
@@ -141,43 +133,15 @@ async def test_tools_and_their_results(store: Store) -> None:
         ]
         function = {"name": "calculator", "description": "Counts.", "parameters": SCHEMA}
         tools = [{"type": "function", "function": function}]
-        await rig.ask("call-c", model="policy", messages=chat, tools=tools)
-        _, as_message, as_chat = rig.engine.requests
-        assert as_message.prompt_ids == as_chat.prompt_ids
-        spans = {str(span.attributes[c.CALL_ID]): span.attributes for span in await rig.spans()}
-        for key in (c.INPUT_MESSAGES, c.TOOL_DEFINITIONS):
-            recorded = [json.loads(str(spans[call_id][key])) for call_id in ("call-b", "call-c")]
-            if (
-                key == c.INPUT_MESSAGES
-            ):  # one has the arguments in our JSON, the other in the model's
-                for messages in recorded:
-                    part = messages[2]["parts"][1]
-                    part["arguments"] = json.loads(part["arguments"])
-            assert recorded[0] == recorded[1]
+        assert rig.engine.requests[1].prompt_ids == rig.tokenizer.render(chat, tools)
 
 
 async def test_a_call_without_text_has_no_text_block(store: Store) -> None:
     async with make_rig(store, CALL) as rig:
         message = await ask(rig, tools=[TOOL])
         assert [block.type for block in message.content] == ["tool_use"]
-        result = {"type": "tool_result", "tool_use_id": message.content[0].id, "is_error": True}
-        conversation = [
-            USER,
-            {"role": "assistant", "content": message.content},
-            {"role": "user", "content": [result]},
-        ]
-        message = await ask(
-            rig, "call-b", tools=[TOOL], tool_choice={"type": "none"}, messages=conversation
-        )
+        message = await ask(rig, "call-b", tools=[TOOL], tool_choice={"type": "none"})
         assert message.content[0].text == CALL
-        function = {"name": "calculator", "arguments": {"expression": "1"}}
-        called = {"id": result["tool_use_id"], "type": "function", "function": function}
-        chat = [
-            USER,
-            {"role": "assistant", "content": None, "tool_calls": [called]},
-            {"role": "tool", "tool_call_id": called["id"], "content": "", "is_error": True},
-        ]
-        assert rig.engine.requests[1].prompt_ids == rig.tokenizer.render(chat, TOOLS)
 
 
 async def test_why_an_answer_ends(store: Store) -> None:
@@ -193,12 +157,6 @@ async def test_why_an_answer_ends(store: Store) -> None:
         assert await ask(rig, "call-b", stop_sequences=["x", "d", " c"]) == stopped
 
 
-async def test_an_empty_answer_is_an_empty_text(store: Store) -> None:
-    async with make_rig(store, "") as rig:
-        message = await ask(rig)
-        assert [block.text for block in message.content] == [""]
-
-
 async def test_tokens_are_counted(store: Store) -> None:
     async with make_rig(store, "ok") as rig, client_of(rig) as client:
         request = {"model": "policy", "messages": [USER], "system": "Be brief.", "tools": [TOOL]}
@@ -210,28 +168,11 @@ async def test_tokens_are_counted(store: Store) -> None:
         assert await rig.spans() == []  # no generation
 
 
-async def test_what_training_sets_aside_is_counted_without(store: Store) -> None:
-    """`count_tokens` accepts every field of `create`."""
-    routing = Routing(default=TRAINED)
-    async with (
-        make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig,
-        client_of(rig) as client,
-    ):
-        more: dict[str, Any] = {"context_management": {"edits": [{"type": "x"}]}}
-        request: Any = {"model": "policy", "messages": [USER], "extra_body": more}
-        request["extra_headers"] = rig.headers("call-a")
-        counted = await client.messages.count_tokens(**request)
-        assert counted.input_tokens == len(rig.tokenizer.render([USER]))
-        more["max_completion_tokens"] = "many"  # a field of chats only
-        answer = await client.messages.create(**request, max_tokens=5)
-        assert answer.content[0].text == "ok"
-
-
 # --- who may ask ----------------------------------------------------------------------------
 @pytest.mark.parametrize("header", ["x-api-key", "Authorization"])
 async def test_the_token_in_either_header(store: Store, header: str) -> None:
     async with make_rig(store, "ok") as rig, aiohttp.ClientSession() as session:
-        url = f"{rig.gateway.url}/agents/team/writer/v1/messages"
+        url = f"{rig.gateway.url}/v1/messages"
         request = {"model": "policy", "max_tokens": 9, "messages": [USER]}
         token = rig.attempt.call_token
         value = token if header == "x-api-key" else f"Bearer {token}"
@@ -248,8 +189,6 @@ async def test_the_token_in_either_header(store: Store, header: str) -> None:
                 },
                 "request_id": None,
             }
-        [span] = await rig.spans()
-        assert span.attributes[c.AGENT_PATH] == "team/writer"
 
 
 # --- streams --------------------------------------------------------------------------------
@@ -262,19 +201,11 @@ async def test_a_stream_on_the_wire(store: Store) -> None:
         async with session.post(url, json=request, headers=headers) as response:
             assert response.content_type == "text/event-stream"
             text = await response.text()
-        events = [event.split("\n") for event in text.removesuffix("\n\n").split("\n\n")]
-        assert [name for name, _ in events] == [
-            "event: message_start",
-            "event: ping",
-            "event: content_block_start",
-            "event: content_block_delta",
-            "event: content_block_delta",
-            "event: content_block_stop",
-            "event: message_delta",
-            "event: message_stop",
-        ]
+        lines = [event.split("\n") for event in text.removesuffix("\n\n").split("\n\n")]
+        events = [json.loads(data.removeprefix("data: ")) for _, data in lines]
+        assert [name for name, _ in lines] == [f"event: {event['type']}" for event in events]
         prompt, ids = rig.tokenizer.render([USER]), rig.engine.ids("ok")
-        assert [json.loads(data.removeprefix("data: ")) for _, data in events] == [
+        assert events == [
             {
                 "type": "message_start",
                 "message": {
@@ -294,16 +225,14 @@ async def test_a_stream_on_the_wire(store: Store) -> None:
                 "index": 0,
                 "content_block": {"type": "text", "text": ""},
             },
-            {
-                "type": "content_block_delta",
-                "index": 0,
-                "delta": {"type": "text_delta", "text": "o"},
-            },
-            {
-                "type": "content_block_delta",
-                "index": 0,
-                "delta": {"type": "text_delta", "text": "k"},
-            },
+            *(
+                {
+                    "type": "content_block_delta",
+                    "index": 0,
+                    "delta": {"type": "text_delta", "text": letter},
+                }
+                for letter in "ok"
+            ),
             {"type": "content_block_stop", "index": 0},
             {
                 "type": "message_delta",
@@ -366,19 +295,6 @@ async def test_an_error_in_mid_stream(store: Store) -> None:
         }
 
 
-async def test_a_retry_joins_the_call(store: Store) -> None:
-    """A retry of the SDK during the first try causes no second generation."""
-    gate = Gate()
-    say = Say(text="slow", gates={0: gate})
-    async with make_rig(store, lambda request: say) as rig:
-        first = asyncio.ensure_future(ask(rig))
-        await until(gate.reached.is_set)
-        again = asyncio.ensure_future(ask(rig))
-        gate.open()
-        assert (await first).content == (await again).content
-        assert len(rig.engine.requests) == 1
-
-
 # --- what is refused ------------------------------------------------------------------------
 def said(*blocks: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [*blocks]}]}
@@ -393,19 +309,11 @@ JSON = {"type": "json_schema", "schema": SCHEMA}
     ("fields", "message"),
     [
         ({"max_tokens": None}, "'max_tokens' is missing"),
-        ({"max_tokens": 0}, "'max_tokens' must be between 1"),
-        ({"messages": []}, "'messages' must be a non-empty array"),
         ({"messages": 5}, "'messages' must be list, not 5"),
-        ({"messages": [5]}, "messages[0] is of type 'int'"),
         (said(IMAGE), "messages[0].content[0] is of type 'image'"),
-        (said({"type": "document"}), "'document'"),
         (
             said({"type": "tool_result", "content": [IMAGE]}),
             "messages[0].content[0].content[0] is of type 'image'",
-        ),
-        (
-            said({"type": "text", "text": "a", "citations": []}),
-            "messages[0].content[0].citations is of type 'list'",
         ),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}, USER]},
@@ -415,33 +323,19 @@ JSON = {"type": "json_schema", "schema": SCHEMA}
             {"messages": [USER, {"role": "assistant", "content": "It"}]},
             "messages[1] is the assistant's",
         ),
-        ({"system": 5}, "'system' must be str or list, not 5"),
         ({"system": [IMAGE]}, "system[0] is of type 'image'"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "'thinking' = "),
         ({"tools": [{"type": "web_search", "name": "a"}]}, "tools[0] is of type 'web_search"),
-        ({"tools": [{"name": "a"}]}, "tools[0] needs a name and an input_schema"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "'tools[0].defer_loading' = True cannot"),
         ({"tool_choice": ANY}, "'tool_choice' = 'any' names no tool"),
-        (
-            {"tool_choice": {"type": "tool", "name": "b"}, "tools": [TOOL]},
-            "names no tool; there are: calculator",
-        ),
-        ({"tool_choice": {"type": "some"}}, "'tool_choice' has the type 'some'"),
-        ({"tool_choice": {"name": "b"}, "tools": [TOOL]}, "'tool_choice' has the type None"),
-        ({"tool_choice": ANY, "tools": [TOOL]}, "'tool_choice' = 'any' cannot be honoured"),
         (
             {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}, "tools": [TOOL]},
             "'tool_choice.disable_parallel_tool_use' = True cannot be honoured",
         ),
         ({"tools": [{**TOOL, "strict": True}]}, "'tools' = "),
         ({"output_config": {"format": JSON}}, "'output_config.format' = "),
-        ({"output_format": JSON}, "'output_format' = "),
         ({"output_format": JSON, "output_config": {"format": JSON}}, "both set a format"),
         ({"output_config": {"brand_new": 1}}, "'output_config.brand_new' = 1 cannot be honoured"),
-        ({"stop_sequences": [""]}, "'stop_sequences' must be"),
-        ({"mcp_servers": [{"name": "x"}]}, "'mcp_servers' cannot be honoured"),
         ({"container": "c"}, "'container' cannot be honoured"),
-        ({"inference_geo": "eu"}, "'inference_geo' = 'eu' cannot be honoured"),
         ({"brand_new": 1}, "'brand_new' = 1 cannot be honoured"),
         ({"messages": [{"role": "user", "content": "a b " * 600}]}, "shorten the messages"),
     ],
@@ -454,11 +348,7 @@ async def test_refusals_name_the_field(store: Store, fields: dict[str, Any], mes
         assert (error_body["type"], error_body["request_id"]) == ("error", "call-a")
         assert error_body["error"]["type"] == "invalid_request_error"
         assert message in error_body["error"]["message"]
-        codes = {
-            "shorten": c.CONTEXT_OVERFLOW,
-            "'image'": c.UNSUPPORTED_CONTENT,
-            "'document'": c.UNSUPPORTED_CONTENT,
-        }
+        codes = {"shorten": c.CONTEXT_OVERFLOW, "'image'": c.UNSUPPORTED_CONTENT}
         code = next((code for word, code in codes.items() if word in message), None)
         assert caught.value.error_code == code
         [span] = await rig.spans()  # refused, and recorded
@@ -488,47 +378,6 @@ async def test_what_asks_for_nothing_is_taken(store: Store) -> None:
         assert c.SAMPLING_OVERRIDES not in span.attributes
 
 
-async def test_what_steers_a_providers_own_models_is_set_aside_in_val_mode(store: Store) -> None:
-    fields = {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}
-    async with make_rig(store, "ok") as rig:
-        assert (await ask(rig, extra_body=fields)).content[0].text == "ok"
-        [span] = await rig.spans()
-        assert json.loads(str(span.attributes[c.SAMPLING_OVERRIDES])) == {
-            "output_config.effort": ["high", None],
-            "thinking": [{"type": "adaptive"}, None],
-        }
-
-
-async def test_in_training_the_sampling_is_the_algorithms(store: Store) -> None:
-    routing = Routing(rules=[Rule("writer", TRAINED)])
-    async with make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig:
-        request = {"temperature": 0.1, "top_k": 5, "inference_geo": "eu", "max_tokens": 99}
-        headers = rig.headers("call-a", "writer")
-        await ask(rig, extra_body=request, stop_sequences=["x"], extra_headers=headers)
-        [record] = await rig.records()
-        used = record.sampling
-        assert (used.temperature, used.top_k, used.max_tokens, used.stop) == (0.5, 0, 40, ("x",))
-        [span] = await rig.spans()
-        assert json.loads(str(span.attributes[c.SAMPLING_OVERRIDES])) == {
-            "inference_geo": ["eu", None],
-            "temperature": [0.1, 0.5],
-            "top_k": [5, 0],
-            "max_tokens": [99, 40],
-        }
-        for refused in ({"container": "c"}, {"output_config": {"format": JSON}}):
-            headers = rig.headers(f"call-{refused}", "writer")
-            with pytest.raises(anthropic.BadRequestError, match="cannot be honoured"):
-                await ask(rig, extra_body=refused, extra_headers=headers)
-
-
-async def test_an_agent_that_is_frozen_to_an_endpoint_is_told_what_to_use(store: Store) -> None:
-    endpoint = LLM(base_url="http://127.0.0.1:9/v1", model="m")
-    frozen = Target(route=Route.ENDPOINT, endpoint=endpoint)
-    async with make_rig(store, "ok", routing=Routing(default=frozen)) as rig:
-        with pytest.raises(anthropic.BadRequestError, match="chat completions only"):
-            await ask(rig)
-
-
 # --- what holds an answer -------------------------------------------------------------------
 STRICT: Any = {
     "type": "object",
@@ -537,59 +386,38 @@ STRICT: Any = {
     "additionalProperties": False,
 }
 TOOL_HELD: Any = {"name": "calculator", "input_schema": STRICT, "strict": True}
-CHAT_HELD: Any = {
-    "type": "function",
-    "function": {"name": "calculator", "parameters": STRICT, "strict": True},
-}
+FUNCTION: Any = {"name": "calculator", "parameters": STRICT, "strict": True}
+CHAT_HELD: Any = {"type": "function", "function": FUNCTION}
 ONE: dict[str, Any] = {"disable_parallel_tool_use": True}
+STRICT_JSON = {"type": "json_schema", "schema": STRICT}
 CHAT_FORMAT = {"type": "json_schema", "json_schema": {"name": "it", "schema": STRICT}}
 CHAT_CHOICE = {"type": "function", "function": {"name": "calculator"}}
-HELD = [
-    pytest.param(
-        {"output_config": {"format": {"type": "json_schema", "schema": STRICT}}},
-        {"response_format": CHAT_FORMAT},
-        id="format",
-    ),
-    pytest.param(
-        {"output_format": {"type": "json_schema", "schema": STRICT}},
-        {"response_format": CHAT_FORMAT},
-        id="format-of-the-beta",
-    ),
-    pytest.param(
-        {"tools": [TOOL_HELD], "tool_choice": {"type": "any", **ONE}},
-        {"tools": [CHAT_HELD], "tool_choice": "required", "parallel_tool_calls": False},
-        id="any",
-    ),
-    pytest.param(
-        {"tools": [TOOL_HELD], "tool_choice": {"type": "tool", "name": "calculator", **ONE}},
-        {"tools": [CHAT_HELD], "tool_choice": CHAT_CHOICE, "parallel_tool_calls": False},
-        id="tool",
-    ),
-    pytest.param({"tools": [TOOL_HELD]}, {"tools": [CHAT_HELD]}, id="strict"),
-]
 
 
-@pytest.mark.parametrize(("fields", "as_chat"), HELD)
-async def test_what_holds_an_answer_is_what_holds_it_in_chat(
-    store: Store, tiny: Path, fields: dict[str, Any], as_chat: dict[str, Any]
+@pytest.mark.parametrize(
+    ("fields", "as_chat"),
+    [
+        ({"output_config": {"format": STRICT_JSON}}, {"response_format": CHAT_FORMAT}),
+        ({"output_format": STRICT_JSON}, {"response_format": CHAT_FORMAT}),
+        (
+            {"tools": [TOOL_HELD], "tool_choice": {"type": "any", **ONE}},
+            {"tools": [CHAT_HELD], "tool_choice": "required", "parallel_tool_calls": False},
+        ),
+        (
+            {"tools": [TOOL_HELD], "tool_choice": {"type": "tool", "name": "calculator", **ONE}},
+            {"tools": [CHAT_HELD], "tool_choice": CHAT_CHOICE, "parallel_tool_calls": False},
+        ),
+        ({"tools": [TOOL_HELD]}, {"tools": [CHAT_HELD]}),
+    ],
+    ids=["format", "format-of-the-beta", "any", "tool", "strict"],
+)
+def test_what_holds_an_answer_is_what_holds_it_in_chat(
+    fields: dict[str, Any], as_chat: dict[str, Any]
 ) -> None:
-    """Both dialects have the same prompt and grammar, and the answer matches it."""
-    engine: Any = TransformersEngine({"policy": tiny}, seed=0)
-    await engine.start()
-    rig = Rig(store, engine, load_tokenizer(tiny))
-    await rig.start(Routing(default=Target(route=Route.POLICY, policy="policy")))
-    try:
-        message = await ask(rig, extra_body=fields)
-        await rig.ask("call-b", messages=[USER], max_tokens=100, **as_chat)
-        as_message, chat = sorted(await rig.records(), key=lambda record: record.call_id)
-    finally:
-        await rig.gateway.close()
-        await engine.close()
-    assert as_message.grammar == chat.grammar != ""
-    assert as_message.prompt_ids == chat.prompt_ids
-    [block] = message.content
-    if "tool_choice" in fields:
-        assert (block.type, message.stop_reason) == ("tool_use", "tool_use")
-        jsonschema.validate(block.input, STRICT)
-    elif "tools" not in fields:
-        jsonschema.validate(json.loads(block.text), STRICT)
+    said_twice = {"messages": [USER], "max_tokens": 100}
+    message = parse_message({**said_twice, **fields}, mode=Mode.VAL, forced=None)
+    chat = parse_chat({**said_twice, **as_chat}, mode=Mode.VAL, forced=None)
+    assert message.constraint is not None
+    assert chat.constraint is not None
+    assert grammar_of(message.constraint, "hermes") == grammar_of(chat.constraint, "hermes")
+    assert (message.messages, message.tools) == (chat.messages, chat.tools)

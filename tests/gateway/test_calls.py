@@ -11,10 +11,10 @@ from typing import Any
 import openai
 import pytest
 
-from lightspan.errors import ConfigError, EngineError, StoreError
+from lightspan.errors import EngineError, StoreError
 from lightspan.schema import semconv as c
 from lightspan.schema.llm import LLM
-from lightspan.schema.records import AttemptStatus, Report
+from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.spans import SpanStatus
 from lightspan.schema.token_records import CallOutcome, FinishReason
@@ -27,16 +27,10 @@ from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
 from lightspan_testing.scripted_engine import Gate, Say
 from lightspan_testing.wait import until
 
-TOOLS_F: list[Any] = [{"type": "function", "function": {"name": "f"}}]
-
-
-async def damage(rig: Rig) -> list[str]:
-    return (await rig.store.attempt(rig.attempt.attempt_id)).capture_errors
-
 
 async def wait_for_damage(rig: Rig) -> list[str]:
     while True:
-        if errors := await damage(rig):
+        if errors := (await rig.store.attempt(rig.attempt.attempt_id)).capture_errors:
             return errors
         await asyncio.sleep(0.002)
 
@@ -69,31 +63,6 @@ async def test_64_calls_at_once(store: Store, stream: bool) -> None:
         assert sorted(record.call_id for record in await rig.records()) == names
 
 
-async def test_equal_bodies_are_two_calls(store: Store) -> None:
-    async with make_rig(store, ["one", "two"]) as rig:
-        first, second = await rig.ask("call-a"), await rig.ask("call-b")
-        assert (first.choices[0].content, second.choices[0].content) == ("one", "two")
-
-
-async def test_an_attempt_keeps_its_numbers_apart(store: Store) -> None:
-    async with make_rig(store, "ok") as rig:
-        await rig.ask("call-a")
-        rig.attempt = await rig.claim(Routing(default=POLICY))
-        await rig.ask("call-a")  # the same call id in another attempt is another call
-        [span] = await rig.spans()
-        assert (span.sequence_start, span.sequence_end) == (1, 2)
-        assert len(rig.engine.requests) == 2
-
-
-async def test_numbers_go_on_after_a_restart(store: Store) -> None:
-    async with make_rig(store, "ok") as rig:
-        await rig.ask("call-a")
-        await rig.restart()
-        await rig.ask("call-b")
-        numbers = [(span.sequence_start, span.sequence_end) for span in await rig.spans()]
-        assert numbers == [(1, 2), (3, 4)]
-
-
 async def test_finished_attempts_are_forgotten(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
         access = rig.gateway.access
@@ -106,21 +75,6 @@ async def test_finished_attempts_are_forgotten(store: Store) -> None:
         rig.attempt = await rig.claim(Routing(default=POLICY))
         await rig.ask()
         assert len(list(access.sessions())) == 1
-
-
-async def test_a_cancelled_call_does_not_keep_an_account(store: Store) -> None:
-    gate = Gate()
-    async with make_rig(store, lambda request: Say(text="ok", gates={1: gate})) as rig:
-        task = asyncio.create_task(rig.ask())
-        await gate.reached.wait()
-        task.cancel()
-        await wait_for_outcome(rig, CallOutcome.CANCELLED)
-        rig.session().checked_at -= 61
-        gate.open()
-        rig.attempt = await rig.claim(Routing(default=POLICY))
-        await rig.ask()
-        assert len(list(rig.gateway.access.sessions())) == 1
-        await asyncio.gather(task, return_exceptions=True)
 
 
 # --- versions, stop strings, tools ----------------------------------------------------------
@@ -158,15 +112,6 @@ async def test_a_stop_string_that_began_before_the_client_left(store: Store) -> 
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_stream_never_shows_a_stop_string_or_half_of_one(store: Store) -> None:
-    async with make_rig(store, "abSTab STOPab") as rig, rig.client() as client:
-        stream = await client.chat.completions.create(
-            model="m", messages=MESSAGES, stream=True, stop=["STOP"]
-        )
-        deltas = [chunk.choices[0].delta.content async for chunk in stream]
-        assert "".join(delta or "" for delta in deltas) == "abSTab "
-
-
 async def test_what_is_left_of_the_length_when_the_client_comes_again(store: Store) -> None:
     gate = Gate()
     async with make_rig(store, lambda request: Say(text="abcdef", gates={3: gate})) as rig:
@@ -179,46 +124,6 @@ async def test_what_is_left_of_the_length_when_the_client_comes_again(store: Sto
         reading = await rig.ask(stream=True, max_tokens=4)
         assert reading.choices[0].reason == "length"
         assert rig.engine.requests[1].sampling.max_tokens == 1
-
-
-async def test_a_tool_call_is_never_streamed_as_text(store: Store) -> None:
-    text = 'Now <tool_c or <tool_call>\n{"name": "f", "arguments": {"a": [1, 2.50]}}\n</tool_call>'
-    async with make_rig(store, text) as rig:
-        reading = await rig.ask(
-            stream=True, tools=[{"type": "function", "function": {"name": "f"}}]
-        )
-        [choice] = reading.choices.values()
-        assert choice.content == "Now <tool_c or"
-        assert choice.calls == [("f", '{"a": [1, 2.50]}')]  # as the model wrote it
-        assert choice.reason == "tool_calls"
-
-
-async def test_without_tools_a_tool_call_is_text(store: Store) -> None:
-    text = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    async with make_rig(store, text) as rig:
-        for body in ({}, {"tools": [], "stream": True}):
-            [choice] = (await rig.ask(f"call-{len(body)}", **body)).choices.values()
-            assert (choice.content, choice.calls, choice.reason) == (text, [], "stop")
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "<tool_call>[1]</tool_call>",
-        '<tool_call>{"name": 5}</tool_call>',
-        '<tool_call>{"name": "f", "arguments": "x"}</tool_call>',
-        '<tool_call>{"arguments": {}}</tool_call>',
-        '<tool_call>{"name": "f"}',
-        '<tool_call>{"name": "f"}</tool_call><tool_call>{</tool_call>',
-        "<tool_call>",
-    ],
-)
-async def test_a_malformed_call_stays_text(store: Store, said: str) -> None:
-    async with make_rig(store, said) as rig:
-        for stream in (False, True):
-            reading = await rig.ask(f"call-{stream}", stream=stream, tools=TOOLS_F)
-            [choice] = reading.choices.values()
-            assert (choice.content, choice.calls, choice.reason) == (said, [], "stop")
 
 
 # --- engines that fail ----------------------------------------------------------------------
@@ -243,21 +148,16 @@ async def test_an_engine_that_fails_in_mid_stream(store: Store) -> None:
         assert span.attributes[c.CALL_OUTCOME] == "error"
 
 
-@pytest.mark.parametrize("n", [1, 3])
-async def test_a_retry_after_an_engine_error_goes_on(store: Store, n: int) -> None:
-    says = [Say(text="abcdef", errors={0: EngineError("once")}) for _ in range(n)]
-    async with (
-        make_rig(store, [*says, *["abcdef"] * n]) as rig,
-        rig.client(max_retries=1) as client,
-    ):
-        headers = rig.headers("call-a")
-        answer = await client.chat.completions.create(
-            model="m", messages=MESSAGES, n=n, extra_headers=headers
-        )
-        assert [choice.message.content for choice in answer.choices] == ["abcdef"] * n
+async def test_a_retry_after_an_engine_error_goes_on(store: Store) -> None:
+    says = [Say(text="abcdef", errors={0: EngineError("once")}) for _ in range(3)]
+    async with make_rig(store, [*says, *["abcdef"] * 3]) as rig:
+        with pytest.raises(openai.InternalServerError, match="once"):
+            await rig.ask(n=3)
+        answer = await rig.ask(n=3)
+        assert [choice.content for choice in answer.choices.values()] == ["abcdef"] * 3
         [span] = await rig.spans()
         assert span.attributes[c.CALL_OUTCOME] == "resampled"
-        assert len(await rig.records()) == n
+        assert len(await rig.records()) == 3
 
 
 async def test_token_records_that_cannot_be(store: Store) -> None:
@@ -379,7 +279,7 @@ async def test_the_last_chunk_waits_for_the_store() -> None:
         await stream.close()
 
 
-async def test_a_slow_store_damages_the_attempt_and_not_the_app() -> None:
+async def test_a_slow_or_failing_store_damages_the_attempt_and_not_the_app() -> None:
     async with HeldStore() as store, make_rig(store, "ok") as rig:
         await rig.gateway.close()
         rig.gateway = Gateway(store, rig.engine, limits=GatewayLimits(store_timeout_s=0.01))
@@ -387,9 +287,6 @@ async def test_a_slow_store_damages_the_attempt_and_not_the_app() -> None:
         assert (await rig.ask()).choices[0].content == "ok"
         assert await wait_for_damage(rig) == ["the store took over 0.01 s for a call"]
         store.gate.open()
-
-
-async def test_a_failing_store_damages_the_attempt_and_not_the_app() -> None:
     async with HeldStore() as store, make_rig(store, "ok") as rig:
         store.gate.open()
         store.error = StoreError("disk full")
@@ -417,15 +314,7 @@ async def test_late_calls_are_kept_and_marked(store: Store) -> None:
         task = asyncio.create_task(rig.ask())
         await gate.reached.wait()
         attempt = rig.attempt
-        await store.report(
-            [
-                Report(
-                    attempt_id=attempt.attempt_id,
-                    epoch=attempt.epoch,
-                    status=AttemptStatus.TIMEOUT,
-                )
-            ]
-        )
+        await store.report([attempt.report(AttemptStatus.TIMEOUT, Outcome.TIMEOUT)])
         gate.open()
         await task
         assert [record.late for record in await rig.records()] == [True]
@@ -443,13 +332,6 @@ async def test_closing_cancels_what_is_under_way(store: Store) -> None:
         [record] = await rig.records()
         assert record.response_ids == rig.engine.ids("abcdef")[:2]
         assert record.outcome is CallOutcome.CANCELLED
-
-
-async def test_a_port_that_is_taken(store: Store) -> None:
-    async with Gateway(store) as gateway:
-        port = int(gateway.url.rpartition(":")[2])
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
-            await Gateway(store, port=port).start()
 
 
 # --- endpoints ------------------------------------------------------------------------------
@@ -475,15 +357,8 @@ async def test_an_endpoint_answers(
             assert reading.usage[1] == 2
             [span] = await rig.spans()
             attributes = span.attributes
-            assert (attributes[c.ROUTE], attributes[c.SELECTED], attributes[c.CALL_OUTCOME]) == (
-                "endpoint",
-                False,
-                "ok",
-            )
-            assert (attributes[c.AGENT_PATH], attributes[c.RESPONSE_MODEL]) == (
-                "team/writer",
-                "frozen-model",
-            )
+            assert (attributes[c.ROUTE], attributes[c.SELECTED]) == ("endpoint", False)
+            assert attributes[c.RESPONSE_MODEL] == "frozen-model"
             assert (span.sequence_start, span.sequence_end) == (1, 2)
             assert json.loads(str(attributes[c.OUTPUT_MESSAGES]))[0]["parts"] == [
                 {"type": "text", "content": "hello there"},
@@ -500,13 +375,18 @@ async def test_an_endpoint_answers(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_retried_call_asks_the_endpoint_once(store: Store, stream: bool) -> None:
-    with ScriptedServer(["one", "two"]) as server:
+    """Also after a restart, with tool calls and usage."""
+    calls = Reply(tool_calls=[ToolCall(name="f"), ToolCall(name="g")])
+    body: dict[str, Any] = {"n": 2, "stream": stream}
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    with ScriptedServer([[calls, "two"]]) as server:
         async with make_rig(store, [], routing=endpoint(server)) as rig:
-            readings = [await rig.ask(stream=stream), await rig.ask(stream=stream)]
+            first = await rig.ask(**body)
+            assert [choice.reason for choice in first.choices.values()] == ["tool_calls", "stop"]
+            assert await rig.ask(**body) == first
             await rig.restart()
-            readings.append(await rig.ask(stream=stream))
-            assert [reading.choices[0].content for reading in readings] == ["one"] * 3
-            assert [reading.choices[0].reason for reading in readings] == ["stop"] * 3
+            assert await rig.ask(**body) == first
             assert len(server.requests) == len(await rig.spans()) == 1
 
 
@@ -526,31 +406,16 @@ async def test_an_endpoints_answer_with_a_key_is_not_replayed_in_another_process
         assert len(server.requests) == 1
 
 
-async def test_a_replay_after_a_restart_has_tool_calls_and_usage(store: Store) -> None:
-    reply = Reply(tool_calls=[ToolCall(name="f"), ToolCall(name="g")])
-    with ScriptedServer([[reply, "two"]]) as server:
-        async with make_rig(store, [], routing=endpoint(server)) as rig:
-            body: dict[str, Any] = {
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                "n": 2,
-            }
-            first = await rig.ask(**body)
-            await rig.restart()
-            assert await rig.ask(**body) == first
-
-
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("status", [400, 404])
-async def test_an_endpoint_that_refuses(store: Store, stream: bool, status: int) -> None:
-    with ScriptedServer([Reply(status=status, text="no such thing")]) as server:
+async def test_an_endpoint_that_refuses(store: Store, stream: bool) -> None:
+    with ScriptedServer([Reply(status=404, text="no such thing")]) as server:
         async with make_rig(store, [], routing=endpoint(server)) as rig:
             with pytest.raises(openai.APIStatusError, match="no such thing") as caught:
                 await rig.ask(stream=stream)
-            assert caught.value.status_code == status
+            assert caught.value.status_code == 404
             [span] = await rig.spans()
             assert span.attributes[c.CALL_OUTCOME] == "error"
-            assert span.status_message == f"{server.url} answered {status}: no such thing"
+            assert span.status_message == f"{server.url} answered 404: no such thing"
             assert (span.sequence_start, span.sequence_end) == (1, 2)
 
 
@@ -572,19 +437,6 @@ async def test_an_endpoint_that_breaks_off(store: Store) -> None:
         async with make_rig(store, [], routing=endpoint(server)) as rig:
             with pytest.raises(openai.APIError, match="cannot be reached"):
                 await rig.ask(stream=True)
-            [span] = await rig.spans()
-            assert span.attributes[c.CALL_OUTCOME] == "error"
-
-
-async def test_an_endpoint_whose_key_is_not_set(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("FROZEN_KEY", raising=False)
-    with ScriptedServer("ok") as server:
-        routing = endpoint(server, api_key_env="FROZEN_KEY")
-        async with make_rig(store, [], routing=routing) as rig:
-            with pytest.raises(openai.InternalServerError, match=r"\$FROZEN_KEY, which is not set"):
-                await rig.ask()
             [span] = await rig.spans()
             assert span.attributes[c.CALL_OUTCOME] == "error"
 
@@ -617,16 +469,3 @@ async def test_a_client_that_leaves_an_endpoints_stream(store: Store) -> None:
     assert json.loads(str(span.attributes[c.OUTPUT_MESSAGES])) == [
         {"role": "assistant", "parts": [{"type": "text", "content": "one two"}]}
     ]
-
-
-async def test_a_cancelled_endpoint_call_is_asked_again(store: Store) -> None:
-    with ScriptedServer([Reply(text="slow", delay_s=0.3), "fast"]) as server:
-        async with make_rig(store, [], routing=endpoint(server)) as rig:
-            task = asyncio.create_task(rig.ask())
-            await until(lambda: server.requests)
-            task.cancel()
-            await wait_for_outcome(rig, CallOutcome.CANCELLED)
-            assert (await rig.ask()).choices[0].content == "fast"
-            [span] = await rig.spans()
-            assert span.attributes[c.CALL_OUTCOME] == "ok"
-            await asyncio.gather(task, return_exceptions=True)

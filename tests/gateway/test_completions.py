@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import openai
@@ -14,28 +13,16 @@ from lightspan.capture.context import AttemptContext
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
 from lightspan.protocols.engine import PromptRefused
-from lightspan.schema import genai_attributes, semconv as c
-from lightspan.schema.genai_messages import load
-from lightspan.schema.llm import LLM
+from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.token_records import Sampling
 from lightspan.stores.protocol import Store
-from lightspan_testing.gateway_suite import Rig, make_rig
-from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.gateway_suite import make_rig
 from lightspan_testing.scripted_engine import Say
 
 FORCED = Sampling(temperature=0.5, max_tokens=40)
 TRAINED = Target(route=Route.POLICY, policy="policy", sampling=FORCED)
-
-
-async def refusal(rig: Rig, **fields: Any) -> tuple[str | None, str]:
-    """Return (param, message) of the error of a request."""
-    async with rig.client() as client:
-        with pytest.raises(openai.BadRequestError) as caught:
-            await client.completions.create(**{"model": "policy", "prompt": "SELECT", **fields})
-    error: Any = caught.value.body
-    return error["param"], error["message"]
 
 
 # --- what is returned -----------------------------------------------------------------------
@@ -95,24 +82,14 @@ async def test_the_prompt_is_taken_as_it_is(store: Store) -> None:
     ("fields", "param", "message"),
     [
         ({"echo": True}, "echo", "'echo' = True cannot be honoured"),
-        ({"suffix": ";"}, "suffix", "cannot be honoured"),
         ({"best_of": 3}, "best_of", "cannot be honoured"),
         ({"logprobs": 2}, "logprobs", "'logprobs' = 2 cannot be honoured"),
-        ({"seed": 7}, "seed", "cannot be honoured"),
         ({"response_format": {"type": "json_object"}}, "response_format", "cannot be honoured"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty", "cannot be honoured"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "cannot be honoured"),
-        ({"logprobs": True}, "logprobs", "must be int"),
-        ({"temperature": "hot"}, "temperature", "must be int or float"),
-        ({"n": 0}, "n", "between 1 and 128"),
         ({"prompt": ["a"] * 65, "n": 2}, "prompt", "more than 128 choices"),
         ({"prompt": ""}, "prompt", "nothing to complete"),
         ({"prompt": [[]]}, "prompt", "must be a text"),
         ({"prompt": [1, "a"]}, "prompt", "must be a text"),
-        ({"prompt": [-1]}, "prompt", "must be a text"),
         ({"prompt": [2**31]}, "prompt", "must be a text"),
-        ({"prompt": [True]}, "prompt", "must be a text"),
-        ({"prompt": 5}, "prompt", "must be a text"),
         ({"prompt": "a b " * 600}, "prompt", "shorten the prompt"),
         ({"messages": [{"role": "user", "content": "hi"}]}, "messages", "cannot be honoured"),
     ],
@@ -135,37 +112,10 @@ async def test_refusals_name_the_field(
 async def test_ids_beyond_the_vocabulary_are_a_bad_request(store: Store) -> None:
     beyond = PromptRefused("prompt ids must be from 0 to 404; got 399999 to 399999")
     async with make_rig(store, [Say(text="x", errors={0: beyond})]) as rig:
-        assert await refusal(rig, prompt=[399999]) == ("prompt", str(beyond))
-
-
-async def test_neutral_values_are_taken(store: Store) -> None:
-    async with make_rig(store, "ok") as rig:
-        body = {"echo": False, "suffix": None, "best_of": 2, "n": 2, "logit_bias": {}, "seed": None}
-        reading = await rig.ask_text(prompt="x", **body)
-        assert len(reading.choices) == 2
-
-
-async def test_training_overrides_and_says_so(store: Store) -> None:
-    routing = Routing(default=TRAINED)
-    async with make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig:
-        await rig.ask_text(prompt="x", temperature=0.9, logprobs=3, seed=5, max_tokens=60)
-        [record] = await rig.records()
-        assert record.sampling == FORCED
-        [span] = await rig.spans()
-        assert json.loads(str(span.attributes[c.SAMPLING_OVERRIDES])) == {
-            "logprobs": [3, None],
-            "seed": [5, None],
-            "temperature": [0.9, 0.5],
-            "max_tokens": [60, 40],
-        }
-
-
-async def test_a_frozen_endpoint_is_asked_for_chats_only(store: Store) -> None:
-    llm = LLM(base_url="http://127.0.0.1:9/v1", model="m")
-    routing = Routing(default=Target(route=Route.ENDPOINT, endpoint=llm))
-    async with make_rig(store, "ok", routing=routing) as rig:
-        _, message = await refusal(rig)
-        assert "gets chat completions only" in message
+        with pytest.raises(openai.BadRequestError) as caught:
+            await rig.ask_text(prompt=[399999])
+        error: Any = caught.value.body
+        assert (error["param"], error["message"]) == ("prompt", str(beyond))
 
 
 # --- in a scope, through the shim -----------------------------------------------------------
@@ -176,95 +126,29 @@ def shim() -> Any:
     sdk_instrumentation.close()
 
 
-async def in_scope(rig: Rig, app: Any, routing: Routing) -> AttemptContext:
-    """Run an app with a wrong base URL as the writer in the rig's attempt."""
-    scope = AttemptContext(
-        rollout_id=rig.attempt.rollout_id,
-        attempt_id=rig.attempt.attempt_id,
-        gateway_url=rig.gateway.url,
-        call_token=rig.attempt.call_token,
-        routing=routing,
-    )
-    with open_scope(scope), agent("writer"):
-        await app()
-        await sdk_instrumentation.aclose()
-    return scope
-
-
 async def test_a_scope_hands_completions_to_the_gateway(store: Store, shim: None) -> None:
-    """Exact ids of all prompts and choices, sync and async, streamed or not, are trained."""
-    from lightspan.lightning.episode import build_episode
-    from lightspan.lightning.selection import classify_calls
-    from lightspan.schema.records import AttemptStatus, Outcome, Report
-    from lightspan.schema.reward import Reward
-
+    """All prompts and choices have exact ids, with sync and async clients, streamed or not."""
     routing = Routing(rules=[Rule("writer", TRAINED)])
+    nowhere: Any = {"base_url": "http://127.0.0.1:9/v1", "api_key": "own", "max_retries": 0}
     async with make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig:
-        texts: list[str] = []
-
-        async def app() -> None:
-            nowhere = {"base_url": "http://127.0.0.1:9/v1", "api_key": "own", "max_retries": 0}
+        scope = AttemptContext(
+            rollout_id=rig.attempt.rollout_id,
+            attempt_id=rig.attempt.attempt_id,
+            gateway_url=rig.gateway.url,
+            call_token=rig.attempt.call_token,
+            routing=routing,
+        )
+        with open_scope(scope), agent("writer"):
             with openai.OpenAI(**nowhere) as client:
-
-                def ask() -> None:
-                    answer = client.completions.create(model="m", prompt=["SELECT", "How"], n=2)
-                    texts.extend(choice.text for choice in answer.choices)
-
-                await asyncio.to_thread(ask)
+                create = client.completions.create
+                await asyncio.to_thread(create, model="m", prompt=["SELECT", "How"], n=2)
             async with openai.AsyncOpenAI(**nowhere) as client:
                 stream = await client.completions.create(model="m", prompt=[5, 6, 7], stream=True)
-                texts.append("".join([part.choices[0].text async for part in stream]))
-
-        scope = await in_scope(rig, app, routing)
-        assert texts == ["ok"] * 5
+                assert "".join([part.choices[0].text async for part in stream]) == "ok"
+            await sdk_instrumentation.aclose()
         assert scope.recorder.capture_errors() == []
         prompts = [rig.tokenizer.encode("SELECT")] * 2 + [rig.tokenizer.encode("How")] * 2
         records = await rig.records()
         assert [record.prompt_ids for record in records] == [*prompts, [5, 6, 7]]
         assert {tuple(record.response_ids) for record in records} == {tuple(rig.engine.ids("ok"))}
         assert {record.agent_path for record in records} == {"writer"}
-        report = Report(
-            attempt_id=rig.attempt.attempt_id,
-            epoch=rig.attempt.epoch,
-            status=AttemptStatus.SUCCEEDED,
-            outcome=Outcome.OK,
-            reward=Reward(1.0),
-        )
-        assert await store.report([report]) == [True]
-        [state] = await store.rollouts()
-        attempt = await store.attempt(rig.attempt.attempt_id)
-        episode = build_episode(attempt, state.rollout, await rig.spans(), await rig.records())
-        coverage = classify_calls(episode, routing)
-        assert [call.record for call in coverage.trained] == records
-        assert coverage.rejected == []
-
-
-async def test_completions_of_frozen_agents_are_recorded(store: Store, shim: None) -> None:
-    """Calls to the app's own endpoint are recorded with prompt and text."""
-    routing = Routing()
-    async with make_rig(store, "ok", routing=routing) as rig:
-        with ScriptedServer("answered") as server:
-
-            async def app() -> None:
-                async with openai.AsyncOpenAI(
-                    base_url=server.url, api_key="k", max_retries=0
-                ) as client:
-                    await client.completions.create(model="m", prompt=["a", "b"])
-
-            scope = await in_scope(rig, app, routing)
-        spans = [span for span in scope.recorder.drain() if span.kind == "llm"]
-        [span] = spans
-        assert span.name == "text_completion m"
-        messages = load(str(span.attributes[c.INPUT_MESSAGES]))
-        assert [message["content"] for message in messages] == ["a", "b"]
-
-
-def test_text_answers_are_read() -> None:
-    answer = {"choices": [{"index": 0, "text": "four", "finish_reason": "stop"}]}
-    attributes = genai_attributes.answer_attributes(answer)
-    assert load(str(attributes[c.OUTPUT_MESSAGES]))[0]["content"] == "four"
-    gathered = genai_attributes.StreamedAnswer()
-    for text in ("fo", "ur"):
-        gathered.add({"id": "x", "choices": [{"index": 0, "text": text, "finish_reason": None}]})
-    [choice] = gathered.answer()["choices"]
-    assert choice["message"]["content"] == "four"

@@ -78,14 +78,10 @@ TEXTS: dict[ToolParserName, list[tuple[str, set[str]]]] = {
         (_ADDED.replace("add", "divide"), set()),
         (_ADDED.replace("1", "1.5"), set()),
         (_ADDED.replace('"y": 2', '"y": 2, "z": 3'), set()),
-        ("<tool_call> is how one calls", set()),
         ('{"name": "z", "n": 3}', {"auto", "one", "format", "format, tools"}),
         ('{"name": "z", "n": 3, "more": 1}', {"auto", "one"}),
-        ('{"name":"z",\n  "n":3}', {"auto", "one", "format", "format, tools"}),
-        ('{"name": "z",     "n": 3}', {"auto", "one"}),
     ],
     "llama": [
-        ("hello", {"auto", "one"}),
         ("", {"auto", "one"}),
         (_BARE.replace("arguments", "parameters"), {"auto", "one", "required", "format, tools"}),
         (
@@ -96,9 +92,6 @@ TEXTS: dict[ToolParserName, list[tuple[str, set[str]]]] = {
         ('{"name": "divide", "parameters": {}}', set()),
         ('{"name": "z", "n": 3}', {"format", "format, tools"}),
         (" hello", {"auto", "one"}),
-        ("[1] says", {"auto", "one"}),
-        ("<b>", {"auto", "one"}),
-        (" \n", {"auto", "one"}),
         (' {"name": "z"}', set()),
         ("<|python_tag|>x", set()),
     ],
@@ -109,13 +102,8 @@ TEXTS: dict[ToolParserName, list[tuple[str, set[str]]]] = {
             f'[{_BARE}, {{"name":"say","arguments":{{"text":"q"}}}}]',
             {"auto", "required", "format, tools"},
         ),
-        ("[]", set()),
-        ("\n hello", {"auto", "one"}),
-        ("<b>", {"auto", "one"}),
-        ("`x`", {"auto", "one"}),
         ("```\nx\n```", set()),
         (" [1]", set()),
-        ("\x1c{", set()),
         ('{"name": "z", "n": 3}', {"format", "format, tools"}),
     ],
 }
@@ -220,13 +208,6 @@ def _follows(grammars: Grammars, grammar: str, ids: list[int]) -> bool:
             },
         ),
         (
-            {"properties": {}, "additionalProperties": {"properties": {}}},
-            {
-                "properties": {},
-                "additionalProperties": {"properties": {}, "additionalProperties": False},
-            },
-        ),
-        (
             {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
             {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
         ),
@@ -234,36 +215,9 @@ def _follows(grammars: Grammars, grammar: str, ids: list[int]) -> bool:
             {"anyOf": [{"properties": {"a": {}}}, {"type": "null"}]},
             {"anyOf": [{"properties": {"a": {}}, "additionalProperties": False}, {"type": "null"}]},
         ),
-        (  # a reference next to other properties
-            {
-                "$defs": {"A": {"properties": {"a": {}}}},
-                "$ref": "#/$defs/A",
-                "properties": {"d": {}},
-            },
-            {
-                "$defs": {"A": {"properties": {"a": {}}}},
-                "$ref": "#/$defs/A",
-                "properties": {"d": {}},
-            },
-        ),
-        (  # next to properties it does not
-            {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}, {"required": ["a"]}]},
-            {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}, {"required": ["a"]}]},
-        ),
-        (
-            {"items": [{"properties": {}}, {"type": "null"}]},
-            {"items": [{"properties": {}, "additionalProperties": False}, {"type": "null"}]},
-        ),
         (
             {"enum": [{"properties": {}}], "default": {"properties": {}}},
             {"enum": [{"properties": {}}], "default": {"properties": {}}},
-        ),
-        (
-            {"anyOf": [{"properties": {}}, True], "$defs": {"A": {"items": {"properties": {}}}}},
-            {
-                "anyOf": [{"properties": {}, "additionalProperties": False}, True],
-                "$defs": {"A": {"items": {"properties": {}, "additionalProperties": False}}},
-            },
         ),
     ],
 )
@@ -287,13 +241,11 @@ BASE = {"type": "object", "properties": {"id": {"type": "integer"}}, "required":
 NOTE = {"properties": {"note": {"type": "string"}}, "required": ["note"]}
 SHARED: list[tuple[dict[str, Any], str]] = [
     (OPERATION, '{"op": "add", "v": 1}'),
-    (OPERATION, '{"op": "del"}'),
     (
         {"$defs": {"Base": BASE}, "allOf": [{"$ref": "#/$defs/Base"}, NOTE]},
         '{"id": 1, "note": "a"}',
     ),
     ({"$defs": {"Base": BASE}, "$ref": "#/$defs/Base", **NOTE}, '{"id": 1, "note": "a"}'),
-    ({"$id": "https://x.test/s", "$defs": {"Base": BASE}, "$ref": "#/$defs/Base"}, '{"id": 1}'),
 ]
 
 
@@ -319,10 +271,6 @@ def test_what_a_schema_allows_can_be_said(
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "uniqueItems": ({"type": "array", "uniqueItems": True}, "uniqueItems"),
-    "format": ({"type": "string", "format": "binary"}, "binary"),
-    "not": ({"not": {"type": "string"}}, "not"),
-    "if": ({"type": "object", "if": {}, "then": {}}, "if"),
-    "propertyNames": ({"type": "object", "propertyNames": {"pattern": "a"}}, "propertyNames"),
     "lookahead": ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
     "missing": ({"$ref": "#/$defs/Nobody"}, "Nobody"),
     "remote": ({"$ref": "https://example.com/schema"}, "example.com"),
@@ -374,10 +322,8 @@ async def _refusal(engine: Any, schema: Any, *, compile_timeout_s: float = 60.0)
     [
         # the library would crash the process
         ({"const": -(2**63)}, "the number -9223372036854775808; the minimum is"),
-        ({"enum": [{"a": [-1e308]}]}, r"the number -1e\+308"),
         # this takes minutes and gigabytes
         ({"properties": {"a": {"multipleOf": 9_999_991}}}, "multipleOf is 9999991"),
-        ({"allOf": [{"multipleOf": -(2**31)}]}, "multipleOf is -2147483648"),
         ({"properties": {f"p{n}": {} for n in range(40_000)}}, "a grammar of 469,061"),
     ],
 )
@@ -391,46 +337,33 @@ async def test_a_grammar_that_takes_too_long_is_refused() -> None:
     assert "takes over 0.05 s to compile" in refusal.message
 
 
-def test_only_a_fast_tokenizer_has_grammars() -> None:
-    with pytest.raises(UnsupportedError, match="this tokenizer is a object"):
-        Grammars(object(), vocabulary=5, eos_ids={1})
-
-
 # --- what a request asks --------------------------------------------------------------------
 def _tool(name: str, **fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **fields}}
 
 
-EMPTY = {"type": "object", "properties": {}}
 ANY = {"type": "object"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-CHAT: list[tuple[dict[str, Any], Constraint | None]] = [
-    ({}, None),
-    ({"response_format": None}, None),
-    ({"response_format": {"type": "text"}}, None),
-    ({"tools": [_tool("f")]}, None),
-    ({"tools": [_tool("f")], "tool_choice": "auto", "parallel_tool_calls": True}, None),
-    ({"tools": [_tool("f", strict=True)], "tool_choice": "none"}, None),
-    ({"parallel_tool_calls": False}, None),
-    (
-        {"response_format": {"type": "json_object"}},
-        Constraint(
-            source=("response_format", {"type": "json_object"}),
-            format=ANY,
-        ),
-    ),
-]
 
 
-@pytest.mark.parametrize(("fields", "expected"), CHAT)
-def test_what_a_chat_request_constrains(
-    fields: dict[str, Any], expected: Constraint | None
-) -> None:
-    assert _chat(fields) == expected
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "text"}},
+        {"tools": [_tool("f")], "tool_choice": "auto", "parallel_tool_calls": True},
+        {"tools": [_tool("f", strict=True)], "tool_choice": "none"},
+        {"parallel_tool_calls": False},
+    ],
+)
+def test_what_constrains_nothing(fields: dict[str, Any]) -> None:
+    assert _chat(fields) is None
 
 
-def test_a_named_schema() -> None:
-    """The schema is nested in chat completions, flat in the Responses API."""
+def test_formats() -> None:
+    """A named schema is nested in chat completions, flat in the Responses API."""
+    object_format = {"type": "json_object"}
+    expected = Constraint(source=("response_format", object_format), format=ANY)
+    assert _chat({"response_format": object_format}) == expected
     inner = {"name": "it", "schema": SCHEMA, "strict": True}
     chat = _chat({"response_format": {"type": "json_schema", "json_schema": inner}})
     answer = _response({"text": {"format": {"type": "json_schema", **inner}}})
@@ -448,7 +381,6 @@ def test_a_named_schema() -> None:
         # a named function is called exactly once
         ({"type": "function", "function": {"name": "g"}}, ["g"], "required", False),
         ({"type": "function", "name": "g"}, ["g"], "required", False),
-        ({"type": "tool", "name": "g"}, ["g"], "required", False),
         (
             {
                 "type": "allowed_tools",
@@ -456,12 +388,6 @@ def test_a_named_schema() -> None:
             },
             ["f"],
             "auto",
-            True,
-        ),
-        (
-            {"type": "allowed_tools", "mode": "required", "tools": [{"name": "g"}]},
-            ["g"],
-            "required",
             True,
         ),
     ],
@@ -480,35 +406,19 @@ def test_which_tools_may_be_called(
     assert schemas.get("g", ANY) == (SCHEMA if calls == "required" else ANY)
 
 
-def test_a_function_without_parameters_takes_none() -> None:
-    constraint = _chat({"tools": [_tool("f")], "tool_choice": "required"})
-    assert constraint is not None
-    assert constraint.tools[0].parameters == EMPTY
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
         ({"response_format": {"type": "xml"}}, "response_format", "type 'xml'"),
-        ({"response_format": {"type": "json_schema"}}, "response_format", "needs a schema"),
         ({"tool_choice": "required"}, "tool_choice", "names no tool; there are: none"),
-        (
-            {"tools": [_tool("f")], "tool_choice": {"function": {"name": "g"}}},
-            "tool_choice",
-            "names no tool; there are: f",
-        ),
         ({"tools": [_tool("f")], "tool_choice": 5}, "tool_choice", "not understood"),
         (
             {"tools": [_tool("f", parameters=[])], "tool_choice": "required"},
             "tools[0]",
             "must be an object",
         ),
-        ({"guided_regex": "a+"}, "guided_regex", "cannot be honoured"),
-        ({"ebnf": "root ::= a"}, "ebnf", "cannot be honoured"),
-        ({"response_format": {"schema": SCHEMA}}, "response_format", "the type None"),
         ({"parallel_tool_calls": 0}, "parallel_tool_calls", "must be true or false, not 0"),
         ({"tools": [_tool("f", strict="true")]}, "tools[0]", "must be true or false"),
-        ({"tools": [{**_tool("f"), "strict": True}]}, "tools[0]", "must be true or false"),
         (
             {"response_format": {"type": "json_object", "schema": SCHEMA}},
             "response_format",
@@ -518,16 +428,6 @@ def test_a_function_without_parameters_takes_none() -> None:
             {"tools": [_tool("f")], "tool_choice": {"type": "allowed_tools", "allowed_tools": 5}},
             "tool_choice",
             "not understood",
-        ),
-        (
-            {"tools": [_tool("f")], "tool_choice": {"type": "allowed_tools", "tools": 5}},
-            "tool_choice",
-            "names no tool",
-        ),
-        (
-            {"tools": [_tool("f")], "tool_choice": {"type": "function", "name": []}},
-            "tool_choice",
-            "names no tool",
         ),
     ],
 )

@@ -74,9 +74,3 @@ async def _answer(port: int, request: Hostile) -> tuple[int, int]:
         return status, len(await reader.readexactly(length))
     finally:
         writer.transport.abort()
-
-
-def test_equal_seeds_send_equal_requests() -> None:
-    first, second, third = (requests(seed, host="h", token=lambda: "t") for seed in (1, 1, 2))
-    sent = [[next(several).data for _ in range(200)] for several in (first, second, third)]
-    assert sent[0] == sent[1] != sent[2]

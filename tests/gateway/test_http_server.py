@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -14,35 +13,13 @@ from lightspan_gateway.http_server import check_port, raise_file_limit
 from lightspan_gateway.limits import GatewayLimits
 from lightspan_testing.gateway_suite import Rig, make_rig
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-Connect = Callable[[Rig], Awaitable[Streams]]
-
-
-@pytest.fixture
-async def connect() -> AsyncIterator[Connect]:
-    """Return a function that opens a connection; close the connections at the end."""
-    opened: list[asyncio.StreamWriter] = []
-
-    async def open_one(rig: Rig) -> Streams:
-        streams = await asyncio.open_connection("127.0.0.1", port_of(rig))
-        opened.append(streams[1])
-        return streams
-
-    yield open_one
-    for writer in opened:
-        writer.transport.abort()
-    await asyncio.sleep(0)
-
 
 def port_of(rig: Rig) -> int:
     return int(rig.gateway.url.rpartition(":")[2])
 
 
-async def health(streams: Streams) -> bytes:
+async def health(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
     """Send one more request on the connection; return the first line of the answer."""
-    reader, writer = streams
     writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-len"))
@@ -50,11 +27,12 @@ async def health(streams: Streams) -> bytes:
     return head.partition(b"\r\n")[0]
 
 
-async def test_a_connection_that_idles_is_closed(store: Store, connect: Connect) -> None:
+async def test_a_connection_that_idles_is_closed(store: Store) -> None:
     """An unused connection, a used one, and one with incomplete headers."""
     async with make_rig(store, "ok", limits=GatewayLimits(keepalive_s=0.3)) as rig:
-        unused, used, dribbling = [await connect(rig) for _ in range(3)]
-        assert await health(used) == b"HTTP/1.1 200 OK"
+        opened = [await asyncio.open_connection("127.0.0.1", port_of(rig)) for _ in range(3)]
+        unused, used, dribbling = opened
+        assert await health(*used) == b"HTTP/1.1 200 OK"
         dribbling[1].write(b"GET /health HTTP/1.1\r\nHost: a\r\nX: ")
         closed = asyncio.gather(*(reader.read() for reader, _ in (unused, used)))
         assert await closed == [b"", b""]
@@ -62,6 +40,9 @@ async def test_a_connection_that_idles_is_closed(store: Store, connect: Connect)
         while not (reader.at_eof() or reader.exception()):
             writer.write(b"a")
             await asyncio.sleep(0.05)
+        for _, writer in opened:
+            writer.transport.abort()
+        await asyncio.sleep(0)
 
 
 async def test_a_port_that_is_taken_is_named(store: Store) -> None:

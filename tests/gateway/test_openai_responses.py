@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import openai
 import pytest
 
-from lightspan.capture import sdk_instrumentation
-from lightspan.capture.context import AttemptContext
-from lightspan.capture.emit import agent
-from lightspan.capture.entry import open_scope
 from lightspan.schema import genai_attributes, semconv as c
 from lightspan.schema.genai_messages import load
 from lightspan.schema.llm import LLM
-from lightspan.schema.records import Mode
-from lightspan.schema.routing import Route, Routing, Rule, Target
-from lightspan.schema.token_records import Sampling
+from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores.protocol import Store
 from lightspan_testing.gateway_suite import TOOLS, Rig, make_rig
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.scripted_engine import Gate, Say
 from lightspan_testing.wait import until
 
-FORCED = Sampling(temperature=0.5, max_tokens=40)
-TRAINED = Target(route=Route.POLICY, policy="policy", sampling=FORCED)
 FUNCTION: Any = {"type": "function", **TOOLS[0]["function"]}
 CALLED = (
     'Let me see.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "1"}}\n'
@@ -47,10 +38,6 @@ async def events_of(rig: Rig, call_id: str = "call-a", **fields: Any) -> list[di
         body = {"model": "policy", "input": "What is 1?", "extra_headers": rig.headers(call_id)}
         async with await client.responses.create(**{**body, **fields, "stream": True}) as stream:
             return [event.model_dump(exclude_unset=True) async for event in stream]
-
-
-def call_id_of(response: Any) -> str:
-    return str(next(item.call_id for item in response.output if item.type == "function_call"))
 
 
 # --- what is returned -----------------------------------------------------------------------
@@ -152,13 +139,6 @@ async def test_logprobs(store: Store) -> None:
         assert [token.logprob for token in result] == rig.engine.logprobs(rig.engine.ids("ok"))
 
 
-async def test_parts_of_text_are_joined(store: Store) -> None:
-    parts = [{"type": "input_text", "text": "What "}, {"type": "input_text", "text": "is 1?"}]
-    async with make_rig(store, "ok") as rig:
-        await ask(rig, input=[{"role": "user", "content": parts}])
-        assert rig.engine.requests[0].prompt_ids == rig.tokenizer.render([USER])
-
-
 # --- streams --------------------------------------------------------------------------------
 async def test_the_events_of_a_stream(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
@@ -210,13 +190,6 @@ async def test_a_stream_of_calls(store: Store) -> None:
         assert {event["output_index"] for event in events[-5:-1]} == {1}
 
 
-async def test_a_stream_of_calls_without_text_begins_no_message(store: Store) -> None:
-    async with make_rig(store, CALLED.removeprefix("Let me see.\n")) as rig:
-        events = await events_of(rig, tools=[FUNCTION])
-        items = [event["item"]["type"] for event in events if "item" in event]
-        assert items == ["function_call", "function_call"]
-
-
 async def test_an_empty_answer_is_an_empty_message(store: Store) -> None:
     async with make_rig(store, "") as rig:
         events = await events_of(rig)
@@ -235,7 +208,7 @@ async def test_the_sdks_own_reading_of_a_stream(store: Store) -> None:
             pass
         final = await stream.get_final_response()
         assert final.output_text == "Let me see."
-        assert call_id_of(final).startswith("call_")
+        assert final.output[1].call_id.startswith("call_")
 
 
 async def test_an_error_in_mid_stream(store: Store) -> None:
@@ -253,7 +226,7 @@ async def test_a_previous_response(store: Store, restarted: bool) -> None:
         first = await ask(rig, tools=[FUNCTION], instructions="Be brief.")
         if restarted:
             await rig.restart()
-        call_id = call_id_of(first)
+        call_id = first.output[1].call_id
         output = {"type": "function_call_output", "call_id": call_id, "output": "1"}
         second = await ask(
             rig, "call-b", tools=[FUNCTION], input=[output], previous_response_id=first.id
@@ -302,11 +275,10 @@ async def test_a_previous_response_that_is_not_there(store: Store) -> None:
     gate = Gate()
     texts = iter([Say(text="slow", gates={0: gate})])
     async with make_rig(store, lambda request: next(texts)) as rig:
-        for unknown in ("resp_nobody", "chatcmpl-call-a", ""):
-            with pytest.raises(openai.BadRequestError) as caught:
-                await ask(rig, f"call-{unknown}", previous_response_id=unknown or "resp_")
-            assert caught.value.code == "previous_response_not_found"
-            assert caught.value.param == "previous_response_id"
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(rig, previous_response_id="resp_nobody")
+        assert caught.value.code == "previous_response_not_found"
+        assert caught.value.param == "previous_response_id"
         slow = asyncio.ensure_future(ask(rig, "call-slow"))
         await until(gate.reached.is_set)
         with pytest.raises(openai.BadRequestError, match="no answered response"):
@@ -331,32 +303,16 @@ IMAGE = {"type": "input_image", "image_url": "data:", "detail": "auto"}
     ("fields", "param", "message"),
     [
         ({"input": []}, "input", "non-empty"),
-        ({"input": ""}, "input", "non-empty"),
-        ({"input": 5}, "input", "non-empty"),
-        ({"input": [5]}, "input[0]", "of type 'int'"),
         ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0]", "input_image"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input[0]", "'reasoning'"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "'item_reference'"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "'web_search'"),
         ({"tools": [{"type": "function"}]}, "tools[0]", "with a name"),
-        ({"tool_choice": "required"}, "tool_choice", "names no tool"),
-        ({"tool_choice": "required", "tools": [FUNCTION]}, "tool_choice", "cannot be honoured"),
-        (
-            {"parallel_tool_calls": False, "tools": [FUNCTION]},
-            "parallel_tool_calls",
-            "cannot be honoured",
-        ),
         ({"tools": [{**FUNCTION, "strict": True}]}, "tools", "cannot be honoured"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format", "cannot be honoured"),
         ({"text": {"brand_new": 1}}, "text.brand_new", "cannot be honoured"),
-        ({"reasoning": {"brand_new": "high"}}, "reasoning.brand_new", "cannot be honoured"),
         ({"truncation": "auto"}, "truncation", "cannot be honoured"),
-        ({"background": True}, "background", "cannot be honoured"),
         ({"conversation": "conv_1"}, "conversation", "cannot be honoured"),
-        ({"prompt": {"id": "p"}}, "prompt", "cannot be honoured"),
         ({"include": ["file_search_call.results"]}, "include", "cannot be honoured"),
-        ({"top_logprobs": 3}, "top_logprobs", "cannot be honoured"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "between 1"),
         ({"instructions": 5}, "instructions", "must be str"),
         ({"input": "a b " * 600}, "input", "shorten the input"),
     ],
@@ -375,58 +331,6 @@ async def test_refusals_name_the_field(
         assert rig.engine.requests == []
 
 
-async def test_neutral_values_are_taken(store: Store) -> None:
-    fields: dict[str, Any] = {
-        "background": False,
-        "text": {"format": {"type": "text"}, "verbosity": "medium"},
-        "reasoning": {"effort": "none", "summary": None},
-        "truncation": "disabled",
-        "include": ["reasoning.encrypted_content"],
-        "store": True,
-        "service_tier": "auto",
-        "prompt_cache_key": "k",
-        "stream_options": {"include_obfuscation": False},
-    }
-    async with make_rig(store, "ok") as rig:
-        assert (await ask(rig, **fields)).output_text == "ok"
-
-
-async def test_what_steers_a_providers_own_models_is_set_aside_in_val_mode(store: Store) -> None:
-    """Fields that frameworks always send are ignored and recorded as overrides."""
-    fields: dict[str, Any] = {
-        "text": {"verbosity": "low"},
-        "reasoning": {"effort": "high", "summary": "auto", "mode": None},
-    }
-    async with make_rig(store, "ok") as rig:
-        assert (await ask(rig, **fields)).output_text == "ok"
-        [span] = await rig.spans()
-        assert json.loads(str(span.attributes[c.SAMPLING_OVERRIDES])) == {
-            "text.verbosity": ["low", None],
-            "reasoning.effort": ["high", None],
-            "reasoning.summary": ["auto", None],
-        }
-
-
-async def test_in_training_the_sampling_is_the_algorithms(store: Store) -> None:
-    routing = Routing(rules=[Rule("writer", TRAINED)])
-    async with make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig:
-        fields: dict[str, Any] = {
-            "temperature": 0.1,
-            "max_output_tokens": 99,
-            "text": {"verbosity": "low"},
-        }
-        await ask(rig, **fields, extra_headers=rig.headers("call-a", "writer"))
-        [record] = await rig.records()
-        assert (record.sampling.temperature, record.sampling.max_tokens) == (0.5, 40)
-        [span] = await rig.spans()
-        overrides = str(span.attributes[c.SAMPLING_OVERRIDES])
-        for text in ('"temperature":[0.1,0.5]', '"max_output_tokens":[99,40]', "text.verbosity"):
-            assert text in overrides
-        headers = rig.headers("call-b", "writer")
-        with pytest.raises(openai.BadRequestError, match="'conversation' cannot be honoured"):
-            await ask(rig, extra_body={"conversation": "x"}, extra_headers=headers)
-
-
 async def test_an_agent_frozen_to_an_endpoint_speaks_chat(store: Store) -> None:
     with ScriptedServer("from elsewhere") as endpoint:
         llm = LLM(base_url=endpoint.url, model="m")
@@ -437,91 +341,6 @@ async def test_an_agent_frozen_to_an_endpoint_speaks_chat(store: Store) -> None:
 
 
 # --- what is recorded -----------------------------------------------------------------------
-async def test_the_span(store: Store) -> None:
-    async with make_rig(store, CALLED) as rig:
-        await ask(rig, tools=[FUNCTION], instructions="Be brief.", max_output_tokens=50)
-        [span] = await rig.spans()
-    attributes = span.attributes
-    assert span.name == "chat policy"
-    assert attributes[c.OPERATION_NAME] == "chat"
-    assert attributes[c.RESPONSE_ID] == "resp_call-a"
-    assert attributes[c.REQUEST_MAX_TOKENS] == 50
-    assert load(str(attributes[c.INPUT_MESSAGES])) == [SYSTEM, USER]
-    (message,) = load(str(attributes[c.OUTPUT_MESSAGES]))
-    assert message["content"] == "Let me see."
-    assert message["tool_calls"][0]["function"]["name"] == "calculator"
-    assert attributes[c.FINISH_REASONS] == ["stop"]
-
-
-async def test_through_the_shim(store: Store) -> None:
-    """The gateway answers, streams and records calls of the app's own client in a scope."""
-    async with make_rig(store, "ok") as rig:
-        current = AttemptContext(
-            rollout_id=rig.attempt.rollout_id,
-            attempt_id=rig.attempt.attempt_id,
-            gateway_url=rig.gateway.url,
-            call_token=rig.attempt.call_token,
-            routing=Routing(default=Target(route=Route.POLICY, policy="policy")),
-        )
-        async with openai.AsyncOpenAI(base_url="http://127.0.0.1:1/v1", api_key="k") as client:
-            with open_scope(current), agent("writer"):
-                whole = await client.responses.create(model="m", input="hi")
-                async with client.responses.stream(model="m", input="hi") as stream:
-                    streamed = await stream.get_final_response()
-        await sdk_instrumentation.aclose()
-        assert (whole.output_text, streamed.output_text) == ("ok", "ok")
-        spans = await rig.spans()
-        assert [span.attributes[c.AGENT_PATH] for span in spans] == ["writer", "writer"]
-        assert len(await rig.records()) == 2
-        assert current.recorder.capture_errors() == []
-
-
-# --- elsewhere ------------------------------------------------------------------------------
-def scope_elsewhere() -> AttemptContext:
-    return AttemptContext(rollout_id="r", attempt_id="a")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_response_from_the_apps_endpoint_is_recorded(store: Store, stream: bool) -> None:
-    async with make_rig(store, CALLED) as rig, rig.client() as client:
-        current = scope_elsewhere()
-        body: Any = {"model": "m", "input": "What is 1?", "tools": [FUNCTION]}
-        with open_scope(current), agent("writer"):
-            pending = client.responses.create(**body, instructions="Be brief.", stream=stream)
-            answer: Any = await pending
-            if stream:
-                async for _ in answer:
-                    pass
-        result = current.recorder.drain()
-        [span] = [span for span in result if span.kind == "llm"]
-        [recorded] = await rig.spans()
-    keys = (
-        c.OPERATION_NAME,
-        c.INPUT_MESSAGES,
-        c.OUTPUT_MESSAGES,
-        c.TOOL_DEFINITIONS,
-        c.RESPONSE_ID,
-        c.INPUT_TOKENS,
-        c.OUTPUT_TOKENS,
-    )
-    assert current.recorder.capture_errors() == []
-    assert span.attributes[c.AGENT_PATH] == "writer"
-    theirs = {key: recorded.attributes[key] for key in keys}
-    theirs[c.OUTPUT_MESSAGES] = str(theirs[c.OUTPUT_MESSAGES]).replace('"stop"', '"tool_calls"')
-    assert {key: span.attributes[key] for key in keys} == theirs
-
-
-async def test_a_stream_that_is_left(store: Store) -> None:
-    """The tokens before the disconnect are recorded as a cancelled call."""
-    async with make_rig(store, "one two three four") as rig, rig.client() as client:
-        current = scope_elsewhere()
-        with open_scope(current):
-            async with await client.responses.create(model="m", input="x", stream=True) as stream:
-                async for event in stream:
-                    if event.type == "response.output_text.delta":
-                        break
-        [span] = current.recorder.drain()
-    assert span.attributes[c.CALL_OUTCOME] == "cancelled"
 
 
 def test_items_of_any_kind_are_recorded() -> None:

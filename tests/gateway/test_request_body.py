@@ -8,7 +8,6 @@ import json
 import zlib
 from typing import Any
 
-import aiohttp
 import pytest
 
 from lightspan.schema import semconv as c
@@ -36,9 +35,7 @@ def test_bodies_are_told_apart_by_all_that_they_say() -> None:
     ("packing", "data"),
     [
         ("gzip", gzip.compress(BODY, mtime=0)),
-        ("GZIP", gzip.compress(BODY, mtime=0)),
         ("deflate", zlib.compress(BODY)),
-        ("identity", BODY),
     ],
 )
 async def test_packed_bodies_are_read(store: Store, packing: str, data: bytes) -> None:
@@ -53,12 +50,6 @@ async def test_packed_bodies_are_read(store: Store, packing: str, data: bytes) -
         ("gzip", gzip.compress(BODY, mtime=0)[:-9], 400, "it is incomplete"),
         ("deflate", b"", 400, "it is incomplete"),
         ("br", BODY, 415, "Content-Encoding 'br' is not supported"),
-        (
-            "gzip, gzip",
-            gzip.compress(gzip.compress(BODY, mtime=0), mtime=0),
-            415,
-            "'gzip, gzip' is not supported",
-        ),
         ("gzip", gzip.compress(bytes(2**25), 1, mtime=0), 413, "at most 16,777,216 bytes are read"),
         ("deflate", zlib.compress(bytes(2**25), 1), 413, "at most 16,777,216 bytes are read"),
     ],
@@ -77,15 +68,10 @@ async def test_what_is_not_packed_as_it_says_is_refused(
     "value",
     [
         "1e400",
-        "-1e400",
         "1" * 5_000,
-        "1" * 5_000 + ".5",
         "NaN",
-        "-",
         '"\\ud800"',
-        '"\\udc00\\ud800"',
         "[" * 5_000,
-        '{"a":' * 5_000,
     ],
 )
 async def test_numbers_and_letters_that_nothing_can_hold_are_refused(
@@ -100,19 +86,17 @@ async def test_numbers_and_letters_that_nothing_can_hold_are_refused(
 
 async def test_letters_that_are_no_utf_8_are_refused(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
-        for letters in (b"\xff", b"\xed\xa0\x80", b"\xc3"):
-            assert (await post(rig, BODY.replace(b"12 + 7", letters)))[0] == 400
+        assert (await post(rig, BODY.replace(b"12 + 7", b"\xff")))[0] == 400
         assert (await post(rig, json.dumps(ask()).encode("utf-16")))[0] == 400
 
 
 async def test_a_whole_number_of_any_size_is_a_number_all_the_same(store: Store) -> None:
     """Numbers with fewer digits than Python's limit are out of range."""
     async with make_rig(store, "ok") as rig:
-        for field in ("seed", "top_k", "max_tokens"):
-            data = BODY[:-1] + f', "{field}": {10**4000}}}'.encode()
-            status, body = await post(rig, data)
-            assert (status, body["error"]["param"]) == (400, field)
-            assert len(body["error"]["message"]) < 5_000
+        data = BODY[:-1] + f', "seed": {10**4000}}}'.encode()
+        status, body = await post(rig, data)
+        assert (status, body["error"]["param"]) == (400, "seed")
+        assert len(body["error"]["message"]) < 5_000
 
 
 # --- headers and paths ----------------------------------------------------------------------
@@ -120,13 +104,11 @@ ODD_HEADERS = [
     ("Authorization", b"Bearer \xff\xfe"),
     ("x-api-key", b"\xe9"),
     ("Host", b"\xff"),
-    ("Origin", b"http://\xff"),
     ("Content-Encoding", b"\xff"),
     ("Content-Type", b"application/json; charset=\xe9"),
     ("Content-Type", b"multipart/form-data; boundary="),
     (c.HEADER_CALL_ID, b"\xff\xfe"),
     (c.HEADER_AGENT, b"\xff"),
-    (c.HEADER_AGENT, b"%ff%00"),
     (c.HEADER_ATTEMPT, b"\xff"),
     (c.HEADER_PARENT, b"\xff"),
     (c.HEADER_PROTOCOL, b"\xff"),
@@ -135,29 +117,27 @@ ODD_HEADERS = [
 
 
 @pytest.mark.parametrize("with_token", [True, False])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-async def test_odd_headers_are_answered(store: Store, path: str, with_token: bool) -> None:
+async def test_odd_headers_are_answered(store: Store, with_token: bool) -> None:
     """Invalid headers never cause a 5xx, with and without a token."""
     async with make_rig(store, lambda request: "ok") as rig:
         for name, value in ODD_HEADERS:
             headers = {"Host": b"a", name: value}
             if with_token and name != "Authorization":
                 headers["Authorization"] = f"Bearer {rig.attempt.call_token}".encode()
-            status = await raw(rig, path, headers)
+            status = await raw(rig, headers)
             if not with_token:
                 assert status in (400, 401), (name, value)
             else:
                 assert status == 200 or 400 <= status < 500, (name, value)
 
 
-async def raw(rig: Rig, path: str, headers: dict[str, bytes]) -> int:
+async def raw(rig: Rig, headers: dict[str, bytes]) -> int:
     """Return the status of the answer to a valid body with these headers."""
     port = int(rig.gateway.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = json.dumps(ask(max_tokens=5, messages=ask()["messages"][1:])).encode()
-    lines = [f"POST {path} HTTP/1.1".encode()]
+    lines = [b"POST /v1/chat/completions HTTP/1.1"]
     lines += [name.encode() + b": " + value for name, value in headers.items()]
-    lines += [b"Connection: close", b"Content-Length: %d" % len(body), b"", body]
+    lines += [b"Connection: close", b"Content-Length: %d" % len(BODY), b"", BODY]
     writer.write(b"\r\n".join(lines))
     answer = await reader.read()
     writer.close()
@@ -169,18 +149,3 @@ async def test_a_model_that_is_no_name_is_refused(store: Store) -> None:
         for model in (["policy"], {"a": 1}, 5, "x" * 2_000):
             status, body = await post(rig, ask(model=model))
             assert (status, body["error"]["param"]) == (400, "model")
-
-
-async def test_a_refusal_quotes_a_part(store: Store) -> None:
-    async with make_rig(store, "ok") as rig:
-        status, body = await post(rig, ask(temperature="x" * 100_000))
-    assert status == 400
-    assert len(body["error"]["message"]) < 5_000
-
-
-async def test_an_expectation_is_met(store: Store) -> None:
-    async with make_rig(store, "ok") as rig, aiohttp.ClientSession() as session:
-        headers = {"Authorization": f"Bearer {rig.attempt.call_token}"}
-        url = f"{rig.gateway.url}/v1/chat/completions"
-        async with session.post(url, data=BODY, headers=headers, expect100=True) as answer:
-            assert answer.status == 200

@@ -15,7 +15,7 @@ import pytest
 from lightspan.protocols.engine import EngineCapabilities
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import input_messages_of, output_messages_of
-from lightspan.schema.records import AttemptStatus, Mode, Report
+from lightspan.schema.records import AttemptStatus, Mode, Outcome
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import SpanStatus
 from lightspan.schema.token_records import CallOutcome, Sampling
@@ -71,9 +71,10 @@ async def test_nothing_is_returned_that_was_not_asked_for(store: Store) -> None:
 async def test_a_stream_says_no_more_than_was_asked_for(store: Store) -> None:
     async with make_rig(store, "ok") as rig, rig.client() as client:
         stream = await client.chat.completions.create(**ask(stream=True))
-        chunks = [chunk.model_dump(exclude_unset=True) async for chunk in stream]
-    heads = [{key: chunk.pop(key) for key in ("id", "created")} for chunk in chunks]
-    assert all(head == heads[0] for head in heads)
+        chunks = [
+            chunk.model_dump(exclude={"id", "created"}, exclude_unset=True)
+            async for chunk in stream
+        ]
 
     def chunk(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "finish_reason": reason}
@@ -94,24 +95,12 @@ async def test_logprobs(store: Store) -> None:
         assert body["choices"][0]["logprobs"] == {
             "refusal": None,
             "content": [
-                {
-                    "token": text,
-                    "logprob": logprob,
-                    "bytes": list(text.encode()),
-                    "top_logprobs": [],
-                }
-                for text, logprob in zip(
+                {"token": text, "logprob": log, "bytes": list(text.encode()), "top_logprobs": []}
+                for text, log in zip(
                     ["o", "k", "<|im_end|>"], rig.engine.logprobs(ids), strict=True
                 )
             ],
         }
-
-
-async def test_token_ids(store: Store) -> None:
-    async with make_rig(store, "ok") as rig:
-        _, body = await post(rig, ask(return_token_ids=True))
-        assert body["prompt_token_ids"] == rig.prompt(None)
-        assert body["choices"][0]["token_ids"] == rig.engine.ids("ok")
 
 
 async def test_content_in_parts_is_joined(store: Store) -> None:
@@ -164,9 +153,6 @@ async def test_a_wrong_token(store: Store) -> None:
             message = "unknown call token" if "wrong" in token else "a call token is missing"
             assert (status, body) == (401, error(message, code="invalid_api_key"))
         assert await rig.spans() == []
-        async with rig.client(api_key="wrong") as client:
-            with pytest.raises(openai.AuthenticationError, match="unknown call token"):
-                await client.chat.completions.create(**ask())
 
 
 async def test_another_attempts_token(store: Store) -> None:
@@ -179,10 +165,7 @@ async def test_another_attempts_token(store: Store) -> None:
 async def test_an_ended_attempts_token(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
         attempt = rig.attempt
-        report = Report(
-            attempt_id=attempt.attempt_id, epoch=attempt.epoch, status=AttemptStatus.SUCCEEDED
-        )
-        await store.report([report])
+        await store.report([attempt.report(AttemptStatus.SUCCEEDED, Outcome.OK)])
         refused = (403, error(f"attempt {attempt.attempt_id} has ended (succeeded)"))
         assert await post(rig, ask()) == refused
         assert await post(rig, ask()) == refused
@@ -195,29 +178,6 @@ async def test_an_attempt_that_ends_is_noticed(store: Store) -> None:
         await store.cancel([rig.attempt.rollout_id])
         rig.session().checked_at -= 2
         assert (await post(rig, ask()))[0] == 403
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"{", "the request body is not valid JSON: Input data was truncated"),
-        (b"[1]", "the request body must be a JSON object"),
-        (b"[" * 100_000, "the request body is not valid JSON"),
-        (b'{"a": "\xff"}', "the request body is not valid JSON"),
-    ],
-)
-async def test_bodies_that_are_no_json_object(store: Store, data: bytes, message: str) -> None:
-    async with make_rig(store, "ok") as rig:
-        status, body = await post(rig, data)
-        assert status == 400
-        assert body["error"]["message"].startswith(message)
-
-
-async def test_a_body_that_is_too_large(store: Store) -> None:
-    async with make_rig(store, "ok") as rig:
-        status, body = await post(rig, b" " * (16 * 2**20 + 1))
-        assert status == 413
-        assert body["error"]["message"].startswith("the request body is too large: ")
 
 
 async def test_a_chunked_body_that_is_too_large(store: Store) -> None:
@@ -243,9 +203,7 @@ async def test_a_chunked_body_that_is_too_large(store: Store) -> None:
 @pytest.mark.parametrize(
     ("fields", "message", "param"),
     [
-        ({"messages": None}, "'messages' must be a non-empty array", "messages"),
         ({"messages": []}, "'messages' must be a non-empty array", "messages"),
-        ({"messages": "hi"}, "'messages' must be a non-empty array", "messages"),
         ({"messages": [1]}, "messages[0] must have a 'role'", "messages[0].role"),
         (
             {"messages": [{"role": "user", "content": 5}]},
@@ -255,11 +213,6 @@ async def test_a_chunked_body_that_is_too_large(store: Store) -> None:
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0] is of type 'image_url': only text is understood",
-            "messages[0].content[0]",
-        ),
-        (
-            {"messages": [{"role": "user", "content": ["hi"]}]},
-            "messages[0].content[0] is of type 'hi': only text is understood",
             "messages[0].content[0]",
         ),
         (
@@ -273,16 +226,6 @@ async def test_a_chunked_body_that_is_too_large(store: Store) -> None:
             "messages[0].tool_calls[0]",
         ),
         ({"temperature": "hot"}, "'temperature' must be int or float, not 'hot'", "temperature"),
-        ({"temperature": True}, "'temperature' must be int or float, not True", "temperature"),
-        ({"temperature": {"a": 1}}, "'temperature' must be int or float", "temperature"),
-        ({"temperature": -1}, "'temperature' must be between 0 and 100, not -1", "temperature"),
-        ({"top_p": 0}, "'top_p' must be between 1e-09 and 1, not 0", "top_p"),
-        ({"n": 0}, "'n' must be between 1 and 128, not 0", "n"),
-        ({"n": 1.5}, "'n' must be int, not 1.5", "n"),
-        ({"max_tokens": 0}, "'max_tokens' must be between 1 and 9.22337e+18, not 0", "max_tokens"),
-        ({"stop": 5}, "'stop' must be a non-empty string or an array of them", "stop"),
-        ({"stop": [""]}, "'stop' must be a non-empty string or an array of them", "stop"),
-        ({"stop": ["a"] * 65}, "'stop' has 65 strings; at most 64", "stop"),
         ({"stream": "yes"}, "'stream' must be bool, not 'yes'", "stream"),
         ({"tools": {}}, "'tools' must be list, not {}", "tools"),
         ({"model": 3}, "'model' must be str, not 3", "model"),
@@ -319,15 +262,12 @@ KEPT = {
 @pytest.mark.parametrize(
     ("role", "path", "part", "where", "understood"),
     [
-        *(
-            (
-                role,
-                "/v1/chat/completions",
-                {"type": "image_url", "image_url": {"url": DATA_URL}},
-                "messages[0].content[1]",
-                "only text is understood",
-            )
-            for role in ("user", "tool")
+        (
+            "tool",
+            "/v1/chat/completions",
+            {"type": "image_url", "image_url": {"url": DATA_URL}},
+            "messages[0].content[1]",
+            "only text is understood",
         ),
         (
             "user",
@@ -338,16 +278,14 @@ KEPT = {
         ),
     ],
 )
-@pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.VAL, Mode.DEV])
 async def test_a_picture_is_refused_and_kept_as_a_reference(
-    store: Store, mode: Mode, role: str, path: str, part: Any, where: str, understood: str
+    store: Store, role: str, path: str, part: Any, where: str, understood: str
 ) -> None:
     content = [{"type": "text", "text": "What is it?"}, part]
     messages = [{"role": role, "content": content}]
-    body = {"model": "policy", "messages": messages}
-    if path == "/v1/responses":
-        body = {"model": "policy", "input": messages}
-    async with make_rig(store, "ok", mode=mode) as rig:
+    field = "input" if path == "/v1/responses" else "messages"
+    body = {"model": "policy", field: messages}
+    async with make_rig(store, "ok", mode=Mode.TRAIN) as rig:
         status, refused = await post(rig, body, path, **{c.HEADER_AGENT: "writer"})
         message = f"{where} is of type {part['type']!r}: {understood}"
         assert (status, refused) == (
@@ -378,20 +316,14 @@ UNHONOURED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("field", UNHONOURED)
-async def test_what_cannot_be_honoured_is_refused_in_val_mode(store: Store, field: str) -> None:
+async def test_what_cannot_be_honoured_is_refused_or_overridden(store: Store, field: str) -> None:
+    """It is refused in validation; in training it is an override."""
     value = UNHONOURED[field]
     async with make_rig(store, "ok") as rig:
         status, body = await post(rig, ask(**{field: value}))
         message = f"'{field}' = {value!r} cannot be honoured by this engine; leave it out"
         assert (status, body) == (400, error(message, param=field))
         assert rig.engine.requests == []
-
-
-@pytest.mark.parametrize("field", UNHONOURED)
-async def test_what_cannot_be_honoured_is_overridden_in_train_mode(
-    store: Store, field: str
-) -> None:
-    value = UNHONOURED[field]
     routing = Routing(default=TRAINED)
     async with make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig:
         status, _ = await post(rig, ask(**{field: value}))
@@ -424,53 +356,11 @@ async def test_a_constraint_is_never_left_out(store: Store, field: str, mode: Mo
         assert rig.engine.requests == []
 
 
-@pytest.mark.parametrize(("field", "value"), [("reasoning_effort", "high"), ("verbosity", "low")])
-async def test_what_steers_a_providers_own_models_is_set_aside_in_val_mode(
-    store: Store, field: str, value: str
-) -> None:
-    """A steering field is an override; an unsupported sampling field is still refused."""
-    async with make_rig(store, "ok") as rig:
-        status, _ = await post(rig, ask(temperature=0.3, **{field: value}))
-        assert status == 200
-        [span] = await rig.spans()
-        assert json.loads(str(span.attributes[c.SAMPLING_OVERRIDES])) == {field: [value, None]}
-        assert rig.engine.requests[0].sampling.temperature == 0.3
-        status, body = await post(rig, ask(seed=7, **{field: value}))
-        assert (status, body["error"]["param"]) == (400, "seed")
-
-
-async def test_neutral_values_ask_for_nothing(store: Store) -> None:
-    neutral = {
-        "seed": None,
-        "frequency_penalty": 0,
-        "presence_penalty": 0.0,
-        "response_format": {"type": "text"},
-        "tool_choice": "auto",
-        "top_logprobs": 0,
-        "logit_bias": {},
-        "parallel_tool_calls": True,
-        "user": "me",
-        "metadata": {"a": "b"},
-        "store": False,
-        "temperature": None,
-        "max_tokens": None,
-        "stop": None,
-        "n": None,
-        "stream": None,
-        "tools": None,
-    }
-    async with make_rig(store, "ok") as rig:
-        assert (await post(rig, ask(**neutral)))[0] == 200
-        [span] = await rig.spans()
-        assert c.SAMPLING_OVERRIDES not in span.attributes
-
-
 @pytest.mark.parametrize(
     ("mode", "used"),
     [
         (Mode.TRAIN, Sampling(max_tokens=20, stop=("x",))),
         (Mode.VAL, Sampling(temperature=0.2, top_p=0.9, top_k=5, max_tokens=20, stop=("x",))),
-        (Mode.DEV, Sampling(max_tokens=20, stop=("x",))),
     ],
 )
 async def test_whose_sampling_is_used(store: Store, mode: Mode, used: Sampling) -> None:
@@ -503,10 +393,8 @@ async def test_what_the_engine_does_not_declare_is_refused(
     ("path", "body", "message"),
     [
         ("/v1/responses", {"model": "policy", "input": []}, "'input' must be a non-empty"),
-        ("/v1/completions", {"model": "policy", "prompt": []}, "'prompt' must be a text"),
         ("/v1/chat/completions", b"{", "not valid JSON"),
         ("/v1/chat/completions", b" " * 70_000, "too large"),
-        ("/v1/chat/completions", {"model": "policy", "messages": []}, "non-empty array"),
     ],
 )
 async def test_a_refused_call_is_recorded(store: Store, path: str, body: Any, message: str) -> None:
@@ -525,25 +413,14 @@ async def test_a_refused_call_is_recorded(store: Store, path: str, body: Any, me
         assert await rig.records() == []
 
 
-@pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.VAL])
 @pytest.mark.parametrize("key", ["chat_template", "tokenize", "truncation", "tools"])
-async def test_template_options_that_a_request_must_not_set(
-    store: Store, mode: Mode, key: str
-) -> None:
-    async with make_rig(store, "ok", routing=Routing(default=TRAINED), mode=mode) as rig:
+async def test_template_options_that_a_request_must_not_set(store: Store, key: str) -> None:
+    async with make_rig(store, "ok", routing=Routing(default=TRAINED), mode=Mode.TRAIN) as rig:
         status, body = await post(rig, ask(chat_template_kwargs={key: "x", "thinking": True}))
         assert status == 400
         assert body["error"]["param"] == f"chat_template_kwargs.{key}"
         status, _ = await post(rig, ask(chat_template_kwargs={"thinking": True}))
         assert status == 200
-
-
-async def test_a_trace_that_is_none_is_not_taken_over(store: Store) -> None:
-    async with make_rig(store, "ok") as rig:
-        await post(rig, ask(), **{c.HEADER_PARENT: f"00-{'z' * 32}-{'y' * 16}-01"})
-        [span] = await rig.spans()
-        assert int(span.trace_id, 16)
-        assert span.parent_id is None
 
 
 async def test_a_call_id_opens_nothing_of_another_attempt(store: Store) -> None:
@@ -593,11 +470,9 @@ async def test_a_prompt_longer_than_the_context(store: Store) -> None:
     async with make_rig(store, "ok") as rig, rig.client() as client:
         with pytest.raises(openai.BadRequestError) as caught:
             await client.chat.completions.create(model="policy", messages=long)  # type: ignore[arg-type]
-        length = len(rig.tokenizer.render(long))
         assert caught.value.code == "context_length_exceeded"
-        assert caught.value.body["message"] == (  # type: ignore[index]
-            f"the prompt has {length} tokens, the model's context holds 512; shorten the messages"
-        )
+        length = len(rig.tokenizer.render(long))
+        assert f"the prompt has {length} tokens, the model's context holds 512" in str(caught.value)
         assert rig.engine.requests == []
 
 
@@ -607,19 +482,6 @@ async def test_messages_that_the_template_refuses(store: Store) -> None:
         assert status == 400
         assert body["error"]["param"] == "messages"
         assert "unknown role wizard" in body["error"]["message"]
-
-
-async def test_a_body_that_is_not_packed_as_it_says(store: Store) -> None:
-    async with make_rig(store, "ok") as rig:
-        status, body = await post(rig, b"no gzip at all", **{"Content-Encoding": "gzip"})
-    assert status == 400
-    assert body["error"]["message"].startswith("the request body is not valid gzip")
-
-
-async def test_a_number_of_candidates_beyond_those_of_an_engine(store: Store) -> None:
-    async with make_rig(store, "ok") as rig:
-        status, body = await post(rig, ask(top_k=2**31))
-    assert (status, body["error"]["param"]) == (400, "top_k")
 
 
 async def test_a_developer_is_the_system(store: Store) -> None:

@@ -115,13 +115,6 @@ class Cluster:
             else:
                 return
 
-    def restart(self) -> None:
-        """Restart the server as for maintenance, which ends every session."""
-        assert self._server is not None
-        self._server.send_signal(signal.SIGINT)
-        self._server.wait()
-        self.start()
-
     def kill(self) -> None:
         """Kill all processes of the server at once with SIGKILL."""
         assert self._server is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from lightspan.errors import StoreClosedError, StoreUnreachableError
+from lightspan.errors import StoreUnreachableError
 from lightspan.schema.records import RolloutStatus
 from lightspan.schema.spans import encode_span
 from lightspan.stores import open_store
@@ -21,9 +20,9 @@ from lightspan.stores.timings import StoreTimings
 from lightspan_cluster.postgres.dsn import read_address
 from lightspan_cluster.postgres.store import PostgresStore
 from lightspan_cluster.postgres.tables import PostgresWriteTables
+from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.store_suite import (
     LEASE_S,
-    claim_one,
     make_call,
     make_peer,
     make_report,
@@ -33,6 +32,7 @@ from lightspan_testing.store_suite import (
     start,
 )
 from lightspan_testing.wait import until
+from packages.core.tests.production.imports import imports_of_threads
 from packages.core.tests.stores.programs import END, FORKED
 from tests.postgres.cluster import Cluster
 
@@ -108,20 +108,6 @@ async def follow(store: PostgresStore, number: int) -> set[str]:
         cursor = changes.cursor
         ended |= {s.rollout.rollout_id for s in changes.rollouts if s.status.final}
     return ended
-
-
-async def test_a_server_that_restarts_is_waited_for(own_cluster: Cluster) -> None:
-    names = [f"ro-{number}" for number in range(60)]
-    claimed: list[str] = []
-    async with PostgresStore(own_cluster.url("x")) as store:
-        watching = asyncio.create_task(follow(store, len(names)))
-        running = asyncio.create_task(run_rollouts(store, names, claimed))
-        await until(lambda: len(claimed) > 10)
-        await asyncio.to_thread(own_cluster.restart)
-        await running
-        assert sorted(claimed) == sorted(names)
-        assert await watching == set(names)
-        await check_rollouts(store, names)
 
 
 @pytest.mark.parametrize("committed", [True, False], ids=["committed", "lost"])
@@ -343,31 +329,8 @@ def test_a_store_after_a_fork(url: str) -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", program, url], check=True)
 
 
-async def test_a_closed_store_leaves_nothing(cluster: Cluster, url: str) -> None:
-    before = threading.active_count()
-    async with PostgresStore(url) as store:
-        attempt = await start(store)
-        await store.add_spans(ref(attempt), [make_span(attempt)])
-        await store.watch(0, timeout_s=1)
-        opened = store._opened
-        with cluster.connect() as db:
-            ours = b"SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lightspan'"
-            assert db.execute(ours).fetchone() == (4,)
-    with pytest.raises(StoreClosedError):
-        await opened.write(opened.expire, [1], 1)
-    with pytest.raises(StoreClosedError):
-        await opened.read(lambda: None)
-    names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith("lightspan-store")]
-    assert threading.active_count() <= before + 1  # asyncio's own file descriptors
-    with cluster.connect() as db:
-        await until(lambda: db.execute(ours).fetchone() == (0,))
-
-
-async def test_claims_of_two_processes_at_once(url: str) -> None:
-    async with PostgresStore(url) as one, PostgresStore(url) as other:
-        await one.enqueue([make_rollout(f"ro-{number}") for number in range(40)])
-        claims = await asyncio.gather(
-            *(claim_one(store) for _ in range(20) for store in (one, other))
-        )
-        assert len({claim.rollout_id for claim in claims}) == 40
+def test_threads_that_write_to_a_database_import_nothing(url: str) -> None:
+    with ScriptedServer("Here.") as server:
+        threads, *modules = imports_of_threads(server.url, LIGHTSPAN_STORE=url)
+    assert int(threads) >= 2
+    assert modules == []

@@ -127,14 +127,14 @@ class Cluster:
             node.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def add(self, cpus: int = 2, resource: str = "", **environment: str) -> Node:
-        """Start a node, which may have one of a resource; it is there when it is ready."""
-        own = [f'--resources={{"{resource}": 1}}'] if resource else []
-        return self._start(f"--address={self.address}", f"--num-cpus={cpus}", *own, **environment)
+    def add(self, cpus: int = 2) -> Node:
+        """Start a node; it is there when it is ready."""
+        return self._start(f"--address={self.address}", f"--num-cpus={cpus}")
 
-    def _start(self, *arguments: str, **environment: str) -> Node:
+    def _start(self, *arguments: str) -> Node:
         self._numbers += 1
         log = self._folder / f"node-{self._numbers}.log"
-        more = {**self._environment, **environment}
-        self.nodes.append(Node(*arguments, log=log, environment=more, python=self._python))
+        self.nodes.append(
+            Node(*arguments, log=log, environment=self._environment, python=self._python)
+        )
         return self.nodes[-1]

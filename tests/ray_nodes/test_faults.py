@@ -15,9 +15,7 @@ import psutil
 import pytest
 
 from lightspan import RayRunners, Trainer
-from lightspan.errors import AppError
-from lightspan.runners.protocol import RunnerPlan
-from lightspan.schema.records import Attempt, AttemptStatus, Outcome, RolloutStatus
+from lightspan.schema.records import Attempt, RolloutStatus
 from lightspan.stores import open_store
 from tests.ray_nodes.conftest import RUNNER, TRAINER
 from tests.ray_nodes.nodes import Cluster, Node
@@ -56,82 +54,6 @@ def wait_until_idle(node: Node) -> None:
         time.sleep(0.1)
 
 
-def test_a_node_that_is_lost(
-    cluster: Cluster, node: Node, tiny: Path, served: str, tmp_path: Path
-) -> None:
-    """In mid-call of all its attempts: the training ends with exactly the transitions of one that
-    nothing happened to. Leases are too long to have any part in it."""
-    runners = RayRunners(8, actors=2, address=cluster.address, app_dirs=HERE)
-    calm = trainer(tmp_path / "calm", tiny, Script(), runners, served)
-    assert calm.fit(APP, TASKS).steps == 2
-    wait_until_idle(node)  # the training has ended, and with it its actors
-    doomed = cluster.add(cpus=1)
-    doomed.wait_ready()
-    busy: list[set[str]] = []
-
-    def lose() -> None:
-        busy.append(set(runners.nodes))
-        doomed.kill()
-
-    script = Script(held=5, happens=lose)  # of 4 slots each: both nodes have some
-    runners = RayRunners(8, actors=2, address=cluster.address, app_dirs=HERE)
-    disturbed = trainer(tmp_path / "disturbed", tiny, script, runners, served)
-    assert disturbed.fit(APP, TASKS).steps == 2
-    assert len(busy[0]) == 2
-    assert learned(disturbed) == learned(calm)
-    statuses, attempts = asyncio.run(read(disturbed, served))
-    assert statuses == {RolloutStatus.SUCCEEDED: 16}
-    ends = Counter((attempt.status, attempt.outcome) for attempt in attempts)
-    assert ends.pop((AttemptStatus.SUCCEEDED, Outcome.OK)) == 16
-    assert set(ends) == {(AttemptStatus.LOST, Outcome.CANCELLED)}
-    assert 1 <= ends.total() <= 4
-    wait_until_idle(node)
-
-
-async def test_a_node_that_is_lost_before_an_actor_begins(cluster: Cluster, served: str) -> None:
-    """Ray gives the actor a place there until it knows; then it is given another one."""
-    lost = cluster.add(cpus=1, resource="here")
-    lost.wait_ready()
-    lost.kill()
-    runners = RayRunners(
-        1, actors=1, address=cluster.address, resources={"here": 1}, app_dirs=HERE, timeout_s=300
-    )
-    coming = asyncio.create_task(
-        runners.start(RunnerPlan(store_url=served, app=APP, run_id="run-1"))
-    )
-    await asyncio.sleep(1)
-    other = await asyncio.to_thread(cluster.add, 1, "here")
-    await asyncio.to_thread(other.wait_ready)
-    await coming
-    try:
-        assert len(other.running(ACTOR)) == 1
-    finally:
-        await runners.stop()
-        other.kill()
-
-
-def test_an_actor_that_is_killed(
-    cluster: Cluster, node: Node, tiny: Path, served: str, tmp_path: Path
-) -> None:
-    """Its node lives: its processes give back what they have, and another one takes its place."""
-    killed: list[int] = []
-
-    def kill() -> None:
-        actor = node.running(ACTOR)[0]
-        killed.append(actor.pid)
-        actor.kill()
-
-    runners = RayRunners(8, actors=2, address=cluster.address, app_dirs=HERE)
-    run = trainer(tmp_path / "run", tiny, Script(held=5, happens=kill), runners, served)
-    assert run.fit(APP, TASKS).steps == 2
-    assert killed
-    statuses, attempts = asyncio.run(read(run, served))
-    assert statuses == {RolloutStatus.SUCCEEDED: 16}
-    ends = Counter(attempt.status for attempt in attempts)
-    assert ends[AttemptStatus.SUCCEEDED] == 16
-    wait_until_idle(node)
-
-
 def test_the_head_that_is_lost(
     cluster: Cluster, node: Node, tiny: Path, served: str, tmp_path: Path
 ) -> None:
@@ -166,16 +88,6 @@ def test_the_head_that_is_lost(
     assert learned(again) == learned(calm)
     statuses, _ = asyncio.run(read(again, served))
     assert statuses == {RolloutStatus.SUCCEEDED: 16, RolloutStatus.CANCELLED: 8}
-
-
-def test_an_exception_ends_all_actors(
-    cluster: Cluster, node: Node, tiny: Path, served: str, tmp_path: Path
-) -> None:
-    runners = RayRunners(8, actors=2, address=cluster.address, app_dirs=HERE)
-    run = trainer(tmp_path / "run", tiny, Script(), runners, served)
-    with pytest.raises(AppError, match=r"no_such_app.*on the Ray node at "):
-        run.fit("no_such_app:answer", TASKS)
-    wait_until_idle(node)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])

@@ -12,15 +12,12 @@ import pytest
 from app_environment import app_environment  # type: ignore[import-not-found]
 
 from lightspan import RayRunners
-from lightspan.errors import ConfigError, LightspanError
+from lightspan.errors import LightspanError
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import (
     Attempt,
-    AttemptStatus,
     Mode,
-    Outcome,
     Rollout,
-    RolloutStatus,
 )
 from lightspan.stores.protocol import Store
 from tests.ray_nodes.nodes import Cluster, Node
@@ -94,49 +91,6 @@ async def test_an_interpreter_of_the_apps_own_and_a_process_for_each_attempt(
     assert said == [each, each]
 
 
-class _Slow:
-    """An actor that is told to stop a second after the others."""
-
-    def __init__(self, actor: Any) -> None:
-        self.close = actor.close
-        self._actor = actor
-
-    @property
-    def stop(self) -> Any:
-        return self
-
-    def remote(self) -> Any:
-        async def later() -> None:
-            await asyncio.sleep(1.0)
-            await self._actor.stop.remote()
-
-        return later()
-
-
-async def test_what_one_actor_gives_back_no_other_one_takes(
-    cluster: Cluster, node: Node, store: Store, tmp_path: Path
-) -> None:
-    """All stop claiming first, wherever they are, and only then gives one back what it has."""
-    tasks = [{"begun": f"{tmp_path}/begun-{n}", "go": f"{tmp_path}/never"} for n in range(4)]
-    names = await enqueue(store, *tasks)
-    runners = RayRunners(6, actors=2, address=cluster.address)
-    async with started(runners, plan(store, "lightspan_testing.sample_apps:waits")):
-        while len(await store.attempts(names)) < 4:  # noqa: ASYNC110 - processes of others
-            await asyncio.sleep(0.05)
-        runners._actor_slots[1].actor = _Slow(runners._actor_slots[1].actor)
-    attempts = await store.attempts(names)
-    assert [attempt.outcome for attempt in attempts] == [Outcome.CANCELLED] * 4
-    assert {state.status for state in await store.rollouts(names)} == {RolloutStatus.QUEUED}
-
-
-async def test_an_interpreter_that_nodes_do_not_have(
-    cluster: Cluster, node: Node, store: Store
-) -> None:
-    runners = RayRunners(2, address=cluster.address, python="/nowhere/python")
-    with pytest.raises(ConfigError, match=r"no such program; .* \(on the Ray node at "):
-        await runners.start(plan(store, "lightspan_testing.sample_apps:right"))
-
-
 async def test_a_cluster_without_room(cluster: Cluster, node: Node, store: Store) -> None:
     """Of two actors one has room; nothing is left of it."""
     runners = RayRunners(2, actors=2, address=cluster.address, cpus=3, timeout_s=10)
@@ -148,40 +102,3 @@ async def test_a_cluster_without_room(cluster: Cluster, node: Node, store: Store
         await runners.start(plan(store, "lightspan_testing.sample_apps:right"))
     while node.running("ray::RunnerActor"):  # noqa: ASYNC110 - processes of others
         await asyncio.sleep(0.05)
-
-
-async def test_actors_that_die_one_after_the_other(
-    cluster: Cluster, store: Store, tmp_path: Path
-) -> None:
-    """At work, and then as the next one begins: the training goes on where there is room again."""
-    here = tmp_path / "here"
-    here.mkdir()
-    hold = here / "hold"
-    files = {"begun": str(tmp_path / "begun"), "go": str(tmp_path / "go")}
-
-    def add() -> Node:
-        return cluster.add(cpus=1, resource="slow", SLOW_FOLDER=str(here))
-
-    def imports() -> int:
-        return len([*here.glob("imports-*")])
-
-    first = add()
-    names = await enqueue(store, files)
-    runners = RayRunners(1, address=cluster.address, resources={"slow": 1}, app_dirs=HERE)
-    async with started(runners, plan(store, "slow_app:waits")):
-        await until(runners, (tmp_path / "begun").exists)
-        hold.touch()
-        first.kill()
-        second = add()
-        await until(runners, lambda: imports() == 2)
-        second.kill()
-        hold.unlink()
-        (tmp_path / "go").touch()
-        third = add()
-        attempts = await ended(runners, store, names)
-        assert len(runners.nodes) == 1
-    assert [(attempt.status, attempt.outcome) for attempt in attempts] == [
-        (AttemptStatus.LOST, Outcome.CANCELLED),
-        (AttemptStatus.SUCCEEDED, Outcome.OK),
-    ]
-    third.kill()

@@ -40,12 +40,6 @@ def test_a_wrong_token(cluster: Cluster, node: Node, served: str) -> None:
     )
 
 
-def test_no_token(cluster: Cluster, node: Node, served: str, tmp_path: Path) -> None:
-    said = joined(cluster.address, served, RAY_AUTH_TOKEN_PATH=None, HOME=str(tmp_path))
-    assert said.startswith("ConfigError: ")
-    assert TOKEN_HINT in said
-
-
 @pytest.mark.parametrize("mode", [None, "disabled"])
 def test_a_trainer_that_asks_for_no_token(cluster: Cluster, served: str, mode: str | None) -> None:
     """It does not even connect."""
@@ -70,9 +64,3 @@ def test_a_cluster_of_this_machine(tmp_path: Path) -> None:
     alone = {"HOME": str(tmp_path), "RAY_AUTH_TOKEN_PATH": None, "RAY_AUTH_MODE": None}
     assert joined("local", url, **alone) == "ran: 3.0"
     assert (tmp_path / ".ray" / "auth_token").read_text()
-
-
-def test_a_key_that_nodes_do_not_have(cluster: Cluster, node: Node, served: str) -> None:
-    """Of a variable that the trainer's URL names: it is looked for on the node."""
-    said = joined(cluster.address, f"{served}?api_key_env=OTHER", OTHER="a-trainer-key-0123456789")
-    assert "api_key_env=OTHER: that variable is not set (on the Ray node at " in said

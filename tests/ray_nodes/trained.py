@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from scripted_learning import Recording, scripted  # type: ignore[import-not-found]
@@ -21,43 +19,24 @@ HERE = str(Path(__file__).parent)
 
 
 class Script:
-    """Says what the prompt decides. The first calls are held until there are so many of them and
-    something has happened.
+    """Says what the prompt decides."""
 
-    Args:
-        held: how many.
-        happens: what, called once.
-    """
-
-    def __init__(self, held: int = 0, happens: Callable[[], object] | None = None) -> None:
+    def __init__(self) -> None:
         self.tokenizer = tiny_chat_tokenizer()
         self.asked = 0
-        self._held = held
-        self._happens = happens
-        self._gate = Gate()
 
     def __call__(self, request: GenerationRequest) -> Say:
-        prompt = self.tokenizer.decode(request.prompt_ids)
-        text = scripted(prompt)
         self.asked += 1
-        if self.asked > self._held:
-            return Say(text=text)
-        if self.asked == self._held and self._happens is not None:
-            happening = asyncio.get_running_loop().run_in_executor(None, self._happens)
-            happening.add_done_callback(lambda _: self._gate.open())
-        return Say(text=text, gates={1: self._gate})
+        return Say(text=scripted(self.tokenizer.decode(request.prompt_ids)))
 
 
 class Endless(Script):
     """Never answers, and prints how many have asked."""
 
-    def __init__(self) -> None:
-        super().__init__(held=sys.maxsize)
-
     def __call__(self, request: GenerationRequest) -> Say:
         said = super().__call__(request)
         print(asked(self.asked), flush=True)
-        return said
+        return Say(text=said.text, gates={1: Gate()})
 
 
 def asked(calls: int) -> str:

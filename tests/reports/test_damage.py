@@ -74,8 +74,8 @@ def gone(path: Path) -> None:
 CHANGES = [
     cut,
     emptied,
-    *(overwritten(at) for at in (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.99)),
-    *(replaced(text) for text in ("[]", "null", "{}", "3", '{"steps": 1, "kept": {}}')),
+    *(overwritten(at) for at in (0.0, 0.2, 0.8)),
+    *(replaced(text) for text in ("[]", "{}", '{"steps": 1, "kept": {}}')),
     a_folder,
     gone,
 ]
@@ -92,38 +92,30 @@ def run(one_step: tuple[Path, list[Any]], tmp_path: Path) -> Path:
     return folder
 
 
-def told(run: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """The command works, or says in a line or two which file of the run it cannot use."""
-    status = main(arguments)
-    said = capsys.readouterr().err
-    if status != 0:
-        assert status == 1
-        assert said.startswith("lightspan: "), said
-        assert said.count("\n") <= 2, said
-        assert str(run) in said, said
-
-
 @pytest.mark.parametrize("file", FILES)
 def test_commands_say_what_is_damaged(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str
 ) -> None:
+    """The command works, or says in a line or two which file of the run it cannot use."""
     name = next(run.glob(file)).relative_to(run)
+    out = ["-o", str(tmp_path / "out.jsonl")]
     for change in CHANGES:
         damaged = shutil.copytree(run, tmp_path / change.__name__)
         change(damaged / name)
-        for what in ("inspect", "transitions", "messages"):
-            out = ["-o", str(tmp_path / "out.jsonl")]
-            command = ["export", str(damaged), what, *out] if what != "inspect" else [what]
-            told(damaged, command if what != "inspect" else [what, str(damaged)], capsys)
+        for command in (["inspect", str(damaged)], ["export", str(damaged), "messages", *out]):
+            status = main(command)
+            said = capsys.readouterr().err
+            if status != 0:
+                assert (status, said[:11], said.count("\n") <= 2) == (1, "lightspan: ", True), said
+                assert str(damaged) in said
         shutil.rmtree(damaged)
 
 
-@pytest.mark.parametrize("table", ["rollouts", "attempts", "spans", "token_records"])
 def test_a_store_that_another_program_has_changed(
-    run: Path, capsys: pytest.CaptureFixture[str], table: str
+    run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     db = sqlite3.connect(run / "store.db")
-    db.execute(f"DROP TABLE {table}")
+    db.execute("DROP TABLE attempts")
     db.close()
     assert main(["inspect", str(run)]) == 1
     assert "tables or columns are missing" in capsys.readouterr().err
@@ -150,15 +142,14 @@ def test_what_is_damaged_is_not_served(run: Path, change: Change) -> None:
         (run / name).write_bytes(before)
 
 
-@pytest.mark.parametrize("change", [cut, overwritten(0.0)], ids=lambda change: change.__name__)
 def test_training_does_not_go_on_in_a_damaged_store(
-    apps: Any, rl: Any, ask: Any, run: Path, tmp_path: Path, change: Change
+    apps: Any, rl: Any, ask: Any, run: Path, tmp_path: Path
 ) -> None:
     """It is left as it is: most of what it holds can be salvaged."""
     folder = tmp_path / "new"
     folder.mkdir()
     shutil.copy(run / "store.db", folder)
-    change(folder / "store.db")
+    cut(folder / "store.db")
     before = (folder / "store.db").read_bytes()
     trainer = Trainer(rl(), steps=1, folder=folder, reporter=SilentReporter())
     with pytest.raises(StoreError) as refused:
@@ -212,44 +203,15 @@ def room_for(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("size", [0, 10_000])
-def test_a_checkpoint_that_finds_no_room(tiny: Path, tmp_path: Path, size: int) -> None:
+def test_a_checkpoint_that_finds_no_room(tiny: Path, tmp_path: Path) -> None:
     """The one before it is what a run goes on from."""
     made, state = learner(tiny), checkpoints.TrainerState(run_id="run", step=1)
     kept = checkpoints.save(tmp_path / "checkpoints", state, made.save)
     state.step = 2
-    with room_for(size):
+    with room_for(10_000):
         with pytest.raises(CheckpointError, match=r"step-000002.*too large"):
             checkpoints.save(tmp_path / "checkpoints", state, made.save)
         with pytest.raises(CheckpointError, match=r"cannot export policy .*too large"):
             made.export("policy", tmp_path / "model")
     assert checkpoints.latest(tmp_path / "checkpoints") == kept
     made.load(kept / "learner")
-
-
-def test_inspect_on_a_full_disk_says_which_file_finds_no_room(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A reader of a store that nobody has open writes too: the index of its log."""
-    with room_for(0):
-        assert main(["inspect", str(run)]) == 1
-    assert capsys.readouterr().err == (
-        f"lightspan: store {run}/store.db: the disk failed: check it and its free space "
-        "(SQLITE_IOERR_SHMOPEN: disk I/O error)\n"
-    )
-    assert main(["inspect", str(run)]) == 0
-
-
-def test_metrics_that_find_no_room(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.create()
-    folder.add_metrics({"kind": "train", "step": 1})
-    folder.write_config({"run_id": "run"})
-    with room_for(10):
-        with pytest.raises(StoreError, match=r"metrics\.jsonl cannot be written: .*--resume"):
-            folder.add_metrics({"kind": "train", "step": 2})
-        with pytest.raises(StoreError, match=r"config\.json cannot be written"):
-            folder.write_config({"run_id": "another"})
-    assert folder.read_config() == {"run_id": "run"}
-    assert folder.metrics() == [{"kind": "train", "step": 1}]
-    folder.release()

@@ -9,14 +9,28 @@ from typing import Any
 import pytest
 
 from lightspan import LLM, Trainer
-from lightspan.capture import misattributed_calls
 from lightspan.errors import UnsupportedError
 from lightspan.progress import SilentReporter
-from lightspan.schema.records import Mode
-from lightspan.training.collector import stored_episodes
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_tools.dry_run.report_model import Reason
 from tests.reports.dry_runs import dev, scripted
+
+
+def trainer_of(
+    rl: Callable[..., Any],
+    folder: Path,
+    *answers: str,
+    steps: int = 3,
+    tasks: int = 1,
+) -> Trainer:
+    """Return a trainer with a scripted engine, which answers nobody once it is closed."""
+    return Trainer(
+        rl(group_size=2, tasks_per_step=tasks),
+        engine=scripted({"": answers}),
+        steps=steps,
+        folder=folder / "run",
+        reporter=SilentReporter(),
+    )
 
 
 def test_an_app_that_calls_no_model(rl: Callable[..., Any], dry_apps: Any) -> None:
@@ -40,13 +54,7 @@ WAY_OUT = (
 def test_a_client_that_bypasses_the_gateway_is_named_by_dev_and_fit(
     rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
 ) -> None:
-    trainer = Trainer(
-        rl(group_size=2, tasks_per_step=1),
-        engine=scripted({"": ["1"]}),
-        steps=3,
-        folder=tmp_path / "run",
-        reporter=SilentReporter(),
-    )
+    trainer = trainer_of(rl, tmp_path, "1")
     report = trainer.dev(dry_apps.bypasses, [{"q": "a"}], group_size=2)
     named = f"by dry_apps.Foreign at models.test:8443, which lightspan does not see: {FIX}"
     assert [agent.unseen for agent in report.agents] == [[f"2 calls {named}"]]
@@ -65,13 +73,7 @@ def test_a_client_that_nobody_tells_of(
     rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
 ) -> None:
     """Plain Python over HTTP: an agent is named, and no call of it is seen."""
-    trainer = Trainer(
-        rl(group_size=2, tasks_per_step=1),
-        engine=scripted({"": ["1"]}),
-        steps=3,
-        folder=tmp_path / "run",
-        reporter=SilentReporter(),
-    )
+    trainer = trainer_of(rl, tmp_path, "1")
     with ScriptedServer("1") as server:
         task = {"q": "a", "url": server.url}
         report = trainer.dev(dry_apps.posts, [task], group_size=2)
@@ -92,75 +94,11 @@ def test_a_client_that_nobody_tells_of(
         assert str(caught.value) == stops
 
 
-def test_an_app_that_asks_in_processes_of_its_own(
+def test_a_client_that_is_given_the_attempts_endpoint_trains(
     rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
 ) -> None:
-    """Forked ones, which have a copy of all that is ours, and make no use of it."""
-    trainer = Trainer(
-        rl(group_size=2, tasks_per_step=1),
-        engine=scripted({"": ["1"]}),
-        steps=3,
-        folder=tmp_path / "run",
-        reporter=SilentReporter(),
-    )
-    with ScriptedServer("1") as server:
-        task = {"q": "a", "url": server.url}
-        report = trainer.dev(dry_apps.asks_in_a_process, [task], group_size=2)
-        assert len(server.requests) == 2
-        stops = (
-            "the app made no model call through the OpenAI SDK in its own process, nor to "
-            "OPENAI_BASE_URL (rollouts: 2). Give another client (LiteLLM, httpx, requests) or "
-            f"process {WAY_OUT}"
-        )
-        assert report.warnings[0] == f"fit would stop: {stops}"
-        with pytest.raises(UnsupportedError) as caught:
-            trainer.fit(dry_apps.asks_in_a_process, [task])
-        assert str(caught.value) == stops
-
-
-def test_an_app_whose_worker_asks_for_all_attempts(
-    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path, lines: Any
-) -> None:
-    """One after the other: the first attempt has its own call, the others have none."""
-
-    def trainer() -> Trainer:
-        """With an engine of its own: a closed one answers nobody."""
-        return Trainer(
-            rl(group_size=2, tasks_per_step=1),
-            engine=scripted({"": ["1", "0"]}),
-            steps=1,
-            runners=1,
-            folder=tmp_path / "run",
-            reporter=lines,
-        )
-
-    cause = (
-        "it made no model call that was captured, and meanwhile one was made outside every open "
-        "attempt, by the thread 'consumer', which belongs to an attempt that is over: "
-        f"{misattributed_calls.ADVICE}"
-    )
-    report = trainer().dev(dry_apps.asks_by_a_worker, [{"q": "a"}], group_size=2)
-    assert f"1 of 2 rollouts are damaged, first of all: damaged: {cause} (1 of 2 rollouts)" in (
-        report.warnings
-    )
-    training = trainer()
-    training.fit(dry_apps.asks_by_a_worker, [{"q": "a"}])
-    told = f"1 of 2 rollouts are damaged, so not trained (for example task {{}}: {cause})"
-    episodes = stored_episodes(training.folder.store_url)
-    assert any(told.format(episode.task_id) in line for line in lines.texts for episode in episodes)
-    assert sorted((bool(episode.capture_errors), len(episode.calls)) for episode in episodes) == [
-        (False, 1),
-        (True, 0),
-    ]
-
-
-def test_a_client_that_is_given_the_attempts_endpoint_trains(
-    rl: Callable[..., Any], dry_apps: Any
-) -> None:
     """What the report advises."""
-    trainer = Trainer(
-        rl(group_size=2), engine=scripted({"": ["1", "0"]}), steps=1, reporter=SilentReporter()
-    )
+    trainer = trainer_of(rl, tmp_path, "1", "0")
     report = trainer.dev(dry_apps.posts_to, [{"q": "a"}], group_size=2)
     assert [(agent.path, agent.trained, agent.unseen) for agent in report.agents] == [
         ("writer", 2, [])
@@ -182,7 +120,6 @@ ADVICE = (
 @pytest.mark.parametrize(
     ("app", "refused", "failed", "at"),
     [
-        ("looks", CHAT_REFUSED, 0, "model"),
         ("looks", CHAT_REFUSED, 0, "endpoint"),
         ("sees", RESPONSE_REFUSED, 2, "model"),
     ],
@@ -197,13 +134,7 @@ def test_pictures_are_refused_by_fit_as_dev_says(
     at: str,
 ) -> None:
     program, tasks = getattr(dry_apps, app), [{"q": "a"}, {"q": "b"}]
-    trainer = Trainer(
-        rl(group_size=2),
-        engine=scripted({"": ["1"]}),
-        steps=3,
-        folder=tmp_path / "run",
-        reporter=SilentReporter(),
-    )
+    trainer = trainer_of(rl, tmp_path, "1", tasks=2)
     with ScriptedServer("1") as server:
         where = LLM(base_url=server.url, model="big") if at == "endpoint" else None
         report = trainer.dev(program, tasks, count=1, endpoint=where, folder=tmp_path / "dev")
@@ -230,13 +161,7 @@ def test_an_endpoint_that_is_asked_for_chat_says_nothing_of_fit(
     rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
 ) -> None:
     """`fit` asks its own model, which answers through the Responses API too."""
-    trainer = Trainer(
-        rl(group_size=2),
-        engine=scripted({"": ["1", "0"]}),
-        steps=1,
-        folder=tmp_path / "run",
-        reporter=SilentReporter(),
-    )
+    trainer = trainer_of(rl, tmp_path, "1", "0", steps=1)
     with ScriptedServer("1") as server:
         where = LLM(base_url=server.url, model="big")
         report = trainer.dev(dry_apps.responds, [{"q": "a"}], group_size=2, endpoint=where)
@@ -250,48 +175,18 @@ def test_an_endpoint_that_is_asked_for_chat_says_nothing_of_fit(
     assert {key for key in line if key.startswith("calls/")} == {"calls/trained"}
 
 
-def test_pictures_are_found_before_a_training_rollout_is_spent(
-    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
-) -> None:
-    """The held-out tasks are tried first."""
-    trainer = Trainer(
-        rl(),
-        engine=scripted({"": ["1"]}),
-        steps=3,
-        folder=tmp_path / "run",
-        reporter=SilentReporter(),
-    )
-    with pytest.raises(
-        UnsupportedError, match=r"writer: 4 calls refused: messages\[0\].content\[1\]"
-    ):
-        trainer.fit(
-            dry_apps.looks, [{"q": "a"}, {"q": "b"}], [{"q": f"held out {n}"} for n in range(4)]
-        )
-    assert {episode.mode for episode in stored_episodes(trainer.folder.store_url)} == {Mode.VAL}
-
-
 def test_a_picture_in_some_tasks_leaves_the_others_to_learn_from(
     rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
 ) -> None:
-
-    def trainer() -> Trainer:
-        """With an engine of its own: a closed one answers nobody."""
-        return Trainer(
-            rl(group_size=2),
-            engine=scripted({"": ["1", "0"]}),
-            steps=1,
-            folder=tmp_path / "run",
-            reporter=SilentReporter(),
-        )
-
     tasks = [{"q": "a"}, {"q": "b", "text": True}]
-    report = trainer().dev(dry_apps.looks, tasks, group_size=2)
+    trainer = trainer_of(rl, tmp_path, "1", "0", steps=1, tasks=2)
+    report = trainer.dev(dry_apps.looks, tasks, group_size=2)
     [writer] = report.agents
     assert (writer.trained, [(r.code, r.calls) for r in writer.rejected]) == (2, [("refused", 2)])
     why = f"the gateway refused the request: {CHAT_REFUSED}. {ADVICE}"
     assert f"2 of 4 calls would be rejected (2 refused: {why})" in report.warnings
     assert not any("fit would stop" in warning for warning in report.warnings)
-    training = trainer()
+    training = trainer_of(rl, tmp_path, "1", "0", steps=1, tasks=2)
     training.fit(dry_apps.looks, tasks)
     [line] = [line for line in training.folder.metrics() if line["kind"] == "train"]
     calls = {key: value for key, value in line.items() if key.startswith("calls/")}

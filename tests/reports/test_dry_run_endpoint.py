@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lightspan import LLM, DevReport, LightningRL, Trainer
@@ -14,15 +15,12 @@ from lightspan.lightning.selection import Selection
 from lightspan.progress import SilentReporter
 from lightspan.schema.routing import Route
 from lightspan.schema.token_records import Sampling
-from lightspan_gateway.dialects.chat import with_training_sampling
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from lightspan_tools.dry_run.endpoints import (
     endpoint_routing,
     environment_endpoint,
     named_endpoint,
 )
-
-APPS = Path(__file__).parents[1] / "apps"
 
 
 def answer(request: Request) -> str:
@@ -59,6 +57,9 @@ def test_the_endpoint_answers_for_every_model_of_ours(
     asked: tuple[DevReport, ScriptedServer],
 ) -> None:
     report, server = asked
+    goes_to = {agent.path: agent.goes_to for agent in report.agents}
+    assert goes_to["checker"] == ["the starting weights"]
+    assert goes_to["team/planner"] == ["policy policy"]
     assert [request.body["model"] for request in server.requests] == ["big"] * 6
     assert {request.headers["authorization"] for request in server.requests} == {"Bearer sk-secret"}
     assert report.answered_by == "endpoint"
@@ -87,15 +88,6 @@ def test_agents_that_would_be_trained_are_asked_with_training_sampling(
     ]
 
 
-def test_who_will_answer_in_fit(asked: tuple[DevReport, ScriptedServer]) -> None:
-    report, _ = asked
-    checker, planner = report.agents[0], report.agents[2]
-    assert (checker.goes_to, planner.goes_to) == (["the starting weights"], ["policy policy"])
-    # the server counts words: "plan easy", then "plan easy look here more help please"
-    assert planner.prompt_tokens is not None
-    assert planner.prompt_tokens.max > 2
-
-
 def test_verdicts_are_those_of_fit(asked: tuple[DevReport, ScriptedServer]) -> None:
     report, _ = asked
     shown = [(a.path, a.route, a.calls, a.trained, a.frozen, a.rejected) for a in report.agents]
@@ -114,13 +106,6 @@ def test_memory_is_estimated_and_rows_and_time_are_not(
 ) -> None:
     report, _ = asked
     assert report.memory is not None
-    assert list(report.memory.parts) == [
-        "engine weights",
-        "key-value cache",
-        "learner weights",
-        "gradients",
-        "optimiser states",
-    ]
     assert report.memory.peak_bytes is None
     assert (report.rows, report.time) == (None, None)
     assert report.missing == [
@@ -150,34 +135,9 @@ def test_token_counts_are_the_endpoints(dry_apps: Any, monkeypatch: pytest.Monke
         "memory: the configuration of nobody/nothing is not on this machine: fetch it"
     )
     [writer] = report.agents
-    assert (writer.trained, writer.rejected) == (2, [])
+    assert writer.trained == 2
     assert writer.prompt_tokens is not None
     assert (writer.prompt_tokens.mean, writer.prompt_tokens.max) == (3.0, 3)
-    assert writer.response_tokens is not None
-    assert writer.response_tokens.mean == 1.0
-
-
-def test_unscored_calls_at_an_endpoint_are_rejected_as_such(
-    dry_apps: Any, rl: Callable[..., Any]
-) -> None:
-    with ScriptedServer("none") as server:
-        trainer = Trainer(rl(), steps=1, reporter=SilentReporter())
-        where = LLM(base_url=server.url, model="big")
-        report = trainer.dev(dry_apps.says, [{"q": "a"}], group_size=2, endpoint=where)
-    [writer] = report.agents
-    assert [(reason.code, reason.calls) for reason in writer.rejected] == [("unscored", 2)]
-
-
-def test_an_endpoint_that_refuses_is_named(dry_apps: Any, rl: Callable[..., Any]) -> None:
-    """A wrong model name, for example: the report comes all the same, and says what happened."""
-    with ScriptedServer(lambda request: Reply(status=404, text="no such model")) as server:
-        trainer = Trainer(rl(), steps=1, reporter=SilentReporter())
-        where = LLM(base_url=server.url, model="big")
-        report = trainer.dev(dry_apps.says, [{"q": "a"}], group_size=1, endpoint=where)
-    assert report.warnings[0].startswith("1 of 1 rollouts failed, first of all: app_error: ")
-    assert "answered 404: no such model" in report.warnings[0]
-    [writer] = report.agents
-    assert [(reason.code, reason.calls) for reason in writer.rejected] == [("error", 1)]
 
 
 def test_calls_that_the_app_gets_over_are_told(dry_apps: Any, rl: Callable[..., Any]) -> None:
@@ -186,6 +146,8 @@ def test_calls_that_the_app_gets_over_are_told(dry_apps: Any, rl: Callable[..., 
         trainer = Trainer(rl(), steps=1, reporter=SilentReporter())
         where = LLM(base_url=server.url, model="big")
         report = trainer.dev(dry_apps.forgives, [{"q": "a"}], group_size=2, endpoint=where)
+        failing = trainer.dev(dry_apps.says, [{"q": "a"}], group_size=1, endpoint=where)
+    assert failing.warnings[0].startswith("1 of 1 rollouts failed, first of all: app_error: ")
     [writer] = report.agents
     [reason] = writer.rejected
     assert (reason.code, reason.calls) == ("error", 2)
@@ -224,75 +186,20 @@ def test_routing_of_a_dry_run() -> None:
     assert targets["d"].sampling is None
 
 
-@pytest.mark.parametrize(
-    ("asked", "forced", "sent", "overrides"),
-    [
-        ({}, Sampling(), {"temperature": 1.0}, {}),
-        (
-            {"temperature": 0, "top_p": 0.5, "seed": 1, "max_completion_tokens": 9, "n": 2},
-            Sampling(temperature=0.7, max_tokens=5),
-            {"temperature": 0.7, "max_completion_tokens": 5, "n": 2},
-            {
-                "seed": (1, None),
-                "temperature": (0.0, 0.7),
-                "top_p": (0.5, 1.0),
-                "max_tokens": (9, 5),
-            },
-        ),
-        (
-            {"response_format": {"type": "json_object"}, "stream": True, "stop": "x"},
-            Sampling(top_p=0.9, top_k=5),
-            {
-                "response_format": {"type": "json_object"},
-                "stream": True,
-                "stop": "x",
-                "temperature": 1.0,
-                "top_p": 0.9,
-                "top_k": 5,
-            },
-            {},
-        ),
-    ],
-)
-def test_what_an_endpoint_is_asked_in_trainings_place(
-    asked: dict[str, Any], forced: Sampling, sent: dict[str, Any], overrides: dict[str, Any]
-) -> None:
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    assert with_training_sampling({**body, **asked}, forced) == ({**body, **sent}, overrides)
-
-
-@pytest.mark.parametrize(
-    ("variables", "found"),
-    [
-        ({}, None),
-        (
-            {"OPENAI_API_KEY": "k"},
-            LLM(base_url="https://api.openai.com/v1", model="", api_key_env="OPENAI_API_KEY"),
-        ),
-        (
-            {"OPENAI_BASE_URL": "http://here/v1", "OPENAI_MODEL": "m"},
-            LLM(base_url="http://here/v1", model="m"),
-        ),
-    ],
-)
-def test_the_endpoint_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], found: LLM | None
-) -> None:
-    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert environment_endpoint() == found
-
-
-def test_the_endpoint_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_endpoint_of_options_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL"):
         monkeypatch.delenv(name, raising=False)
     assert named_endpoint(None, None) is None
+    assert environment_endpoint() is None
     assert named_endpoint("http://here/v1", None) == LLM(base_url="http://here/v1", model="")
     with pytest.raises(ConfigError, match="--endpoint-model m names no endpoint: give --base-url"):
         named_endpoint(None, "m")
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     where: dict[str, Any] = {"model": "m", "api_key_env": "OPENAI_API_KEY"}
     assert named_endpoint("http://here/v1", "m") == LLM(base_url="http://here/v1", **where)
-    assert named_endpoint(None, "m") == LLM(base_url="https://api.openai.com/v1", **where)
+    public = LLM(base_url="https://api.openai.com/v1", **where)
+    assert named_endpoint(None, "m") == public
+    assert environment_endpoint() == msgspec.structs.replace(public, model="")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://here/v1")
+    monkeypatch.setenv("OPENAI_MODEL", "m")
+    assert environment_endpoint() == LLM(base_url="http://here/v1", **where)

@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from lightspan import VLLM, LightningRL, LoRA, Torch, Trainer, Verl
-from lightspan.errors import ModelError
+from lightspan import VLLM, LightningRL, LoRA, Torch, Trainer
 from lightspan.protocols.learner import PolicyLoss
-from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
 from lightspan_tools.dry_run.token_estimates import estimate_memory
 from lightspan_torch.engine.parameter_count import model_size
 
@@ -18,7 +14,7 @@ P, L = 1000, 50
 """Parameters of a model, and of LoRA beside it."""
 
 
-def of(learner: Torch | Verl, lora: int = 0, **options: Any) -> dict[str, int]:
+def of(learner: Torch, lora: int = 0, **options: Any) -> dict[str, int]:
     return learner.memory(P, lora, **{"device": "cpu", "reference": False, **options})
 
 
@@ -34,10 +30,6 @@ def test_lora_trains_float32_beside_weights_that_are_bfloat16_on_a_gpu() -> None
     assert of(Torch(), L) == {"learner weights": 4 * P + 4 * L, **trained}
     on_gpu = {"learner weights": 2 * P + 4 * L, **trained}
     assert of(Torch(), L, device="cuda", reference=True) == on_gpu
-
-
-def test_ranks_of_verl_share_what_they_hold() -> None:
-    assert of(Verl(python="p", ranks=4), reference=True) == of(Torch(), reference=True)
 
 
 def estimated(model: Path, **options: Any) -> tuple[dict[str, int], str]:
@@ -82,14 +74,3 @@ def test_servers_of_vllm(tiny: Path) -> None:
     assert (
         missing == "memory: the key-value cache, whose size the engine's servers choose themselves"
     )
-
-
-def test_an_engine_of_ones_own_is_not_estimated(tiny: Path) -> None:
-    engine = ScriptedEngine(tiny_chat_tokenizer(), lambda request: "", policies={"policy": 0})
-    report, missing = estimate_memory(Trainer(LightningRL(tiny), engine=engine).settings)
-    assert (report, missing) == (None, "memory: engine= or learner= is your own")
-
-
-def test_a_configuration_that_is_not_here_is_not_fetched() -> None:
-    with pytest.raises(ModelError, match="the configuration of nobody/nothing is not on this"):
-        model_size("nobody/nothing")

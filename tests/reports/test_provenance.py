@@ -42,12 +42,6 @@ def section(report: DevReport, heading: str) -> list[str]:
 PAST = "PAST THE OPENAI AND ANTHROPIC SDKS"
 
 
-def test_an_app_without_such_requests(rl: Callable[..., Any], dry_apps: Any) -> None:
-    report = dev(rl, dry_apps.says)
-    assert report.uncaptured == []
-    assert PAST not in report.text()
-
-
 def test_requests_past_the_sdks(rl: Callable[..., Any], apps: Any, server: ScriptedServer) -> None:
     report = dev(rl, apps.past, server.url)
     host = server.origin.removeprefix("http://")
@@ -69,20 +63,3 @@ def test_requests_past_the_sdks(rl: Callable[..., Any], apps: Any, server: Scrip
         "2 requests of agents that would be trained (writer) went past the OpenAI and Anthropic "
         "SDKs, and cannot be trained: see below for what to change"
     ) in report.warnings
-
-
-def test_nothing_but_requests_past_the_sdks(
-    rl: Callable[..., Any], apps: Any, server: ScriptedServer
-) -> None:
-    """`fit` would stop, and says over which."""
-    report = dev(rl, apps.past_alone, server.url)
-    host = server.origin.removeprefix("http://")
-    fix = f'use the OpenAI SDK in its place, with base_url="{server.url}"'
-    assert report.warnings[0] == (
-        "fit would stop: the app made no model call through the OpenAI SDK in its own process, nor "
-        f"to OPENAI_BASE_URL; it asked mine at {host} by framework_apps, which "
-        f"lightspan does not see (rollouts: 2). For framework_apps, {fix}"
-    )
-    assert section(report, PAST) == [
-        f"  writer: 2 requests to mine at {host} by framework_apps: {fix}"
-    ]

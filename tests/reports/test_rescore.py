@@ -15,7 +15,7 @@ import pytest
 
 from lightspan import LLM, Judge, Trainer
 from lightspan.cli import main
-from lightspan.errors import ConfigError, DataError, RewardError
+from lightspan.errors import ConfigError
 from lightspan.progress import SilentReporter
 from lightspan.schema.records import Mode
 from lightspan.training.folder import RunFolder
@@ -118,11 +118,6 @@ def test_signs_are_counted_within_groups() -> None:
     assert len(most_changed(changes, 0)) == 6
 
 
-def test_nothing_scored_twice_has_no_mean() -> None:
-    [found] = compare([change("a", None, 1.0), change("b", 1.0, None)])
-    assert (found.mean_before, found.mean_after, found.compared) == (None, None, 0)
-
-
 # --- a run ----------------------------------------------------------------------------------
 def test_a_function_scores_a_run_again_and_leaves_it_as_it_is(run: Path) -> None:
     before = files(run)
@@ -148,13 +143,10 @@ def test_a_function_scores_a_run_again_and_leaves_it_as_it_is(run: Path) -> None
 
 def test_only_one_mode(run: Path) -> None:
     assert [each.mode for each in rescore(run, by_length, mode=Mode.VAL).comparisons] == ["val"]
-    with pytest.raises(DataError, match="has no rollout of mode dev to score"):
-        rescore(run, by_length, mode=Mode.DEV)
 
 
-def test_the_command(
-    run: Path, judged: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command(run: Path, judged: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    before = files(run)
     assert main(["rescore", str(run), "--reward", "judged_app:moody", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     train, val = said["comparisons"]
@@ -170,16 +162,14 @@ def test_the_command(
     assert "  unscored: 4 the reward 'moody' returned nan\n" in text
     assert text.count(" -> 1\n") == 1
     for arguments, message in {
-        ("judged_app:texts",): "returned: a reward must be a number, not the text 'good'",
+        ("judged_app:texts", "--write", "x"): "returned: a reward must be a number, not the text",
         ("judged_app:too_few",): "a reward for each of the 2 episodes",
         ("nowhere:at_all",): "the reward 'nowhere:at_all' cannot be imported",
-        ("judged_app:moody", "--limit", "-1"): "--limit -1 must be at least 0",
         ("judged_app:moody", "--write", "app"): "not 'app', which is the app's own",
     }.items():
         assert main(["rescore", str(run), "--reward", *arguments]) == 1
         assert message in capsys.readouterr().err
-    assert main(["rescore", str(tmp_path), "--reward", "judged_app:moody"]) == 1
-    assert "is no run of lightspan" in capsys.readouterr().err
+    assert files(run) == before
 
 
 def test_a_new_reward_is_written_beside_the_old_and_replaces_none(run: Path) -> None:
@@ -198,14 +188,6 @@ def test_a_new_reward_is_written_beside_the_old_and_replaces_none(run: Path) -> 
     with pytest.raises(ConfigError, match="has a reward 'long' already, and rescore replaces none"):
         rescore(run, by_length, write="long")
     assert files(run) == after
-    somebody = RunFolder(run)
-    somebody.create()
-    try:
-        with pytest.raises(ConfigError, match=r"another process .* trains in"):
-            rescore(run, by_length, write="again")
-        assert rescore(run, by_length).written == ""
-    finally:
-        somebody.release()
 
 
 def test_a_run_that_learned_from_another_reward_is_compared_with_that(run: Path) -> None:
@@ -217,9 +199,6 @@ def test_a_run_that_learned_from_another_reward_is_compared_with_that(run: Path)
     assert found.before == "old"
     assert [each.before for each in found.changes] == [float(n) for n in range(14)]
     assert found.comparisons[0].sign_changes == 12
-    folder.write_config({**folder.read_config(), "reward": {"name": "../../old"}})
-    with pytest.raises(ConfigError, match="a reward cannot be called"):
-        rescore(run, by_length)
 
 
 def test_a_judge_scores_a_run_again(run: Path, wise: ScriptedServer) -> None:
@@ -235,10 +214,3 @@ def test_a_judge_scores_a_run_again(run: Path, wise: ScriptedServer) -> None:
     again = rescore(run, judge)
     assert (len(wise.requests), again.spent["calls"]) == (14, 0)  # they are known now
     assert again.comparisons == found.comparisons
-
-
-def test_a_reward_that_is_none_stops_before_anything_is_written(run: Path, judged: Any) -> None:
-    before = files(run)
-    with pytest.raises(RewardError):
-        rescore(run, judged.texts, write="texts")
-    assert files(run) == before

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
-import signal
 import sys
 import time
 import urllib.error
@@ -27,13 +25,12 @@ from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
 from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Route, Routing, Rule, Target
-from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.schema.spans import Span, SpanKind
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 from lightspan_gateway import Gateway
 from lightspan_testing.gateway_suite import shared_tokenizer
 from lightspan_testing.scripted_engine import ScriptedEngine
-from lightspan_testing.wait import until
 
 PROGRAMS = Path(__file__).parents[1] / "apps" / "programs"
 POLICY = Target(route=Route.POLICY, policy="policy")
@@ -199,21 +196,6 @@ async def test_a_program_in_any_language(world: World, arguments: list[str], tas
         assert program.attributes[c.COMMAND_STDERR] == stderr
 
 
-async def test_model_names_are_agents_where_they_are_named(world: World) -> None:
-    """`optimize="*"` has no names; the session passes those of the command's `agents`."""
-    command = Command(
-        ["sh", "ask_plain.sh"],
-        task="environment",
-        cwd=PROGRAMS,
-        env={"PYTHON": sys.executable},
-        agents=["planner", "team/writer", "editor"],
-    )
-    [attempt] = await world.run(command, [{"number": 3}], EVERYONE.naming(command.agents))
-    calls = [span for span in await world.spans(attempt) if span.kind is SpanKind.LLM]
-    paths = {str(span.attributes[c.AGENT_PATH]) for span in calls}
-    assert paths == {"planner", "team/writer", "editor", "app"}
-
-
 # --- what it finds, and what it does not --------------------------------------------------------
 async def test_its_environment_opens_its_own_model_calls_only(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -267,48 +249,12 @@ async def test_the_token_is_not_in_what_is_kept(world: World) -> None:
     [program] = [s for s in await world.spans(attempt) if c.COMMAND_STATUS in s.attributes]
     assert program.attributes[c.COMMAND_STDOUT] == "<call token>\n"
     assert attempt.call_token not in repr(program)
-
-
-@pytest.mark.parametrize("shape", ["%s", '"%s"'])
-async def test_the_token_is_not_in_what_is_said_of_a_last_line(world: World, shape: str) -> None:
-    code = f"import os\nprint({shape!r} % os.environ['OPENAI_API_KEY'])"
-    [attempt] = await world.run(python(code), [{}])
-    assert attempt.outcome is Outcome.BAD_REWARD
-    assert attempt.message.startswith(f"the program's last line {shape % '<call token>'!r}: ")
-    assert attempt.call_token not in attempt.message
+    code = "import os\nprint(os.environ['OPENAI_API_KEY'])"
+    [attempt] = await world.run(python(code), [{}], stem="line")
+    assert attempt.message.startswith("the program's last line '<call token>': ")
 
 
 # --- agents that nobody answers -----------------------------------------------------------------
-@pytest.mark.parametrize("how", ["url", "model"])
-async def test_the_calls_of_an_agent_that_is_neither_trained_nor_frozen(
-    world: World, how: str
-) -> None:
-    """With `frozen=None` the app sends them to an endpoint that the gateway does not know."""
-    calls = {
-        "url": "ask('1', os.environ['LIGHTSPAN_GATEWAY_URL'] + '/agents/planner/v1')",
-        "model": "os.environ['LIGHTSPAN_MODEL'] = 'planner'; ask('1')",
-    }
-    messages = {
-        "url": "agent 'planner' is not served here: it is neither optimised nor frozen to a model",
-        "model": "unknown model 'planner': use the name of a policy or agent (base, policy, ",
-    }
-    routing = Routing(rules=[Rule("writer", POLICY)])
-    [attempt] = await world.run(python(ASK + calls[how]), [{}], routing)
-    assert (attempt.status, attempt.outcome) == (AttemptStatus.FAILED, Outcome.APP_ERROR)
-    assert attempt.message.startswith("the program ended with exit status 1: error: ")
-    assert messages[how] in attempt.message
-    assert world.engine.requests == []
-
-
-async def test_a_program_can_be_interrupted_though_its_runner_cannot(world: World) -> None:
-    code = "import signal; print(int(signal.getsignal(signal.SIGINT) is not signal.SIG_IGN))"
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        [attempt] = await world.run(python(code), [{}])
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert (attempt.message, attempt.reward) == ("", Reward(1.0))
 
 
 # --- endings ------------------------------------------------------------------------------------
@@ -322,8 +268,6 @@ async def test_endings_are_outcomes(world: World) -> None:
     )
     tasks = [
         {"print": "0.25"},
-        {"print": "nan"},
-        {"print": "null"},
         {"print": "well"},
         {"print": "1", "status": 7},
     ]
@@ -332,65 +276,12 @@ async def test_endings_are_outcomes(world: World) -> None:
     late = {"print": "1", "sleep": 600}
     attempts += await world.run(command, [late], stem="late", timeout_s=1)
     assert [(a.status, a.outcome) for a in attempts] == [
-        *[(AttemptStatus.SUCCEEDED, Outcome.OK)] * 3,
+        (AttemptStatus.SUCCEEDED, Outcome.OK),
         (AttemptStatus.FAILED, Outcome.BAD_REWARD),
         (AttemptStatus.FAILED, Outcome.APP_ERROR),
         (AttemptStatus.TIMEOUT, Outcome.TIMEOUT),
     ]
-    assert [attempt.reward for attempt in attempts] == [
-        *(Reward(0.25), Reward(None), None),
-        *[None] * 3,
-    ]
-    assert attempts[3].message.startswith("the program's last line 'well': that is no reward")
-    assert attempts[4].message == "the program ended with exit status 7"
-    assert attempts[5].message == "the app ran longer than 1 s"
-    states = await world.store.rollouts()
-    assert [len(await world.store.attempts([s.rollout.rollout_id])) for s in states] == [1] * 6
-
-
-async def test_a_limit_of_its_own(world: World) -> None:
-    command = Command(["sh", "-c", "echo begun; sleep 600"], timeout_s=2)
-    [attempt] = await world.run(command, [{}])
-    assert (attempt.status, attempt.outcome) == (AttemptStatus.TIMEOUT, Outcome.TIMEOUT)
-    assert attempt.message == "the program ran longer than 2 s"
-    [program] = [s for s in await world.spans(attempt) if c.COMMAND_STDOUT in s.attributes]
-    assert (program.status, program.status_message) == (SpanStatus.ERROR, "it ran too long")
-    assert program.attributes[c.COMMAND_STDOUT] == "begun\n"
-
-
-async def test_a_runner_that_stops_ends_its_programs(world: World, tmp_path: Path) -> None:
-    """The attempt is lost and requeued without using up a try; its output is stored."""
-    code = "import os, time\nprint(os.getpid(), file=open('pid', 'w'), flush=True)\ntime.sleep(60)"
-    [name] = await world.enqueue(EVERYONE, [{}])
-    async with world.running(python(code, cwd=tmp_path)) as runner:
-        await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
-        runner.abort()
-    [attempt] = await world.store.attempts([name])
-    assert (attempt.status, attempt.outcome) == (AttemptStatus.LOST, Outcome.CANCELLED)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
-    [program] = [s for s in await world.spans(attempt) if c.COMMAND_STDOUT in s.attributes]
-    assert program.status_message == "it was stopped"
-
-
-async def test_a_retry_without_the_shim_is_the_same_call(world: World) -> None:
-    """A client disconnects before the answer and retries, as OpenAI's clients do."""
-    world.engine._pace_s = 0.3
-    code = ASK + (
-        "import socket, time, urllib.parse\n"
-        "before = urllib.request.urlopen\n"
-        "def leave(request):\n"
-        "    try:\n"
-        "        return before(request, timeout=0.2)\n"
-        "    except TimeoutError:\n"
-        "        request.add_header('x-stainless-retry-count', '1')\n"
-        "        return before(request)\n"
-        "urllib.request.urlopen = leave\n"
-        "print(ask('5')['choices'][0]['message']['content'])\n"
-    )
-    [attempt] = await world.run(python(code), [{}])
-    assert attempt.reward == Reward(5.0), attempt.message
-    assert len([s for s in await world.spans(attempt) if s.kind is SpanKind.LLM]) == 1
-    [record] = (await world.store.token_records([attempt.attempt_id]))[attempt.attempt_id]
-    calls = {request.request_id.rsplit("-", 2)[0] for request in world.engine.requests}
-    assert calls == {record.call_id}
+    assert [attempt.reward for attempt in attempts] == [Reward(0.25), None, None, None]
+    assert attempts[1].message.startswith("the program's last line 'well': that is no reward")
+    assert attempts[2].message == "the program ended with exit status 7"
+    assert attempts[3].message == "the app ran longer than 1 s"

@@ -14,7 +14,7 @@ import pytest
 
 from lightspan import Command, LightningRL, Trainer
 from lightspan.cli import main
-from lightspan.errors import AppError, ConfigError, RewardError, UnknownAgentError
+from lightspan.errors import ConfigError
 from lightspan.lightning.episode import Episode
 from lightspan.progress import SilentReporter
 from lightspan.training.collector import stored_episodes
@@ -29,10 +29,6 @@ AGENTS = ("writer", "checker")
 
 def program(script: str = "letters.sh", **options: Any) -> Command:
     return Command(["sh", script], cwd=PROGRAMS, env={"PYTHON": sys.executable}, **options)
-
-
-def shell(script: str, **options: Any) -> Command:
-    return Command(["sh", "-c", script], **options)
 
 
 def questions(count: int, name: str) -> list[dict[str, str]]:
@@ -133,26 +129,7 @@ def test_inspect_shows_what_the_program_wrote(run: FitResult) -> None:
     assert re.search(r"^    stderr: question \d$", text, re.MULTILINE), text
 
 
-def test_evaluate(run: FitResult, tiny: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(run.folder, tmp_path / "run")
-    tasks = questions(2, "held out")
-    evaluation = _trainer(copy, tiny, 2).evaluate(program(agents=AGENTS), tasks, resume=True)
-    assert (len(evaluation.rewards), evaluation.failed) == (2, 0)
-
-
 # --- a dry run ----------------------------------------------------------------------------------
-def test_dev(tiny: Path, tmp_path: Path) -> None:
-    tasks = questions(2, "question")
-    report = _trainer(tmp_path / "run", tiny, 1).dev(
-        program(agents=(*AGENTS, "idle")), tasks, count=1, group_size=2
-    )
-    assert {agent.path: (agent.calls, agent.trained, agent.frozen) for agent in report.agents} == {
-        "writer": (2, 2, 0),
-        "checker": (2, 0, 2),
-        "idle": (0, 0, 0),
-    }
-    assert report.rewards.failed == 0
-    assert report.app == program(agents=(*AGENTS, "idle")).reference
 
 
 def test_the_dev_command(
@@ -176,29 +153,7 @@ def test_the_dev_command(
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--command", "sh '"], 'the command line "sh \'" cannot be read: No closing quotation'),
-        (["--command", ""], "a command needs a program, such as ['node', 'app.js']"),
-        (["--command", "no-such-program x"], "the command's program 'no-such-program' is not on"),
-    ],
-)
-def test_what_the_dev_command_refuses(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tasks = tmp_path / "tasks.jsonl"
-    tasks.write_text('{"q": "question"}')
-    assert main(["dev", *arguments, str(tasks), "--base-url", "http://127.0.0.1:9/v1"]) == 1
-    assert message in capsys.readouterr().err
-
-
 # --- what stops a run before rollouts are spent, or at once ---------------------------------------
-def test_a_program_that_is_not_there(tiny: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with pytest.raises(AppError, match="program 'no-such-program' is not on the PATH"):
-        _trainer(folder, tiny, 1).fit(Command(["no-such-program"]), questions(2, "q"))
-    assert stored_episodes(RunFolder(folder).store_url) == []
 
 
 def test_an_agent_that_nobody_answers(tiny: Path, tmp_path: Path) -> None:
@@ -210,15 +165,3 @@ def test_an_agent_that_nobody_answers(tiny: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             use(program(agents=AGENTS), tasks)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_name_that_is_not_among_the_agents(tiny: Path, tmp_path: Path) -> None:
-    trainer = _trainer(tmp_path / "run", tiny, 1)
-    with pytest.raises(UnknownAgentError, match=r"no agent matches 'writer'.* Did you mean"):
-        trainer.fit(program(agents=["writers", "checker"]), questions(2, "q"))
-
-
-def test_a_last_line_that_is_no_reward_stops_the_run(tiny: Path, tmp_path: Path) -> None:
-    trainer = _trainer(tmp_path / "run", tiny, 1)
-    with pytest.raises(RewardError, match="the program's last line 'well': that is no reward"):
-        trainer.fit(shell("echo well"), questions(2, "q"))

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from lightspan import ExternalRunners, LocalRunners, Trainer, __version__
-from lightspan.errors import AppError, ConfigError, LightspanError
+from lightspan.errors import AppError, ConfigError
 from lightspan.runners import foreign_python
-from lightspan.runners.app import as_app
-from lightspan.runners.foreign_python import Greeting, find_problem, foreign_environment
+from lightspan.runners.foreign_python import foreign_environment
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import Mode, Rollout, RolloutStatus
 from lightspan.schema.semconv import PROTOCOL_VERSION
@@ -62,25 +61,6 @@ def test_an_app_that_the_trainer_cannot_import(
         }
 
 
-def test_an_app_is_named_by_text_and_not_imported_here() -> None:
-    app = as_app("no_such_module:answer")
-    assert app.reference == "no_such_module:answer"
-    with pytest.raises(AppError, match=r"'no_such_module:answer' is known by name only"):
-        app(None)
-    for text in ("my_app", ":answer", "my_app:"):
-        with pytest.raises(AppError, match=f"an app is named module:name, not '{text}'"):
-            as_app(text)
-
-
-def test_a_named_app_that_is_not_there_costs_no_rollout(
-    rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
-) -> None:
-    trainer = Trainer(rl(), runners=2, steps=1, folder=tmp_path / "run")
-    with pytest.raises(AppError, match="'no_such_module:answer' cannot be imported"):
-        trainer.fit("no_such_module:answer", ask(2))
-    assert stored_episodes(trainer.folder.store_url) == []
-
-
 # --- interpreters that will not do --------------------------------------------------------------
 CHECKOUT = "./packages/core`, from a checkout of lightspan"
 
@@ -112,14 +92,6 @@ def _fake(folder: Path, version: str, protocol: int) -> Path:
                 f"{sys.executable} -m pip install {CHECKOUT} 9.9.9",
             ],
         ),
-        (
-            "older",
-            [
-                "lightspan 0.0.1 of",
-                "No module named 'lightspan.runners'",
-                f"-m pip install {CHECKOUT} {__version__}",
-            ],
-        ),
     ],
 )
 async def test_environments_that_do_not_fit(
@@ -131,7 +103,6 @@ async def test_environments_that_do_not_fit(
     factories = {
         "bare": lambda: app_environment(tmp_path / "v", core=False),
         "newer": lambda: _fake(tmp_path / "v", "9.9.9", 99),
-        "older": lambda: _fake(tmp_path / "v", "0.0.1", PROTOCOL_VERSION),
     }
     python = factories[environment]()
     await store.enqueue([Rollout(rollout_id="ro-0", task={}, task_id="t", mode=Mode.VAL)])
@@ -197,15 +168,6 @@ async def test_an_environment_that_lacks_the_app(
         assert word in str(caught.value)
 
 
-async def test_an_app_that_ends_its_process_at_import(
-    store: Store, tmp_path: Path, app_python: Path
-) -> None:
-    (tmp_path / "ends.py").write_text("import os\nos._exit(5)\n")
-    plan = RunnerPlan(store_url=store.url, app="ends:answer")
-    with pytest.raises(AppError, match=r"ended before it was ready \(exit code 5\) \(in "):
-        await LocalRunners(1, python=app_python, app_dirs=[tmp_path]).start(plan)
-
-
 def test_programs_that_are_no_interpreter(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_text("no program")
@@ -220,20 +182,12 @@ def test_programs_that_are_no_interpreter(tmp_path: Path) -> None:
             LocalRunners(1, python=path)
 
 
-@pytest.mark.parametrize("name", ["true", "cat"])
-async def test_a_program_that_is_no_python(store: Store, name: str) -> None:
-    python = shutil.which(name)
+async def test_a_program_that_is_no_python(store: Store) -> None:
+    python = shutil.which("cat")
     assert python is not None
     plan = RunnerPlan(store_url=store.url, app="apart_app:answer")
     with pytest.raises(ConfigError, match=rf"python='{python}' ended \(exit code \d\) before"):
         await LocalRunners(1, python=python).start(plan)
-
-
-def test_an_older_python() -> None:
-    greeting = Greeting(python="3.9.18", error="SyntaxError: invalid syntax")
-    assert find_problem("/a/python", greeting) == (
-        "/a/python is Python 3.9.18, and lightspan needs 3.11 or newer"
-    )
 
 
 def test_options_that_make_no_sense(app_python: Path, tmp_path: Path) -> None:
@@ -241,13 +195,10 @@ def test_options_that_make_no_sense(app_python: Path, tmp_path: Path) -> None:
         LocalRunners(1, app_dirs=[tmp_path])
     with pytest.raises(ConfigError, match=f"app_dirs: there is no folder {tmp_path}/absent"):
         LocalRunners(1, python=app_python, app_dirs=[tmp_path / "absent"])
-    with pytest.raises(ConfigError, match=f"app_dirs: there is no folder {tmp_path}/absent"):
-        LocalRunners(1, python=app_python, app_dirs=str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match="slots=0 must be at least 1"):
         ExternalRunners(0)
-    for timeout_s in (0, float("nan")):
-        with pytest.raises(ConfigError, match=f"timeout_s={timeout_s} must be a finite number"):
-            ExternalRunners(timeout_s=timeout_s)
+    with pytest.raises(ConfigError, match="timeout_s=0 must be a finite number"):
+        ExternalRunners(timeout_s=0)
 
 
 @pytest.mark.parametrize("runners", ["python", "external"])
@@ -295,18 +246,3 @@ async def test_command_lines_show_nothing(store: Store, app_python: Path) -> Non
             assert "apart_app" not in line
     finally:
         await runners.stop()
-
-
-async def test_nobody_comes(tmp_path: Path) -> None:
-    runners = ExternalRunners(timeout_s=5)
-    await runners.start(RunnerPlan(store_url="sqlite:////a b/x.db", app="my_app:answer"))
-    runners.missing_s = 5.0
-    runners.check()
-    runners.missing_s = 5.1
-    with pytest.raises(LightspanError) as caught:
-        runners.check()
-    assert str(caught.value) == (
-        "no runner for 5 s: start one in the app's environment, `lightspan runner --store "
-        "'sqlite:////a b/x.db' my_app:answer`, and go on with resume=True"
-    )
-    await asyncio.gather(runners.stop(), runners.stop())

@@ -46,24 +46,6 @@ def first_word(stream: Any) -> None:
     next(chunk for chunk in stream if chunk.choices[0].delta.content)
 
 
-def closes(task: Any) -> float:
-    with openai.OpenAI() as client, emit.agent("writer"):
-        stream = client.chat.completions.create(**ASKED)
-        first_word(stream)
-        stream.close()
-    return 1.0
-
-
-def leaves_a_streaming_response(task: Any) -> float:
-    with (
-        openai.OpenAI() as client,
-        emit.agent("writer"),
-        client.chat.completions.with_streaming_response.create(**ASKED) as response,
-    ):
-        first_word(response.parse())
-    return 1.0
-
-
 def leaves_it_open(task: Any) -> float:
     with openai.OpenAI() as client, emit.agent("writer"):
         KEPT.append(client.chat.completions.create(**ASKED))
@@ -100,8 +82,6 @@ async def is_cancelled(task: Any) -> float:
 @pytest.mark.parametrize(
     "app",
     [
-        closes,
-        leaves_a_streaming_response,
         leaves_it_open,
         leaves_it_open_async,
         is_cancelled,

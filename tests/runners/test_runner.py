@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,7 +18,6 @@ from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import Runner
 from lightspan.runners.timings import RunnerTimings
 from lightspan.schema import semconv as c
-from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import (
     AttemptStatus,
     Outcome,
@@ -29,7 +26,6 @@ from lightspan.schema.records import (
 )
 from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Routing
-from lightspan.schema.spans import SpanKind
 from lightspan.stores.protocol import Store
 from lightspan_gateway import Gateway
 from lightspan_testing.gateway_suite import shared_tokenizer
@@ -81,8 +77,7 @@ async def test_calls_of_many_attempts_are_not_mixed_up(store: Store, app: str) -
         assert llm.attributes[c.AGENT_PATH] == "writer"
 
 
-@pytest.mark.parametrize("form", ["async def", "returns its awaitable"])
-async def test_a_client_that_the_app_keeps_stays_on_one_loop(store: Store, form: str) -> None:
+async def test_a_client_that_the_app_keeps_stays_on_one_loop(store: Store) -> None:
     with ScriptedServer("fine") as server:
         async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as client:
 
@@ -93,37 +88,10 @@ async def test_a_client_that_the_app_keeps_stays_on_one_loop(store: Store, form:
                 return float(answer.choices[0].message.content == "fine")
 
             await enqueue(store, [{}] * 6)
-            async with running(store, ask if form == "async def" else lambda task: ask(task)):
+            async with running(store, ask):
                 await finished(store)
     attempts = await store.attempts([f"ro-{number}" for number in range(6)])
     assert [(attempt.reward, attempt.message) for attempt in attempts] == [(Reward(1.0), "")] * 6
-
-
-async def test_an_awaitable_that_comes_too_late_is_not_left_alone(store: Store) -> None:
-    """A coroutine that is not awaited would warn, and a warning fails the test."""
-
-    def app(task: Any) -> Any:
-        time.sleep(0.5)
-        return apps.returns_async({"value": 1})
-
-    await enqueue(store, [{}], timeout_s=0.1)
-    async with running(store, app) as runner:
-        await finished(store)
-        await until(lambda: not runner.stuck)
-    gc.collect()
-    [attempt] = await store.attempts(["ro-0"])
-    assert attempt.outcome is Outcome.TIMEOUT
-
-
-async def test_threads_and_executors_carry_the_scope(store: Store) -> None:
-    async with gateway(store, "ok") as (url, _):
-        await enqueue(store, [{}], {"routing": Routing(gateway_url=url, rules=[WRITER])})
-        async with running(store, apps.asks_in_threads):
-            await finished(store)
-    [attempt] = await store.attempts(["ro-0"])
-    assert attempt.reward == Reward(3.0)
-    llm = [span for span in await spans_of(store, attempt) if span.kind is SpanKind.LLM]
-    assert [span.attributes[c.AGENT_PATH] for span in llm] == ["writer"] * 3
 
 
 async def test_a_prompt_that_is_too_long_is_an_outcome(store: Store) -> None:
@@ -137,12 +105,11 @@ async def test_a_prompt_that_is_too_long_is_an_outcome(store: Store) -> None:
     assert attempt.message == "RuntimeError: the model does not answer"
 
 
-@pytest.mark.parametrize("app", ["asks", "catches_and_hides"])
-async def test_a_gateway_that_is_gone_is_infrastructure(store: Store, app: str) -> None:
+async def test_a_gateway_that_is_gone_is_infrastructure(store: Store) -> None:
     timings = RunnerTimings(gateway_retry_s=0.1)
     routing = Routing(gateway_url="http://127.0.0.1:9", default=WRITER.target)
     await enqueue(store, [{"text": "1"}], {"routing": routing}, max_infrastructure_tries=2)
-    async with running(store, getattr(apps, app), timings=timings):
+    async with running(store, apps.catches_and_hides, timings=timings):
         [state] = await finished(store)
     assert (state.status, state.infrastructure_tries) == (RolloutStatus.LOST, 2)
     attempts = await store.attempts(["ro-0"])
@@ -177,31 +144,18 @@ async def test_without_its_gateway_a_runner_claims_nothing(
     assert len(await store.attempts(names)) == len(names) + 1
 
 
-@pytest.mark.parametrize("app", ["asks", "asks_async"])
-async def test_a_request_that_the_gateway_refuses_is_the_apps_failure(
-    store: Store, app: str
-) -> None:
+async def test_a_request_that_the_gateway_refuses_is_the_apps_failure(store: Store) -> None:
     """The SDK raises its error from the HTTP client's, which has the gateway's address too, and
     must not be taken for a connection error."""
     async with gateway(store, "ok") as (url, _):
         routing = Routing(gateway_url=url, default=WRITER.target)
         await enqueue(store, [{"text": [{"type": "image_url"}]}], {"routing": routing})
-        async with running(store, getattr(apps, app)):
+        async with running(store, apps.asks):
             [state] = await finished(store)
     assert (state.status, state.infrastructure_tries) == (RolloutStatus.FAILED, 0)
     [attempt] = await store.attempts(["ro-0"])
     assert (attempt.status, attempt.outcome) == (AttemptStatus.FAILED, Outcome.APP_ERROR)
     assert "messages[0].content" in attempt.message
-
-
-async def test_another_server_that_is_gone_is_the_apps_failure(store: Store) -> None:
-    with ScriptedServer("1") as server:
-        routing = Routing(gateway_url=server.origin, rules=[])
-        await enqueue(store, [{"text": "1"}], {"routing": routing})
-        async with running(store, apps.asks_async):
-            await finished(store)
-    [attempt] = await store.attempts(["ro-0"])
-    assert (attempt.status, attempt.outcome) == (AttemptStatus.FAILED, Outcome.APP_ERROR)
 
 
 def test_causes_are_found_in_groups_and_chains() -> None:
@@ -217,59 +171,12 @@ def test_causes_are_found_in_groups_and_chains() -> None:
     assert classify(group, None).outcome is Outcome.APP_ERROR
 
 
-class Odd(Exception):
-    """An exception that is equal to everything and has attributes that raise."""
-
-    def __eq__(self, other: object) -> bool:
-        raise RuntimeError("not to be compared")
-
-    __hash__ = Exception.__hash__
-
-    @property
-    def code(self) -> str:
-        raise RuntimeError("no code")
-
-
-def test_an_exception_whose_attributes_raise_is_an_app_error() -> None:
-    outer = KeyError("outer")
-    outer.__cause__ = Odd("inner")
-    assert classify(outer, "http://gateway").outcome is Outcome.APP_ERROR
-    assert classify(Odd("alone"), None).message == "Odd: alone"
-
-
-def test_what_is_in_a_group_is_told() -> None:
-    """The text of an exception group names none of its exceptions."""
-    inner = ExceptionGroup("b", [KeyError("k"), OSError("o"), ValueError("left out")])
-    group = BaseExceptionGroup("a", [inner, RuntimeError("r")])
-    assert classify(group, None).message == (
-        "ExceptionGroup: a (2 sub-exceptions): KeyError: 'k'; OSError: o; ValueError: left out; "
-        "1 more"
-    )
-
-
 # --- claims, leases, the store --------------------------------------------------------------
-async def test_injected_arguments(store: Store) -> None:
-    resources = {"routing": Routing(), "hello": PromptTemplate(template="Hi {name}")}
-    await enqueue(store, [{}], resources)
-    async with running(store, apps.decorated):
-        await finished(store)
-    [attempt] = await store.attempts(["ro-0"])
-    assert (attempt.message, attempt.reward) == ("", Reward(1.0))
-
-
-async def test_only_this_runs_rollouts_are_claimed(store: Store) -> None:
-    await enqueue(store, [{"value": 1}], run_id="mine")
-    other = Rollout(rollout_id="other", task={}, task_id="t", run_id="other")
-    await store.enqueue([other])
-    async with running(store, apps.returns, run_id="mine"):
-        await reaches(store, RolloutStatus.SUCCEEDED)
-    assert await store.count("other") == {RolloutStatus.QUEUED: 1}
 
 
 @pytest.mark.parametrize(("new", "shares"), [(9, (4, 4)), (2, (6, 2)), (0, (8, 0))])
-@pytest.mark.parametrize("runs", [["old", "new"], ["new", "old"]])
 async def test_every_training_has_its_share_and_no_slot_waits(
-    store: Store, runs: list[str], new: int, shares: tuple[int, int]
+    store: Store, new: int, shares: tuple[int, int]
 ) -> None:
     """A run with work does not starve the others, and slots that one cannot use go to another."""
     gate = asyncio.Event()
@@ -285,40 +192,15 @@ async def test_every_training_has_its_share_and_no_slot_waits(
             for run, number in names
         ]
     )
-    claim, limits = store.claim, list[int]()
-
-    async def counted(*args: Any, **named: Any) -> Any:
-        limits.append(args[1])
-        return await claim(*args, **named)
-
-    store.claim = counted  # type: ignore[method-assign]
     async with running(store, app, slots=8) as runner:
-        runner.work_for(runs)
+        runner.work_for(["old", "new"])
         await reaches(store, RolloutStatus.RUNNING, 8)
-        assert len(limits) <= 4
         under_way = [
             (await store.count(run)).get(RolloutStatus.RUNNING, 0) for run in ("old", "new")
         ]
         gate.set()
         await finished(store)
     assert tuple(under_way) == shares
-
-
-async def test_never_more_than_its_slots(store: Store) -> None:
-    busy = most = 0
-
-    async def app(task: Any) -> float:
-        nonlocal busy, most
-        busy += 1
-        most = max(most, busy)
-        await asyncio.sleep(0.001)
-        busy -= 1
-        return 1.0
-
-    await enqueue(store, [{}] * 30)
-    async with running(store, app, slots=3):
-        await finished(store)
-    assert most == 3
 
 
 async def test_a_cancelled_rollout_is_stopped(store: Store) -> None:
@@ -398,11 +280,6 @@ async def test_a_claim_whose_answer_is_lost_strands_nothing(store: Store) -> Non
     assert [attempt.number for attempt in attempts] == [1, 1, 1]
 
 
-class Unreadable(Exception):
-    def __str__(self) -> str:
-        raise SystemExit("no text")
-
-
 async def cancels_itself(task: Any) -> float:
     current = asyncio.current_task()
     assert current is not None
@@ -411,22 +288,11 @@ async def cancels_itself(task: Any) -> float:
     return 1.0
 
 
-async def raises_what_cannot_be_read(task: Any) -> float:
-    raise Unreadable
-
-
-@pytest.mark.parametrize(
-    ("app", "message"),
-    [
-        (cancels_itself, "CancelledError: "),
-        (raises_what_cannot_be_read, "Unreadable: <Unreadable>"),
-    ],
-)
-async def test_odd_ways_to_end_are_the_apps_own(store: Store, app: Any, message: str) -> None:
+async def test_an_app_that_cancels_itself_fails(store: Store) -> None:
     """It fails at once, and is not taken for a stop of the runner, which would rerun it."""
     await enqueue(store, [{}])
-    async with running(store, app):
+    async with running(store, cancels_itself):
         [state] = await finished(store)
     assert (state.status, state.infrastructure_tries) == (RolloutStatus.FAILED, 0)
     [attempt] = await store.attempts(["ro-0"])
-    assert (attempt.outcome, attempt.message) == (Outcome.APP_ERROR, message)
+    assert (attempt.outcome, attempt.message) == (Outcome.APP_ERROR, "CancelledError: ")

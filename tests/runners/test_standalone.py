@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -34,7 +33,6 @@ from lightspan.schema.records import (
 )
 from lightspan.schema.semconv import PROTOCOL_VERSION
 from lightspan.stores import open_store
-from lightspan.stores.memory import MemoryStore
 from lightspan.stores.protocol import Store
 from lightspan.stores.sqlite import SQLiteStore
 from packages.gateway.tests.remote_store.served import serving
@@ -227,26 +225,12 @@ async def test_a_training_that_stops_can_be_resumed(start: Start, store: Store) 
     later = await enqueue(store, "apart_app:naps", {})
     await store.announce(trainer_of("apart_app:other"))
     await runner.says("(live trainings have the apps apart_app:other)")
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(0.5)
     assert await store.attempts(later) == []
     await store.announce(peer)
     await succeeded(store, later)
     await store.announce(msgspec.structs.replace(peer, complete=True))
     assert await runner.ends() == 0
-
-
-async def test_another_store_in_its_place(start: Start, tmp_path: Path) -> None:
-    path = tmp_path / "run.db"
-    async with open_store(f"sqlite:///{path}") as store:
-        await store.announce(trainer_of("apart_app:naps"))
-        runner = start("--store", str(path), "apart_app:naps")
-        await succeeded(store, await enqueue(store, "apart_app:naps", {}))
-    for file in tmp_path.glob("run.db*"):
-        file.unlink()
-    async with open_store(f"sqlite:///{path}") as store:
-        await store.announce(trainer_of("apart_app:naps", "run-9"))
-        await succeeded(store, await enqueue(store, "apart_app:naps", {}, run_id="run-9"))
-    assert "was replaced by another one" in runner.text
 
 
 async def test_every_attempt_its_process(start: Start, store: Store, tmp_path: Path) -> None:
@@ -260,32 +244,6 @@ async def test_every_attempt_its_process(start: Start, store: Store, tmp_path: P
     await succeeded(store, names)
     assert await runner.ends() == 0
     assert len({attempt.runner_id for attempt in await store.attempts(names)}) == 2
-
-
-async def test_a_task_that_kills_its_process(start: Start, store: Store, tmp_path: Path) -> None:
-    """It loses its own rollout only, as in a trainer's own runners."""
-    app = "misbehaving_apps:crashes"
-    markers = [str(tmp_path / f"marker-{number}") for number in (1, 2)]
-    others = [{"kind": "neighbour", "marker": marker} for marker in markers]
-    names = await enqueue(store, app, {"kind": "is killed", "when": markers}, *others)
-    folders = ("--app-dir", str(Path(__file__).parents[2] / "packages/core/tests/runners"))
-    async with Presence(store, trainer_of(app)):
-        runner = start("--store", store.url, "--slots", "3", *folders, app, talkative=True)
-        while not all(state.status.final for state in await store.rollouts(names)):
-            assert runner.process.poll() is None, runner.text
-            await asyncio.sleep(0.05)
-        await runner.says("attempts claimed: 8, finished: 8, under way: 0\n")
-    states = await store.rollouts(names)
-    assert [(state.status, state.infrastructure_tries) for state in states] == [
-        (RolloutStatus.LOST, 3),
-        (RolloutStatus.SUCCEEDED, 0),
-        (RolloutStatus.SUCCEEDED, 0),
-    ]
-    *_, last = await store.attempts(names[:1])
-    assert last.message == (
-        "only this attempt ran (rollout ro-0, task t0) when the runner's process died by signal 9 "
-        "(SIGKILL)"
-    )
 
 
 # --- it ends ------------------------------------------------------------------------------------
@@ -391,75 +349,13 @@ async def test_a_trainer_of_another_protocol(start: Start, store: Store, lines: 
         assert word in line
 
 
-async def test_who_came_since_the_last_look_is_said_at_the_end(store: Store, lines: Any) -> None:
-    """At the end of a run only joins are printed, and no missing runners."""
-    plan = RunnerPlan(store_url=store.url, app="apart_app:naps", run_id="run-1")
-    watch = RunnerWatch(plan, ExternalRunners(), lines.line)
-    await watch.end(store)
-    assert lines.texts == []
-    peer = make_peer("runner-1", PeerRole.RUNNER, "apart_app:naps", slots=3)
-    await store.announce(peer)
-    await watch.end(store)
-    [line] = lines.texts
-    assert line.startswith("runner runner-1 joined: 3 attempts at once, lightspan ")
-    watch.update(await store.peers(), 0.0)
-    await store.withdraw(peer.peer_id)
-    count = len(lines.texts)
-    await watch.end(store)
-    assert len(lines.texts) == count
-
-
-async def test_a_runner_of_another_protocol(
-    store: Store, tmp_path: Path, lines: Any, app_python: Path
-) -> None:
-    """A real runner prints both versions and claims nothing, and the trainer prints it too."""
-    from app_environment import (  # type: ignore[import-not-found]
-        app_environment,
-        of_another_version,
-    )
-
-    python = app_environment(tmp_path / "environment", "openai")
-    of_another_version(python, "9.9.9", PROTOCOL_VERSION + 1)
-    (tmp_path / "my_app.py").write_text("def answer(task):\n    return 1.0\n")
-    await store.announce(trainer_of("my_app:answer"))
-    rollouts = await enqueue(store, "my_app:answer", {})
-    command = [python, "-m", "lightspan.cli", "runner", "--store", store.url, "my_app:answer"]
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    done = await asyncio.to_thread(
-        subprocess.run, command, cwd=tmp_path, env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert await store.attempts(rollouts) == []
-    both = [
-        f"{__version__} (protocol {PROTOCOL_VERSION})",
-        f"9.9.9 (protocol {PROTOCOL_VERSION + 1})",
-    ]
-    remedies = [
-        f"{python} -m pip install {CHECKOUT} {__version__}",
-        f"pip install {CHECKOUT} 9.9.9",
-    ]
-    plan = RunnerPlan(store_url=store.url, app="my_app:answer", run_id="run-1")
-    RunnerWatch(plan, LocalRunners(1), lines.line).update(await store.peers(), 0.0)
-    [line] = lines.texts
-    for word in (*both, str(python)):
-        assert word in done.stderr
-        assert word in line
-    assert "cannot join" in line
-    assert remedies[0] in line
-    assert f"{sys.executable} -m {remedies[1]}" in line
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--store", "sqlite:x.db", "no_such_app:answer"], ["No module named", "--app-dir"]),
-        (["--store", "sqlite:x.db", "apart_app:nothing"], ["has no 'nothing'"]),
-        (["--store", "sqlite:x.db", "apart_app"], ["an app is named module:name"]),
-        (["--store", "mysql://host/db", "apart_app:naps"], ["'mysql://host/db' is not"]),
         (["--store", "memory:", "apart_app:naps"], ["lives in one process", "store.db"]),
         (["--store", "x.db", "--slots", "0", "apart_app:naps"], ["slots=0 must be at least 1"]),
         (["--store", "x.db", "--lease", "0", "apart_app:naps"], ["lease_s=0.0 must be", "above 0"]),
-        (["--store", "x.db", "--lease", "nan", "apart_app:naps"], ["lease_s=nan must be a finite"]),
         (["--store", "x.db", "--until-idle", "nan", "apart_app:naps"], ["until_idle_s=nan must"]),
         (["--store", "x.db", "--app-dir", "/no/such", "apart_app:naps"], ["no folder /no/such"]),
     ],
@@ -496,28 +392,6 @@ async def test_a_rollout_of_another_app_is_given_back(store: Store) -> None:
     assert attempt.message == "for the app my_app:other, not my_app:answer"
     [state] = await store.rollouts([name])
     assert (state.status, state.infrastructure_tries) == (RolloutStatus.QUEUED, 0)
-
-
-async def test_a_runner_works_for_the_runs_it_is_told() -> None:
-    def app(task: Any) -> float:
-        return 1.0
-
-    async with MemoryStore() as store:
-        one = await enqueue(store, "", {}, {}, run_id="run-1")
-        two = await enqueue(store, "", {}, run_id="run-2")
-        runner = Runner(store, App(app), RunnerConfig(slots=1))
-        runner.work_for([])
-        running = asyncio.create_task(runner.run())
-        await asyncio.sleep(0.2)
-        assert runner.claimed == 0
-        runner.work_for(["run-2"])
-        await succeeded(store, two)
-        assert await store.attempts(one) == []
-        runner.work_for(["run-2", "run-1"])
-        await succeeded(store, one)
-        runner.stop()
-        await running
-        assert (runner.claimed, runner.running) == (3, 0)
 
 
 # --- who sees whom ------------------------------------------------------------------------------
@@ -569,32 +443,3 @@ def test_what_a_trainer_is_told_of_runners(lines: Any) -> None:
     watch.update([], 251.5)
     with pytest.raises(Exception, match="no runner for 100 s"):
         runners.check()
-
-
-def test_local_runners_are_not_waited_for(lines: Any) -> None:
-    watch = RunnerWatch(RunnerPlan(store_url="x.db", app="a:b"), LocalRunners(1), lines.line)
-    watch.update([], 0.0)
-    watch.update([], 100.0)
-    assert lines.texts == []
-
-
-async def test_a_trainer_says_that_it_is_there(
-    rl: Callable[..., Any], apps: Any, tmp_path: Path, ask: Callable[..., Any]
-) -> None:
-    """It is announced while it works, and afterwards only if it is complete."""
-    peer_lists: list[list[Peer]] = []
-
-    class Looking(LocalRunners):
-        async def stop(self) -> None:
-            async with open_store(f"sqlite:///{tmp_path}/run/store.db") as store:
-                peer_lists.append(await store.peers())
-            await super().stop()
-
-    trainer = Trainer(rl(), runners=Looking(2), steps=1, folder=tmp_path / "run")
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.to_thread(trainer.fit, apps.spell, ask(2))
-    [[peer]] = [[p for p in peers if p.role is PeerRole.TRAINER] for peers in peer_lists]
-    run_id = trainer.folder.read_config()["run_id"]
-    assert (peer.run_id, peer.app, peer.complete) == (run_id, "toy_apps:spell", True)
-    await asyncio.to_thread(trainer.evaluate, apps.spell, ask(1), resume=True)
-    assert peer_lists[-1] == []

@@ -14,7 +14,7 @@ from lightspan import LoRA, Optimizer
 from lightspan.errors import ConfigError, ModelError
 from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import SFTLoss
-from lightspan_testing.learner_suite import make_rows, published, token_logprobs
+from lightspan_testing.learner_suite import make_rows, token_logprobs
 from lightspan_torch.learner.policy_model import adapter_base, load_adapter, merge_adapter
 from lightspan_torch.learner.torch import TorchLearner
 
@@ -70,28 +70,6 @@ def test_the_export_is_a_peft_adapter(trained: Any, tiny: Path) -> None:
     assert adapter_base(tiny) is None
 
 
-def test_the_merged_model_equals_the_learner(trained: Any, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    learner, rows, folder = trained
-    merge_adapter(folder, tmp_path / "merged")
-    learner.export("writer", tmp_path / "direct", merge=True)
-    for name in ("merged", "direct"):
-        model = AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()
-        assert close(scores_of(model, rows), learner.score(rows))
-        assert AutoTokenizer.from_pretrained(tmp_path / name).chat_template
-        assert adapter_base(tmp_path / name) is None
-
-
-async def test_what_the_engine_serves_is_what_the_learner_publishes(trained: Any) -> None:
-    learner, _, folder = trained
-    weights = await published(learner)
-    merged = load_adapter(folder).state_dict()
-    assert merged.keys() == weights.keys()
-    for name, tensor in merged.items():
-        assert torch.equal(tensor, weights[name]), name
-
-
 def test_a_base_model_elsewhere(trained: Any, tiny: Path, tmp_path: Path) -> None:
     learner, rows, folder = trained
     moved = shutil.copytree(folder, tmp_path / "adapter")
@@ -117,9 +95,6 @@ def test_what_is_no_adapter(trained: Any, tiny: Path, tmp_path: Path) -> None:
     (damaged / "adapter_model.bin").write_bytes(b"a pickle")  # never read
     with pytest.raises(ModelError, match="holds no PEFT adapter"):
         load_adapter(damaged)
-    (damaged / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelError, match="names no base model"):
-        adapter_base(damaged)
     (damaged / "adapter_config.json").write_text("{")
     with pytest.raises(ModelError, match="cannot be read"):
         adapter_base(damaged)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
 import lightspan
-from lightspan.capture import context, sdk_instrumentation, sdks
+from lightspan.capture import context, sdk_instrumentation
 from lightspan.capture.context import AttemptContext
 from lightspan.capture.emit import agent, emit_reward
 from lightspan.capture.entry import open_scope
@@ -153,40 +150,31 @@ def test_nothing_of_the_apps_client_travels(
     assert elsewhere.requests == []
 
 
-@pytest.mark.parametrize("connect_first", [True, False])
 def test_what_a_connected_app_says_can_be_recorded(
-    served: ServingGateway, elsewhere: ScriptedServer, tmp_path: Path, connect_first: bool
+    served: ServingGateway, elsewhere: ScriptedServer, tmp_path: Path
 ) -> None:
     """The app's process records the calls of all agents, because the server does not."""
     url = f"sqlite:{tmp_path / 'production.db'}"
-    with contextlib.ExitStack() as stack, app_client(elsewhere) as client:
-        if connect_first:
-            stack.enter_context(lightspan.connect(served.url))
-        stack.enter_context(lightspan.record(url))
-        if not connect_first:
-            stack.enter_context(lightspan.connect(served.url))
+    with (
+        lightspan.connect(served.url),
+        lightspan.record(url),
+        app_client(elsewhere) as client,
+    ):
         assert {who: say(client, who) for who in EXPECTED} == EXPECTED
         with agent("writer"):
             streamed = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
             assert [chunk for chunk in streamed if chunk.choices]
     attempts = read_recorded(url)
-    assert [item.calls[0].attributes[c.AGENT_PATH] for item in attempts] == [
-        "writer",
-        "planner",
-        "checker",
-        "helper",
-        "app",
-        "writer",
-    ]
     answers = [item.answered[0].answer for item in attempts]
     assert answers == [*EXPECTED.values(), "I am sql"]
-    assert [str(item.calls[0].attributes[c.ROUTE]) for item in attempts] == [
-        "policy",
-        "policy",
-        "base",
-        "app",
-        "app",
-        "policy",
+    calls = [item.calls[0].attributes for item in attempts]
+    assert [(call[c.AGENT_PATH], str(call[c.ROUTE])) for call in calls] == [
+        ("writer", "policy"),
+        ("planner", "policy"),
+        ("checker", "base"),
+        ("helper", "app"),
+        ("app", "app"),
+        ("writer", "policy"),
     ]
     assert context.current_context() is None
 
@@ -205,33 +193,6 @@ def test_the_servers_key(elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPa
     assert elsewhere.requests == []
 
 
-def test_threads_streams_and_async_clients(
-    served: ServingGateway, elsewhere: ScriptedServer
-) -> None:
-    async def stream(who: str) -> str:
-        async with openai.AsyncOpenAI(base_url=elsewhere.url, api_key="k") as client:
-            with agent(who):
-                answer = await client.chat.completions.create(
-                    model="m", messages=MESSAGES, stream=True
-                )
-                async with answer:
-                    return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
-
-    async def several() -> list[str]:
-        return await asyncio.gather(*(stream(who) for who in ("writer", "checker", "helper")))
-
-    with lightspan.connect(served.url), app_client(elsewhere) as client:
-        with ThreadPoolExecutor(4) as pool:
-            names = ["writer", "checker", "planner", "helper"] * 3
-            assert list(pool.map(lambda who: say(client, who), names)) == [
-                EXPECTED[who] for who in names
-            ]
-        assert asyncio.run(several()) == ["I am sql", "I am base", "from elsewhere"]
-        with agent("writer"):
-            text = client.completions.create(model="m", prompt="SELECT")
-        assert text.choices[0].text == "I am sql"
-
-
 def test_a_scope_comes_first(served: ServingGateway, elsewhere: ScriptedServer) -> None:
     """In training, the algorithm's routing replaces that of `connect`."""
     context = AttemptContext(rollout_id="ro", attempt_id="at")
@@ -242,23 +203,6 @@ def test_a_scope_comes_first(served: ServingGateway, elsewhere: ScriptedServer) 
         assert emit_reward(1.0) is not None  # goes nowhere
     kinds = [span.kind for span in context.recorder.drain()]
     assert kinds == ["llm", "agent"]
-
-
-def test_an_app_with_anthropics_client_connects(
-    served: ServingGateway, elsewhere: ScriptedServer
-) -> None:
-    with (
-        lightspan.connect(served.url),
-        anthropic.Anthropic(base_url=elsewhere.origin, api_key="own") as client,
-    ):
-        answers = {}
-        for who in EXPECTED:
-            with agent(who) if who else contextlib.nullcontext():
-                message: Any = client.messages.create(
-                    model="m", max_tokens=50, messages=MESSAGES[1:]
-                )
-            answers[who] = message.content[0].text
-    assert answers == EXPECTED
 
 
 def test_connections_nest_and_end_once(served: ServingGateway, elsewhere: ScriptedServer) -> None:
@@ -291,7 +235,6 @@ def test_the_environment_names_the_server(
     [
         ("http://127.0.0.1:9", "http://127.0.0.1:9 does not answer"),
         ("127.0.0.1:8000", "is not an endpoint: give a URL such as"),
-        ("ftp://127.0.0.1", "is not an endpoint"),
         ("http://me:secret@127.0.0.1", "is not an endpoint"),
     ],
 )
@@ -300,24 +243,8 @@ def test_a_server_that_is_not_there(url: str, message: str) -> None:
         lightspan.connect(url)
 
 
-def test_an_environment_without_a_client(
-    served: ServingGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sdks, "SDKS", ())
-    with pytest.raises(ConfigError, match="no client of OpenAI or Anthropic is installed"):
-        lightspan.connect(served.url)
-
-
 def test_a_server_of_another_kind(elsewhere: ScriptedServer) -> None:
     with pytest.raises(ConfigError, match="is not a `lightspan serve` of this version"):
         lightspan.connect(elsewhere.url)
     with pytest.raises(ConfigError, match="api_key_env='NO_SUCH'"):
         lightspan.connect(elsewhere.url, api_key_env="NO_SUCH")
-
-
-def test_another_protocol_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightspan.production.connect._fetch", lambda origin, key: {"protocol": 7})
-    with pytest.raises(
-        ConfigError, match=f"speaks protocol 7, this lightspan speaks {c.PROTOCOL_VERSION}: install"
-    ):
-        lightspan.connect("http://127.0.0.1:8000")

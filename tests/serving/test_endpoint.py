@@ -5,10 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shlex
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,16 +15,13 @@ import openai
 import pytest
 from serve_process import serving  # type: ignore[import-not-found]
 
-import lightspan
 from lightspan import LoRA, Optimizer, Trainer
-from lightspan.capture import sdk_instrumentation
 from lightspan.cli import main
 from lightspan.errors import ConfigError, ModelError
 from lightspan.schema.llm import LLM
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.training.manifest import KEY, ServedPolicy, ServedRun
 from lightspan_gateway.serving.endpoint import ServeOptions, describe, load_served, serve
-from lightspan_testing.scripted import ScriptedServer
 
 POLICY = Target(route=Route.POLICY, policy="policy")
 MESSAGES: Any = [{"role": "user", "content": "What is 12 + 7 * 3?"}]
@@ -78,21 +72,13 @@ def test_what_cannot_be_served_is_named(tmp_path: Path) -> None:
         load_served(odd)
 
 
-def test_a_model_that_is_gone_is_named(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", served_by(tmp_path, Routing(), policy="model"))
-    with pytest.raises(ConfigError, match=r"folder .*model of policy 'policy' in .* is missing"):
-        serve(folder, ServeOptions(port=0))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--host", "0.0.0.0"], "without a key anyone could use the model"),
         (["--api-key-env", "NO_SUCH_KEY"], "--api-key-env NO_SUCH_KEY: that variable is not set"),
-        (["--upstream-key-env", "X"], "--upstream-key-env applies only to --upstream"),
         (["--upstream", "http://u/v1", "--upstream-key-env", "NO_SUCH_KEY"], "$NO_SUCH_KEY"),
         (["--upstream", "foo"], "--upstream 'foo' is not an http or https URL"),
-        (["--upstream", ""], "--upstream '' is not an http or https URL"),
         (["--port", "70000"], "--port 70000 is no port"),
         (["--device", "tpu"], 'device=\'tpu\' is unknown: use "cpu", or "cuda" for a GPU'),
         (["--max-tokens", "0"], "--max-tokens 0 must be at least 1"),
@@ -119,23 +105,14 @@ def test_a_taken_port_is_found_before_the_weights_load(tmp_path: Path) -> None:
 
 
 # --- endpoints of a run from elsewhere ------------------------------------------------------
-def judged(url: str, variable: str | None = "JUDGE_KEY") -> Routing:
-    """Return a routing with the judge at that endpoint."""
-    judge = LLM(base_url=url, model="big", api_key_env=variable)
-    target = Target(route=Route.ENDPOINT, endpoint=judge)
-    return Routing(rules=[Rule("writer", POLICY), Rule("judge", target)])
-
-
-def stop(gateway: Any) -> None:
-    """Stop the server."""
-    signal.raise_signal(signal.SIGTERM)
 
 
 def from_elsewhere(folder: Path, *urls: str, variable: str | None = "JUDGE_KEY") -> Path:
-    """Write a run without weights, whose endpoints are checked before the weights."""
-    rules = [rule for url in urls for rule in judged(url, variable).rules]
-    served = served_by(folder, Routing(rules=rules), policy="model")
-    return write_run(folder, served)
+    """Write a run without weights with a judge at each URL, which is checked before the weights."""
+    judges = [LLM(base_url=url, model="big", api_key_env=variable) for url in urls]
+    targets = [Target(route=Route.ENDPOINT, endpoint=judge) for judge in judges]
+    routing = Routing(rules=[Rule("judge", target) for target in targets])
+    return write_run(folder, served_by(folder, routing, policy="model"))
 
 
 def test_an_endpoint_of_a_run_from_elsewhere_has_to_be_allowed(
@@ -153,9 +130,7 @@ def test_an_endpoint_of_a_run_from_elsewhere_has_to_be_allowed(
     )
     one, two = "--allow-upstream=https://one.test/v1", "--allow-upstream=http://two.test:8/v1"
     assert main(["serve", str(folder), one]) == 1
-    output = capsys.readouterr().err
-    assert "one.test" not in output
-    assert "add --allow-upstream http://two.test:8/v1\n" in output
+    assert "add --allow-upstream http://two.test:8/v1\n" in capsys.readouterr().err
     assert main(["serve", str(folder), one, two]) == 1
     assert "is missing" in capsys.readouterr().err  # the weights: the endpoints are allowed
 
@@ -164,8 +139,6 @@ def test_an_endpoint_of_a_run_from_elsewhere_has_to_be_allowed(
     ("url", "allowed"),
     [
         ("https://api.test/v1", "https://api.test/v1/"),
-        ("https://api.test/v1", "https://api.test"),
-        ("https://api.test.evil.test/v1", "https://api.test"),
         ("https://api.test@evil.test/v1", "https://api.test/v1"),
     ],
 )
@@ -180,7 +153,6 @@ def test_only_the_very_endpoint_is_allowed(tmp_path: Path, url: str, allowed: st
     [
         ("https://api.test@evil.test/v1", "@evil.test/v1 (the host is evil.test), with no key"),
         ("https://\N{CYRILLIC SMALL LETTER A}pi.test/v1", r"https://\u0430pi.test/v1, with no key"),
-        ("https://evil.test/\x1b[2K\rhttps://api.test", r"https://evil.test/\x1b[2K\rhttps://api"),
     ],
 )
 def test_an_endpoint_is_shown_as_what_it_is(tmp_path: Path, url: str, shown: str) -> None:
@@ -191,26 +163,6 @@ def test_an_endpoint_is_shown_as_what_it_is(tmp_path: Path, url: str, shown: str
     [flag] = [word for word in shlex.split(str(refused.value)) if word.startswith("https")][-1:]
     with pytest.raises(ConfigError, match="is missing"):
         serve(folder, ServeOptions(allow_upstream=[flag]))
-
-
-def test_a_run_with_an_endpoint_is_served_once_that_is_named(
-    apps: Any,
-    rl: Any,
-    ask: Any,
-    lines: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The run was trained with a judge whose key is in a variable."""
-    monkeypatch.setenv("JUDGE_KEY", "the judge's")
-    folder = tmp_path / "run"
-    with ScriptedServer("fine") as judge:
-        frozen = LLM(base_url=judge.url, model="big", api_key_env="JUDGE_KEY")
-        Trainer(rl(frozen=frozen), steps=1, folder=folder).fit(apps.two, ask(2))
-        with pytest.raises(ConfigError, match=r"with the key in \$JUDGE_KEY"):
-            serve(folder)
-        serve(folder, ServeOptions(port=0, allow_upstream=[judge.url]), reporter=lines, ready=stop)
-        assert f"  other agents -> big at {judge.url}, with the key in $JUDGE_KEY" in lines.texts
 
 
 # --- what is printed ------------------------------------------------------------------------
@@ -242,15 +194,6 @@ def test_the_one_line_and_the_agents(tmp_path: Path) -> None:
         "  or any Anthropic client: base_url=http://127.0.0.1:8000, model=policy",
         "serving runs/x at http://127.0.0.1:8000/v1 (Ctrl-C stops)",
     ]
-
-
-def test_one_policy_for_all_takes_one_variable(tmp_path: Path) -> None:
-    served = served_by(tmp_path, Routing(rules=[Rule("*", POLICY)]), policy="model")
-    options = ServeOptions(api_key_env="SERVE_KEY")
-    lines = describe(served, Path("runs/x"), "http://h:1", options)
-    assert '  lightspan.connect("http://h:1", api_key_env="SERVE_KEY")' in lines
-    whole = "OPENAI_BASE_URL=http://h:1/agents/app/v1 OPENAI_API_KEY=$SERVE_KEY"
-    assert f"  the whole app: {whole}" in lines
 
 
 # --- the real process -----------------------------------------------------------------------
@@ -298,19 +241,6 @@ def lora_run(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.slow
-def test_a_trained_run_says_how_to_serve_it(lora_run: Path, tiny: Path) -> None:
-    served, _ = load_served(lora_run)
-    assert served.base_model == str(tiny)
-    folders = {name: policy.folder for name, policy in served.policies.items()}
-    assert folders == {"writing": "model/writing", "checking": "model/checking"}
-    assert all(policy.version > 0 for policy in served.policies.values())
-    assert served.routing.target("x/writer").policy == "writing"
-    assert served.routing.default.route is Route.BASE
-    for folder in folders.values():
-        assert (lora_run / folder / "adapter_model.safetensors").is_file()
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_adapters_of_two_policies_and_the_starting_weights(lora_run: Path, tiny: Path) -> None:
     """Each agent's answers equal those of PEFT with its adapter."""
@@ -324,7 +254,8 @@ def test_adapters_of_two_policies_and_the_starting_weights(lora_run: Path, tiny:
         adapted = PeftModel.from_pretrained(base, lora_run / "model" / policy).eval()
         expected[agent] = expected_ids(adapted, tokenizer)
     assert expected["writer"] != expected["helper"]
-    with serving(lora_run, "--port", "0") as (url, lines):
+    options = ["--port", "0", "--max-tokens=5", "--dtype=float32"]
+    with serving(lora_run, *options) as (url, lines):
         answered = {agent: greedy(url, f"/agents/{agent}/v1") for agent in expected}
         assert answered == expected
         port = url.rpartition(":")[2]
@@ -335,28 +266,6 @@ def test_adapters_of_two_policies_and_the_starting_weights(lora_run: Path, tiny:
         "stopping",
         "calls answered: checker 1 (checking), helper 1 (base), writer 1 (writing)",
     ]
-
-
-@pytest.mark.slow
-def test_a_key_other_options_and_a_connected_app(
-    tiny: Path, apps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    routing = Routing(rules=[Rule("writer", POLICY)], default=Target(route=Route.BASE))
-    folder = write_run(tmp_path / "run", served_by(tiny, routing, policy=str(tiny)))
-    monkeypatch.setenv("SERVE_KEY", "open sesame")
-    options = ["--port=0", "--api-key-env=SERVE_KEY", "--max-tokens=5", "--dtype=float32"]
-    with serving(folder, *options) as (url, lines):
-        with pytest.raises(openai.AuthenticationError):
-            greedy(url, "/v1")
-        try:
-            with lightspan.connect(url, api_key_env="SERVE_KEY"):
-                assert apps.two({"q": "question 1"}) >= 0
-        finally:
-            sdk_instrumentation.uninstall()
-            sdk_instrumentation.close()
-    assert f'  lightspan.connect("{url}", api_key_env="SERVE_KEY")' in lines
-    assert lines[-1] == "calls answered: checker 1 (base), writer 1 (policy)"
-    assert "open sesame" not in "\n".join(lines)
 
 
 def test_an_engine_that_has_died_ends_it(
@@ -390,19 +299,3 @@ def test_an_engine_that_has_died_ends_it(
     output = capsys.readouterr().err.splitlines()
     stopped = "lightspan: the generation thread of policy policy stopped: the device is gone"
     assert output[-1] == stopped
-
-
-@pytest.mark.slow
-def test_ctrl_c_stops_it(tiny: Path, tmp_path: Path) -> None:
-    routing = Routing(rules=[Rule("*", POLICY)])
-    folder = write_run(tmp_path / "run", served_by(tiny, routing, policy=str(tiny)))
-    command = [sys.executable, "-m", "lightspan.cli", "serve", str(folder), "--port", "0"]
-    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert served.stdout is not None
-    for line in served.stdout:
-        if line.startswith("serving "):
-            break
-    served.send_signal(signal.SIGINT)
-    rest, _ = served.communicate(timeout=30)
-    assert served.returncode == 0
-    assert rest.splitlines() == ["stopping", "calls answered: none"]

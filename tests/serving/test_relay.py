@@ -11,19 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 from yarl import URL
 
-import lightspan
-from lightspan.runners.app import as_app
-from lightspan.runners.protocol import RunnerConfig
-from lightspan.runners.runner import Runner
 from lightspan.schema import semconv as c
-from lightspan.schema.records import AttemptStatus, Claim, Outcome, RolloutStatus
+from lightspan.schema.records import Claim
 from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Target
-from lightspan.stores import open_store, relay_url
+from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan_gateway import Gateway
@@ -52,21 +47,15 @@ class Training:
         self.engine = engine
         self.gateway = gateway
 
-    async def enqueue(self, name: str, url: str | None = None, run_id: str = "") -> str:
-        """Return a rollout; `url` is registered instead of the gateway's address."""
+    async def claim(self, name: str, url: str | None = None) -> Claim:
+        """Return a new attempt; `url` is registered instead of the gateway's address."""
         routing = Routing(
             gateway_url=self.gateway.url if url is None else url,
             default=Target(route=Route.POLICY, policy="policy"),
         )
         resources_id = await self.store.put_resources({ROUTING: routing})
-        fields = {"run_id": run_id, "resources_id": resources_id, "max_infrastructure_tries": 99}
-        await self.store.enqueue([make_rollout(name, **fields)])
-        return name
-
-    async def claim(self, name: str, url: str | None = None) -> Claim:
-        """Return a new attempt of a new rollout."""
-        await self.enqueue(name, url, f"run of {name}")
-        [claim] = await self.store.claim("runner", 1, 60.0, f"run of {name}")
+        await self.store.enqueue([make_rollout(name, run_id=name, resources_id=resources_id)])
+        [claim] = await self.store.claim("runner", 1, 60.0, name)
         return claim
 
 
@@ -304,15 +293,10 @@ async def test_a_call_token_opens_nothing_of_the_store(tmp_path: Path) -> None:
     "path",
     [
         "/http://127.0.0.1:{port}/v1/chat/completions",
-        "//127.0.0.1:{port}/v1/chat/completions",
         "@127.0.0.1:{port}/v1/chat/completions",
         "/v1/../store/v1",
         "/v1/%2e%2e/%2E%2E/health",
-        "/agents/../../v1/models",
         "/lightspan/routing",
-        "/store/v1",
-        "/",
-        "",
     ],
 )
 async def test_a_request_chooses_no_upstream(place: Place, path: str) -> None:
@@ -364,9 +348,7 @@ async def _status_of(place: Place, target: str, claim: Claim) -> bytes:
     ("url", "status", "said"),
     [
         ("", 404, "registered no gateway"),
-        ("ftp://127.0.0.1", 404, "registered no gateway"),
         ("http://user:pw@127.0.0.1:1", 404, "registered no gateway"),
-        ("http://[", 404, "registered no gateway"),
         ("itself", 502, "no gateway of a training"),
         ("nobody", 502, "cannot be reached"),
     ],
@@ -402,58 +384,3 @@ async def test_limits(tmp_path: Path) -> None:
         await until(lambda: bool(slots._waiters))
         gate.open()
         assert await asyncio.gather(first, second) == [(200, "a b"), (200, "second")]
-
-
-async def test_one_reported_lost_opens_nothing(place: Place) -> None:
-    """The calls of a runner with an expired lease are refused."""
-    async with training(place.store, "never") as run:
-        claim = await run.claim("a")
-        report = claim.attempt.report(AttemptStatus.LOST, Outcome.INFRASTRUCTURE)
-        await place.store.report([report])
-        status, message = await place.said(claim)
-        assert (status, message.endswith("has ended (lost)")) == (403, True)
-
-
-@lightspan.rollout
-async def asks(task: Any) -> float:
-    """Send one call without retries."""
-    url = "http://127.0.0.1:9/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client:
-        reply = await client.chat.completions.create(model="any", messages=BODY["messages"])
-    return float(reply.choices[0].message.content or "nan")
-
-
-@asynccontextmanager
-async def running(place: Place) -> AsyncIterator[None]:
-    """A runner that can reach only the store's server."""
-    config = RunnerConfig(slots=1, name="far", relay=relay_url(place.served.url))
-    runner = Runner(place.store, as_app(asks), config)
-    task = asyncio.create_task(runner.run())
-    try:
-        yield
-    finally:
-        runner.stop()
-        await task
-
-
-async def _ended(store: Store, count: int) -> None:
-    while (await store.count()) != {RolloutStatus.SUCCEEDED: count}:  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
-
-
-async def test_a_runner_waits_for_a_gateway_that_is_gone(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    """While only the gateway is down, the runner loses one attempt and waits."""
-    async with training(place.store, "7") as run:
-        port = int(run.gateway.url.rpartition(":")[2])
-        await run.gateway.close()
-        names = [await run.enqueue(f"ro-{number}") for number in range(4)]
-        async with running(place):
-            await until(lambda: "nothing is claimed until it does" in caplog.text)
-            [attempt] = await place.store.attempts(names)
-            assert attempt.outcome is Outcome.INFRASTRUCTURE
-            engine = ScriptedEngine(TOKENIZER, "7")
-            async with Gateway(place.store, engine, port=port):
-                await _ended(place.store, 4)
-    assert len(await place.store.attempts(names)) == 4 + 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 from serve_process import serving_store  # type: ignore[import-not-found]
 
@@ -76,14 +74,11 @@ def runner(url: str, folder: Path, *options: str) -> subprocess.CompletedProcess
     )
 
 
-@pytest.mark.parametrize(("isolation", "dies"), [("thread", False), ("process", True)])
-async def test_runners_of_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolation: str, dies: bool
-) -> None:
+async def test_runners_of_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runners work with a key that their app cannot find, also after a crash of a process."""
     monkeypatch.setenv("MINE", TRAINER)
     trainer = make_peer("run-1", role=PeerRole.TRAINER, app="looks:looks", run_id="run-1")
-    task = {"dies": str(tmp_path / "died")} if dies else {}
+    task = {"dies": str(tmp_path / "died")}
     rollouts = [
         make_rollout(f"ro-{i}", run_id="run-1", app="looks:looks", task=task if i == 0 else {})
         for i in range(4)
@@ -92,7 +87,7 @@ async def test_runners_of_elsewhere(
         async with open_store(f"{url}?api_key_env=MINE") as store:
             await store.announce(trainer)
             await store.enqueue(rollouts)
-            options = ("--isolation", isolation, "--lease", "90")
+            options = ("--isolation", "process", "--lease", "90")
             run = asyncio.create_task(asyncio.to_thread(runner, url, tmp_path, *options))
             cursor = 0
             while (await store.count()).get(RolloutStatus.SUCCEEDED, 0) < 4 and not run.done():
@@ -103,7 +98,7 @@ async def test_runners_of_elsewhere(
     assert done.returncode == 0, done.stdout + done.stderr
     ended = [attempt for attempt in attempts if attempt.status is AttemptStatus.SUCCEEDED]
     assert [attempt.rollout_id for attempt in ended] == [f"ro-{i}" for i in range(4)]
-    assert ended[0].number == 1 + dies
+    assert ended[0].number == 2
     for attempt in ended:
         assert attempt.reward == Reward(0.0, {"in a child": 0.0, "here": 0.0}), attempt.message
     output = "\n".join([*lines, done.stdout, done.stderr])
@@ -111,7 +106,7 @@ async def test_runners_of_elsewhere(
     assert RUNNER not in output
 
 
-async def test_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_it_says(tmp_path: Path) -> None:
     database = tmp_path / "store.db"
     with serving_store(str(database), *KEYS, **IN_ENVIRONMENT) as (url, lines):
         pass
@@ -126,38 +121,23 @@ async def test_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ]
 
 
-async def test_without_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_without_a_key(tmp_path: Path) -> None:
     """Local programs and commands use the store like a file."""
     with serving_store(str(tmp_path / "store.db"), "--without-key") as (url, lines):
         async with open_store(url) as store:
-            assert not store.capabilities.power_loss
             await store.enqueue([make_rollout()])
     assert "no key: every program of this machine has full access" in lines
-    power_loss = f"sqlite://{tmp_path}/store.db?power_loss=true"
-    with serving_store(power_loss, "--without-key") as (url, _):
-        async with open_store(url) as store:
-            assert store.capabilities.power_loss
-            assert await store.count() == {RolloutStatus.QUEUED: 1}
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "--store URL: here neither is given"),
-        (["runs/x", "--store", "x.db"], "--store URL: here both are given"),
         (["--store", "x.db"], "needs keys: name the variables"),
-        (["--store", "x.db", "--trainer-key-env", "GONE_KEY"], "GONE_KEY: that variable is not"),
         (["--store", "x.db", "--without-key", "--host", "0.0.0.0"], "is reachable from others"),
         (["--store", "x.db", "--without-key", *KEYS], "contradicts"),
         (["--store", "memory:", "--without-key"], "serve a file"),
-        (["--store", "http://127.0.0.1:1", "--without-key"], "is served already"),
-        (["--store", "nonsense", "--without-key"], "store 'nonsense' is not known"),
-        (["--store", "gone/x.db", "--without-key"], "does not exist"),
-        (["--store", "x.db", "--without-key", "--port", "70000"], "--port 70000"),
         (["--store", "x.db", "--without-key", "--device", "cuda"], "--device applies to a run"),
-        (["--store", "x.db", "--api-key-env", "X"], "--api-key-env applies to a run"),
-        (["runs/x", "--runner-key-env", "X"], "--runner-key-env applies to a store"),
-        (["runs/x", "--without-key"], "--without-key applies to a store"),
     ],
 )
 def test_what_cannot_be_served(
@@ -220,17 +200,3 @@ def test_a_training_and_its_runner_processes(
     written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert TRAINER.encode() not in written
     assert url.encode() in written
-
-
-def test_it_lets_itself_open_more_files_than_a_shell_does(tmp_path: Path) -> None:
-    """With the limit of a shell, some hundred idle runners would use all connections."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
-    try:
-        with serving_store(f"sqlite:///{tmp_path}/store.db", "--without-key"):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            children = psutil.Process().children()
-            [server] = [child for child in children if "serve" in child.cmdline()]
-            assert server.rlimit(psutil.RLIMIT_NOFILE)[0] >= min(hard, 4_096) > 512
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

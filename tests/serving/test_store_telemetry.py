@@ -13,27 +13,19 @@ from urllib import error as refused, request
 
 import pytest
 from google.rpc.status_pb2 import Status
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceResponse,
-)
 
 import lightspan
 from lightspan.algorithms.recorded_attempts import Query
-from lightspan.errors import NotFoundError
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, RolloutStatus
-from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.schema.spans import Span, SpanKind
 from lightspan.stores import open_store
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan_gateway.remote_store.roles import Role
 from lightspan_gateway.store_server.api_keys import Keys
-from lightspan_otel import encode_otlp
-from lightspan_otel.ingest import gathered
 from lightspan_testing.attempts import read_recorded
 from lightspan_testing.store_suite import make_rollout
-from lightspan_tools.export import export_store
 from lightspan_tools.inspect import inspect_store
-from lightspan_torch.sft.chat_dataset import load_chats
 from packages.gateway.tests.remote_store.served import KEYS, RUNNER, TRAINER, Served, serving
 
 TRACER = "a-tracer-key-0123456789"
@@ -145,13 +137,8 @@ def test_a_trace_is_an_attempt_of_its_service(served: Served, url: str) -> None:
 
 @pytest.mark.parametrize(
     "batches",
-    [
-        [SPANS],
-        [[span] for span in SPANS],
-        [[span] for span in reversed(SPANS)],
-        [SPANS[2:], SPANS[:2], SPANS, SPANS[1:3]],
-    ],
-    ids=["whole", "root first", "children first", "repeated"],
+    [[[span] for span in reversed(SPANS)], [SPANS[2:], SPANS[:2], SPANS, SPANS[1:3]]],
+    ids=["children first", "repeated"],
 )
 def test_batches_in_any_order(served: Served, url: str, batches: list[Any]) -> None:
     for batch in batches:
@@ -161,98 +148,6 @@ def test_batches_in_any_order(served: Served, url: str, batches: list[Any]) -> N
     assert state.status is RolloutStatus.SUCCEEDED
     assert lightspan.tasks_from_store(url) == [{"question": "Where?"}]
     assert "calls by agent: writer 1" in inspect_store(url, query=Query())
-
-
-def test_inspect_says_that_trainings_are_there_too(served: Served, url: str) -> None:
-    send(served, body(*SPANS))
-    hint = "rollouts of trainings (shown by lightspan inspect RUN_FOLDER): "
-    assert hint not in inspect_store(url, query=Query())
-
-    async def enqueue() -> None:
-        async with open_store(url) as store:
-            await store.enqueue([make_rollout("first"), make_rollout("second")])
-
-    asyncio.run(enqueue())
-    shown = inspect_store(url, query=Query()).splitlines()
-    assert shown[1:5:3] == ["1 attempts by service: desk 1", f"{hint}2"]
-
-
-def test_two_servers_at_once(tmp_path: Path, url: str) -> None:
-    def store() -> SQLiteStore:
-        return SQLiteStore(tmp_path / "store.db")
-
-    keys = Keys({Role.TRACER: TRACER})
-
-    async def all_at_once(one: Served, other: Served) -> list[Any]:
-        sent = [(server, body(span)) for span in SPANS * 3 for server in (one, other)]
-        return await asyncio.gather(*(asyncio.to_thread(send, *item) for item in sent))
-
-    with serving(store, keys) as one, serving(store, keys) as other:
-        answers = asyncio.run(all_at_once(one, other))
-    assert answers == [(200, JSON, b"{}")] * 24
-    _, _, spans = asyncio.run(stored(url))
-    assert sorted(span.span_id for span in spans) == sorted([ROOT, AGENT, CALL, TOOL])
-
-
-def test_what_reads_production_reads_it(served: Served, url: str, tmp_path: Path) -> None:
-    send(served, body(SPANS[0]))
-    send(served, body(*SPANS[1:]))  # late, after the root, but included
-    _, attempt, spans = asyncio.run(stored(url))
-    assert [span.late for span in spans] == [False, True, True, True]
-    call_id = next(str(s.attributes[c.CALL_ID]) for s in spans if s.kind is SpanKind.LLM)
-    lightspan.feedback(call_id, 1.0, store=url, comment="good")
-    shown = inspect_store(url, attempt.attempt_id, query=Query())
-    assert f"{call_id}/0 writer: rejected" in shown
-    assert (
-        "note: its spans were sent by OpenTelemetry: the tokens of its calls are unknown" in shown
-    )
-    assert "look" in shown
-    answer = inspect_store(url, attempt.attempt_id, call_id, query=Query())
-    assert answer.endswith("--- user\nWhere?\n--- assistant\nHere.")
-    chats = load_chats(url, min_reward=0.5, agents="writer")
-    assert [chat["content"] for chat in chats.chats[0]["messages"]] == ["Where?", "Here."]
-    exported = export_store(url, "messages", tmp_path / "good.jsonl")
-    assert exported.rows == 1
-    [line] = (tmp_path / "good.jsonl").read_text().splitlines()
-    assert [m["content"] for m in json.loads(line)["messages"]] == ["Where?", "Here."]
-
-
-def test_protobuf_says_the_same(served: Served, url: str) -> None:
-    span = Span(
-        span_id=ROOT,
-        trace_id=TRACE,
-        name="chat m",
-        kind=SpanKind.LLM,
-        start_ns=1,
-        end_ns=2,
-        status=SpanStatus.ERROR,
-        status_message="it broke",
-        attributes={c.INPUT_MESSAGES: '[{"role":"user","parts":[{"type":"text","content":"hi"}]}]'},
-        resource={"service.name": "desk"},
-    )
-    packed = gzip.compress(encode_otlp([span]))
-    assert send(served, packed, PROTOBUF, packing="gzip") == (200, PROTOBUF, b"")
-    state, attempt, [spans] = asyncio.run(stored(url))
-    assert (state.status, attempt.status) == (RolloutStatus.FAILED, AttemptStatus.FAILED)
-    assert (spans.name, spans.status_message, spans.status) == (
-        "chat m",
-        "it broke",
-        SpanStatus.ERROR,
-    )
-
-
-def test_services_of_one_trace_have_attempts_of_their_own(served: Served, url: str) -> None:
-    send(served, body(SPANS[0]))
-    remote = {**SPANS[1], "flags": 0x301}  # the parent is in another process
-    send(served, body(remote, service="tools"))
-
-    async def ended() -> list[Any]:
-        async with open_store(url) as store:
-            states = await store.rollouts(mode=Mode.PRODUCTION)
-            return [(state.rollout.run_id, state.status) for state in states]
-
-    done = RolloutStatus.SUCCEEDED
-    assert asyncio.run(ended()) == [("desk", done), ("tools", done)]
 
 
 def test_a_span_that_names_an_attempt_is_late_beside_it(served: Served, url: str) -> None:
@@ -303,39 +198,14 @@ def test_a_span_that_is_none_is_left_out_by_itself(served: Served, url: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"endTimeUnixNano": str(2**64 - 1)}, "beyond what 63 bits hold"),
-        ({"attributes": attributes({c.SPAN_SCHEMA: "999"})}, "it has schema 999"),
-        ({"attributes": attributes({c.SPAN_SCHEMA: "x"})}, "invalid literal"),
-        ({"status": {"code": 7}}, "7 is not a valid StatusCode"),
-    ],
-)
-def test_a_span_that_nobody_could_read(
-    served: Served, url: str, changes: dict[str, Any], said: str
-) -> None:
-    status, _, answer = send(served, body({**SPANS[1], **changes}, SPANS[0]))
-    assert status == 200
-    assert said in json.loads(answer)["partialSuccess"]["errorMessage"]
-    _, _, spans = asyncio.run(stored(url))
-    assert [span.span_id for span in spans] == [ROOT]
-    assert "1 attempts by service: desk 1" in inspect_store(url, query=Query())
-
-
-@pytest.mark.parametrize(
     ("sent", "kind", "packing", "status", "said"),
     [
         (b"{", JSON, "", 400, "the body is no JSON"),
         (b"[]", JSON, "", 400, "an object, not list"),
-        (b'{"resourceSpans": 3}', JSON, "", 400, "resourceSpans is no list of objects"),
         (body({**SPANS[0], "traceId": "xyz"}), JSON, "", 400, "traceId is 'xyz', not hexadecimal"),
-        (body({**SPANS[0], "name": 5}), JSON, "", 400, "no OTLP JSON"),
-        (b"[" * 100_000, JSON, "", 400, "the body is no JSON"),
         (b"\xff\xff\xff", PROTOBUF, "", 400, "no OTLP protobuf"),
         (b"{}", "text/plain", "", 415, "not 'text/plain'"),
-        (b"{}", JSON, "br", 415, "'br'"),
         (b"no gzip", JSON, "gzip", 400, "gzip"),
-        (gzip.compress(b"\0" * 2**25, mtime=0), JSON, "gzip", 413, "16,777,216 bytes"),
         (b" " * (2**24 + 1), JSON, "", 413, "16,777,216 bytes"),
     ],
 )
@@ -375,27 +245,18 @@ def test_a_bomb_is_never_held_whole(served: Served, monkeypatch: pytest.MonkeyPa
     assert sum(longest) <= 2**24 + 1
 
 
-@pytest.mark.parametrize(
-    ("key", "status", "said"),
-    [
-        (
-            RUNNER,
-            403,
-            "the key's role is runner; only admin, tracer, trainer may send traces",
-        ),
-        ("wrong", 401, "the key is wrong or missing"),
-    ],
-)
-def test_who_may_not(served: Served, url: str, key: str, status: int, said: str) -> None:
-    answer = send(served, body(*SPANS), key=key)
-    assert answer[0] == status
-    assert said in json.loads(answer[2])["message"]
-    with pytest.raises(NotFoundError):
-        lightspan.feedback("at-none", 1.0, store=url)
+def test_who_may_not(served: Served, url: str) -> None:
+    status, _, answer = send(served, body(*SPANS), key=RUNNER)
+    assert (status, json.loads(answer)["message"]) == (
+        403,
+        "the key's role is runner; only admin, tracer, trainer may send traces",
+    )
+    assert send(served, body(*SPANS), key="wrong")[0] == 401
+    assert read_recorded(url) == []
 
 
 def test_a_tracer_may_do_nothing_else(served: Served) -> None:
-    for path in ("/lightspan/store/count", "/lightspan/store"):
+    for path in ("/store/v1/count", "/store/v1"):
         http_request = request.Request(
             served.url + path, headers={"Authorization": f"Bearer {TRACER}"}
         )
@@ -428,47 +289,3 @@ def test_the_exporter_of_opentelemetry(served: Served, url: str) -> None:
     assert [span.name for span in spans] == ["chat", "ask"]
     assert state.status is RolloutStatus.SUCCEEDED
     assert lightspan.tasks_from_store(url, service="desk") == ["Where?"]
-
-
-def test_what_lightspan_sends(served: Served, url: str) -> None:
-    """The answer lists the refused spans."""
-    spans = [
-        Span(span_id=ROOT, trace_id=TRACE, name="desk", kind=SpanKind.CHAIN, start_ns=1, end_ns=9),
-        Span(span_id=CALL, trace_id=TRACE, name="chat m", kind=SpanKind.LLM, parent_id=ROOT),
-        Span(span_id=TOOL, trace_id=TRACE, name="reward", kind=SpanKind.REWARD, parent_id=ROOT),
-    ]
-    status, _, answer = send(served, encode_otlp(spans), PROTOBUF)
-    response = ExportTraceServiceResponse.FromString(answer)
-    assert (status, response.partial_success.rejected_spans) == (200, 1)  # the reward
-    _, attempt, kept = asyncio.run(stored(url))
-    assert attempt.status is AttemptStatus.SUCCEEDED
-    assert {span.span_id: span.kind for span in kept} == {
-        ROOT: SpanKind.CHAIN,
-        CALL: SpanKind.LLM,
-    }
-
-
-def test_what_made_them_is_not_kept_a_million_times(served: Served, url: str) -> None:
-    """A long resource attribute is refused, because every span repeats it."""
-    spans = [otlp_span(f"{number:016x}", "", "s", 0) for number in range(1, 201)]
-    status, _, answer = send(served, body(*spans, service="x" * 400_000))
-    assert status == 400
-    assert b"have 80," in answer
-    status, _, answer = send(served, body(*spans, service="x" * 1_001))
-    assert (status, json.loads(answer)["partialSuccess"]["rejectedSpans"]) == (200, "200")
-    assert read_recorded(url) == []
-
-
-def test_spans_inside_one_another_without_end(served: Served, url: str) -> None:
-    """Nested spans are processed once each, and the number of agents in a path is limited."""
-    ids = [f"{number:016x}" for number in range(1, 3_001)]
-    spans = [
-        otlp_span(own, outer, "s", 0, **{**INVOKES, "gen_ai.agent.name": f"a{own}"})
-        for own, outer in zip(ids, ["", *ids], strict=False)
-    ]
-    spans.append(otlp_span(CALL, ids[-1], "chat", 0, **SAID))
-    assert send(served, body(*spans))[0] == 200
-    [data] = read_recorded(url)
-    _, spans_read = gathered(data.rollout, data.attempt, data.spans)
-    [call] = [span for span in spans_read if span.kind is SpanKind.LLM]
-    assert str(call.attributes[c.AGENT_PATH]).split("/") == [f"a{own}" for own in ids[:64]]

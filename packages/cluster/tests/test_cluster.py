@@ -11,8 +11,6 @@ import pytest
 
 from lightspan.errors import AppError, ConfigError, UnsupportedError, how_to_install
 from lightspan.runners.protocol import RunnerPlan, Runners
-from lightspan.schema.records import RolloutStatus
-from lightspan.stores.protocol import Store
 from lightspan_cluster.ray_runners import RayRunners
 
 
@@ -56,42 +54,30 @@ def plan(url: str = "sqlite:///x.db", app: str = "app:answer") -> RunnerPlan:
     return RunnerPlan(store_url=url, app=app)
 
 
-async def test_a_store_that_other_machines_cannot_open() -> None:
-    runners: Runners = RayRunners(8, address="10.0.0.1:6379")
+async def test_a_store_that_other_machines_cannot_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    runners: Runners = RayRunners(8)
     with pytest.raises(UnsupportedError, match=r"'sqlite:///x.db' is of this machine.* serve it"):
         await runners.start(plan())
     await runners.stop()
 
 
-async def test_the_variable_names_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    with pytest.raises(UnsupportedError, match="is of this machine"):
-        await RayRunners(8).start(plan())
-
-
-async def test_a_folder_of_nowhere() -> None:
-    runners = RayRunners(8, address="10.0.0.1:6379", app_dirs="apps")
-    with pytest.raises(ConfigError, match="'apps' is no absolute path"):
-        await runners.start(plan("https://agents.example"))
-
-
-async def test_an_interpreter_of_nowhere() -> None:
-    runners = RayRunners(8, address="10.0.0.1:6379", python=".venv/bin/python")
-    with pytest.raises(ConfigError, match=r"python: '.venv/bin/python' is no absolute path"):
-        await runners.start(plan("https://agents.example"))
-
-
-async def test_an_app_of_the_running_script() -> None:
-    with pytest.raises(AppError, match="put it into a module"):
-        await RayRunners(8, address="local").start(plan(app="__main__:answer"))
+@pytest.mark.parametrize(
+    ("options", "told", "message"),
+    [
+        ({"app_dirs": "apps"}, plan("https://agents.example"), "'apps' is no absolute path"),
+        ({"python": "bin/python"}, plan("https://agents.example"), "'bin/python' is no absolute"),
+        ({}, plan(app="__main__:answer"), "put it into a module"),
+    ],
+)
+async def test_plans_that_cannot_be_followed(
+    options: dict[str, Any], told: RunnerPlan, message: str
+) -> None:
+    with pytest.raises((ConfigError, AppError), match=message):
+        await RayRunners(8, address="10.0.0.1:6379", **options).start(told)
 
 
 async def test_a_cluster_without_a_token_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     with pytest.raises(ConfigError, match=r"10.0.0.1:6379 requires no token.* RAY_AUTH_MODE=token"):
         await RayRunners(8, address="10.0.0.1:6379").start(plan("https://agents.example"))
-
-
-async def _is_over(store: Store, number: int) -> bool:
-    counts = await store.count()
-    return counts.get(RolloutStatus.SUCCEEDED, 0) == number

@@ -9,11 +9,8 @@ import time
 import pytest
 
 from lightspan.errors import ConfigError
-from lightspan.runners.protocol import RunnerPlan
-from lightspan.runners.standalone import JoinOptions
 from lightspan.schema import clock
 from lightspan.stores import names_store, open_store, public_url
-from lightspan.stores.credentials import secrets_of
 from lightspan_cluster.postgres.dsn import read_address
 from lightspan_cluster.postgres.server import Retry
 
@@ -25,7 +22,6 @@ URL = f"postgresql://ada:{SECRET}@db.example:5433/agents?sslmode=require"
     ("url", "parameters", "schema"),
     [
         ("postgresql://", {}, "lightspan"),
-        ("postgresql:///agents", {"dbname": "agents"}, "lightspan"),
         (
             "postgresql://ada@db.example:5433/agents?sslmode=require&schema=run%201",
             {
@@ -43,11 +39,6 @@ URL = f"postgresql://ada:{SECRET}@db.example:5433/agents?sslmode=require"
             "lightspan",
         ),
         ("postgresql://[::1]:5432/x", {"host": "::1", "port": "5432", "dbname": "x"}, "lightspan"),
-        (
-            "postgresql://a%40b@/x?host=/run/pg",
-            {"user": "a@b", "dbname": "x", "host": "/run/pg"},
-            "lightspan",
-        ),
         ("postgresql:///?service=agents", {"service": "agents"}, "lightspan"),
     ],
 )
@@ -63,11 +54,6 @@ def test_urls(url: str, parameters: dict[str, str], schema: str) -> None:
     ("url", "public", "secrets"),
     [
         (URL, "postgresql://ada@db.example:5433/agents?sslmode=require", {"password": SECRET}),
-        (
-            "postgresql://ada:a%40%2Fb@h/x?schema=y",
-            "postgresql://ada@h/x?schema=y",
-            {"password": "a@/b"},
-        ),
         (
             f"postgresql://h/x?password={SECRET}&schema=y&sslpassword=two",
             "postgresql://h/x?schema=y",
@@ -97,15 +83,9 @@ def test_what_is_secret_stays_in_this_process(
         (f"postgresql://ada:{SECRET}/more@h/x", "%40"),
         (f"postgresql://ada:{SECRET}#@h/x", "%40"),
         (f"postgresql://ada:{SECRET}@h/x?user=ada", "user is given twice"),
-        (f"postgresql://ada:{SECRET}@h/x?schema=pg_x", "pg_"),
         (f"postgresql://ada:{SECRET}@h/x?schema=" + 64 * "x", "63 bytes"),
-        (f"postgresql://h/x?password={SECRET}&schema=", "63 bytes"),
-        (f"postgresql://ada:{SECRET}@h/x?power_loss=true", "power_loss"),
         (f"postgresql://ada:{SECRET}@h/x?password={SECRET}", "password is given twice"),
-        (f"postgresql://ada:12?{SECRET}@h/x", "%40"),
-        (f"postgresql://ada:{SECRET}/x", "host or its port"),
         (f"mysql://ada:{SECRET}@h/x", "is not known"),
-        (f"mysql://ada:{SECRET}@h/x?a=b", "no option"),
     ],
 )
 def test_urls_of_nothing_are_refused_without_their_secrets(url: str, words: str) -> None:
@@ -116,27 +96,12 @@ def test_urls_of_nothing_are_refused_without_their_secrets(url: str, words: str)
     assert caught.value.__cause__ is None
 
 
-def test_what_is_written_or_shown_has_no_secret() -> None:
-    options = JoinOptions(store_url=URL, app="my_app:answer")
-    assert SECRET not in repr(options)
-    plan = RunnerPlan(
-        store_url=options.store_url,
-        app="my_app:answer",
-        store_secrets=secrets_of(options.store_url),
-    )
-    assert plan.store_secrets == {"password": SECRET}
-    assert SECRET not in repr(plan)
-    assert public_url("sqlite:x.db") == "sqlite:x.db"
-
-
 def test_without_psycopg_the_extra_is_named() -> None:
     program = """
 import sys
-import time
 sys.modules["psycopg"] = None
 from lightspan.errors import ConfigError
-from lightspan.stores import open_store, public_url
-assert public_url("postgresql://ada:x@h/y") == "postgresql://ada@h/y"
+from lightspan.stores import open_store
 try:
     open_store("postgresql://h/y")
 except ConfigError as error:

@@ -42,14 +42,13 @@ async def test_model_sampling_and_key_are_the_endpoints() -> None:
     assert request.headers["authorization"] == "Bearer none"
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
-async def test_tries_again(status: int) -> None:
-    bad = Reply(status=status)
+async def test_tries_again() -> None:
+    bad = Reply(status=503)
     with ScriptedServer([bad, bad, "fine", bad, bad, bad]) as server:
         engine = OpenAIEngine(LLM(base_url=server.url, model="real"))
         await engine.start()
         assert (await engine.chat(BODY)).status == 200
-        assert (await engine.chat(BODY)).status == status
+        assert (await engine.chat(BODY)).status == 503
         await engine.close()
         assert len(server.requests) == 6
 

@@ -94,16 +94,3 @@ def test_the_ends_of_a_range_are_values(dialect: str) -> None:
         for value in values:
             body = {**SAID[dialect], field: value}
             DIALECTS[dialect].parse(body, mode=Mode.TRAIN, forced=Sampling())
-
-
-def test_a_limit_beyond_the_context_is_the_context() -> None:
-    body = {**SAID["chat/completions"], "max_tokens": 2**63 - 1}
-    parsed_request = DIALECTS["chat/completions"].parse(body, mode=Mode.VAL, forced=None)
-    assert parsed_request.sampling.max_tokens == 2**63 - 1
-
-
-def test_other_dialects_limits_are_passed_over() -> None:
-    for dialect in ("responses", "messages", "completions"):
-        body = {**SAID[dialect], "max_completion_tokens": [1]}
-        parsed_request = DIALECTS[dialect].parse(body, mode=Mode.TRAIN, forced=Sampling())
-        assert parsed_request.sampling.max_tokens in (None, 5, 16)

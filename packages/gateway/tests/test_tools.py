@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from lightspan.errors import ConfigError
-from lightspan.schema.genai_messages import CALL_CLOSE, CALL_OPEN, PYTHON_TAG
+from lightspan.schema.genai_messages import CALL_CLOSE, CALL_OPEN
 from lightspan_gateway.tools import PARSERS, ParsedCall, ParsedText, tool_parser
 
 
@@ -50,11 +47,10 @@ CALLS: list[tuple[str, str, ParsedText]] = [
     ("json", '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
      ParsedText(None, (F, call("g")))),
     ("json", '```json\n{"name": "f", "arguments": {"a": 1}}\n```', ParsedText(None, (F,))),
-    ("json", '\n```\n[{"name": "f", "arguments": {"a": 1}}]\n```\n', ParsedText(None, (F,))),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", ["2e658", "-1e-999", "9" * 5_000, f"{'9' * 400}.5"])
+@pytest.mark.parametrize("number", ["2e658", "9" * 5_000])
 @pytest.mark.parametrize("name", PARSERS)
 def test_numbers_beyond_those_of_python(name: str, number: str) -> None:
     """JSON and grammars allow numbers that Python's types cannot represent."""
@@ -67,35 +63,21 @@ def test_numbers_beyond_those_of_python(name: str, number: str) -> None:
 TEXT: list[tuple[str, str]] = [
     ("hermes", '{"name": "f", "arguments": {}}'),
     ("hermes", '<tool_call>{"name": "f", "arguments": {}}'),
-    ("hermes", '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>'),
     ("hermes", '<tool_call>{"name": "f"}</tool_call><tool_call>{</tool_call>'),
-    ("hermes", "<tool_call>[1]</tool_call>"),
     ("llama", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
     ("llama", '{"name": "f", "arguments": {}}'),
-    ("llama", '{"name": "f"}'),
     ("llama", '{"name": 1, "parameters": {}}'),
-    ("llama", '{"name": "f", "parameters": "{}"}'),
     ("llama", '{"name": "f", "parameters": {"a": NaN}}'),
-    ("llama", '{"name": "f", "parameters": {}'),
     ("llama", '{"name": "f", "parameters": {}} and more'),
     ("llama", 'I call {"name": "f", "parameters": {}}'),
-    ("llama", '{"name": "f", "parameters": {}};'),
-    ("llama", '{"name": "f", "parameters": {}}, {"name": "g", "parameters": {}}'),
     ("llama", '{"name": "f", "parameters": {}}; {"name": "g"}'),
     ("llama", '<|python_tag|>search.call(query="x")'),
-    ("llama", "<|python_tag|>"),
     ("llama", "[" * 100_000),
-    ("llama", ""),
     ("json", '{"name": "f", "parameters": {}}'),
-    ("json", '{"name": "f"}'),
     ("json", "[]"),
     ("json", '[{"name": "f", "arguments": {}}, 3]'),
-    ("json", '[{"name": "f", "arguments": {}}, {"name": "g"}]'),
     ("json", 'Here: ```json\n{"name": "f", "arguments": {}}\n```'),
     ("json", '```json\n{"name": "f", "arguments": {}}\n```\n```json\n{}\n```'),
-    ("json", '```python\n{"name": "f", "arguments": {}}\n```'),
-    ("json", "{" * 100_000),
-    ("json", ""),
 ]
 
 
@@ -114,20 +96,13 @@ def test_what_is_no_call_stays_text_exactly(parser: str, text: str) -> None:
     ("parser", "text", "length"),
     [
         ("hermes", "Now <tool_c", 3),
-        ("hermes", "Now <tool_cat", 13),
         ("hermes", "Now \n<tool_call>{", 3),
-        ("llama", "", 0),
-        ("llama", " \n", 0),
-        ("llama", "<", 0),
-        ("llama", "<|pyth", 0),
         ("llama", "<|python_tag|>print", 0),
         ("llama", "<b>", 3),
         ("llama", ' {"nam', 0),
         ("llama", "The {", 5),
-        ("json", "``", 0),
         ("json", "```json\n{", 0),
         ("json", "`a`", 3),
-        ("json", "[", 0),
         ("json", "In [1]", 6),
     ],
 )
@@ -176,21 +151,3 @@ def test_any_arguments_arrive_as_written(
                 continue
             variant = f"<tool_call>{variant}</tool_call>"
         assert tool_parser(parser).parse(variant).calls == (ParsedCall(name, written),)
-
-
-def test_an_unknown_parser_names_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"no tool parser 'xml'; there are hermes, llama, json"):
-        tool_parser("xml")
-
-
-def test_the_markers_of_tool_calls_are_written_in_one_place() -> None:
-    """The gateway's parsers, the engine's tokenizers and AIR share the constants of the marks."""
-    packages = Path(__file__).parents[3] / "packages"
-    sources = [path for path in packages.glob("*/src/**/*.py") if "testing" not in path.parts]
-    written = {
-        path.name
-        for path in sources
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and node.value in (CALL_OPEN, CALL_CLOSE, PYTHON_TAG)
-    }
-    assert written == {"genai_messages.py"}

@@ -71,8 +71,3 @@ def test_short_ids_are_ends_of_one_id_alone(ids: set[str]) -> None:
 def test_no_short_id_is_an_option_of_the_command() -> None:
     ids = {f"run-ab{n}cd-0-1-0-0" for n in range(3)} | {f"run-ab-0-1-{n}-0-0" for n in range(3)}
     assert not any(end.startswith("-") for end in short_ids(ids).values())
-
-
-def test_random_ids_are_cut_to_a_few_digits() -> None:
-    ids = {f"attempt-18c9{index:012x}{index * 7919 % 65536:016x}" for index in range(500)}
-    assert max(len(end) for end in short_ids(ids).values()) <= 8

@@ -39,26 +39,3 @@ def test_what_an_update_learned_from_was_trained_also_under_a_grammar() -> None:
         entry.rejection for entry in _trained_coverage(judge, {}, {}, is_explained=True).entries
     ]
     assert nothing == [Rejection.UNUSED, Rejection.UNUSED, bound, bound, truncated]
-
-
-def test_a_call_that_does_not_follow_its_grammar_says_so() -> None:
-    """Also where nothing else was learned from in its step."""
-    records = [
-        make_record("plain"),
-        make_record("mismatch", grammar="start: X", sequence=(3, 4)),
-        make_record("bound", grammar="start: X", sequence=(5, 6)),
-    ]
-    episode = build_episode(make_attempt(), make_rollout(), [], records)
-    judge = partial(classify_calls, episode, Selection.of().routing)
-    mismatches = {"at-1/mismatch/0": "token 3 is not allowed"}
-
-    def rejections(*explained: str) -> list[Rejection | None]:
-        explanations: Any = dict.fromkeys(f"at-1/{call_id}/0" for call_id in explained)
-        is_explained = bool(explained)
-        coverage = _trained_coverage(judge, explanations, mismatches, is_explained=is_explained)
-        return [entry.rejection for entry in coverage.entries]
-
-    unfit = Rejection.GRAMMAR_MISMATCH
-    assert rejections() == [None, unfit, Rejection.CONSTRAINED]
-    assert rejections("plain", "bound") == [None, unfit, None]
-    assert rejections("bound") == [Rejection.UNUSED, unfit, None]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import pytest
-
 from lightspan_gateway.remote_store.request_batcher import Item, RequestBatcher
 from lightspan_gateway.remote_store.rpc import MAX_BATCH
 
@@ -67,11 +65,3 @@ async def test_an_error_is_raised_for_the_whole_batch_and_no_other() -> None:
     assert await asyncio.gather(*tasks, return_exceptions=True) == [server.error] * 2
     server.error = None
     assert await batcher.send(("c", b"")) == "answer to c"
-
-
-async def test_a_wrong_number_of_answers_is_an_error() -> None:
-    async def send(items: Sequence[Item]) -> Sequence[str]:
-        return []
-
-    with pytest.raises(ValueError, match="shorter"):
-        await RequestBatcher(send).send(("a", b""))

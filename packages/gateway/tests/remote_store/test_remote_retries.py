@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import socket
 import subprocess
 import sys
 import threading
@@ -16,18 +14,16 @@ from typing import Any
 
 import pytest
 
-from lightspan.errors import DataError, StoreError, StoreFormatError, StoreUnreachableError
+from lightspan.errors import StoreError, StoreFormatError, StoreUnreachableError
 from lightspan.runners.gateway_probe import GatewayEndpoint
 from lightspan.schema.records import AttemptRef, RolloutStatus
-from lightspan.schema.semconv import HEADER_PROTOCOL, PROTOCOL_VERSION
-from lightspan.stores import open_existing, open_store
+from lightspan.schema.semconv import PROTOCOL_VERSION
+from lightspan.stores import open_store
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan.stores.timings import StoreTimings
 from lightspan_gateway.limits import StoreServerLimits
 from lightspan_gateway.remote_store import client
-from lightspan_gateway.remote_store.rpc import OPERATIONS
 from lightspan_gateway.remote_store.store import RemoteStore
-from lightspan_gateway.store_server import server as store_server
 from lightspan_testing.store_suite import (
     LEASE_S,
     make_rollout,
@@ -164,41 +160,23 @@ async def test_a_server_that_stays_away(served: Served, pauses: list[float]) -> 
         assert await store.count() == {}
 
 
-async def test_a_server_whose_own_store_is_away(served: Served, pauses: list[float]) -> None:
-    """A server whose database is down is retried, and its last error is raised."""
-    async with open_store(served.url) as store:
-        await asyncio.to_thread(served.run, served.store.close())
-        with pytest.raises(StoreError, match=r"count: store .*store\.db is closed"):
-            await store.count()
-        assert len(pauses) == len(client.RETRY_BACKOFF_S)
-        await asyncio.to_thread(served.run, served.store.open())
-        assert await store.count() == {}
-
-
 async def test_an_outage_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served: Served, pauses: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The warning comes once, before the pause of 8 s, and never for a greeting."""
-    pauses = list[float]()
-
-    async def at_once(seconds: float) -> None:
-        pauses.append(seconds)
-
-    monkeypatch.setattr(client, "_sleep", at_once)
-    with serving(lambda: SQLiteStore(tmp_path / "store.db")) as served:
-        async with open_store(served.url) as store:
-            port = await asyncio.to_thread(served.stop)
-            with pytest.raises(StoreUnreachableError):
-                await open_store(served.url).open()
-            assert caplog.messages == []
-            errors = await asyncio.gather(store.peers(), store.count(), return_exceptions=True)
-            assert {type(item) for item in errors} == {StoreUnreachableError}
-            assert len([item for item in pauses if item > 5]) == 4
-            [message] = caplog.messages
-            assert message.startswith(f"retrying for up to a minute: store {served.url} cannot")
-            await asyncio.to_thread(served.start, port)
-            assert await store.count() == {}
-            assert not store._opened._has_warned
+    async with open_store(served.url) as store:
+        port = await asyncio.to_thread(served.stop)
+        with pytest.raises(StoreUnreachableError):
+            await open_store(served.url).open()
+        assert caplog.messages == []
+        errors = await asyncio.gather(store.peers(), store.count(), return_exceptions=True)
+        assert {type(item) for item in errors} == {StoreUnreachableError}
+        assert len([item for item in pauses if item > 5]) == 4
+        [message] = caplog.messages
+        assert message.startswith(f"retrying for up to a minute: store {served.url} cannot")
+        await asyncio.to_thread(served.start, port)
+        assert await store.count() == {}
+        assert not store._opened._has_warned
 
 
 # --- a server that is busy ------------------------------------------------------------------
@@ -210,26 +188,10 @@ async def test_a_busy_server_is_asked_again(pauses: list[float]) -> None:
     assert len(pauses) == 3
 
 
-async def test_requests_wait_for_a_place(tmp_path: Path) -> None:
-    """Urgent operations and long polls do not wait for a slot."""
-    with serving(
-        lambda: SQLiteStore(tmp_path / "store.db"), limits=StoreServerLimits(max_concurrent=1)
-    ) as served:
-        places = served.server._slots
-        async with open_store(served.url) as store:
-            await asyncio.to_thread(served.run, places.acquire())
-            counting = asyncio.create_task(store.count())
-            await store.watch()
-            await store.heartbeat([AttemptRef("at-none", 1)], 2.0)
-            assert not counting.done()
-            served._loop.call_soon_threadsafe(places.release)
-            assert await counting == {}
-
-
 # --- what is no such server, or no such version ---------------------------------------------
 @pytest.mark.parametrize("status", [200, 404, 500])
 async def test_a_server_of_something_else(status: int) -> None:
-    with scripted((status, {"Location": "http://127.0.0.1:1/"})) as (url, paths):
+    with scripted((status, {})) as (url, paths):
         with pytest.raises(StoreFormatError, match="no `lightspan serve --store"):
             await open_store(url).open()
         assert len(paths) == 1
@@ -237,10 +199,9 @@ async def test_a_server_of_something_else(status: int) -> None:
 
 async def test_a_server_that_sends_clients_on(pauses: list[float]) -> None:
     """A redirect is not followed, because the key would be sent too."""
-    with scripted((301, {"Location": "https://me:word@store.example/x?y=z"})) as (url, paths):
-        store = open_store(url)
-        with pytest.raises(StoreError, match=r"it answered with status 301"):
-            await store.open()
+    away = (301, {"Location": "https://me:word@store.example/x?y=z"})
+    with scripted(away) as (url, paths), pytest.raises(StoreError, match=r"with status 301"):
+        await open_store(url).open()
     assert (len(paths), pauses) == (1, [])
 
 
@@ -251,42 +212,6 @@ async def test_https_where_a_server_speaks_http(served: Served, pauses: list[flo
     assert pauses == []
 
 
-async def test_a_refused_connection_says_nothing_of_tls(
-    served: Served, pauses: list[float]
-) -> None:
-    url = served.url
-    port = served.stop()
-    try:
-        store = open_store(url)
-        with pytest.raises(StoreUnreachableError, match="cannot be reached") as caught:
-            await store.open()
-        assert "ssl" not in str(caught.value)
-    finally:
-        served.start(port)
-
-
-@pytest.mark.parametrize("status", [200, 409])
-async def test_answers_with_bytes_that_are_no_text(status: int) -> None:
-    """Invalid UTF-8 in a greeting or an error raises a lightspan error."""
-    headers = {HEADER_PROTOCOL: str(PROTOCOL_VERSION)}
-    body = b"\x82\xa4kind\xa2\xff\xfe\xa7message\xa1x"
-    with scripted((status, headers), body=body) as (url, _):
-        store = open_store(url)
-        with pytest.raises(StoreError, match=re.escape(url)):
-            await store.open()
-
-
-def test_an_answer_that_is_no_text() -> None:
-    with pytest.raises(DataError, match="the answer to attempt cannot be read"):
-        OPERATIONS["attempt"].read_answer(b"\x81\xa2\xff\xfe\xc0")
-
-
-async def test_a_server_behind_a_broken_proxy(pauses: list[float]) -> None:
-    with scripted((502, {})) as (url, _), pytest.raises(StoreError, match=r"proxy .* 502"):
-        await open_store(url).open()
-    assert len(pauses) == len(client.GREETING_BACKOFF_S)
-
-
 @pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
 async def test_another_version(
     served: Served, monkeypatch: pytest.MonkeyPatch, version: int
@@ -294,35 +219,8 @@ async def test_another_version(
     monkeypatch.setattr(client, "PROTOCOL_VERSION", version)
     with pytest.raises(StoreFormatError) as caught:
         await open_store(served.url).open()
-    for part in (
-        served.url,
-        f"protocol {PROTOCOL_VERSION}",
-        f"speaks {version}",
-        "on both sides",
-        sys.executable,
-    ):
+    for part in (served.url, f"protocol {PROTOCOL_VERSION}", f"speaks {version}", sys.executable):
         assert part in str(caught.value)
-
-
-async def test_a_client_that_speaks_another_version_is_told_by_the_server(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server checks the version of every request."""
-    async with open_store(served.url) as store:
-        monkeypatch.setattr(store_server, "PROTOCOL_VERSION", 7)
-        with pytest.raises(StoreFormatError, match="protocol 7"):
-            await store.count()
-
-
-def test_a_wrong_address_is_no_wait() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-
-    async def opened() -> None:
-        await open_existing(f"http://127.0.0.1:{port}").open()
-
-    with pytest.raises(StoreUnreachableError, match=rf"127\.0\.0\.1:{port} cannot be reached"):
-        asyncio.run(opened())
 
 
 async def test_a_body_that_is_too_large(tmp_path: Path) -> None:
@@ -335,19 +233,10 @@ async def test_a_body_that_is_too_large(tmp_path: Path) -> None:
             await store.enqueue([make_rollout(task="x" * 90_000)])
 
 
-async def test_a_large_body(served: Served) -> None:
-    async with open_store(served.url) as store:
-        await store.enqueue([make_rollout(task="x" * 20_000_000)])
-        [state] = await store.rollouts()
-    assert state.rollout.task == "x" * 20_000_000
-
-
 @pytest.mark.parametrize(
     "answer",
     [
         b"",
-        b"SSH-2.0-OpenSSH_9.2\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
     ],
