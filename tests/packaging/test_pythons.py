@@ -52,13 +52,3 @@ def test_neither_a_beta_nor_a_build_without_the_gil_is_taken(installed: Any, ans
     """Few packages have wheels for them."""
     installed(f"bin/python{NEXT}", f"echo {NEXT} {answer}")
     assert find_interpreter(NEXT) is None
-
-
-def test_an_interpreter_may_be_named(installed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = installed("elsewhere/python", f"echo {NEXT} final 0")
-    monkeypatch.setenv("LIGHTSPAN_PYTHON" + NEXT.replace(".", ""), named)
-    assert find_interpreter(NEXT) == named
-
-
-def test_this_very_python_is_one() -> None:
-    assert find_interpreter(f"3.{sys.version_info.minor}") is not None
