@@ -1,23 +1,39 @@
-"""Tests of the state machine: the effect of each action on a rollout and its attempts."""
+"""Tests of the state machine: the effect of each action on a rollout and its attempts, leases
+and reports."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from lightspan.errors import IllegalMoveError
-from lightspan.schema.records import LEGAL_ROLLOUT_MOVES, Attempt, AttemptStatus, RolloutStatus
+from lightspan.errors import IllegalMoveError, NotFoundError
+from lightspan.schema.records import (
+    LEGAL_ROLLOUT_MOVES,
+    Attempt,
+    AttemptRef,
+    AttemptStatus,
+    Outcome,
+    RolloutStatus,
+)
+from lightspan.schema.reward import Reward
 from lightspan.stores._state_machine import MAX_UNCOUNTED_LOSSES
 from lightspan.stores.protocol import Store
 from lightspan_testing.store_suite.base import (
     FINAL_ATTEMPTS,
     LEASE_S,
+    NUL,
+    UNICODE,
     Clock,
     StoreTests,
     claim_one,
+    make_call,
     make_report,
     make_rollout,
+    make_span,
+    records_of,
+    ref,
     start,
     state_of,
     status_of,
@@ -95,7 +111,8 @@ MOVES: dict[tuple[RolloutStatus, str], RolloutStatus] = {
 
 
 class StateMachineTests(StoreTests):
-    """Every pair of a status and an action, and the retries of lost attempts."""
+    """Every pair of a status and an action; heartbeats extend leases, expired attempts are lost,
+    one report ends an attempt."""
 
     @pytest.mark.parametrize("after", AttemptStatus)
     @pytest.mark.parametrize("before", AttemptStatus)
@@ -141,20 +158,6 @@ class StateMachineTests(StoreTests):
         covered = {(before, after) for (before, _), after in MOVES.items()} | {lost}
         assert covered == LEGAL_ROLLOUT_MOVES
 
-    @pytest.mark.parametrize("tries", [1, 2, 3, 5])
-    async def test_lost_attempts_are_retried(self, store: Store, tries: int) -> None:
-        await store.enqueue([make_rollout(max_infrastructure_tries=tries)])
-        for number in range(1, tries + 1):
-            attempt = await claim_one(store)
-            assert (attempt.number, attempt.status) == (number, AttemptStatus.RUNNING)
-            assert await store.report([make_report(attempt, AttemptStatus.LOST)]) == [True]
-            assert (await state_of(store)).infrastructure_tries == number
-        assert await status_of(store) is RolloutStatus.LOST
-        assert await store.claim("runner", 1, LEASE_S) == []
-        attempts = await store.attempts(["ro-1"])
-        assert [attempt.number for attempt in attempts] == list(range(1, tries + 1))
-        assert [attempt.epoch for attempt in attempts] == sorted({a.epoch for a in attempts})
-
     async def test_uncounted_losses_use_up_no_try_but_end(self, store: Store) -> None:
         """The neighbour of a dead process is not charged, but not indefinitely."""
         await store.enqueue([make_rollout(max_infrastructure_tries=2)])
@@ -165,10 +168,192 @@ class StateMachineTests(StoreTests):
             assert (await state_of(store)).infrastructure_tries == expected
         assert await status_of(store) is RolloutStatus.LOST
 
-    async def test_counted_and_uncounted_losses_mix(self, store: Store) -> None:
-        await store.enqueue([make_rollout(max_infrastructure_tries=3)])
-        for counts, expected in [(True, 1), (False, 1), (True, 2), (False, 2), (True, 3)]:
-            attempt = await claim_one(store)
-            await store.report([make_report(attempt, AttemptStatus.LOST, counts=counts)])
-            assert (await state_of(store)).infrastructure_tries == expected
-        assert await status_of(store) is RolloutStatus.LOST
+    # --- leases ---------------------------------------------------------------------------
+    async def test_a_heartbeat_keeps_the_lease(self, store: Store, clock: Clock) -> None:
+        attempt = await start(store)
+        for _ in range(5):
+            clock.advance(LEASE_S - 1)
+            assert await store.heartbeat([ref(attempt)], LEASE_S) == []
+            assert await store.expire() == 0
+        attempt_after = await store.attempt(attempt.attempt_id)
+        assert attempt_after.lease_until == clock.now + LEASE_S
+
+    async def test_a_lease_that_runs_out_is_lost(self, store: Store, clock: Clock) -> None:
+        attempt = await start(store)
+        clock.advance(LEASE_S - 0.5)
+        assert await store.expire() == 0
+        clock.advance(0.5)
+        assert await store.expire() == 1
+        assert await store.expire() == 0
+        attempt_after = await store.attempt(attempt.attempt_id)
+        assert (attempt_after.status, attempt_after.outcome) == (
+            AttemptStatus.LOST,
+            Outcome.INFRASTRUCTURE,
+        )
+        assert "runner" in attempt_after.message
+        assert attempt_after.ended_at == clock.now
+        assert await status_of(store) is RolloutStatus.QUEUED
+
+    async def test_a_late_heartbeat_keeps_what_nobody_found_lost(
+        self, store: Store, clock: Clock
+    ) -> None:
+        """A runner that was suspended for longer than its lease keeps an attempt by a heartbeat."""
+        attempt = await start(store)
+        clock.advance(LEASE_S * 2)
+        assert await store.heartbeat([ref(attempt)], LEASE_S) == []
+        assert await store.claim("runner", 1, LEASE_S) == []
+        attempt_after = await store.attempt(attempt.attempt_id)
+        assert (attempt_after.status, attempt_after.lease_until) == (
+            AttemptStatus.RUNNING,
+            clock.now + LEASE_S,
+        )
+
+    async def test_heartbeat_returns_what_must_stop(self, store: Store, clock: Clock) -> None:
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(4)])
+        attempts = [claim.attempt for claim in await store.claim("runner", 4, LEASE_S)]
+        await store.report([make_report(attempts[0])])
+        await store.cancel(["ro-1"])
+        wrong_epoch = AttemptRef(attempts[2].attempt_id, attempts[2].epoch + 1)
+        unknown = AttemptRef("at-nobody", 1)
+        refs = [ref(attempts[0]), ref(attempts[1]), wrong_epoch, unknown, ref(attempts[3])]
+        assert await store.heartbeat(refs, 2 * LEASE_S) == refs[:4]
+        clock.advance(LEASE_S)
+        assert await store.expire() == 1
+        assert await store.heartbeat([], LEASE_S) == []
+
+    async def test_what_is_to_be_run_alone(self, store: Store, clock: Clock) -> None:
+        """Such a rollout is claimed first, by a runner without other work, and without others."""
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(5)])
+        claims = await store.claim("runner", 4, LEASE_S)
+        assert [claim.alone for claim in claims] == [False] * 4
+        for claim in claims[1:3]:
+            fields = {"counts": False, "alone": True}
+            await store.report([make_report(claim.attempt, AttemptStatus.LOST, **fields)])
+        assert await store.claim("runner", 0, LEASE_S) == []
+        others = await store.claim("busy", 9, LEASE_S, idle=False)
+        assert [(claim.rollout.rollout_id, claim.alone) for claim in others] == [("ro-4", False)]
+        for name in ("ro-1", "ro-2"):
+            await store.enqueue([make_rollout(f"after-{name}")])
+            [alone] = await store.claim("runner", 9, LEASE_S)
+            assert (alone.rollout.rollout_id, alone.alone) == (name, True)
+        # the next attempt may run with others, unless requested again
+        await store.report([make_report(alone.attempt, AttemptStatus.LOST)])
+        again, *_ = await store.claim("runner", 9, LEASE_S)
+        assert (again.rollout.rollout_id, again.alone) == ("ro-2", False)
+
+    async def test_bad_neighbours_time_and_again(self, store: Store) -> None:
+        """They cost no try; after three of them the rollout is run alone."""
+        await store.enqueue([make_rollout()])
+        alone_flags = []
+        for _ in range(4):
+            [claim] = await store.claim("runner", 1, LEASE_S)
+            alone_flags.append(claim.alone)
+            await store.report([make_report(claim.attempt, AttemptStatus.LOST, counts=False)])
+        assert alone_flags == [False, False, False, True]
+        assert (await state_of(store)).infrastructure_tries == 0
+
+    async def test_a_lost_epoch_changes_nothing(self, store: Store, clock: Clock) -> None:
+        old = await start(store)
+        clock.advance(LEASE_S)
+        new = await claim_one(store)
+        state, attempts = await state_of(store), await store.attempts(["ro-1"])
+        assert await store.report([make_report(old, reward=Reward(1.0))]) == [False]
+        assert await store.heartbeat([ref(old)], LEASE_S) == [ref(old)]
+        assert await store.add_spans(ref(old), [make_span(old)]) == 1
+        assert await store.add_calls([make_call(old)]) == [True]
+        assert await state_of(store) == state
+        assert await store.attempts(["ro-1"]) == attempts
+        assert await store.report([make_report(new)]) == [True]
+        [late] = await records_of(store, old)
+        assert late.late
+
+    # --- report ---------------------------------------------------------------------------
+    async def test_a_report_is_kept_whole(self, store: Store, clock: Clock) -> None:
+        attempt = await start(store)
+        clock.advance(3)
+        report = make_report(
+            attempt,
+            AttemptStatus.FAILED,
+            outcome=Outcome.APP_ERROR,
+            reward=Reward(0.1 + 0.2, {"exact": 1e-300, UNICODE: -0.0}),
+            message=UNICODE + NUL,
+            capture_errors=["lost a span", UNICODE, NUL],
+        )
+        assert await store.report([report]) == [True]
+        attempt_after = await store.attempt(attempt.attempt_id)
+        assert attempt_after.reward == report.reward
+        assert (attempt_after.outcome, attempt_after.message) == (report.outcome, report.message)
+        assert (attempt_after.capture_errors, attempt_after.ended_at) == (
+            report.capture_errors,
+            clock.now,
+        )
+        state = await state_of(store)
+        assert (state.status, state.finished_at) == (RolloutStatus.FAILED, clock.now)
+
+    @pytest.mark.parametrize("reward", [None, Reward(None), Reward(0.0), Reward(None, {"a": 1.0})])
+    async def test_unscored_is_not_zero(self, store: Store, reward: Reward | None) -> None:
+        attempt = await start(store)
+        await store.report([make_report(attempt, reward=reward)])
+        assert (await store.attempt(attempt.attempt_id)).reward == reward
+
+    async def test_report_twice(self, store: Store) -> None:
+        """An equal report succeeds without effect; a different one is refused without effect."""
+        attempt = await start(store)
+        report = make_report(attempt, reward=Reward(1.0), capture_errors=["a"])
+        assert await store.report([report, report]) == [True, True]
+        before = await store.attempt(attempt.attempt_id), await store.watch()
+        assert await store.report([report]) == [True]
+        same: dict[str, Any] = {"reward": Reward(1.0), "capture_errors": ["a"]}
+        for other in ({"reward": Reward(0.0)}, {"message": "x"}, {"capture_errors": ["b"]}):
+            assert await store.report([make_report(attempt, **{**same, **other})]) == [False]
+        assert (await store.attempt(attempt.attempt_id), await store.watch()) == before
+
+    async def test_report_under_a_wrong_epoch(self, store: Store) -> None:
+        attempt = await start(store)
+        wrong = make_report(attempt, epoch=attempt.epoch + 1)
+        assert await store.report([wrong, make_report(attempt), wrong]) == [False, True, False]
+
+    @pytest.mark.parametrize("size", [1, 300])
+    async def test_a_bad_report_refuses_its_batch(self, store: Store, size: int) -> None:
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(size)])
+        claims = await store.claim("runner", size, LEASE_S)
+        good = [make_report(claim.attempt) for claim in claims]
+        unknown = make_report(claims[0].attempt, attempt_id="at-nobody")
+        with pytest.raises(NotFoundError, match="at-nobody"):
+            await store.report([*good, unknown])
+        with pytest.raises(IllegalMoveError):
+            await store.report([*good, make_report(claims[0].attempt, AttemptStatus.RUNNING)])
+        assert await store.count() == {RolloutStatus.RUNNING: size}
+        assert await store.report([]) == []
+
+    # --- attempts -------------------------------------------------------------------------
+    async def test_attempts_in_the_order_asked(self, store: Store) -> None:
+        await store.enqueue([make_rollout("b"), make_rollout("a")])
+        for claim in await store.claim("runner", 2, LEASE_S):
+            await store.report([make_report(claim.attempt, AttemptStatus.LOST)])
+        await store.claim("runner", 2, LEASE_S)
+        attempts = await store.attempts(["a", "nobody", "b"])
+        assert [(a.rollout_id, a.number) for a in attempts] == [
+            ("a", 1),
+            ("a", 2),
+            ("b", 1),
+            ("b", 2),
+        ]
+        assert await store.attempts([]) == []
+        with pytest.raises(NotFoundError, match="at-nobody"):
+            await store.attempt("at-nobody")
+
+    async def test_mark_damaged(self, store: Store) -> None:
+        attempt = await start(store)
+        await store.mark_damaged(attempt.attempt_id, "first")
+        await store.report([make_report(attempt, capture_errors=["second", "first"])])
+        await store.mark_damaged(attempt.attempt_id, UNICODE)  # allowed for a sealed attempt
+        await store.mark_damaged(attempt.attempt_id, UNICODE)
+        attempt_after = await store.attempt(attempt.attempt_id)
+        assert attempt_after.capture_errors == ["first", "second", UNICODE]
+        assert attempt_after.status is AttemptStatus.SUCCEEDED
+        assert await store.report([make_report(attempt, capture_errors=["second", "first"])]) == [
+            True
+        ]
+        with pytest.raises(NotFoundError, match="at-nobody"):
+            await store.mark_damaged("at-nobody", "reason")
