@@ -19,17 +19,13 @@ Cells that a framework cannot have are in `IMPOSSIBLE` with their reasons, and m
 
 `scenarios` has the table's rows, `trees` helpers for the span trees; `scenario_runner` and
 `process` run them, `checks` checks the results, `base` has the hooks. Tests by subject:
-`table_tests`, `concurrency_tests`, `service_tests`, `install_tests`, `interop_tests`,
-`prompt_tests`.
+`table_tests`, `service_tests`, `install_tests`, `prompt_tests`.
 """
 
 from __future__ import annotations
 
 from lightspan_testing.adapter_harness import Turn
-from lightspan_testing.adapter_suite.checks import Tally
-from lightspan_testing.adapter_suite.concurrency_tests import ConcurrencyTests
 from lightspan_testing.adapter_suite.install_tests import InstallTests
-from lightspan_testing.adapter_suite.interop_tests import InteropTests
 from lightspan_testing.adapter_suite.prompt_tests import PromptTests
 from lightspan_testing.adapter_suite.scenarios import (
     BYPASSED,
@@ -52,9 +48,7 @@ from lightspan_testing.adapter_suite.table_tests import TableTests
 from lightspan_testing.attempts import tree
 
 
-class AdapterSuite(
-    TableTests, ConcurrencyTests, ServiceTests, InstallTests, InteropTests, PromptTests
-):
+class AdapterSuite(TableTests, ServiceTests, InstallTests, PromptTests):
     """See the module's docstring."""
 
 
@@ -68,7 +62,6 @@ __all__ = [
     "Impossible",
     "Model",
     "Scenario",
-    "Tally",
     "Turn",
     "broken",
     "by_other_means",

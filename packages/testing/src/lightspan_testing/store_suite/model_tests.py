@@ -52,8 +52,9 @@ class _Machine(RuleBasedStateMachine):
         """Rollout, lease end, status."""
         self.claimed: list[Attempt] = []
         """The attempts as the store returned them."""
-        self.latest: tuple[tuple[Any, ...], list[int]] | None = None
-        """Arguments of the last claim with its request id, and its attempts."""
+        self.latest: tuple[tuple[Any, ...], bool, list[int]] | None = None
+        """Arguments of the last claim with its request id, whether its rollout is to be run alone,
+        and its attempts."""
 
     def run(self, work: Any) -> Any:
         return self.loop.run(work)
@@ -91,7 +92,7 @@ class _Machine(RuleBasedStateMachine):
     def claim_again(self) -> None:
         """Repeat the last claim, as a client without a response does."""
         assert self.latest is not None
-        arguments, numbers = self.latest
+        arguments, alone, numbers = self.latest
         self._expire()
         if not numbers:
             self._claim(*arguments)
@@ -100,8 +101,9 @@ class _Machine(RuleBasedStateMachine):
         for number in running:
             self.attempts[number][1] = self.clock.now + LEASE_S
         claims = self._ask(*arguments)
-        ids = [claim.attempt.attempt_id for claim in claims]
-        assert ids == [self.claimed[number].attempt_id for number in running]
+        assert [(claim.attempt.attempt_id, claim.alone) for claim in claims] == [
+            (self.claimed[number].attempt_id, alone) for number in running
+        ]
 
     def _ask(self, slots: int, run_id: str | None, idle: bool, request_id: str) -> list[Any]:
         claiming = self.store.claim("r", slots, LEASE_S, run_id, idle, request_id=request_id)
@@ -125,7 +127,8 @@ class _Machine(RuleBasedStateMachine):
             queued[name][0], queued[name][3] = RolloutStatus.RUNNING, number
             self.attempts.append([name, self.clock.now + LEASE_S, AttemptStatus.RUNNING])
             self.claimed.append(claim.attempt)
-        self.latest = (slots, run_id, idle, request_id), list(range(first, len(self.attempts)))
+        numbers = list(range(first, len(self.attempts)))
+        self.latest = (slots, run_id, idle, request_id), alone, numbers
 
     @precondition(lambda self: self.claimed)
     @rule(

@@ -16,6 +16,7 @@ from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
 from lightspan_testing.store_suite.base import (
     LEASE_S,
+    Clock,
     StoreTests,
     content_of,
     make_call,
@@ -47,14 +48,28 @@ class RetryTests(StoreTests):
         assert await store.claim("runner", later, LEASE_S, request_id=request_id) == claims
         assert await store.watch() == before
 
+    async def test_asking_again_extends_the_leases(self, store: Store, clock: Clock) -> None:
+        """And what is to be run alone is so again."""
+        attempt = await start(store)
+        await store.report([make_report(attempt, AttemptStatus.LOST, alone=True)])
+        await store.enqueue([make_rollout("ro-2")])
+        request_id = new_id("claim")
+        await store.claim("runner", 2, LEASE_S, request_id=request_id)
+        clock.advance(LEASE_S - 1)
+        [claim] = await store.claim("runner", 2, LEASE_S, request_id=request_id)
+        assert (claim.rollout.rollout_id, claim.alone) == ("ro-1", True)
+        clock.advance(LEASE_S - 1)
+        assert await store.expire() == 0
+        assert await store.attempt(claim.attempt.attempt_id) == claim.attempt
+
     async def test_what_is_over_of_a_claim_is_left_out(self, store: Store) -> None:
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(300)])
         request_id = new_id("claim")
-        claims = await store.claim("runner", 200, LEASE_S, request_id=request_id)
+        claims = await store.claim("runner", 300, LEASE_S, request_id=request_id)
         await store.report([make_report(claims[0].attempt), make_report(claims[150].attempt)])
         await store.cancel(["ro-1"])
         remaining = [claims[2], *claims[3:150], *claims[151:]]
-        assert await store.claim("runner", 200, LEASE_S, request_id=request_id) == remaining
+        assert await store.claim("runner", 300, LEASE_S, request_id=request_id) == remaining
 
     async def test_an_id_of_another_runner(self, store: Store) -> None:
         """A request id returns nothing to another runner."""
