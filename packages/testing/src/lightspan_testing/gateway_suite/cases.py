@@ -49,6 +49,7 @@ SHAPES: Final[Mapping[str, Callable[[int], Shape]]] = {
         f'Hm {i}: <tool_call>\n{{"name": "calculator", "arguments": {{"expression"\n</tool_call>',
     ),
 }
+ENDINGS: Final = ("finished", "stopped", "length", "cancelled", "retried")
 LENGTH: Final = 8
 """`max_tokens` of the cells that end by length."""
 HELD: Final = 3
@@ -88,19 +89,8 @@ class Cell:
 
     def body(self) -> dict[str, Any]:
         """Return the request."""
-        body: dict[str, Any] = {
-            "n": self.n,
-            "tools": TOOLS,
-            "logprobs": True,
-            "extra_body": {"return_token_ids": True},
-        }
-        if self.ending == "stopped":
-            body["stop"] = ["never", "STOP"]
-        if self.ending == "length":
-            body["max_tokens"] = LENGTH
-        if self.stream:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return body
+        body: dict[str, Any] = {"n": self.n, "tools": TOOLS, "logprobs": True}
+        return {**body, **_common(self)}
 
     def ids(self, rig: Rig, index: int) -> list[int]:
         """Return the expected token ids."""
@@ -118,11 +108,20 @@ class Cell:
         return answered
 
 
+def _common(cell: Cell | TextCell) -> dict[str, Any]:
+    """Return the fields of the request that both APIs have."""
+    body: dict[str, Any] = {"extra_body": {"return_token_ids": True}}
+    if cell.ending == "stopped":
+        body["stop"] = ["never", "STOP"]
+    if cell.ending == "length":
+        body["max_tokens"] = LENGTH
+    if cell.stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return body
+
+
 CELLS: Final = [
-    Cell(*values)
-    for values in itertools.product(
-        (False, True), SHAPES, (1, 3), ("finished", "stopped", "length", "cancelled", "retried")
-    )
+    Cell(*values) for values in itertools.product((False, True), SHAPES, (1, 3), ENDINGS)
 ]
 
 
@@ -162,18 +161,13 @@ class TextCell:
         """Return the request."""
         texts = list(TEXT_PROMPTS[self.prompt])
         prompts: Any = {"text": texts[0], "texts": texts, "ids": self.prompts[0]}
-        body: dict[str, Any] = {
+        return {
             "prompt": prompts[self.prompt],
             "n": self.n,
             "logprobs": 0,
-            "max_tokens": LENGTH if self.ending == "length" else 100,
-            "extra_body": {"return_token_ids": True},
+            "max_tokens": 100,
+            **_common(self),
         }
-        if self.ending == "stopped":
-            body["stop"] = "STOP"
-        if self.stream:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return body
 
     def expected(self, rig: Rig, index: int) -> Answered:
         """Return the expected choice."""
@@ -188,13 +182,7 @@ class TextCell:
 
 
 TEXT_CELLS: Final = [
-    TextCell(*values)
-    for values in itertools.product(
-        (False, True),
-        TEXT_PROMPTS,
-        (1, 3),
-        ("finished", "stopped", "length", "cancelled", "retried"),
-    )
+    TextCell(*values) for values in itertools.product((False, True), TEXT_PROMPTS, (1, 3), ENDINGS)
 ]
 
 

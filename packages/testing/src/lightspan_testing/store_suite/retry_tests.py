@@ -10,7 +10,7 @@ import pytest
 
 from lightspan.errors import ConflictError, DataError
 from lightspan.schema.prompts import PromptTemplate
-from lightspan.schema.records import RolloutStatus, new_id
+from lightspan.schema.records import AttemptStatus, RolloutStatus, new_id
 from lightspan.schema.reward import Reward
 from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
@@ -27,6 +27,7 @@ from lightspan_testing.store_suite.base import (
     make_span,
     make_try,
     ref,
+    start,
     status_of,
 )
 
