@@ -22,14 +22,6 @@ def report(monkeypatch: pytest.MonkeyPatch) -> Any:
     return _report
 
 
-@pytest.fixture
-def peers(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    import _peers
-
-    return _peers
-
-
 @pytest.mark.parametrize(
     ("fields", "reached"),
     [
@@ -60,34 +52,6 @@ def test_finish_writes_json_and_says_what_was_missed(
     assert "missed: bad" in capsys.readouterr().out
     figures = json.loads(path.read_text())["figures"]
     assert [figure["reached"] for figure in figures] == [True, False]
-
-
-def test_a_peer_that_cannot_be_installed_ends_the_script(
-    peers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(peers, "FOLDER", tmp_path)
-    monkeypatch.setattr(peers, "PEERS", {"old": peers.Peer(("x",), python="2.6")})
-    with pytest.raises(SystemExit, match=r"the peer old needs Python 2\.6, which was not found"):
-        peers.peer_python("old")
-
-
-@pytest.mark.parametrize(
-    ("program", "complaint"),
-    [
-        ("raise RuntimeError('broken')", "failed with status 1.*broken"),
-        ("print('no figures')", "printed no figures"),
-    ],
-)
-def test_a_peer_that_fails_ends_the_script(
-    peers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, complaint: str
-) -> None:
-    (tmp_path / "peer_x.py").write_text(program)
-    monkeypatch.setattr(peers, "HERE", tmp_path)
-    monkeypatch.setattr(peers, "FOLDER", tmp_path)
-    monkeypatch.setattr(peers, "peer_python", lambda name: Path(sys.executable))
-    with pytest.raises(SystemExit, match=f"(?s){complaint}") as ended:
-        peers.run_peer("x", "peer_x.py")
-    assert isinstance(ended.value, peers.PeerError)
 
 
 def test_a_peer_s_error_is_exit_status_1() -> None:

@@ -1,7 +1,6 @@
 """Law 10: the capture plane stays light. Every check runs in a fresh interpreter.
 
-Where torch and the frameworks are installed, these tests show that they are not loaded; in the nox
-session `tests_capture`, where they are not, that they are not needed.
+Where torch and the frameworks are installed, these tests show that they are not loaded.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What the documents claim, against what it is claimed of: tables of measurements, versions."""
+"""What the documents claim of versions and of installing, against what is tested and declared."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from pathlib import Path
-from statistics import mean
 
 import pytest
 
@@ -14,13 +13,6 @@ from tests.frameworks import matrix
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-TITLES = {
-    "sql": "| [text to SQL]",
-    "math": "| [word problems]",
-    "rag": "| [multi-hop questions]",
-    "crew": "| [the same, as a crew]",
-}
-"""Their rows in the README, and the crew's, whose table is in RAG's README."""
 
 PAGES = [
     *ROOT.glob("*.md"),
@@ -35,41 +27,6 @@ def text_of(name: str) -> str:
 
 def unwrapped(text: str) -> str:
     return " ".join(text.split())
-
-
-def seeds_of(example: str) -> list[dict[str, str]]:
-    """The table of an example's README, a row per seed; `after` is its last evaluation."""
-    heading = "### The crew" if example == "crew" else "### Measured"
-    page = text_of(f"examples/{'rag' if example == 'crew' else example}/README.md")
-    table = page.partition(heading)[2].partition("\n| seed | before |")
-    lines = "".join(table[1:]).strip().partition("\n\n")[0].splitlines()
-    names, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    names[[n for n, name in enumerate(names) if name.startswith("after")][-1]] = "after"
-    found = [dict(zip(names, row, strict=True)) for row in rows]
-    assert [row["seed"] for row in found] == ["0", "1", "2"]
-    return found
-
-
-def rounded(said: str, measured: float) -> bool:
-    """Whether a figure is a measured one, rounded to two digits."""
-    return abs(float(said) - measured) <= 0.005 + 1e-9
-
-
-def row_of(page: str, start: str) -> list[str]:
-    [line] = [line for line in page.splitlines() if line.startswith(start)]
-    return [cell.strip() for cell in line.split("|")[1:-1]]
-
-
-# --- measurements ---------------------------------------------------------------------------
-@pytest.mark.parametrize("example", TITLES)
-def test_headlines_are_the_means_and_spreads_that_were_measured(example: str) -> None:
-    rows = seeds_of(example)
-    _, _, *figures, _ = row_of(README, TITLES[example])
-    for column, said in zip(("before", "after"), figures, strict=True):
-        values = [float(row[column]) for row in rows]
-        middle, low, high = re.findall(r"\d\.\d+", said)
-        assert rounded(middle, mean(values)), (column, said)
-        assert (rounded(low, min(values)), rounded(high, max(values))) == (True, True), said
 
 
 # --- versions -------------------------------------------------------------------------------

@@ -28,17 +28,14 @@ from lightspan_testing.adapter_harness import Turn
 from lightspan_testing.adapter_suite.install_tests import InstallTests
 from lightspan_testing.adapter_suite.prompt_tests import PromptTests
 from lightspan_testing.adapter_suite.scenarios import (
-    BYPASSED,
     IMPOSSIBLE,
     OTHER_MEANS,
     SCENARIOS,
     App,
     Impossible,
     Model,
-    Scenario,
     broken,
     by_other_means,
-    bypassed,
     count,
     instructions,
     look,
@@ -53,7 +50,6 @@ class AdapterSuite(TableTests, ServiceTests, InstallTests, PromptTests):
 
 
 __all__ = [
-    "BYPASSED",
     "IMPOSSIBLE",
     "OTHER_MEANS",
     "SCENARIOS",
@@ -61,11 +57,9 @@ __all__ = [
     "App",
     "Impossible",
     "Model",
-    "Scenario",
     "Turn",
     "broken",
     "by_other_means",
-    "bypassed",
     "count",
     "instructions",
     "look",

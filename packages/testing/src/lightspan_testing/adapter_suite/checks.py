@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lightspan.lightning import Rejection, build_episode, classify_calls
+from msgspec.structs import replace
+
+from lightspan.lightning import Episode, Rejection, build_episode, classify_calls
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptStatus, Rollout
 from lightspan.schema.routing import Route, agent_name, split_path
@@ -118,18 +120,18 @@ def check_bypassing(played: Played, stage: Stage) -> None:
         check_untrained(played)
 
 
+def episode_of(captured: Captured) -> Episode:
+    """Build the episode of an attempt whose calls have no tokens."""
+    rollout_id, attempt_id = captured.scope.rollout_id, captured.scope.attempt_id
+    attempt = Attempt(attempt_id=attempt_id, rollout_id=rollout_id, number=1, epoch=1)
+    ended = replace(attempt, status=AttemptStatus.SUCCEEDED)
+    rollout = Rollout(rollout_id=rollout_id, task={}, task_id="t")
+    return build_episode(ended, rollout, captured.spans, [])
+
+
 def check_untrained(captured: Captured) -> None:
     """Check that nothing of the attempt is trained because its calls have no tokens."""
-    scope = captured.scope
-    ended = Attempt(
-        rollout_id=scope.rollout_id,
-        attempt_id=scope.attempt_id,
-        number=1,
-        epoch=1,
-        status=AttemptStatus.SUCCEEDED,
-    )
-    rollout = Rollout(rollout_id=scope.rollout_id, task={}, task_id="t")
-    coverage = classify_calls(build_episode(ended, rollout, captured.spans, []), POLICY)
+    coverage = classify_calls(episode_of(captured), POLICY)
     assert [entry.rejection for entry in coverage.entries] == [
         Rejection.NO_TOKENS for _ in captured.llm_spans
     ]

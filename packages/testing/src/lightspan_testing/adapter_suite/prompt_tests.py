@@ -6,15 +6,14 @@ import json
 
 import pytest
 
-from lightspan.lightning import Episode, build_episode
 from lightspan.schema import semconv as c
 from lightspan.schema.prompts import PromptTemplate
-from lightspan.schema.records import Attempt, AttemptStatus, Rollout
 from lightspan.schema.routing import agent_name
 from lightspan.schema.system_prompts import Instructions, Slot, find
 from lightspan_prompts.search.prompt_discovery import survey
 from lightspan_testing.adapter_harness import Part, Played, Stage
 from lightspan_testing.adapter_suite.base import AdapterTests
+from lightspan_testing.adapter_suite.checks import episode_of
 from lightspan_testing.adapter_suite.scenario_runner import part_of, play_opened
 from lightspan_testing.adapter_suite.scenarios import MODES, App
 from lightspan_testing.attempts import path_of
@@ -35,7 +34,7 @@ class PromptTests(AdapterTests):
         with self.adapter.instrument():
             plain = self._played(stage, mode, None)
             surveyed = self._played(stage, mode, Instructions(surveyed=[name]))
-            discovered = survey([_episode(surveyed)], [name])
+            discovered = survey([episode_of(surveyed)], [name])
             [component] = discovered.components.values()
             template = PromptTemplate(component.template)
             better = template.rewritten(f"{template.text} {FINELY}").template
@@ -90,16 +89,3 @@ def _by_agent(stage: Stage, played: Played) -> tuple[list[str], list[str]]:
         body = json.dumps(request.body).replace(played.tag, "TASK")
         (checkers if call.agent == "checker" else writers).append(body)
     return writers, checkers
-
-
-def _episode(played: Played) -> Episode:
-    scope = played.scope
-    attempt = Attempt(
-        rollout_id=scope.rollout_id,
-        attempt_id=scope.attempt_id,
-        number=1,
-        epoch=1,
-        status=AttemptStatus.SUCCEEDED,
-    )
-    rollout = Rollout(rollout_id=scope.rollout_id, task={}, task_id="t")
-    return build_episode(attempt, rollout, played.spans, [])

@@ -43,7 +43,6 @@ from lightspan_testing.gateway_suite.harness import (
     Reading,
     Rig,
     make_rig,
-    rules,
     shared_tokenizer,
 )
 from lightspan_testing.scripted_engine import Gate, Say, logprob_of
@@ -253,18 +252,13 @@ class GatewaySuite:
 
 
 __all__ = [
-    "CELLS",
     "MESSAGES",
     "POLICY",
-    "TEXT_CELLS",
     "TOOLS",
     "Answered",
-    "Cell",
     "GatewaySuite",
     "Reading",
     "Rig",
-    "TextCell",
     "make_rig",
-    "rules",
     "shared_tokenizer",
 ]

@@ -21,15 +21,11 @@ from lightspan_testing.store_suite.base import (
     make_call,
     make_peer,
     make_production,
-    make_record,
     make_report,
     make_rollout,
     make_span,
-    make_try,
     ref,
     start,
-    state_of,
-    status_of,
 )
 from lightspan_testing.store_suite.lifecycle_tests import LifecycleTests
 from lightspan_testing.store_suite.limit_tests import LimitTests
@@ -62,13 +58,9 @@ __all__ = [
     "make_call",
     "make_peer",
     "make_production",
-    "make_record",
     "make_report",
     "make_rollout",
     "make_span",
-    "make_try",
     "ref",
     "start",
-    "state_of",
-    "status_of",
 ]

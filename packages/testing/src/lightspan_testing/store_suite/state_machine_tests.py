@@ -40,16 +40,6 @@ from lightspan_testing.store_suite.base import (
 )
 
 
-async def bring_attempt_to(store: Store, status: AttemptStatus) -> Attempt:
-    """Bring an attempt of `ro-1` to this status and return it as stored."""
-    attempt = await start(store)
-    if status is AttemptStatus.CANCELLED:
-        await store.cancel(["ro-1"])
-    elif status.final:
-        await store.report([make_report(attempt, status)])
-    return await store.attempt(attempt.attempt_id)
-
-
 async def bring_rollout_to(store: Store, status: RolloutStatus) -> Attempt:
     """Bring `ro-1` to this status and return its attempt."""
     attempt = await start(store, max_infrastructure_tries=2)
@@ -113,24 +103,6 @@ MOVES: dict[tuple[RolloutStatus, str], RolloutStatus] = {
 class StateMachineTests(StoreTests):
     """Every pair of a status and an action; heartbeats extend leases, expired attempts are lost,
     one report ends an attempt."""
-
-    @pytest.mark.parametrize("after", AttemptStatus)
-    @pytest.mark.parametrize("before", AttemptStatus)
-    async def test_attempt_moves(
-        self, store: Store, before: AttemptStatus, after: AttemptStatus
-    ) -> None:
-        """A running attempt ends once, a final status never changes, and `running` is not
-        reported."""
-        attempt = await bring_attempt_to(store, before)
-        report = make_report(attempt, after, message="second")
-        if not after.final:
-            with pytest.raises(IllegalMoveError, match=attempt.attempt_id):
-                await store.report([report])
-        else:
-            assert await store.report([report]) == [not before.final]
-        after_action = await store.attempt(attempt.attempt_id)
-        assert after_action.status is (after if not before.final and after.final else before)
-        assert after_action == attempt or after_action.message == "second"
 
     @pytest.mark.parametrize("action", ACTIONS)
     @pytest.mark.parametrize("before", RolloutStatus)
