@@ -7,7 +7,7 @@
 Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`) and hypothesis. Tests are skipped only where
 the store's capabilities exclude them. The injected clock is the only one used.
 
-One module per subject (`state_machine_tests`, `queue_tests`, `span_tests`, `resource_tests`,
+One module per subject (`queue_tests`, `lease_tests`, `span_tests`, `resource_tests`,
 `retry_tests`, `lifecycle_tests`, `limit_tests`), `model_tests` for random operations, and `base`
 for common parts, also for a store's own tests.
 """
@@ -27,6 +27,7 @@ from lightspan_testing.store_suite.base import (
     ref,
     start,
 )
+from lightspan_testing.store_suite.lease_tests import LeaseTests
 from lightspan_testing.store_suite.lifecycle_tests import LifecycleTests
 from lightspan_testing.store_suite.limit_tests import LimitTests
 from lightspan_testing.store_suite.model_tests import ModelTests
@@ -34,12 +35,11 @@ from lightspan_testing.store_suite.queue_tests import QueueTests
 from lightspan_testing.store_suite.resource_tests import ResourceTests
 from lightspan_testing.store_suite.retry_tests import RetryTests
 from lightspan_testing.store_suite.span_tests import SpanTests
-from lightspan_testing.store_suite.state_machine_tests import StateMachineTests
 
 
 class StoreSuite(
-    StateMachineTests,
     QueueTests,
+    LeaseTests,
     SpanTests,
     ResourceTests,
     RetryTests,
