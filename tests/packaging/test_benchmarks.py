@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +49,3 @@ def test_finish_writes_json_and_says_what_was_missed(
     assert "missed: bad" in capsys.readouterr().out
     figures = json.loads(path.read_text())["figures"]
     assert [figure["reached"] for figure in figures] == [True, False]
-
-
-def test_a_peer_s_error_is_exit_status_1() -> None:
-    code = "from _peers import peer_python; peer_python('nobody')"
-    environment = {**os.environ, "PYTHONPATH": str(FOLDER)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "there is no peer 'nobody'" in done.stderr

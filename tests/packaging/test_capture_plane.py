@@ -9,8 +9,6 @@ import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +27,6 @@ HEAVY = frozenset(
     }
 )
 
-OF_HTTP = ("stores.remote.client", "stores.remote.store")
-"""The modules of the capture plane that need the extra `http`: aiohttp."""
 CAPTURE = [
     *("LLM", "LocalRunners", "PromptTemplate", "agent", "emit_annotation", "emit_exception"),
     *("emit_message", "emit_object", "emit_reward", "open_store", "operation", "rollout", "tool"),
@@ -100,65 +96,19 @@ def light_modules() -> list[str]:
 
 
 _IMPORTER = """
-import importlib, json, os, sys, traceback
-import asyncio, msgspec, opentelemetry.sdk.trace, sqlite3, ssl  # what most need, once for all
-for line in sys.stdin:
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            importlib.import_module("lightspan." + line.strip())
-            said = " ".join(sorted({name.partition(".")[0] for name in sys.modules}))
-        except BaseException:
-            said = traceback.format_exc()
-        with open(theirs, "w") as pipe:
-            pipe.write(said)
-        os._exit(0)
-    os.close(theirs)
-    with open(ours) as pipe:
-        print(json.dumps(pipe.read()), flush=True)
-    os.waitpid(child, 0)
+import importlib
+for name in {modules}:
+    try:
+        importlib.import_module("lightspan." + name)
+    except ModuleNotFoundError as error:
+        result[name] = error.name
 """
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
-    """Module → the top-level modules that it loads in a process of its own, or how that fails.
-
-    Each when it is asked for: whoever takes a few of these tests from another process of
-    pytest-xdist's would import all 160 for himself otherwise, which is 20 s.
-    """
-    script = tmp_path_factory.mktemp("each") / "script.py"
-    script.write_text(_WITHOUT % (set(HEAVY),) + _IMPORTER)
-    command = [sys.executable, "-I", "-W", "error", str(script)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, text=True, cwd=script.parent
-    ) as process:
-        asked, answers = process.stdin, process.stdout
-        assert asked is not None
-        assert answers is not None
-
-        def load(module: str) -> str:
-            print(module, file=asked, flush=True)
-            return str(json.loads(answers.readline()))
-
-        yield load
-
-
-@pytest.mark.parametrize("module", light_modules())
-def test_a_module_loads_without_the_learning_plane(
-    loaded: Callable[[str], str], module: str
-) -> None:
-    found = loaded(module)
-    if module.startswith("stores.postgres.") and find_spec("psycopg") is None:
-        assert module.endswith((".address", ".plugin")) or "psycopg" in found
-        pytest.skip("needs the extra postgres")
-    if module in OF_HTTP:  # which is loaded where a served store is opened
-        assert "aiohttp" in found
-        return
-    assert "Traceback" not in found, found
-    assert "openai" not in found.split()
+def test_modules_load_without_the_learning_plane(tmp_path: Path) -> None:
+    found = run(_IMPORTER.format(modules=light_modules()), tmp_path, without=HEAVY)
+    assert "openai" not in found.pop("modules")
+    assert found == {}
 
 
 def test_importing_patches_nothing(tmp_path: Path) -> None:

@@ -63,17 +63,6 @@ def test_the_support_matrix_is_what_is_declared_and_tested(adapter: str) -> None
         assert re.search(rf"{name} >= {re.escape(oldest.removesuffix('.0'))}(\.0)?\b", page)
 
 
-def test_the_sdks_that_are_tested() -> None:
-    versions = {
-        tuple(map(int, pin("openai", f"{adapter}-{age}").split(".")))
-        for adapter in noxfile.ADAPTERS
-        for age in ("oldest", "latest")
-    }
-    oldest, newest = (".".join(map(str, each)) for each in (min(versions), max(versions)))
-    assert f"OpenAI SDK ({oldest} to {newest} tested)" in README
-    assert f"Anthropic SDK ({pin('anthropic', 'dev')} tested;" in README
-
-
 # --- frameworks without an adapter -----------------------------------------------------------
 def test_the_matrix_of_frameworks_is_what_is_tested() -> None:
     with_agents = {
@@ -87,25 +76,6 @@ def test_the_matrix_of_frameworks_is_what_is_tested() -> None:
         assert f"\n\n{matrix.table()}\n\n" in text_of(page), (
             f"{page} lacks what python tests/frameworks/matrix.py prints"
         )
-
-
-def test_every_framework_is_tested_in_its_oldest_version_too() -> None:
-    """And with either OpenAI SDK, but for those that take only one before 3. Of ADK one passes."""
-    before_3 = {"strands-agents", "llama-index"}
-    for name, distribution in matrix.DISTRIBUTIONS.items():
-        key = name.replace("-", "_")
-        files = [f"{key}-{age}" for age in ("oldest", "latest")]
-        oldest, latest = (version_of(pin(distribution, file)) for file in files)
-        assert (oldest < latest) == (name != "google-adk"), name
-        sdks = [version_of(pin("openai", file))[0] for file in files]
-        assert sdks == ([2, 2] if name in before_3 else [2, 3]), name
-        both = dict.fromkeys(".".join(map(str, each)) for each in (oldest, latest))
-        shown = " to ".join(both)
-        assert re.search(rf'"{name}"\)?` \({shown}\)', README), f"the README says {shown} of {name}"
-
-
-def version_of(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(".")))
 
 
 # --- what can be installed from where ---------------------------------------------------------

@@ -12,7 +12,7 @@ from lightspan.errors import ContextOverflowError, EngineClosedError, NotFoundEr
 from lightspan.protocols.engine import GenerationRequest, TokenEngine
 from lightspan.schema.token_records import FinishReason, Sampling
 from lightspan_testing.gateway_suite import shared_tokenizer
-from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
+from lightspan_testing.scripted import Reply, ScriptedServer
 from lightspan_testing.scripted_engine import Gate, Say, ScriptedEngine, logprob_of
 
 MESSAGES: Any = [{"role": "user", "content": "hi there"}]
@@ -37,16 +37,6 @@ def test_a_server_answers_in_turn() -> None:
             ask(model="m", messages=MESSAGES)
         assert [model.id for model in client.models.list()] == ["scripted"]
     assert [request.last_text for request in server.requests] == ["hi there"] * 4
-
-
-def test_a_server_calls_tools() -> None:
-    reply = Reply(tool_calls=[ToolCall(name="f", arguments="{"), ToolCall(name="g", call_id="x")])
-    with ScriptedServer([reply, reply]) as server, client_of(server) as client:
-        answer = client.chat.completions.create(model="m", messages=MESSAGES)
-        assert answer.choices[0].finish_reason == "tool_calls"
-        calls: Any = answer.choices[0].message.tool_calls
-        triples = [(call.id, call.function.name, call.function.arguments) for call in calls]
-        assert triples == [("call_0", "f", "{"), ("x", "g", "{}")]
 
 
 # --- the engine -----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ and declares the expected records:
         def build(self, scenario: str, model: Model) -> App: ...
         def patched(self) -> Mapping[str, Any]: ...
 
-`build` is called outside of any scope and (for `built_at_import`) before `instrument()`. The
+`build` is called outside of any scope and before `instrument()`. The
 instructions of each agent are `instructions(name)`, from which the scripted model identifies the
 agent without the adapter. Every scenario runs asynchronously, synchronously and streamed, against
 the app's own endpoint (calls recorded) and through a gateway (calls trained); whole span trees and
@@ -17,8 +17,8 @@ token records are compared.
 
 Cells that a framework cannot have are in `IMPOSSIBLE` with their reasons, and must fail.
 
-`scenarios` has the table's rows, `trees` helpers for the span trees; `scenario_runner` and
-`process` run them, `checks` checks the results, `base` has the hooks. Tests by subject:
+`scenarios` has the table's rows, `trees` helpers for the span trees; `scenario_runner` runs them,
+`checks` checks the results, `base` has the hooks. Tests by subject:
 `table_tests`, `service_tests`, `install_tests`, `prompt_tests`.
 """
 

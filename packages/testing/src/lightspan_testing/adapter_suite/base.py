@@ -21,7 +21,6 @@ from lightspan_testing.adapter_suite.checks import (
     check_names,
     check_tokens,
 )
-from lightspan_testing.adapter_suite.process import NO_WAY_OUT
 from lightspan_testing.adapter_suite.scenario_runner import inside_root, part_of, play
 from lightspan_testing.adapter_suite.scenarios import (
     CONCURRENT,
@@ -33,6 +32,14 @@ from lightspan_testing.adapter_suite.scenarios import (
 )
 from lightspan_testing.adapter_suite.trees import ordered, without_call_status
 from lightspan_testing.attempts import read_recorded, tree
+
+NO_WAY_OUT: Final = {
+    **dict.fromkeys(
+        ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9"
+    ),
+    **dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost"),
+}
+"""Proxy settings that keep a child process from reaching other machines."""
 
 WAYS_TO_FAIL: Final = (Impossible, AssertionError, RuntimeError)
 """Exceptions of a test that a framework cannot pass."""
@@ -72,9 +79,6 @@ class AdapterTests:
     loud_environment: ClassVar[Mapping[str, str]] = {}
     """Environment variables that enable the framework's own telemetry, which must not leave the
     machine."""
-
-    def check_telemetry(self, is_on: bool) -> None:
-        """Fail unless the framework's own telemetry was on or off in this process."""
 
     program: ClassVar[str]
     """A script without lightspan that plays `single`, with endpoint and text as arguments."""

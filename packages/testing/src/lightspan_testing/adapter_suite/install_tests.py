@@ -5,9 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import json
-import os
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -17,19 +14,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import msgspec
 import pytest
 
 import lightspan
 from lightspan.errors import ConfigError
 from lightspan.schema import semconv as c
-from lightspan.schema.spans import Span
 from lightspan_testing.adapter_harness import Stage
 from lightspan_testing.adapter_suite.base import AdapterTests
 from lightspan_testing.adapter_suite.checks import assert_unchanged, changed, check_calls
-from lightspan_testing.adapter_suite.process import CHILD, NO_WAY_OUT, scope_as_json
 from lightspan_testing.adapter_suite.scenario_runner import part_of, play, run_sync
-from lightspan_testing.adapter_suite.scenarios import Model
 from lightspan_testing.adapter_suite.trees import calls_of, inside
 from lightspan_testing.attempts import tree
 
@@ -63,9 +56,7 @@ class InstallTests(AdapterTests):
         assert names[0].startswith("Lightspan")
         assert all(hasattr(self.adapter, name) for name in names)
 
-    def test_a_framework_that_is_absent_too_old_or_too_new(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_framework_that_is_absent_or_too_old(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each raises at import with a hint; the floor equals the package's requirement."""
         versions = importlib.import_module(f"{self.adapter.__name__}._versions")
         framework, floor = versions.FRAMEWORK, versions.FLOOR
@@ -79,13 +70,6 @@ class InstallTests(AdapterTests):
                 patch.setattr("lightspan.capture.adapter.version", _version_of(installed))
                 with pytest.raises(ConfigError, match=complaint):
                     _reimported(self.adapter)
-        complaint = (
-            f"this {distribution} does not support {framework} .*: upgrade {distribution}, or"
-        )
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, f"{self.adapter.__name__}._hook", None)
-            with pytest.raises(ImportError, match=complaint):
-                _reimported(self.adapter)
         assert _reimported(self.adapter).__all__ == self.adapter.__all__
 
     def test_installed_twice(self, stage: Stage) -> None:
@@ -162,7 +146,7 @@ class InstallTests(AdapterTests):
             self.play_and_check(stage, "team")
             assert trace.get_tracer_provider() is before
 
-    # --- frames around the framework, other instrumentations, apps built before -----------
+    # --- frames around the framework, and other instrumentations --------------------------
     @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
     def test_inside_another_frame(self, stage: Stage, scenario: str) -> None:
         """Paths concatenate: frames pushed around the framework come first."""
@@ -194,37 +178,3 @@ class InstallTests(AdapterTests):
             with first(), second():
                 played = play(stage, app, scenario, "async", through_gateway=True)
             self.check(played, scenario, app, stage)
-
-    @pytest.mark.parametrize("telemetry", ["on", "off"])
-    def test_built_at_import(self, stage: Stage, telemetry: str) -> None:
-        """Apps and clients are built at import, before `instrument()`; telemetry on and off."""
-        scenarios = ["team", "agent_as_tool"]
-        apps = {name: self.build(name, Model(base_url=stage.url)) for name in scenarios}
-        # twice each: an app must survive its first attempt
-        played = [
-            (name, stage.open(part_of(apps[name], name), through_gateway=True))
-            for name in [*scenarios, *scenarios]
-        ]
-        message = {
-            "file": sys.modules[type(self).__module__].__file__,
-            "suite": type(self).__qualname__,
-            "url": stage.url,
-            "attempts": [(name, scope_as_json(attempt)) for name, attempt in played],
-            "telemetry": telemetry == "on",
-        }
-        environment = self.loud_environment if telemetry == "on" else self.silent_environment
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", CHILD],
-            input=json.dumps(message),
-            env={**os.environ, **environment, **NO_WAY_OUT},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert done.returncode == 0, done.stderr
-        lines = [line for line in done.stdout.splitlines() if line.startswith("spans:")]
-        for (name, attempt), line in zip(played, lines, strict=True):
-            data = bytes.fromhex(line.removeprefix("spans:"))
-            attempt.spans += msgspec.msgpack.decode(data, type=list[Span])
-            stage.close(attempt)
-            self.check(attempt, name, apps[name], stage)

@@ -149,14 +149,16 @@ class ServiceTests(AdapterTests):
         finally:
             logging.disable(logging.NOTSET)
 
-    def test_production_without_telemetry(
-        self, stage: Stage, production: str, tmp_path: Path
+    @pytest.mark.parametrize("telemetry", ["on", "off"])
+    def test_production_with_and_without_telemetry(
+        self, stage: Stage, production: str, tmp_path: Path, telemetry: str
     ) -> None:
-        """Names are the same with all telemetry disabled."""
+        """Names are the same with the framework's own telemetry and with all of it disabled."""
         name = self.adapter.__name__
         script = tmp_path / "app.py"
         script.write_text(f"import {name}\n{name}.instrument()\n{textwrap.dedent(self.program)}")
-        self.check_program(stage, production, [sys.executable, script], self.silent_environment)
+        environment = self.loud_environment if telemetry == "on" else self.silent_environment
+        self.check_program(stage, production, [sys.executable, script], environment)
 
     # --- a server of the trained policies -------------------------------------------------
     @pytest.mark.parametrize("mode", MODES)
