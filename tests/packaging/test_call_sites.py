@@ -15,7 +15,6 @@ import pytest
 
 from lightspan import LightningRL, Trainer
 from lightspan.algorithms.lightning_rl import LightningSettings
-from lightspan.training.folder import RunFolder
 from lightspan.training.settings import TrainerSettings
 
 CLASSES = [(Trainer, TrainerSettings), (LightningRL, LightningSettings)]
@@ -49,12 +48,3 @@ def test_a_setting_that_does_not_exist_is_an_error() -> None:
         Trainer(rl(), 3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="algorithm"):
         Trainer(runners=3)  # type: ignore[call-arg]
-
-
-def test_a_setting_that_would_change_nothing_any_more_cannot_be_set(tmp_path: Path) -> None:
-    algorithm = rl()
-    with pytest.raises(AttributeError):
-        algorithm.unit = "agent"  # type: ignore[misc]
-    trainer = Trainer(algorithm, folder=tmp_path)
-    with pytest.raises(AttributeError):
-        trainer.folder = RunFolder(tmp_path / "other")  # type: ignore[misc]

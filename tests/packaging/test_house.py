@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from pathlib import Path
 
@@ -11,16 +10,6 @@ import pytest
 import noxfile
 
 ROOT = Path(__file__).parents[2]
-CORE = ROOT / "packages" / "core" / "src" / "lightspan"
-
-
-def test_the_files_that_contributing_names_exist() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text))
-    assert named
-    places = [CORE, ROOT, *ROOT.glob("packages/*/src/*")]
-    missing = [name for name in named if not any((place / name).exists() for place in places)]
-    assert missing == []
 
 
 @pytest.mark.parametrize("adapter", noxfile.ADAPTERS)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from lightspan.errors import EXTRAS
-from lightspan_otel.frameworks import FRAMEWORKS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {path.name: path for path in sorted((ROOT / "packages").iterdir()) if path.is_dir()}
@@ -130,23 +129,6 @@ def test_the_script_wrote_the_constraints() -> None:
     command = [sys.executable, str(ROOT / "constraints/update.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-
-
-def test_latest_constraints_agree() -> None:
-    """They are installed together, but for adapters whose frameworks exclude one another."""
-    together: dict[str, str] = {}
-    apart = {f"{name}-latest.txt" for name in ADAPTERS if name != "langgraph"}
-    # each has an environment of its own; Pydantic AI is beside the learning plane too
-    apart |= {f"{name.replace('-', '_')}-latest.txt" for name in {*FRAMEWORKS} - {"pydantic-ai"}}
-    apart |= {name for name in CONSTRAINTS if name.startswith("frameworks-")}
-    apart.add("litellm-latest.txt")  # it is no framework, and has one too
-    apart.add("together.txt")  # what the newest CrewAI leaves of the others
-    apart.add("vllm.txt")  # its servers have an environment of their own
-    apart.add("verl.txt")  # and so has it
-    for name in CONSTRAINTS:
-        if not name.endswith("-oldest.txt") and name not in apart:
-            for pinned, version in pins(name).items():
-                assert together.setdefault(pinned, version) == version
 
 
 def test_core_constraints_cover_what_core_declares() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import stat
 import subprocess
 from pathlib import Path
 
@@ -62,19 +61,6 @@ def test_no_paths_of_one_machine() -> None:
 
 def test_no_keys() -> None:
     assert lines_that(r"\b(sk-[A-Za-z0-9_-]{20,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_\w{30,})") == []
-
-
-def test_ci_runs_the_commands_of_the_readme() -> None:
-    """A newcomer and CI type the same."""
-    commands = [
-        "python3 -m venv .venv && .venv/bin/pip install -q nox uv && .venv/bin/nox\n",
-        "python3 -m venv .venv && .venv/bin/pip install -q nox uv && .venv/bin/nox -s quickstart\n",
-        "python3 -m venv .venv && .venv/bin/pip install -q nox uv && .venv/bin/nox -s router\n",
-    ]
-    readme, ci = (ROOT / "README.md").read_text(), (ROOT / ".ci/run").read_text()
-    assert [command for command in commands if command not in readme] == []
-    assert commands[0].strip() in ci
-    assert (ROOT / ".ci/run").stat().st_mode & stat.S_IXUSR
 
 
 def test_the_noxfile_knows_every_adapter() -> None:

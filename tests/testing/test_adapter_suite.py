@@ -22,7 +22,6 @@ from lightspan_testing.adapter_suite import (
     instructions,
 )
 from lightspan_testing.adapter_suite.checks import changed
-from lightspan_testing.adapter_suite.trees import inside
 
 TREE = """
     invoke_agent writer @writer
@@ -164,30 +163,6 @@ def test_what_is_wrong_fails(stage: Stage, what: str) -> None:
     SPOILED[what](played)
     with pytest.raises((AssertionError, KeyError)):
         check(played, stage)
-
-
-def test_a_prompt_of_two_attempts_is_a_problem(stage: Stage) -> None:
-    first = stage.open(Part({"writer": ["A"]}), through_gateway=False)
-    second = stage.open(Part({"writer": ["A"]}), through_gateway=False)
-    for prompt in (
-        f"You are writer. {first.tag} {second.tag}",
-        f"You are checker. {first.tag}",
-        "You are writer.",
-        f"{first.tag}",
-    ):
-        stage.brain.answer(prompt)
-    assert len(stage.brain.problems) == 4
-    stage.brain.problems.clear()
-
-
-def test_an_expected_tree_inside_another_agent() -> None:
-    inner = "\n    invoke_agent a @a\n      chat @a error\n    chat @app\n"
-    assert inside("outer", inner).splitlines() == [
-        "invoke_agent outer @outer",
-        "  invoke_agent a @outer/a",
-        "    chat @outer/a error",
-        "  chat @outer",
-    ]
 
 
 def test_what_is_no_longer_what_it_was() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -82,20 +81,6 @@ class RetryTests(StoreTests):
         assert await status_of(store, "ro-2") is RolloutStatus.QUEUED
         assert await store.claim("runner", 1, LEASE_S, request_id=request_id) == claims
 
-    async def test_two_callers_with_ids_of_their_own(self, store: Store) -> None:
-        await store.enqueue([make_rollout(f"ro-{i}") for i in range(6)])
-        ids = [new_id("claim") for _ in range(3)]
-
-        async def claim(request_id: str) -> list[str]:
-            claims = await store.claim("runner", 2, LEASE_S, request_id=request_id)
-            return [claim.rollout.rollout_id for claim in claims]
-
-        names_per_claim = await asyncio.gather(*(claim(request_id) for request_id in ids * 3))
-        assert names_per_claim[:3] == names_per_claim[3:6] == names_per_claim[6:]
-        assert sorted(name for names in names_per_claim[:3] for name in names) == [
-            f"ro-{i}" for i in range(6)
-        ]
-
     async def test_an_attempts_id_does_not_tell_its_claims(self, store: Store) -> None:
         """Apps know attempt ids, and must not be able to derive the claim's id."""
         await store.enqueue([make_rollout()])
@@ -115,16 +100,6 @@ class RetryTests(StoreTests):
         assert await status_of(store) is RolloutStatus.QUEUED
 
     # --- everything else ------------------------------------------------------------------
-    async def test_a_version_asked_for_again_is_the_same(self, store: Store) -> None:
-        ids = [new_id("version") for _ in range(2)]
-        asked = [("sql", ids[0]), ("sql", ids[0]), ("sql", ids[1]), ("other", ids[0])] * 2
-        versions = [
-            await store.allot_version(policy, "run", 3, request_id=request_id)
-            for policy, request_id in asked
-        ]
-        assert versions == [1, 1, 2, 1] * 2
-        assert await store.allot_version("sql") == 3
-        assert [one.version for one in await store.policy_versions("sql")] == [1, 2, 3]
 
     async def test_every_write_can_be_repeated(self, store: Store) -> None:
         """Immediately and after all later writes, each returns its first result and changes

@@ -193,18 +193,6 @@ class SpanTests(StoreTests):
         assert await spans_of(store, attempt) == [call.span]
         assert await records_of(store, attempt) == call.records
 
-    async def test_adding_a_call_twice(self, store: Store) -> None:
-        attempt = await start(store)
-        call = make_call(attempt, choices=3)
-        assert await store.add_calls([call, call]) == [False, False]
-        await store.report([make_report(attempt)])
-        assert await store.add_calls([call, make_call(attempt, 2)]) == [False, True]
-        assert [span.late for span in await spans_of(store, attempt)] == [False, True]
-        assert [(r.call_id, r.choice, r.late) for r in await records_of(store, attempt)] == [
-            *(("call-1", choice, False) for choice in range(3)),
-            ("call-2", 0, True),
-        ]
-
     async def test_calls_of_several_attempts_in_one_batch(self, store: Store) -> None:
         await store.enqueue([make_rollout("a"), make_rollout("b")])
         first, second = [c.attempt for c in await store.claim("runner", 2, LEASE_S)]
