@@ -109,24 +109,6 @@ class InstallTests(AdapterTests):
         stage.close(played)
         assert played.spans == []
 
-    def test_the_entry_point(self, stage: Stage) -> None:
-        """The entry point loaded by `opentelemetry-instrument`."""
-        points = [
-            point
-            for point in importlib.metadata.entry_points(group="opentelemetry_instrumentor")
-            if point.value.partition(":")[0].partition(".")[0] == self.adapter.__name__
-        ]
-        assert len(points) == 1
-        before = dict(self.patched())
-        instrumentor = points[0].load()()
-        instrumentor.instrument(skip_dep_check=True)
-        try:
-            assert changed(before, self.patched())
-            self.play_and_check(stage, "team")
-        finally:
-            instrumentor.uninstrument()
-        assert_unchanged(before, self.patched())
-
     def test_started_by_opentelemetry(self, stage: Stage, production: str, tmp_path: Path) -> None:
         """`opentelemetry-instrument python app.py` records an app without code of lightspan."""
         pytest.importorskip("opentelemetry.distro")
