@@ -56,7 +56,9 @@ class InstallTests(AdapterTests):
         assert names[0].startswith("Lightspan")
         assert all(hasattr(self.adapter, name) for name in names)
 
-    def test_a_framework_that_is_absent_or_too_old(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_framework_that_is_absent_too_old_or_too_new(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Each raises at import with a hint; the floor equals the package's requirement."""
         versions = importlib.import_module(f"{self.adapter.__name__}._versions")
         framework, floor = versions.FRAMEWORK, versions.FLOOR
@@ -70,6 +72,13 @@ class InstallTests(AdapterTests):
                 patch.setattr("lightspan.capture.adapter.version", _version_of(installed))
                 with pytest.raises(ConfigError, match=complaint):
                     _reimported(self.adapter)
+        complaint = (
+            f"this {distribution} does not support {framework} .*: upgrade {distribution}, or"
+        )
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, f"{self.adapter.__name__}._hook", None)
+            with pytest.raises(ImportError, match=complaint):
+                _reimported(self.adapter)
         assert _reimported(self.adapter).__all__ == self.adapter.__all__
 
     def test_installed_twice(self, stage: Stage) -> None:
