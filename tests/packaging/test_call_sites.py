@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lightspan import LightningRL, Optimizer, PolicyLoss, Trainer
+from lightspan import LightningRL, Trainer
 from lightspan.algorithms.lightning_rl import LightningSettings
-from lightspan.errors import ConfigError
-from lightspan.training.folder import RunFolder
 from lightspan.training.settings import TrainerSettings
 
 CLASSES = [(Trainer, TrainerSettings), (LightningRL, LightningSettings)]
@@ -37,15 +35,6 @@ def test_the_signature_has_every_setting_and_its_default(
     assert {p.kind for p in rest} == {inspect.Parameter.KEYWORD_ONLY}
 
 
-@pytest.mark.parametrize(("made", "settings"), CLASSES)
-def test_help_says_what_each_setting_is(
-    made: type, settings: type[TrainerSettings] | type[LightningSettings]
-) -> None:
-    arguments = inspect.cleandoc(made.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
-    said = re.findall(r"^    (\w+): ", arguments, re.MULTILINE)
-    assert said == [field.name for field in fields(settings)]
-
-
 def test_a_setting_that_does_not_exist_is_an_error() -> None:
     wrong = "LightningRL.__init__() got an unexpected keyword argument 'group_sizes'"
     with pytest.raises(TypeError, match=re.escape(wrong)):
@@ -59,29 +48,3 @@ def test_a_setting_that_does_not_exist_is_an_error() -> None:
         Trainer(rl(), 3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="algorithm"):
         Trainer(runners=3)  # type: ignore[call-arg]
-
-
-def test_a_value_of_another_type_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="group_size='3' must be a whole number"):
-        LightningRL("a/model", group_size="3")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="epochs='2' must be a finite number"):
-        Trainer(rl(), epochs="2")  # type: ignore[arg-type]
-
-
-def test_what_was_left_out_is_read_filled_in(tmp_path: Path) -> None:
-    algorithm = rl()
-    model: str = algorithm.model
-    loss: PolicyLoss = algorithm.loss
-    optimizer: Optimizer = algorithm.optimizer
-    assert (model, loss, optimizer) == ("a/model", PolicyLoss(), Optimizer(learning_rate=1e-6))
-    folder: RunFolder = Trainer(algorithm, folder=tmp_path).folder
-    assert folder.path == tmp_path
-
-
-def test_a_setting_that_would_change_nothing_any_more_cannot_be_set(tmp_path: Path) -> None:
-    algorithm = rl()
-    with pytest.raises(AttributeError):
-        algorithm.unit = "agent"  # type: ignore[misc]
-    trainer = Trainer(algorithm, folder=tmp_path)
-    with pytest.raises(AttributeError):
-        trainer.folder = RunFolder(tmp_path / "other")  # type: ignore[misc]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,10 +25,6 @@ MODULES = {
     for package in SOURCES.values()
     for path in sorted(package.rglob("*.py"))
 }
-
-
-def is_public(module: str) -> bool:
-    return not any(part.startswith("_") for part in module.split("."))
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -63,30 +57,3 @@ def test_all_is_what_a_package_offers(package: str) -> None:
     }
     assert offered <= set(loaded.__all__)
     assert set(loaded.__all__) <= set(dir(loaded))
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_modules_say_what_they_are(module: str) -> None:
-    assert ast.get_docstring(ast.parse(MODULES[module].read_text()))
-
-
-@pytest.mark.parametrize("module", [module for module in MODULES if is_public(module)])
-def test_public_functions_and_classes_say_what_they_are(module: str) -> None:
-    tree = ast.parse(MODULES[module].read_text())
-    assert [node.name for node in undocumented(tree)] == []
-
-
-def undocumented(
-    tree: ast.Module,
-) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in tree.body:
-        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        overloaded = any(ast.unparse(each) == "overload" for each in node.decorator_list)
-        if not (node.name.startswith("_") or overloaded or ast.get_docstring(node)):
-            yield node
-
-
-@pytest.mark.parametrize("package", SOURCES)
-def test_packages_are_typed(package: str) -> None:
-    assert (SOURCES[package] / "py.typed").is_file()

@@ -9,7 +9,6 @@ import pytest
 
 from tests.packaging.releasing import not_releasable
 
-UNRELEASED = "# Changelog\n\n## Unreleased (1.2.3)\n"
 RELEASED = "# Changelog\n\n## 1.2.3 (2026-11-23)\n\n## 1.2.2 (2026-11-01)\n"
 
 
@@ -21,7 +20,8 @@ def checkout(tmp_path: Path) -> Path:
     (package / "__init__.py").write_text('__version__ = "1.2.3"\n')
     (tmp_path / "CHANGELOG.md").write_text(RELEASED)
     git(tmp_path, "init", "--quiet")
-    commit(tmp_path)
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "--quiet", "--message", "work")
     git(tmp_path, "tag", "v1.2.3")
     return tmp_path
 
@@ -31,43 +31,24 @@ def git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True)
 
 
-def commit(folder: Path) -> None:
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--allow-empty", "--message", "work")
-
-
 def test_a_tagged_commit_can_be_released(checkout: Path) -> None:
     assert not_releasable(checkout) == ""
 
 
-@pytest.mark.parametrize(
-    ("changelog", "heading"),
-    [
-        (UNRELEASED, "Unreleased (1.2.3)"),
-        (RELEASED.replace("1.2.3", "1.2.4"), "1.2.4 (2026-11-23)"),
-    ],
-)
-def test_the_changelog_has_to_name_it(checkout: Path, changelog: str, heading: str) -> None:
-    (checkout / "CHANGELOG.md").write_text(changelog)
+@pytest.mark.parametrize("heading", ["Unreleased (1.2.3)", "1.2.4 (2026-11-23)"])
+def test_the_changelog_has_to_name_it(checkout: Path, heading: str) -> None:
+    (checkout / "CHANGELOG.md").write_text(f"# Changelog\n\n## {heading}\n")
     assert not_releasable(checkout) == (
         f"CHANGELOG.md begins with '{heading}', not with 1.2.3 and its day"
     )
 
 
-@pytest.mark.parametrize("name", ["CHANGELOG.md", "stray.py"])
-def test_what_is_changed_or_stray_is_not_released(checkout: Path, name: str) -> None:
-    with (checkout / name).open("a") as file:
-        file.write("\n")
+def test_what_is_changed_or_stray_is_not_released(checkout: Path) -> None:
+    (checkout / "stray.py").touch()
     assert not_releasable(checkout).startswith("files are changed or not tracked")
 
 
 def test_the_tag_has_to_be_at_the_commit(checkout: Path) -> None:
-    commit(checkout)
-    assert not_releasable(checkout) == "the commit has no tag v1.2.3"
+    git(checkout, "commit", "--quiet", "--allow-empty", "--message", "more")
     git(checkout, "tag", "v1.2.30")
     assert not_releasable(checkout) == "the commit has no tag v1.2.3"
-
-
-def test_a_folder_without_git_is_no_release(checkout: Path) -> None:
-    (checkout / ".git").rename(checkout / "no-git")
-    assert not_releasable(checkout)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
@@ -14,19 +15,13 @@ from lightspan.capture import sdk_instrumentation
 from lightspan.capture.entry import open_scope
 from lightspan.schema import semconv as c
 from lightspan.schema.spans import SpanKind, SpanStatus
-from lightspan.schema.token_records import TokenRecord
-from lightspan_testing.adapter_harness import ByteTokenizer, Part, Played, Stage, Turn, sampled_text
+from lightspan_testing.adapter_harness import Part, Played, Stage
 from lightspan_testing.adapter_suite import (
-    IMPOSSIBLE,
-    SCENARIOS,
     AdapterSuite,
     App,
-    Tally,
     instructions,
-    tree,
 )
 from lightspan_testing.adapter_suite.checks import changed
-from lightspan_testing.adapter_suite.trees import inside, ordered
 
 TREE = """
     invoke_agent writer @writer
@@ -112,14 +107,7 @@ def with_record(**fields: Any) -> Callable[[Played], None]:
     """Change the token record."""
 
     def spoil(played: Played) -> None:
-        (record,) = played.records
-        old = {name: getattr(record, name) for name in ("prompt_ids", "response_ids", "logprobs")}
-        more = {
-            name: getattr(record, name)
-            for name in ("versions", "attempt_id", "call_id", "span_id", "agent_path", "policy")
-        }
-        new = {"choice": record.choice, **old, **more, **fields}
-        played.records = [TokenRecord.create(**new)]
+        played.records = [msgspec.structs.replace(one, **fields) for one in played.records]
 
     return spoil
 
@@ -136,10 +124,6 @@ def doubled(played: Played) -> None:
     played.spans.append(call.replace(span_id="b" * 16))
 
 
-def without_records(played: Played) -> None:
-    played.records = []
-
-
 def check(played: Played, stage: Stage) -> None:
     AdapterSuite().check(played, "single", APP, stage)
 
@@ -150,10 +134,8 @@ def test_what_is_right_passes(stage: Stage) -> None:
 
 
 SPOILED: dict[str, Callable[[Played], None]] = {
-    "a call under another name": with_attribute(is_call, c.AGENT_PATH, "checker"),
     "a call under another path": with_attribute(is_call, c.AGENT_PATH, "team/writer"),
     "a call of another attempt": with_fields(is_call, attempt_id="at-other"),
-    "a call of another trace": with_fields(is_call, trace_id="0" * 31 + "1"),
     "a call that asks of another task": with_attribute(
         is_call,
         c.INPUT_MESSAGES,
@@ -162,22 +144,14 @@ SPOILED: dict[str, Callable[[Played], None]] = {
     "a call that is lost": without(is_call),
     "a call that is doubled": doubled,
     "a call beside its agent": with_fields(is_call, parent_id="00000000000000aa"),
-    "a call whose parent is unknown": with_fields(is_call, parent_id="c" * 16),
     "an agent that is lost": without(is_agent),
     "an agent that failed": with_fields(is_agent, status=SpanStatus.ERROR),
-    "an agent without its name": with_attribute(is_agent, c.AGENT_NAME, None),
     "an agent that says more": with_attribute(is_agent, c.TOOL_NAME, "look"),
-    "an agent with an error that is none": with_attribute(is_agent, c.ERROR_TYPE, "KeyError"),
-    "a tool without its arguments": with_attribute(is_tool, c.TOOL_CALL_ARGUMENTS, None),
     "a tool with other arguments": with_attribute(is_tool, c.TOOL_CALL_ARGUMENTS, "{}"),
     "a tool with another result": with_attribute(is_tool, c.TOOL_CALL_RESULT, "8"),
-    "a tool under another name": with_attribute(is_tool, c.TOOL_NAME, "count"),
-    "an end before the start": with_fields(is_tool, end_ns=0),
-    "a token record that is lost": without_records,
-    "a prompt that is not what was asked": with_record(prompt_ids=[1, 2]),
-    "an answer that is not what was sampled": with_record(
-        response_ids=[1], logprobs=[-0.125], versions=[(1, 1)]
-    ),
+    "a token record that is lost": lambda played: played.records.clear(),
+    "a prompt that is not what was asked": with_record(prompt=bytes(8)),
+    "an answer that is not what was sampled": with_record(response=bytes(4)),
     "a record of another agent": with_record(agent_path="checker"),
     "a record of another call": with_record(call_id="call-other"),
 }
@@ -191,96 +165,9 @@ def test_what_is_wrong_fails(stage: Stage, what: str) -> None:
         check(played, stage)
 
 
-def test_a_prompt_of_two_attempts_is_a_problem(stage: Stage) -> None:
-    first = stage.open(Part({"writer": ["A"]}), through_gateway=False)
-    second = stage.open(Part({"writer": ["A"]}), through_gateway=False)
-    for prompt in (
-        f"You are writer. {first.tag} {second.tag}",
-        f"You are checker. {first.tag}",
-        "You are writer.",
-        f"{first.tag}",
-    ):
-        stage.brain.answer(prompt)
-    assert len(stage.brain.problems) == 4
-    stage.brain.problems.clear()
-
-
-def test_turns() -> None:
-    turn = Turn(text="Let me see.", calls=[("look", '{"what": "it"}')])
-    assert sampled_text(turn) == (
-        'Let me see.\n<tool_call>\n{"name": "look", "arguments": {"what": "it"}}\n</tool_call>'
-    )
-
-
-def test_every_byte_is_a_token() -> None:
-    tokenizer = ByteTokenizer()
-    text = "naïve 日本 🙂"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    ids = tokenizer.render([{"role": "user", "content": text}], [{"name": "look"}])
-    assert text in tokenizer.decode(ids)
-    assert ids.count(ByteTokenizer.END) == 2
-
-
-def test_siblings_without_an_order() -> None:
-    lines = ["b", "  d", "  c", "a"]
-    assert ordered(lines, is_ordered=True) == lines
-    assert ordered(lines, is_ordered=False) == ["a", "b", "  c", "  d"]
-    assert tree([]) == []
-
-
-def test_an_expected_tree_inside_another_agent() -> None:
-    inner = "\n    invoke_agent a @a\n      chat @a error\n    chat @app\n"
-    assert inside("outer", inner).splitlines() == [
-        "invoke_agent outer @outer",
-        "  invoke_agent a @outer/a",
-        "    chat @outer/a error",
-        "  chat @outer",
-    ]
-
-
 def test_what_is_no_longer_what_it_was() -> None:
     one, other = object(), object()
     before = {"kept": one, "changed": one, "gone": one, "equal": [one, 1]}
     after = {"kept": one, "changed": other, "new": one, "equal": [one, 1]}
     assert changed(before, after) == ["changed", "gone", "new"]
     assert changed(before, before) == []
-
-
-def test_every_impossibility_has_a_reason_and_a_row() -> None:
-    for framework, reasons in IMPOSSIBLE.items():
-        for cell, reason in reasons.items():
-            assert len(reason) > 20, (framework, cell)
-    assert all(row.about and (row.says or row.bypassing) for row in SCENARIOS.values())
-
-
-# --- the count ------------------------------------------------------------------------------
-def test_every_call_is_counted(stage: Stage) -> None:
-    tally = Tally()
-    tally.add(play(stage), APP, stage)
-    assert tally == Tally(made=1, recorded=1, named=1, answered=1, joined=1)
-    assert str(tally) == (
-        "1 model calls made, 1 recorded, 1 named; 1 answered by the gateway, 1 joined to their "
-        "tokens"
-    )
-    tally.assert_complete()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "counted"),
-    [
-        (lambda p: p.spans.remove(next(filter(is_call, p.spans))), (0, 0, 0)),
-        (with_attribute(is_call, c.AGENT_PATH, "checker"), (1, 0, 0)),
-        (lambda p: p.records.clear(), (1, 1, 0)),
-    ],
-    ids=["a call that is lost", "a call that is misnamed", "tokens that are lost"],
-)
-def test_what_is_missing_shows_in_the_count(
-    stage: Stage, spoil: Callable[[Played], None], counted: tuple[int, int, int]
-) -> None:
-    played, tally = play(stage), Tally()
-    spoil(played)
-    tally.add(played, APP, stage)
-    assert (tally.recorded, tally.named, tally.joined) == counted
-    assert (tally.made, tally.answered) == (1, 1)
-    with pytest.raises(AssertionError):
-        tally.assert_complete()

@@ -12,7 +12,7 @@ from lightspan.errors import ContextOverflowError, EngineClosedError, NotFoundEr
 from lightspan.protocols.engine import GenerationRequest, TokenEngine
 from lightspan.schema.token_records import FinishReason, Sampling
 from lightspan_testing.gateway_suite import shared_tokenizer
-from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan_testing.scripted import Reply, ScriptedServer
 from lightspan_testing.scripted_engine import Gate, Say, ScriptedEngine, logprob_of
 
 MESSAGES: Any = [{"role": "user", "content": "hi there"}]
@@ -37,42 +37,6 @@ def test_a_server_answers_in_turn() -> None:
             ask(model="m", messages=MESSAGES)
         assert [model.id for model in client.models.list()] == ["scripted"]
     assert [request.last_text for request in server.requests] == ["hi there"] * 4
-
-
-def test_a_server_asks_its_script() -> None:
-    def script(request: Request) -> str:
-        return request.last_text.upper()
-
-    with (
-        ScriptedServer(script) as server,
-        client_of(server) as client,
-        client.chat.completions.stream(model="m", messages=MESSAGES) as stream,
-    ):
-        assert stream.get_final_completion().choices[0].message.content == "HI THERE"
-
-
-def test_a_server_calls_tools() -> None:
-    reply = Reply(tool_calls=[ToolCall(name="f", arguments="{"), ToolCall(name="g", call_id="x")])
-    with ScriptedServer([reply, reply]) as server, client_of(server) as client:
-        answer = client.chat.completions.create(model="m", messages=MESSAGES)
-        assert answer.choices[0].finish_reason == "tool_calls"
-        calls: Any = answer.choices[0].message.tool_calls
-        triples = [(call.id, call.function.name, call.function.arguments) for call in calls]
-        assert triples == [("call_0", "f", "{"), ("x", "g", "{}")]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_server_drops(stream: bool) -> None:
-    def ask(client: openai.OpenAI) -> None:
-        create: Any = client.chat.completions.create
-        list(create(model="m", messages=MESSAGES, stream=stream))
-
-    with (
-        ScriptedServer([Reply(text="a b c", drop=True)]) as server,
-        client_of(server) as client,
-        pytest.raises(Exception),  # noqa: B017 - the SDK's or its transport's
-    ):
-        ask(client)
 
 
 # --- the engine -----------------------------------------------------------------------------
@@ -102,17 +66,6 @@ async def test_an_engine_says_its_text() -> None:
     assert (whole.ids, whole.logprobs) == (ids, [logprob_of(token) for token in ids])
     assert engine.usage() == {"tokens": 2.0 * len(ids), "requests": 2.0, "cpu_s": 0.0}
     assert (engine.finished, engine.cancelled) == (["call-0-1", "call-1-1"], [])
-
-
-async def test_an_engine_stops_and_is_cut() -> None:
-    engine = ScriptedEngine(shared_tokenizer(), "abcdef", chunk=2)
-    stopped = await collect(engine, request_of("a-0-1", stop=("cd",)))
-    ids = engine.ids("abcdef")
-    assert [chunk.ids for chunk in stopped] == [ids[:2], ids[2:4]]
-    assert stopped[-1].finish_reason is FinishReason.STOP
-    short = await collect(engine, request_of("b-0-1", max_tokens=3))
-    assert [chunk.ids for chunk in short] == [ids[:2], ids[2:3]]
-    assert short[-1].finish_reason is FinishReason.LENGTH
 
 
 async def test_an_engine_goes_on_from_part_of_its_answer() -> None:

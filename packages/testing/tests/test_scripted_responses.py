@@ -43,12 +43,3 @@ def test_an_answer_that_is_cut(stream: bool) -> None:
             answer = client.responses.create(**body)
             last = list(answer)[-1].response if stream else answer
     assert (last.status, last.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-
-
-def test_an_error_and_a_dropped_stream() -> None:
-    answers = [Reply(status=400, text="no"), Reply(text="a b c", drop=True)]
-    with ScriptedServer(answers) as server:
-        with pytest.raises(openai.BadRequestError, match="no"):
-            read(server, stream=True)
-        with pytest.raises(openai.APIConnectionError):
-            read(server, stream=True)

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from lightspan.capture.context import AttemptContext
@@ -218,15 +217,10 @@ class Stage:
         self.wait(self._gateway.start())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.wait(self._gateway.close())
         self.wait(self.store.close())
-        self._server.__exit__(kind, error, trace)
+        self._server.__exit__()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -43,13 +43,15 @@ TEXTS: Final = {
     "long": "word " * 4 + "y" * 300_000,
 }
 REPLIES: Final = {
-    **{name: Reply(text=text) for name, text in TEXTS.items()},
-    "tool call": Reply(tool_calls=[ToolCall(name="calculator", arguments='{"x": 1}')]),
-    "malformed tool call": Reply(
-        text="so", tool_calls=[ToolCall(name="calculator", arguments='{"x": ')]
-    ),
-    "cut": Reply(text="a b", finish_reason="length"),
+    **{name: [Reply(text=text)] for name, text in TEXTS.items()},
+    "tool call": [Reply(tool_calls=[ToolCall(name="calculator", arguments='{"x": 1}')])],
+    "malformed tool call": [
+        Reply(text="so", tool_calls=[ToolCall(name="calculator", arguments='{"x": ')])
+    ],
+    "cut": [Reply(text="a b", finish_reason="length")],
+    "several choices": [Reply(text="one"), Reply(text="two 2"), Reply(text="three")],
 }
+"""Name → a reply per choice."""
 
 Content = list[tuple[str, list[tuple[str, str]], str]]
 """Per choice: text, tool calls (name, arguments), finish reason."""
@@ -143,65 +145,47 @@ class ChatEngineSuite:
         finally:
             await engine.close()
 
-    async def test_it_is_a_chat_engine(self) -> None:
-        with ScriptedServer() as server:
-            assert isinstance(self.make_engine(server.url), ChatEngine)
-
     @pytest.mark.parametrize("stream", [False, True])
     async def test_the_body_travels_whole_and_is_left_as_it_was(self, stream: bool) -> None:
         body = {**copy.deepcopy(dict(BODY)), "stream": stream}
         original = copy.deepcopy(body)
-        with ScriptedServer() as server:
+        with ScriptedServer([Reply(text="ok", headers={"X-Request-Id": "r1"})]) as server:
             async with self.running(server.url) as engine:
+                assert isinstance(engine, ChatEngine)
                 if stream:
                     await read_stream(engine, body)
                 else:
-                    await engine.chat(body)
+                    headers = (await engine.chat(body)).headers
+                    assert {key.lower(): headers[key] for key in headers}["x-request-id"] == "r1"
             [request] = server.requests
         assert body == original
         assert request.path.endswith("/v1/chat/completions")
         assert request.headers["content-type"].startswith("application/json")
-        assert {key: request.body[key] for key in original if key != "model"} == {
-            key: value for key, value in original.items() if key != "model"
-        }
+        assert {**request.body, "model": "asked"} == original
 
     @pytest.mark.parametrize("name", REPLIES)
     async def test_streamed_or_not_the_answer_is_the_servers(self, name: str) -> None:
-        reply = REPLIES[name]
-        calls = [(call.name, call.arguments) for call in reply.tool_calls]
-        finish = reply.finish_reason or ("tool_calls" if calls else "stop")
-        with ScriptedServer([reply, reply]) as server:
+        replies = REPLIES[name]
+        expected = []
+        for reply in replies:
+            calls = [(call.name, call.arguments) for call in reply.tool_calls]
+            finish = reply.finish_reason or ("tool_calls" if calls else "stop")
+            expected.append((reply.text or "", calls, finish))
+        with ScriptedServer([replies, replies]) as server:
             async with self.running(server.url) as engine:
                 whole = content_of(await engine.chat(BODY))
                 parts = merge_chunks(await read_stream(engine))
-        assert whole == parts == [(reply.text or "", calls, finish)]
-
-    @pytest.mark.parametrize("stream", [False, True])
-    async def test_several_choices(self, stream: bool) -> None:
-        with ScriptedServer([["one", "two 2", "three"]]) as server:
-            async with self.running(server.url) as engine:
-                answers = await ask(engine, stream=stream)
-        assert [text for text, _, _ in answers] == ["one", "two 2", "three"]
+        assert whole == parts == expected
 
     async def test_a_stream_is_passed_on_piece_by_piece(self) -> None:
-        with ScriptedServer("a b c") as server:
-            async with self.running(server.url) as engine:
-                chunks = await read_stream(engine)
-        deltas = [chunk["choices"][0]["delta"].get("content") for chunk in chunks]
-        assert deltas == ["", "a", " b", " c", None]
-
-    async def test_the_usage_of_a_stream(self) -> None:
+        """With its usage."""
         body = {**BODY, "stream_options": {"include_usage": True}}
         with ScriptedServer("a b c") as server:
             async with self.running(server.url) as engine:
-                *_, last = await read_stream(engine, body)
+                *chunks, last = await read_stream(engine, body)
+        deltas = [chunk["choices"][0]["delta"].get("content") for chunk in chunks]
+        assert deltas == ["", "a", " b", " c", None]
         assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
-
-    async def test_the_headers_of_an_answer(self) -> None:
-        with ScriptedServer([Reply(text="ok", headers={"X-Request-Id": "r1"})]) as server:
-            async with self.running(server.url) as engine:
-                answer = await engine.chat(BODY)
-        assert {key.lower(): value for key, value in answer.headers.items()}["x-request-id"] == "r1"
 
     async def test_a_refusal_is_final_and_ends_nothing_else(self) -> None:
         """A 400 is not retried, and reported with status and text; the next call succeeds."""

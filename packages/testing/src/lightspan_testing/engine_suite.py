@@ -190,6 +190,26 @@ class EngineSuite:
         finally:
             await engine.close()
 
+    @pytest.fixture
+    async def engine(self, folder: Path) -> AsyncIterator[TokenEngine]:
+        """Return a running engine of one policy, `writer`."""
+        async with self.running(writer=folder) as engine:
+            yield engine
+
+    def expect(
+        self,
+        answer: Answer,
+        model: Any,
+        prompt: list[int],
+        version: int = 0,
+        *,
+        temperature: float = 1.0,
+    ) -> None:
+        """Check that every token has this version and its log-probability under this model."""
+        assert answer.versions == [version] * len(answer.ids)
+        expected = of_tokens(reference(model, prompt, answer.ids, temperature), answer.ids)
+        assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+
     async def test_policies_and_tokenizers(self, folder: Path) -> None:
         async with self.running(writer=folder, checker=folder) as engine:
             assert isinstance(engine, TokenEngine)
@@ -198,127 +218,96 @@ class EngineSuite:
             assert tokenizer.context_length == CONTEXT
             assert tokenizer.decode(tokenizer.encode("SELECT 1")) == "SELECT 1"
 
-    async def test_an_unknown_policy_is_named(self, folder: Path, model: Any) -> None:
-        async with self.running(writer=folder) as engine:
-            with pytest.raises(NotFoundError, match="critic"):
-                engine.tokenizer("critic")
-            with pytest.raises(NotFoundError, match="critic"):
-                await generate(engine, [5, 6], policy="critic")
-            with pytest.raises(NotFoundError, match="critic"):
-                await engine.update("critic", dict(model.named_parameters()), 1)
+    async def test_an_unknown_policy_is_named(self, engine: TokenEngine, model: Any) -> None:
+        with pytest.raises(NotFoundError, match="critic"):
+            engine.tokenizer("critic")
+        with pytest.raises(NotFoundError, match="critic"):
+            await generate(engine, [5, 6], policy="critic")
+        with pytest.raises(NotFoundError, match="critic"):
+            await engine.update("critic", dict(model.named_parameters()), 1)
 
-    @pytest.mark.parametrize("stream", [False, True])
-    @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
-    async def test_logprobs_are_of_the_distribution_sampled_from(
-        self, folder: Path, model: Any, prompt: list[int], temperature: float, stream: bool
+    async def test_top_p_and_top_k(
+        self, engine: TokenEngine, model: Any, prompt: list[int]
     ) -> None:
-        async with self.running(writer=folder) as engine:
-            answer = await generate(engine, prompt, temperature=temperature, stream=stream)
-        expected = of_tokens(reference(model, prompt, answer.ids, temperature), answer.ids)
-        assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
-        assert answer.versions == [0] * len(answer.ids)
-
-    async def test_top_p_and_top_k(self, folder: Path, model: Any, prompt: list[int]) -> None:
-        async with self.running(writer=folder) as engine:
-            if not (engine.capabilities.top_p and engine.capabilities.top_k):
-                pytest.skip("the engine declares no truncation")
-            nucleus, top, plain = await asyncio.gather(
-                generate(engine, prompt, top_p=0.6, request_id="p"),
-                generate(engine, prompt, top_k=3, request_id="k"),
-                generate(engine, prompt, request_id="0"),
-            )
-        for answer, mask in ((nucleus, _nucleus), (top, _top), (plain, None)):
+        if not (engine.capabilities.top_p and engine.capabilities.top_k):
+            pytest.skip("the engine declares no truncation")
+        nucleus, top = await asyncio.gather(
+            generate(engine, prompt, top_p=0.6, request_id="p"),
+            generate(engine, prompt, top_k=3, request_id="k"),
+        )
+        for answer, mask in ((nucleus, _nucleus), (top, _top)):
             distribution = reference(model, prompt, answer.ids)
-            if mask is not None:
-                distribution = distribution.masked_fill(~mask(distribution), -math.inf)
-                distribution = distribution.log_softmax(-1)
-            expected = of_tokens(distribution, answer.ids)
+            distribution = distribution.masked_fill(~mask(distribution), -math.inf)
+            expected = of_tokens(distribution.log_softmax(-1), answer.ids)
             assert answer.logprobs == pytest.approx(expected, abs=10 * self.tolerance)
 
     async def test_greedy_takes_the_largest(
-        self, folder: Path, model: Any, prompt: list[int]
+        self, engine: TokenEngine, model: Any, prompt: list[int]
     ) -> None:
-        async with self.running(writer=folder) as engine:
-            first = await generate(engine, prompt, temperature=0.0)
-            second = await generate(engine, prompt, temperature=0.0, stream=True)
-        assert first.ids == second.ids
-        assert first.ids == reference(model, prompt, first.ids).argmax(-1).tolist()
-        assert first.logprobs == pytest.approx([0.0] * len(first.ids), abs=self.tolerance)
+        """A stream yields the same tokens as they come."""
+        whole = await generate(engine, prompt, temperature=0.0)
+        stream = await generate(engine, prompt, temperature=0.0, stream=True)
+        assert whole.ids == stream.ids
+        assert stream.chunks > 1
+        assert whole.ids == reference(model, prompt, whole.ids).argmax(-1).tolist()
+        assert whole.logprobs == pytest.approx([0.0] * len(whole.ids), abs=self.tolerance)
 
-    async def test_streaming_yields_tokens_as_they_come(
-        self, folder: Path, prompt: list[int]
-    ) -> None:
-        async with self.running(writer=folder) as engine:
-            answer = await generate(engine, prompt, stream=True, temperature=0.0)
-        assert answer.chunks > 1
+    @pytest.mark.parametrize("length", [1, 7])
+    async def test_length(self, engine: TokenEngine, prompt: list[int], length: int) -> None:
+        answer = await generate(engine, prompt, max_tokens=length, temperature=0.0)
+        assert (len(answer.ids), answer.finish) == (length, FinishReason.LENGTH)
 
-    async def test_length(self, folder: Path, prompt: list[int]) -> None:
-        async with self.running(writer=folder) as engine:
-            answer = await generate(engine, prompt, max_tokens=1)
-            assert len(answer.ids) == 1
-            answer = await generate(engine, prompt, max_tokens=7, temperature=0.0)
-        assert (len(answer.ids), answer.finish) == (7, FinishReason.LENGTH)
-
-    async def test_the_turn_ends_with_its_token(self, folder: Path, model: Any) -> None:
-        async with self.running(writer=folder) as engine:
-            (end,) = engine.tokenizer("writer").eos_ids
-            prompt = _leads_to(model, end)
-            answer = await generate(engine, prompt, temperature=0.0)
+    async def test_the_turn_ends_with_its_token(self, engine: TokenEngine, model: Any) -> None:
+        (end,) = engine.tokenizer("writer").eos_ids
+        answer = await generate(engine, _leads_to(model, end), temperature=0.0)
         assert (answer.ids, answer.finish) == ([end], FinishReason.STOP)
 
     @pytest.mark.parametrize("stream", [False, True])
     async def test_stop_strings_end_the_ids_at_the_completing_token(
-        self, folder: Path, prompt: list[int], stream: bool
+        self, engine: TokenEngine, prompt: list[int], stream: bool
     ) -> None:
-        async with self.running(writer=folder) as engine:
-            if not engine.capabilities.stop_strings:
-                pytest.skip("the engine declares no stop strings")
-            tokenizer = engine.tokenizer("writer")
-            free = await generate(engine, prompt, temperature=0.0, max_tokens=40)
-            place, stop = _across_two_tokens([tokenizer.token_text(i) for i in free.ids])
-            answer = await generate(
-                engine, prompt, temperature=0.0, max_tokens=40, stop=("zq", stop), stream=stream
-            )
-            texts = [tokenizer.decode(free.ids[: n + 1]) for n in range(len(free.ids))]
+        if not engine.capabilities.stop_strings:
+            pytest.skip("the engine declares no stop strings")
+        tokenizer = engine.tokenizer("writer")
+        free = await generate(engine, prompt, temperature=0.0, max_tokens=40)
+        stop = _across_two_tokens([tokenizer.token_text(i) for i in free.ids])
+        answer = await generate(
+            engine, prompt, temperature=0.0, max_tokens=40, stop=("zq", stop), stream=stream
+        )
+        texts = [tokenizer.decode(free.ids[: n + 1]) for n in range(len(free.ids))]
         first = next(n for n, text in enumerate(texts) if stop in text)
-        assert first <= place
         assert answer.ids == free.ids[: first + 1]
         assert answer.finish is FinishReason.STOP
 
-    async def test_a_prompt_beyond_the_context(self, folder: Path) -> None:
-        async with self.running(writer=folder) as engine:
-            with pytest.raises(ContextOverflowError, match=str(CONTEXT)):
-                await generate(engine, [5] * CONTEXT)
-            last = await generate(engine, [5] * (CONTEXT - 1), max_tokens=50)
-            assert len(last.ids) == 1
-            some = await generate(engine, [5] * (CONTEXT - 4), max_tokens=50, temperature=0.0)
-            assert len(some.ids) == 4 or some.finish is FinishReason.STOP
+    async def test_a_prompt_beyond_the_context(self, engine: TokenEngine) -> None:
+        with pytest.raises(ContextOverflowError, match=str(CONTEXT)):
+            await generate(engine, [5] * CONTEXT)
+        last = await generate(engine, [5] * (CONTEXT - 1), max_tokens=50)
+        assert len(last.ids) == 1
+        some = await generate(engine, [5] * (CONTEXT - 4), max_tokens=50, temperature=0.0)
+        assert len(some.ids) == 4 or some.finish is FinishReason.STOP
 
-    async def test_many_at_once_at_their_own_temperatures(
-        self, folder: Path, model: Any, prompt: list[int]
+    async def test_logprobs_are_of_the_distribution_sampled_from(
+        self, engine: TokenEngine, model: Any, prompt: list[int]
     ) -> None:
-        temperatures = [0.5 + number / 64 for number in range(64)]
-        async with self.running(writer=folder) as engine:
-            answers = await asyncio.gather(
-                *(
-                    generate(
-                        engine,
-                        prompt + [5 + number] * (number % 9),
-                        temperature=temperature,
-                        stream=number % 3 == 0,
-                        max_tokens=4 + number % 20,
-                        request_id=f"r{number}",
-                    )
-                    for number, temperature in enumerate(temperatures)
-                )
+        """Of many calls at once, each with a prompt, temperature and length of its own."""
+        prompts = [prompt + [5 + number] * (number % 9) for number in range(64)]
+        calls = [
+            generate(
+                engine,
+                each,
+                temperature=0.5 + number / 64,
+                stream=number % 3 == 0,
+                max_tokens=4 + number % 20,
+                request_id=f"r{number}",
             )
-        for number, (temperature, answer) in enumerate(zip(temperatures, answers, strict=True)):
-            extended = prompt + [5 + number] * (number % 9)
-            expected = of_tokens(reference(model, extended, answer.ids, temperature), answer.ids)
-            assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+            for number, each in enumerate(prompts)
+        ]
+        for number, answer in enumerate(await asyncio.gather(*calls)):
+            self.expect(answer, model, prompts[number], temperature=0.5 + number / 64)
 
     async def test_an_update_splits_the_versions_exactly(
-        self, folder: Path, model: Any, prompt: list[int]
+        self, engine: TokenEngine, folder: Path, model: Any, prompt: list[int]
     ) -> None:
         """Check that every token has the version that sampled it.
 
@@ -326,16 +315,15 @@ class EngineSuite:
         then another update follows.
         """
         models = {0: model}
-        async with self.running(writer=folder) as engine:
-            for version in range(3, 3 + UPDATES):
-                weights, models[version] = self.other(folder, model, seed=version)
-                answers = await self._update_in_flight(engine, prompt, weights, version)
-                for answer in answers:
-                    assert answer.versions == sorted(answer.versions)
-                    expected = _by_version(models, prompt, answer, temperature=0.8)
-                    assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
-                if any(len(set(answer.versions)) == 2 for answer in answers):
-                    return
+        for version in range(3, 3 + UPDATES):
+            weights, models[version] = self.other(folder, model, seed=version)
+            answers = await self._update_in_flight(engine, prompt, weights, version)
+            for answer in answers:
+                assert answer.versions == sorted(answer.versions)
+                expected = _by_version(models, prompt, answer, temperature=0.8)
+                assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+            if any(len(set(answer.versions)) == 2 for answer in answers):
+                return
         pytest.fail(f"none of {UPDATES} updates cut a call")
 
     async def _update_in_flight(
@@ -365,68 +353,55 @@ class EngineSuite:
         assert after.versions == [version] * len(after.ids)
         return [after, *await asyncio.gather(*tasks)]
 
-    async def test_no_prefix_outlives_an_update(self, folder: Path, model: Any) -> None:
+    async def test_no_prefix_outlives_an_update(
+        self, engine: TokenEngine, folder: Path, model: Any
+    ) -> None:
         """The prompt fills whole blocks of a key-value cache."""
         prompt = [5 + number % 300 for number in range(200)]
         weights, moved = self.other(folder, model, seed=11)
-        async with self.running(writer=folder) as engine:
-            before = await generate(engine, prompt)
-            await engine.update("writer", weights, 1)
-            after = await generate(engine, prompt)
-        for answer, source in ((before, model), (after, moved)):
-            expected = of_tokens(reference(source, prompt, answer.ids), answer.ids)
-            assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+        self.expect(await generate(engine, prompt), model, prompt)
+        await engine.update("writer", weights, 1)
+        self.expect(await generate(engine, prompt), moved, prompt, 1)
 
     async def test_each_policy_has_weights_of_its_own(
         self, folder: Path, model: Any, prompt: list[int]
     ) -> None:
-        weights, expected_of_writer = self.other(folder, model, seed=8)
+        weights, moved = self.other(folder, model, seed=8)
         async with self.running(writer=folder, checker=folder) as engine:
             await engine.update("writer", weights, 1)
             assert engine.policies() == {"writer": 1, "checker": 0}
-            frozen = await generate(engine, prompt, policy="checker")
-            moved = await generate(engine, prompt, policy="writer")
-        for answer, source in ((frozen, model), (moved, expected_of_writer)):
-            expected = of_tokens(reference(source, prompt, answer.ids), answer.ids)
-            assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+            self.expect(await generate(engine, prompt, policy="checker"), model, prompt)
+            self.expect(await generate(engine, prompt), moved, prompt, 1)
 
     async def test_a_failed_update_changes_nothing(
-        self, folder: Path, model: Any, prompt: list[int]
+        self, engine: TokenEngine, model: Any, prompt: list[int]
     ) -> None:
-        async with self.running(writer=folder) as engine:
-            for wrong, message in self.wrong(model):
-                with pytest.raises(LightspanError, match=message):
-                    await engine.update("writer", wrong, 2)
-            assert engine.policies() == {"writer": 0}
-            answer = await generate(engine, prompt)
-        expected = of_tokens(reference(model, prompt, answer.ids), answer.ids)
-        assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+        for wrong, message in self.wrong(model):
+            with pytest.raises(LightspanError, match=message):
+                await engine.update("writer", wrong, 2)
+        assert engine.policies() == {"writer": 0}
+        self.expect(await generate(engine, prompt), model, prompt)
 
     async def test_a_closed_iterator_cancels_only_itself(
-        self, folder: Path, model: Any, prompt: list[int]
+        self, engine: TokenEngine, model: Any, prompt: list[int]
     ) -> None:
-        async with self.running(writer=folder) as engine:
-            other = asyncio.create_task(generate(engine, prompt, request_id="other"))
-            request = GenerationRequest(
-                request_id="gone",
-                policy="writer",
-                prompt_ids=prompt,
-                sampling=Sampling(max_tokens=200),
-            )
-            async with aclosing(engine.generate(request, stream=True)) as chunks:  # type: ignore[type-var]
-                await anext(chunks)
-            task = asyncio.create_task(generate(engine, prompt, max_tokens=200, request_id="t"))
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            for answer in (await other, await generate(engine, prompt, request_id="gone")):
-                expected = of_tokens(reference(model, prompt, answer.ids), answer.ids)
-                assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+        other = asyncio.create_task(generate(engine, prompt, request_id="other"))
+        request = GenerationRequest(
+            request_id="gone", policy="writer", prompt_ids=prompt, sampling=Sampling(max_tokens=200)
+        )
+        async with aclosing(engine.generate(request, stream=True)) as chunks:  # type: ignore[type-var]
+            await anext(chunks)
+        task = asyncio.create_task(generate(engine, prompt, max_tokens=200, request_id="t"))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        self.expect(await other, model, prompt)
+        self.expect(await generate(engine, prompt, request_id="gone"), model, prompt)
 
-    async def test_closing_ends_what_is_in_flight(self, folder: Path, prompt: list[int]) -> None:
-        engine = self.make_engine({"writer": folder})
-        await engine.start()
+    async def test_closing_ends_what_is_in_flight(
+        self, engine: TokenEngine, prompt: list[int]
+    ) -> None:
         tasks = [
             asyncio.create_task(generate(engine, prompt, max_tokens=200, request_id=str(n)))
             for n in range(4)
@@ -439,12 +414,11 @@ class EngineSuite:
             await generate(engine, prompt)
         await engine.close()
 
-    async def test_usage_counts(self, folder: Path, prompt: list[int]) -> None:
-        async with self.running(writer=folder) as engine:
-            assert engine.usage() == {"tokens": 0, "requests": 0, "cpu_s": 0.0}
-            first = await generate(engine, prompt, max_tokens=5)
-            second = await generate(engine, prompt, max_tokens=5, stream=True)
-            usage = engine.usage()
+    async def test_usage_counts(self, engine: TokenEngine, prompt: list[int]) -> None:
+        assert engine.usage() == {"tokens": 0, "requests": 0, "cpu_s": 0.0}
+        first = await generate(engine, prompt, max_tokens=5)
+        second = await generate(engine, prompt, max_tokens=5, stream=True)
+        usage = engine.usage()
         assert usage["tokens"] == len(first.ids) + len(second.ids)
         assert usage["requests"] == 2
         assert usage["cpu_s"] >= 0
@@ -485,10 +459,10 @@ def _leads_to(model: Any, token: int) -> list[int]:
     raise AssertionError("no such prompt")
 
 
-def _across_two_tokens(texts: Sequence[str]) -> tuple[int, str]:
-    """Return a token's index and the two characters at its boundary with the previous token."""
+def _across_two_tokens(texts: Sequence[str]) -> str:
+    """Return the two characters at a boundary of two tokens."""
     for place in range(3, len(texts)):
         stop = texts[place - 1][-1:] + texts[place][:1]
         if len(stop) == 2 and stop.isascii() and "\ufffd" not in stop:
-            return place, stop
+            return stop
     raise AssertionError("no two neighbouring tokens of plain text")

@@ -48,13 +48,10 @@ class RunnersSuite:
         runners.check()
         await runners.stop()  # returns at once without a start
 
-    @pytest.mark.parametrize("app", ["right", "right_later"])
-    async def test_runs_what_its_training_asks_for(
-        self, runners: Runners, store: Store, app: str
-    ) -> None:
+    async def test_runs_what_its_training_asks_for(self, runners: Runners, store: Store) -> None:
         """Rollouts of another run are not executed."""
         await _enqueue(store, [{"number": 0}], run_id="another", first=100)
-        async with _Started(runners, store, app):
+        async with _Started(runners, store, "right"):
             await _enqueue(store, [{"number": number} for number in range(7)])
             states = await _ended(runners, store, 7)
         assert [state.status for state in states] == [RolloutStatus.SUCCEEDED] * 7

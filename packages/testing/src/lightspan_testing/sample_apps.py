@@ -13,12 +13,6 @@ def right(task: dict[str, Any]) -> float:
     return float(task["number"])
 
 
-async def right_later(task: dict[str, Any]) -> float:
-    """Return the task's number asynchronously."""
-    await asyncio.sleep(0.01)
-    return float(task["number"])
-
-
 async def waits(task: dict[str, Any]) -> float:
     """Create a file and wait for another."""
     Path(task["begun"]).touch()

@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, Self
 
 from lightspan_testing import scripted_messages, scripted_responses
@@ -99,12 +98,7 @@ class ScriptedServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -183,35 +177,49 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.shutdown(2)
         elif first.status != 200:
-            make_error = scripted_messages.error if self._speaks_messages else _error
-            self._send(
-                first.status, make_error(first.text or "scripted error", first.status), first
-            )
+            make_error = scripted_messages.error if self._format == "messages" else _error
+            text = first.text or "scripted error"
+            self._send(first.status, make_error(text, first.status), first)
         elif body.get("stream"):
             self._stream(body, replies)
-        elif self._speaks_messages:
-            answer = scripted_messages.message(body, _message(first), _finish(first))
-            self._send(200, answer, first)
-        elif self._speaks_responses:
-            answer = scripted_responses.response(body, _message(first), _finish(first))
-            self._send(200, answer, first)
-        elif self._completes_text:
-            self._send(200, _as_text(completion(body, replies)), first)
         else:
-            self._send(200, completion(body, replies), first)
+            self._send(200, self._whole(body, replies), first)
 
     @property
-    def _completes_text(self) -> bool:
-        return self.path.endswith("/completions") and not self.path.endswith("/chat/completions")
-
-    @property
-    def _speaks_responses(self) -> bool:
-        return self.path.endswith("/responses")
-
-    @property
-    def _speaks_messages(self) -> bool:
+    def _format(self) -> str:
         path = self.path.partition("?")[0]  # paths of Anthropic's own API and Google's
-        return path.endswith(("/messages", ":rawPredict", ":streamRawPredict"))
+        if path.endswith(("/messages", ":rawPredict", ":streamRawPredict")):
+            return "messages"
+        if path.endswith("/responses"):
+            return "responses"
+        is_text = path.endswith("/completions") and not path.endswith("/chat/completions")
+        return "text" if is_text else "chat"
+
+    def _whole(self, body: Mapping[str, Json], replies: Sequence[Reply]) -> dict[str, Json]:
+        first = _message(replies[0]), _finish(replies[0])
+        match self._format:
+            case "messages":
+                return scripted_messages.message(body, *first)
+            case "responses":
+                return scripted_responses.response(body, *first)
+            case "text":
+                return _as_text(completion(body, replies))
+            case _:
+                return completion(body, replies)
+
+    def _chunks(
+        self, body: Mapping[str, Json], replies: Sequence[Reply]
+    ) -> Iterator[dict[str, Json]]:
+        first = _message(replies[0]), _finish(replies[0])
+        match self._format:
+            case "messages":
+                return scripted_messages.events(body, *first)
+            case "responses":
+                return scripted_responses.events(body, *first)
+            case "text":
+                return map(_as_text, chunks(body, replies))
+            case _:
+                return chunks(body, replies)
 
     def _send(self, status: int, body: Json, reply: Reply | None = None) -> None:
         data = json.dumps(body).encode()
@@ -243,26 +251,14 @@ class _Handler(BaseHTTPRequestHandler):
             if replies[0].before_chunk is not None:
                 replies[0].before_chunk(number)
             self._event(json.dumps(chunk), pack)
-        if not (self._speaks_responses or self._speaks_messages):
+        if self._format in ("chat", "text"):
             self._event("[DONE]", pack)
         if pack is not None:
             self._piece(pack.flush())
         self.wfile.write(b"0\r\n\r\n")
 
-    def _chunks(
-        self, body: Mapping[str, Json], replies: Sequence[Reply]
-    ) -> Iterator[dict[str, Json]]:
-        if self._speaks_messages:
-            first = replies[0]
-            return scripted_messages.events(body, _message(first), _finish(first))
-        if self._speaks_responses:
-            first = replies[0]
-            return scripted_responses.events(body, _message(first), _finish(first))
-        chat = chunks(body, replies)
-        return map(_as_text, chat) if self._completes_text else chat
-
     def _event(self, data: str, pack: Any = None) -> None:
-        name = f"event: {json.loads(data)['type']}\n" if self._speaks_messages else ""
+        name = f"event: {json.loads(data)['type']}\n" if self._format == "messages" else ""
         payload = f"{name}data: {data}\n\n".encode()
         if pack is not None:
             payload = pack.compress(payload) + pack.flush(zlib.Z_SYNC_FLUSH)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -42,76 +43,11 @@ TEXTS: Final = (
 )
 """Default training texts of the tokenizer."""
 
-CHAT_TEMPLATE: Final = """\
-{%- if tools %}
-{{- '<|im_start|>system\\n' }}
-{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
-{{- '# Tools\\n\\n<tools>' }}
-{%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
-{{- '\\n</tools>\\n\\nAnswer a call as <tool_call>{"name": …, "arguments": …}</tool_call>' }}
-{{- '<|im_end|>\\n' }}
-{%- elif messages[0].role == 'system' %}
-{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-{%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- elif message.role == 'assistant' %}
-{{- '<|im_start|>assistant\\n' + (message.content or '') }}
-{%- for call in message.tool_calls or [] %}
-{%- set function = call.function if call.function else call %}
-{{- '\\n<tool_call>\\n{"name": "' + function.name + '", "arguments": ' }}
-{{- function.arguments if function.arguments is string else (function.arguments | tojson) }}
-{{- '}\\n</tool_call>' }}
-{%- endfor %}
-{{- '<|im_end|>\\n' }}
-{%- elif message.role == 'tool' %}
-{{- '<|im_start|>user\\n<tool_response>\\n' + message.content }}
-{{- '\\n</tool_response><|im_end|>\\n' }}
-{%- elif message.role != 'system' %}
-{{- raise_exception('unknown role ' + message.role) }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
-
-
-LLAMA_TEMPLATE: Final = """\
-{%- set asked = namespace(tools=tools) %}
-{%- macro turn(role, text) %}
-{{- '<|start_header_id|>' + role + '<|end_header_id|>\\n\\n' + text + '<|eot_id|>' }}
-{%- endmacro %}
-{%- set given = messages[0].content | trim if messages[0].role == 'system' else '' %}
-{%- set today = date_string if date_string is defined else strftime_now('%d %b %Y') %}
-{{- bos_token }}
-{{- turn('system', ('Environment: ipython\\n' if tools else '')
-    + 'Cutting Knowledge Date: December 2023\\nToday Date: ' + today + '\\n\\n' + given) }}
-{%- for message in messages %}
-{%- if message.role == 'user' and asked.tools %}
-{%- set listed = namespace(text='Answer, or call one of these functions as ') %}
-{%- set listed.text = listed.text + '{"name": its name, "parameters": its arguments}.\\n\\n' %}
-{%- for tool in asked.tools %}
-{%- set listed.text = listed.text + (tool | tojson(indent=4)) + '\\n\\n' %}
-{%- endfor %}
-{{- turn('user', listed.text + (message.content | trim)) }}
-{%- set asked.tools = none %}
-{%- elif message.role == 'tool' %}
-{{- turn('ipython', message.content | tojson) }}
-{%- elif message.tool_calls %}
-{%- if message.tool_calls | length > 1 %}{{- raise_exception('one call a turn') }}{%- endif %}
-{%- set function = message.tool_calls[0].function %}
-{{- turn('assistant', '{"name": "' + function.name + '", "parameters": '
-    + (function.arguments | tojson) + '}') }}
-{%- elif not (loop.first and message.role == 'system') %}
-{{- turn(message.role, message.content | trim) }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}
-"""
-
-TEMPLATES: Final = {"qwen2": CHAT_TEMPLATE, "llama": LLAMA_TEMPLATE}
+TEMPLATES: Final = {
+    family: files("lightspan_testing").joinpath(f"chat_templates/{family}.jinja").read_text("utf-8")
+    for family in ("qwen2", "llama")
+}
+CHAT_TEMPLATE: Final = TEMPLATES["qwen2"]
 
 
 def tiny_model(

@@ -9,40 +9,32 @@ and declares the expected records:
         def build(self, scenario: str, model: Model) -> App: ...
         def patched(self) -> Mapping[str, Any]: ...
 
-`build` is called outside of any scope and (for `built_at_import`) before `instrument()`. The
-instructions of each agent are `instructions(name)`, from which the scripted model identifies the
-agent without the adapter. Every scenario runs asynchronously, synchronously and streamed, against
-the app's own endpoint (calls recorded) and through a gateway (calls trained); whole span trees and
-token records are compared.
+`build` is called outside of any scope and before `instrument()`. The instructions of each agent are
+`instructions(name)`, from which the scripted model identifies the agent without the adapter. Every
+scenario runs asynchronously, synchronously and streamed, against the app's own endpoint (calls
+recorded) and through a gateway (calls trained); whole span trees and token records are compared.
 
 Cells that a framework cannot have are in `IMPOSSIBLE` with their reasons, and must fail.
 
-`scenarios` has the table's rows, `trees` helpers for the span trees; `scenario_runner` and
-`process` run them, `checks` checks the results, `base` has the hooks. Tests by subject:
-`table_tests`, `concurrency_tests`, `service_tests`, `install_tests`, `interop_tests`,
-`prompt_tests`.
+`scenarios` has the table's rows, `trees` helpers for the span trees; `scenario_runner` runs them,
+`checks` checks the results, `base` has the hooks. Tests by subject:
+`table_tests`, `service_tests`, `install_tests`, `prompt_tests`.
 """
 
 from __future__ import annotations
 
 from lightspan_testing.adapter_harness import Turn
-from lightspan_testing.adapter_suite.checks import Tally
-from lightspan_testing.adapter_suite.concurrency_tests import ConcurrencyTests
 from lightspan_testing.adapter_suite.install_tests import InstallTests
-from lightspan_testing.adapter_suite.interop_tests import InteropTests
 from lightspan_testing.adapter_suite.prompt_tests import PromptTests
 from lightspan_testing.adapter_suite.scenarios import (
-    BYPASSED,
     IMPOSSIBLE,
     OTHER_MEANS,
     SCENARIOS,
     App,
     Impossible,
     Model,
-    Scenario,
     broken,
     by_other_means,
-    bypassed,
     count,
     instructions,
     look,
@@ -52,14 +44,11 @@ from lightspan_testing.adapter_suite.table_tests import TableTests
 from lightspan_testing.attempts import tree
 
 
-class AdapterSuite(
-    TableTests, ConcurrencyTests, ServiceTests, InstallTests, InteropTests, PromptTests
-):
+class AdapterSuite(TableTests, ServiceTests, InstallTests, PromptTests):
     """See the module's docstring."""
 
 
 __all__ = [
-    "BYPASSED",
     "IMPOSSIBLE",
     "OTHER_MEANS",
     "SCENARIOS",
@@ -67,12 +56,9 @@ __all__ = [
     "App",
     "Impossible",
     "Model",
-    "Scenario",
-    "Tally",
     "Turn",
     "broken",
     "by_other_means",
-    "bypassed",
     "count",
     "instructions",
     "look",

@@ -7,7 +7,7 @@ import os
 import subprocess
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -15,14 +15,12 @@ import pytest
 
 from lightspan_testing.adapter_harness import Played, Stage
 from lightspan_testing.adapter_suite.checks import (
-    Tally,
     check_attributes,
     check_bypassing,
     check_calls,
     check_names,
     check_tokens,
 )
-from lightspan_testing.adapter_suite.process import NO_WAY_OUT
 from lightspan_testing.adapter_suite.scenario_runner import inside_root, part_of, play
 from lightspan_testing.adapter_suite.scenarios import (
     CONCURRENT,
@@ -35,6 +33,14 @@ from lightspan_testing.adapter_suite.scenarios import (
 from lightspan_testing.adapter_suite.trees import ordered, without_call_status
 from lightspan_testing.attempts import read_recorded, tree
 
+NO_WAY_OUT: Final = {
+    **dict.fromkeys(
+        ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9"
+    ),
+    **dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost"),
+}
+"""Proxy settings that keep a child process from reaching other machines."""
+
 WAYS_TO_FAIL: Final = (Impossible, AssertionError, RuntimeError)
 """Exceptions of a test that a framework cannot pass."""
 
@@ -46,10 +52,8 @@ class AdapterTests:
     """The adapter is `lightspan_<framework>`."""
 
     impossible: ClassVar[Mapping[str, str]] = {}
-    """Scenario, scenario/mode, or test → reason why the framework cannot pass it."""
-
-    tally: ClassVar[Tally] = Tally()
-    """Counts of the whole suite; each subclass has its own while its tests run."""
+    """Scenario, mode, scenario/mode, test, or test/scenario → reason why the framework cannot pass
+    it."""
 
     # --- hooks ----------------------------------------------------------------------------
     def build(self, scenario: str, model: Model) -> App:
@@ -76,9 +80,6 @@ class AdapterTests:
     """Environment variables that enable the framework's own telemetry, which must not leave the
     machine."""
 
-    def check_telemetry(self, is_on: bool) -> None:
-        """Fail unless the framework's own telemetry was on or off in this process."""
-
     program: ClassVar[str]
     """A script without lightspan that plays `single`, with endpoint and text as arguments."""
 
@@ -97,14 +98,22 @@ class AdapterTests:
         with Stage() as stage:
             yield stage
 
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def _tally(cls, request: pytest.FixtureRequest) -> Iterator[None]:
-        """Count the calls of the suite and print the counts at its end."""
-        cls.tally = Tally()
-        yield
-        _report(request.config, f"{cls.__name__} of {cls.framework}: {cls.tally}")
-        cls.tally.assert_complete()
+    @pytest.fixture(autouse=True)
+    def _impossible(self, request: pytest.FixtureRequest) -> None:
+        """Mark the test as expected to fail if a table contains it."""
+        callspec = getattr(request.node, "callspec", None)
+        cell = callspec.params if callspec is not None else {}
+        scenario, mode, route = (cell.get(name) for name in ("scenario", "mode", "route"))
+        name = request.function.__name__.removeprefix("test_")
+        keys = [name, f"{name}/{scenario}", scenario, mode]
+        keys += [f"{scenario}/{mode}", f"{scenario}/{mode}/{route}"]
+        reasons = {**IMPOSSIBLE.get(self.framework, {}), **self.impossible}
+        for key in keys:
+            if key in reasons:
+                mark = pytest.mark.xfail(reason=reasons[key], strict=True, raises=WAYS_TO_FAIL)
+                request.applymarker(mark)
+        if mode is not None and scenario is not None and mode not in SCENARIOS[scenario].modes:
+            pytest.skip(f"{scenario} has no {mode} form")
 
     @pytest.fixture(autouse=True)
     def _problems(self, stage: Stage) -> Iterator[None]:
@@ -120,14 +129,6 @@ class AdapterTests:
         monkeypatch.setenv("OTEL_SERVICE_NAME", "support")
         return url
 
-    def expects(self, request: pytest.FixtureRequest, *keys: str) -> None:
-        """Mark the running test as expected to fail if a table contains it."""
-        reasons = {**IMPOSSIBLE.get(self.framework, {}), **self.impossible}
-        for key in keys:
-            if key in reasons:
-                mark = pytest.mark.xfail(reason=reasons[key], strict=True, raises=WAYS_TO_FAIL)
-                request.applymarker(mark)
-
     def app(self, stage: Stage, scenario: str, mode: str = "async") -> App:
         """Build the scenario's app with the scenario's client."""
         row = SCENARIOS[scenario]
@@ -141,7 +142,6 @@ class AdapterTests:
 
     def check(self, played: Played, scenario: str, app: App, stage: Stage) -> None:
         """Check everything that was recorded."""
-        self.tally.add(played, app, stage)
         expected = textwrap.dedent(app.tree).strip("\n").splitlines()
         lines = tree(played.spans, ordered=SCENARIOS[scenario].ordered)
         # the gateway records a cancelled call as cancelled, not as failed
@@ -194,10 +194,3 @@ class AdapterTests:
         app = self.app(stage, scenario)
         played = play(stage, app, scenario, "async", through_gateway=False)
         self.check(played, scenario, app, stage)
-
-
-def _report(config: pytest.Config, line: str) -> None:
-    """Print a line despite pytest's capturing."""
-    capture = config.pluginmanager.get_plugin("capturemanager")
-    with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
-        print(f"\n{line}", flush=True)

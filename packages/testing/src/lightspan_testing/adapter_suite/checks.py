@@ -5,59 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
-from lightspan.lightning import Rejection, build_episode, classify_calls
+from msgspec.structs import replace
+
+from lightspan.lightning import Episode, Rejection, build_episode, classify_calls
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptStatus, Rollout
 from lightspan.schema.routing import Route, agent_name, split_path
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan_testing.adapter_harness import POLICY, Part, Played, Stage, sampled_text
 from lightspan_testing.adapter_suite.scenarios import BYPASSED, App, Impossible
-from lightspan_testing.adapter_suite.trees import calls_of
 from lightspan_testing.attempts import Captured, path_of
-
-
-@dataclass(slots=True)
-class Tally:
-    """Counts of the model calls of all attempts of the suite."""
-
-    made: int = 0
-    """Calls by the framework; retries of a client are one call."""
-    recorded: int = 0
-    named: int = 0
-    """Calls recorded with the name of the agent in the prompt."""
-    answered: int = 0
-    """Calls that the gateway answered completely."""
-    joined: int = 0
-    """Calls with recorded tokens, span and agent."""
-
-    def add(self, played: Played, app: App, stage: Stage) -> None:
-        """Count the calls of an attempt."""
-        spans = {span.span_id: span for span in played.llm_spans}
-        calls = [call for call in stage.brain.calls_in(played.tag) if call.turn.status < 500]
-        self.made += max(len(calls), len(calls_of(app.tree)))  # or by a custom client
-        self.recorded += len(spans)
-        self.named += sum(is_named(span, app) for span in spans.values())
-        if not played.through_gateway:
-            return
-        self.answered += len(answers_of(played, stage))
-        self.joined += sum(
-            record.span_id in spans and record.agent_path == path_of(spans[record.span_id])
-            for record in played.records
-            if record.response_ids
-        )
-
-    def __str__(self) -> str:
-        return (
-            f"{self.made} model calls made, {self.recorded} recorded, {self.named} named; "
-            f"{self.answered} answered by the gateway, {self.joined} joined to their tokens"
-        )
-
-    def assert_complete(self) -> None:
-        """Fail unless every call was recorded, named and joined to its tokens."""
-        assert (self.recorded, self.named, self.joined) == (self.made, self.made, self.answered)
 
 
 # --- attempts -------------------------------------------------------------------------------
@@ -161,18 +120,18 @@ def check_bypassing(played: Played, stage: Stage) -> None:
         check_untrained(played)
 
 
+def episode_of(captured: Captured) -> Episode:
+    """Build the episode of an attempt whose calls have no tokens."""
+    rollout_id, attempt_id = captured.scope.rollout_id, captured.scope.attempt_id
+    attempt = Attempt(attempt_id=attempt_id, rollout_id=rollout_id, number=1, epoch=1)
+    ended = replace(attempt, status=AttemptStatus.SUCCEEDED)
+    rollout = Rollout(rollout_id=rollout_id, task={}, task_id="t")
+    return build_episode(ended, rollout, captured.spans, [])
+
+
 def check_untrained(captured: Captured) -> None:
     """Check that nothing of the attempt is trained because its calls have no tokens."""
-    scope = captured.scope
-    ended = Attempt(
-        rollout_id=scope.rollout_id,
-        attempt_id=scope.attempt_id,
-        number=1,
-        epoch=1,
-        status=AttemptStatus.SUCCEEDED,
-    )
-    rollout = Rollout(rollout_id=scope.rollout_id, task={}, task_id="t")
-    coverage = classify_calls(build_episode(ended, rollout, captured.spans, []), POLICY)
+    coverage = classify_calls(episode_of(captured), POLICY)
     assert [entry.rejection for entry in coverage.entries] == [
         Rejection.NO_TOKENS for _ in captured.llm_spans
     ]

@@ -1,4 +1,4 @@
-"""Tests of the public names, and of the changes by installing and uninstalling."""
+"""Tests of the public names, of installing and uninstalling, and of what is beside the adapter."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ import importlib.util
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+import lightspan
 from lightspan.errors import ConfigError
 from lightspan.schema import semconv as c
 from lightspan_testing.adapter_harness import Stage
 from lightspan_testing.adapter_suite.base import AdapterTests
 from lightspan_testing.adapter_suite.checks import assert_unchanged, changed, check_calls
 from lightspan_testing.adapter_suite.scenario_runner import part_of, play, run_sync
-from lightspan_testing.adapter_suite.trees import calls_of
+from lightspan_testing.adapter_suite.trees import calls_of, inside
 from lightspan_testing.attempts import tree
 
 
@@ -78,10 +81,9 @@ class InstallTests(AdapterTests):
                 _reimported(self.adapter)
         assert _reimported(self.adapter).__all__ == self.adapter.__all__
 
-    def test_installed_twice(self, request: pytest.FixtureRequest, stage: Stage) -> None:
+    def test_installed_twice(self, stage: Stage) -> None:
         """Installing twice is a no-op, and the end of the inner block leaves the outer one
         installed."""
-        self.expects(request, "team")
         before = dict(self.patched())
         with self.adapter.instrument():
             once = dict(self.patched())
@@ -92,9 +94,8 @@ class InstallTests(AdapterTests):
             self.play_and_check(stage, "team")
         assert_unchanged(before, self.patched())
 
-    def test_uninstalled(self, request: pytest.FixtureRequest, stage: Stage) -> None:
+    def test_uninstalled(self, stage: Stage) -> None:
         """The framework's attributes are restored; calls are recorded without names."""
-        self.expects(request, "team")
         before = dict(self.patched())
         self.adapter.instrument()
         assert changed(before, self.patched()), "`patched` must show what `instrument` changes"
@@ -107,9 +108,8 @@ class InstallTests(AdapterTests):
         assert names == {c.UNNAMED_AGENT}
         check_calls(played, stage)
 
-    def test_outside_a_scope(self, request: pytest.FixtureRequest, stage: Stage) -> None:
+    def test_outside_a_scope(self, stage: Stage) -> None:
         """Nothing is recorded, and the app behaves as without an adapter."""
-        self.expects(request, "team")
         app = self.app(stage, "team")
         played = stage.open(part_of(app, "team"), through_gateway=False)
         with self.adapter.instrument():
@@ -118,31 +118,9 @@ class InstallTests(AdapterTests):
         stage.close(played)
         assert played.spans == []
 
-    def test_the_entry_point(self, request: pytest.FixtureRequest, stage: Stage) -> None:
-        """The entry point loaded by `opentelemetry-instrument`."""
-        self.expects(request, "team")
-        points = [
-            point
-            for point in importlib.metadata.entry_points(group="opentelemetry_instrumentor")
-            if point.value.partition(":")[0].partition(".")[0] == self.adapter.__name__
-        ]
-        assert len(points) == 1
-        before = dict(self.patched())
-        instrumentor = points[0].load()()
-        instrumentor.instrument(skip_dep_check=True)
-        try:
-            assert changed(before, self.patched())
-            self.play_and_check(stage, "team")
-        finally:
-            instrumentor.uninstrument()
-        assert_unchanged(before, self.patched())
-
-    def test_started_by_opentelemetry(
-        self, request: pytest.FixtureRequest, stage: Stage, production: str, tmp_path: Path
-    ) -> None:
+    def test_started_by_opentelemetry(self, stage: Stage, production: str, tmp_path: Path) -> None:
         """`opentelemetry-instrument python app.py` records an app without code of lightspan."""
         pytest.importorskip("opentelemetry.distro")
-        self.expects(request, "single")
         assert "lightspan" not in self.program
         script = tmp_path / "app.py"
         script.write_text(textwrap.dedent(self.program))
@@ -150,14 +128,44 @@ class InstallTests(AdapterTests):
         exporters = {f"OTEL_{signal}_EXPORTER": "none" for signal in ("TRACES", "METRICS", "LOGS")}
         self.check_program(stage, production, [command, sys.executable, script], exporters)
 
-    def test_opentelemetrys_provider_is_the_apps(
-        self, request: pytest.FixtureRequest, stage: Stage
-    ) -> None:
+    def test_opentelemetrys_provider_is_the_apps(self, stage: Stage) -> None:
         """No provider is set or requested: an app may set its own at any time."""
         from opentelemetry import trace
 
-        self.expects(request, "team")
         before = trace.get_tracer_provider()
         with self.adapter.instrument():
             self.play_and_check(stage, "team")
             assert trace.get_tracer_provider() is before
+
+    # --- frames around the framework, and other instrumentations --------------------------
+    @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
+    def test_inside_another_frame(self, stage: Stage, scenario: str) -> None:
+        """Paths concatenate: frames pushed around the framework come first."""
+        app = self.app(stage, scenario)
+
+        async def run(text: str) -> Any:
+            with lightspan.agent("outer"):
+                return await app.run(text)
+
+        nested = replace(app, run=run, run_sync=None, tree=inside("outer", app.tree))
+        with self.adapter.instrument():
+            played = play(stage, nested, scenario, "async", through_gateway=True)
+        self.check(played, scenario, nested, stage)
+
+    @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
+    def test_openinference_beside_it(self, stage: Stage, scenario: str) -> None:
+        """Another instrumentation, installed before or after ours."""
+        self.check_beside(stage, scenario, self.openinference)
+
+    def check_beside(
+        self, stage: Stage, scenario: str, other: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        """Play the scenario with another instrumentation, installed first and installed last."""
+        for first, second in (
+            (other, self.adapter.instrument),
+            (self.adapter.instrument, other),
+        ):
+            app = self.app(stage, scenario)
+            with first(), second():
+                played = play(stage, app, scenario, "async", through_gateway=True)
+            self.check(played, scenario, app, stage)

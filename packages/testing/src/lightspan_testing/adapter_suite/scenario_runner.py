@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -18,14 +18,6 @@ from lightspan.schema.spans import SpanKind
 from lightspan_testing.adapter_harness import Part, Played, Stage
 from lightspan_testing.adapter_suite.scenarios import SCENARIOS, App
 from lightspan_testing.attempts import ROOT_ID, Recorded
-
-
-def in_trace(trace_id: int) -> AbstractContextManager[Any]:
-    """Make a trace of the app's own current."""
-    from opentelemetry import trace
-
-    context = trace.SpanContext(trace_id, 1, is_remote=True)
-    return trace.use_span(trace.NonRecordingSpan(context))
 
 
 def part_of(app: App, scenario: str) -> Part:
@@ -96,7 +88,7 @@ def _run(stage: Stage, app: App, played: Played, scenario: str, mode: str) -> No
 
 
 async def _attempt(stage: Stage, app: App, played: Played, *, is_cancelled: bool) -> None:
-    task = asyncio.ensure_future(_awaited(app.run(played.text)))
+    task = asyncio.ensure_future(awaited(app.run(played.text)))
     try:
         if is_cancelled:
             while not stage.brain.calls_in(played.tag) and not task.done():  # noqa: ASYNC110
@@ -109,7 +101,8 @@ async def _attempt(stage: Stage, app: App, played: Played, *, is_cancelled: bool
         await close_clients([app], played)
 
 
-async def _awaited(value: Awaitable[Any]) -> Any:
+async def awaited(value: Awaitable[Any]) -> Any:
+    """Await as a coroutine."""
     return await value
 
 

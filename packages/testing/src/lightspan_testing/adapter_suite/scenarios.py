@@ -306,4 +306,4 @@ IMPOSSIBLE: Final[Mapping[str, Mapping[str, str]]] = {
     "openai_agents": {},
     "crewai": {"handoff": "CrewAI has none: an agent delegates, and gets the answer back"},
 }
-"""Framework → scenario, scenario/mode, or test → reason why it is impossible."""
+"""Framework → key of `AdapterTests.impossible` → reason why it is impossible."""

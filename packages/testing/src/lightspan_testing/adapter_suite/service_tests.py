@@ -22,21 +22,18 @@ from lightspan.capture import sdk_instrumentation
 from lightspan.capture.emit import operation
 from lightspan.capture.recorder import Recorder
 from lightspan.production import record
-from lightspan.production.auto_attempts import sampled
 from lightspan.schema.routing import agent_name
-from lightspan_testing.adapter_harness import Played, Stage
+from lightspan_testing.adapter_harness import Stage
 from lightspan_testing.adapter_suite.base import AdapterTests
-from lightspan_testing.adapter_suite.checks import check_names
 from lightspan_testing.adapter_suite.scenario_runner import (
+    awaited,
     close_clients,
-    in_trace,
     inside_root,
     part_of,
     play,
     play_outside,
 )
 from lightspan_testing.adapter_suite.scenarios import (
-    CONCURRENT,
     CONNECTED,
     IN_PRODUCTION,
     MODES,
@@ -45,7 +42,7 @@ from lightspan_testing.adapter_suite.scenarios import (
     App,
 )
 from lightspan_testing.adapter_suite.trees import calls_of
-from lightspan_testing.attempts import read_recorded, tree
+from lightspan_testing.attempts import read_recorded
 
 
 def _recorders() -> int:
@@ -61,16 +58,12 @@ class ServiceTests(AdapterTests):
     @pytest.mark.parametrize("scenario", IN_PRODUCTION)
     def test_production(
         self,
-        request: pytest.FixtureRequest,
         stage: Stage,
         production: str,
         scenario: str,
         mode: str,
     ) -> None:
         """Outside of every scope the app is one attempt with the same tree."""
-        if mode not in SCENARIOS[scenario].modes:
-            pytest.skip(f"{scenario} has no {mode} form")
-        self.expects(request, scenario, f"{scenario}/{mode}", f"{scenario}/{mode}/app", mode)
         app = self.together(self.app(stage, scenario, mode), scenario)
         with self.adapter.instrument():
             played = play_outside(stage, app, scenario, mode)
@@ -82,48 +75,24 @@ class ServiceTests(AdapterTests):
         assert played.tag in json.dumps(stored.rollout.task)
         assert all(span.resource == {"service.name": "support"} for span in stored.spans)
 
-    def test_production_at_once(
-        self,
-        request: pytest.FixtureRequest,
-        stage: Stage,
-        production: str,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """Concurrent attempts in one event loop, half of them sampled."""
-        self.expects(request, "team", "team/async", "async", "32_at_once")
-        monkeypatch.setenv("LIGHTSPAN_SAMPLE", "0.5")
+    def test_production_at_once(self, stage: Stage, production: str) -> None:
+        """Concurrent attempts in one event loop."""
         apps = [self.together(app, "team") for app in self.apps_of(stage, "team", "async")]
         played = [stage.open(part_of(app, "team"), through_gateway=False) for app in apps]
-        # the app's trace ids determine the sampling
-        step = 2**64 // CONCURRENT
-        traces = [(number + 1) << 64 | number * step for number in range(CONCURRENT)]
-
-        async def one(app: App, attempt: Played, trace_id: int) -> None:
-            with in_trace(trace_id):
-                await app.run(attempt.text)
 
         async def all_of_them() -> None:
             async with asyncio.TaskGroup() as group:
-                for app, attempt, trace_id in zip(apps, played, traces, strict=True):
-                    group.create_task(one(app, attempt, trace_id))
+                for app, attempt in zip(apps, played, strict=True):
+                    group.create_task(awaited(app.run(attempt.text)))
             await close_clients(apps, played[0])
 
         with self.adapter.instrument():
             asyncio.run(all_of_them())
-        sampled_attempts = {
-            f"{trace_id:032x}": attempt
-            for attempt, trace_id in zip(played, traces, strict=True)
-            if sampled(f"{trace_id:032x}", 0.5)
-        }
-        assert list(sampled_attempts.values()) == played[: CONCURRENT // 2]
-        for attempt in played:
-            assert len(stage.brain.calls_in(attempt.tag)) == len(calls_of(apps[0].tree))
-        recorded = read_recorded(production)
-        assert len(recorded) == len(sampled_attempts)
-        for stored in recorded:
-            attempt = sampled_attempts.pop(stored.spans[0].trace_id)
-            assert set(re.findall(r"task-\d+", json.dumps(stored.rollout.task))) == {attempt.tag}
-            self.check(inside_root(stored, attempt), "team", apps[0], stage)
+        by_tag = {attempt.tag: attempt for attempt in played}
+        for stored in read_recorded(production):
+            [tag] = set(re.findall(r"task-\d+", json.dumps(stored.rollout.task)))
+            self.check(inside_root(stored, by_tag.pop(tag)), "team", apps[0], stage)
+        assert by_tag == {}
 
     def test_an_error_of_ours_leaves_no_attempt_open(
         self, stage: Stage, production: str, monkeypatch: pytest.MonkeyPatch
@@ -152,7 +121,6 @@ class ServiceTests(AdapterTests):
     @pytest.mark.parametrize("scenario", ["model_error", "cancelled"])
     def test_nothing_stays(
         self,
-        request: pytest.FixtureRequest,
         stage: Stage,
         production: str,
         scenario: str,
@@ -160,7 +128,6 @@ class ServiceTests(AdapterTests):
     ) -> None:
         """The process releases finished attempts, however they ended, in rollouts and in
         production."""
-        self.expects(request, scenario, f"{scenario}/{mode}", mode)
 
         def attempts() -> None:
             for _ in range(2):
@@ -182,41 +149,23 @@ class ServiceTests(AdapterTests):
         finally:
             logging.disable(logging.NOTSET)
 
-    def test_production_without_telemetry(
-        self, request: pytest.FixtureRequest, stage: Stage, production: str, tmp_path: Path
+    @pytest.mark.parametrize("telemetry", ["on", "off"])
+    def test_production_with_and_without_telemetry(
+        self, stage: Stage, production: str, tmp_path: Path, telemetry: str
     ) -> None:
-        """Names are the same with all telemetry disabled."""
-        self.expects(request, "single", "telemetry_off")
+        """Names are the same with the framework's own telemetry and with all of it disabled."""
         name = self.adapter.__name__
         script = tmp_path / "app.py"
         script.write_text(f"import {name}\n{name}.instrument()\n{textwrap.dedent(self.program)}")
-        self.check_program(stage, production, [sys.executable, script], self.silent_environment)
+        environment = self.loud_environment if telemetry == "on" else self.silent_environment
+        self.check_program(stage, production, [sys.executable, script], environment)
 
     # --- a server of the trained policies -------------------------------------------------
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("scenario", CONNECTED)
-    def test_connected(
-        self, request: pytest.FixtureRequest, stage: Stage, scenario: str, mode: str
-    ) -> None:
+    def test_connected(self, stage: Stage, scenario: str, mode: str) -> None:
         """Outside of every scope, with `lightspan.connect`, each agent's calls reach its policy."""
-        self.expects(request, scenario, f"{scenario}/{mode}", mode)
-        self._connected(stage, self.app(stage, scenario, mode), scenario, mode)
-
-    def test_connected_and_recorded(
-        self, request: pytest.FixtureRequest, stage: Stage, production: str
-    ) -> None:
-        """With both, each agent's calls reach its policy, and the store has the attempt."""
-        self.expects(request, "team", "team/async", "async")
-        app = self.together(self.app(stage, "team"), "team")
-        played = self._connected(stage, app, "team", "async")
-        [stored] = read_recorded(production)
-        recorded = inside_root(stored, played)
-        expected = textwrap.dedent(app.tree).strip("\n").splitlines()
-        assert tree(recorded.spans) == expected, stored.tree()
-        check_names(recorded, app)
-
-    def _connected(self, stage: Stage, app: App, scenario: str, mode: str) -> Played:
-        """Run the app through a server, and check the policy of each agent."""
+        app = self.app(stage, scenario, mode)
         before = len(stage.answered)
         paths = calls_of(app.tree)
         with (
@@ -224,13 +173,12 @@ class ServiceTests(AdapterTests):
             self.adapter.instrument(),
             lightspan.connect(served.url),
         ):
-            played = play_outside(stage, app, scenario, mode)
+            play_outside(stage, app, scenario, mode)
             sdk_instrumentation.close()
         assert served.usage.failed == 0
         assert served.usage.summary() == {path: {path: n} for path, n in Counter(paths).items()}
         for agent, policy in stage.answered[before:]:
             assert app.names.get(agent, agent) == agent_name(policy)
-        return played
 
     def together(self, app: App, scenario: str) -> App:
         """Return an app whose runs form one attempt."""

@@ -1,39 +1,117 @@
-"""Tests of every scenario in every mode on every route."""
+"""Tests of every scenario in every mode on every route, and of concurrent attempts."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from lightspan_testing.adapter_harness import Stage
+from lightspan.capture import context_propagation, sdk_instrumentation
+from lightspan.capture.entry import open_scope
+from lightspan_testing.adapter_harness import Played, Stage
 from lightspan_testing.adapter_suite.base import AdapterTests
-from lightspan_testing.adapter_suite.scenario_runner import play
-from lightspan_testing.adapter_suite.scenarios import MODES, ROUTES, SCENARIOS
+from lightspan_testing.adapter_suite.scenario_runner import close_clients, part_of, play, run_sync
+from lightspan_testing.adapter_suite.scenarios import CONCURRENT, MODES, ROUTES, SCENARIOS, App
 from lightspan_testing.adapter_suite.trees import calls_of
 
 
 class TableTests(AdapterTests):
-    """Whole span trees and token records are compared."""
+    """Whole span trees and token records are compared; no call is lost, doubled, misnamed or in
+    another attempt."""
 
     @pytest.mark.parametrize("route", ROUTES)
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("scenario", SCENARIOS)
-    def test_scenario(
-        self, request: pytest.FixtureRequest, stage: Stage, scenario: str, mode: str, route: str
-    ) -> None:
-        if mode not in SCENARIOS[scenario].modes:
-            pytest.skip(f"{scenario} has no {mode} form")
-        self.expects(request, scenario, f"{scenario}/{mode}", f"{scenario}/{mode}/{route}", mode)
+    def test_scenario(self, stage: Stage, scenario: str, mode: str, route: str) -> None:
         app = self.app(stage, scenario, mode)
         with self.adapter.instrument():
             played = play(stage, app, scenario, mode, through_gateway=route == "gateway")
         self.check(played, scenario, app, stage)
 
     @pytest.mark.parametrize("scenario", SCENARIOS)
-    def test_agents(self, request: pytest.FixtureRequest, stage: Stage, scenario: str) -> None:
+    def test_agents(self, stage: Stage, scenario: str) -> None:
         """`agents()` lists every agent that calls a model, without running the app."""
-        self.expects(request, scenario, "agents", f"agents/{scenario}")
         app = self.app(stage, scenario)
         paths, complete = self.adapter.agents(app.target)
         assert len(set(paths)) == len(paths)
         assert set(calls_of(app.tree)) <= set(paths)
         assert complete is app.complete
+
+    # --- threads, event loops and concurrent attempts -------------------------------------
+    @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
+    def test_in_a_thread_of_the_app(self, stage: Stage, scenario: str) -> None:
+        """The app starts its framework in a thread inside a runner."""
+        app = self.app(stage, scenario, "sync")
+        part = part_of(app, scenario)
+        played = stage.open(part, through_gateway=True)
+        context_propagation.carry()
+        try:
+            with (
+                self.adapter.instrument(),
+                open_scope(played.scope),
+                ThreadPoolExecutor(1) as pool,
+            ):
+                pool.submit(run_sync, app, played).result()
+        finally:
+            context_propagation.stop_carrying()
+        stage.close(played)
+        self.check(played, scenario, app, stage)
+
+    @pytest.mark.parametrize("route", ROUTES)
+    @pytest.mark.parametrize("scenario", ["team", "parallel_tools", "agent_as_tool"])
+    def test_32_at_once(self, stage: Stage, scenario: str, route: str) -> None:
+        """32 attempts in one event loop."""
+        apps = self.apps_of(stage, scenario, "async")
+        part = part_of(apps[0], scenario)
+        played = [stage.open(part, through_gateway=route == "gateway") for _ in apps]
+
+        async def one(app: App, attempt: Played) -> None:
+            with open_scope(attempt.scope):
+                await app.run(attempt.text)
+
+        async def all_of_them() -> None:
+            async with asyncio.TaskGroup() as group:
+                for app, attempt in zip(apps, played, strict=True):
+                    group.create_task(one(app, attempt))
+            await close_clients(apps, played[0])
+
+        with self.adapter.instrument():
+            asyncio.run(all_of_them())
+        self._check_all(stage, scenario, apps, played)
+
+    @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
+    def test_32_threads(self, stage: Stage, scenario: str) -> None:
+        """32 attempts, each in a worker thread, as a runner runs synchronous apps."""
+        apps = self.apps_of(stage, scenario, "sync")
+        part = part_of(apps[0], scenario)
+        played = [stage.open(part, through_gateway=True) for _ in apps]
+
+        def one(app: App, attempt: Played) -> None:
+            with open_scope(attempt.scope):
+                run_sync(app, attempt)
+
+        with self.adapter.instrument(), ThreadPoolExecutor(CONCURRENT) as pool:
+            for future in [pool.submit(one, *pair) for pair in zip(apps, played, strict=True)]:
+                future.result()
+        sdk_instrumentation.close()
+        self._check_all(stage, scenario, apps, played)
+
+    def _check_all(
+        self, stage: Stage, scenario: str, apps: Sequence[App], played: Sequence[Played]
+    ) -> None:
+        for app, attempt in zip(apps, played, strict=True):
+            stage.close(attempt)
+            self.check(attempt, scenario, app, stage)
+        span_ids = [span.span_id for attempt in played for span in attempt.spans]
+        assert len(set(span_ids)) == len(span_ids)
+
+    @pytest.mark.parametrize("scenario", ["single", "team", "agent_as_tool"])
+    def test_two_event_loops(self, stage: Stage, scenario: str) -> None:
+        """One app, built once, in two consecutive loops."""
+        app = self.app(stage, scenario)
+        with self.adapter.instrument():
+            for _ in range(2):
+                played = play(stage, app, scenario, "async", through_gateway=True)
+                self.check(played, scenario, app, stage)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from lightspan_testing.gateway_suite.harness import TOOLS, Answered, Rig, shared_tokenizer
+from lightspan_testing.gateway_suite.harness import TOOLS, Answered, Reading, Rig
 from lightspan_testing.scripted_engine import Gate, Say, logprob_of
 
 
@@ -49,20 +49,18 @@ SHAPES: Final[Mapping[str, Callable[[int], Shape]]] = {
         f'Hm {i}: <tool_call>\n{{"name": "calculator", "arguments": {{"expression"\n</tool_call>',
     ),
 }
+ENDINGS: Final = ("finished", "stopped", "length", "cancelled", "restarted", "retried")
 LENGTH: Final = 8
 """`max_tokens` of the cells that end by length."""
 HELD: Final = 3
 """Tokens sampled before a cell's generation is held."""
 
 
-def _expected_ids(rig: Rig, text: str, ending: str) -> list[int]:
-    ids = rig.engine.ids(text)
-    if ending == "length":
-        return ids[:LENGTH]
-    if ending == "stopped":
-        lengths = range(1, len(ids) + 1)
-        return ids[: next(k for k in lengths if "STOP" in rig.tokenizer.decode(ids[:k]))]
-    return ids
+TEXT_PROMPTS: Final[Mapping[str, Sequence[str]]] = {
+    "text": ["SELECT name"],
+    "texts": ["SELECT name", "How many singers are there?"],
+    "ids": ["The answer is"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,30 +68,42 @@ class Cell:
     """A cell of the chat table."""
 
     stream: bool
-    shape: str
+    what: str
+    """Name of the shape."""
     n: int
     ending: str
+    operation: ClassVar[str] = "chat"
 
     def __str__(self) -> str:
         form = "streamed" if self.stream else "unstreamed"
-        return f"{form}-{self.shape}-n{self.n}-{self.ending}".replace(" ", "_")
+        return f"{form}-{self.what}-n{self.n}-{self.ending}".replace(" ", "_")
 
-    def shape_of(self, index: int) -> Shape:
-        return SHAPES[self.shape](index)
+    @property
+    def is_held(self) -> bool:
+        """Return whether the answer is held after its first tokens."""
+        return self.ending in ("cancelled", "restarted", "retried")
+
+    @property
+    def count(self) -> int:
+        """Return the number of choices."""
+        return self.n
+
+    def prompts(self, rig: Rig) -> list[list[int]]:
+        """Return the prompt ids of each choice."""
+        return [rig.prompt()] * self.n
 
     def text(self, index: int) -> str:
         """Return the engine's scripted text."""
-        text = self.shape_of(index).text
+        text = SHAPES[self.what](index).text
         return f"{text} STOP and more" if self.ending == "stopped" else text
 
+    async def ask(self, rig: Rig) -> Reading:
+        """Make the call."""
+        return await rig.ask(tools=TOOLS, **self.body(), logprobs=True)
+
     def body(self) -> dict[str, Any]:
-        """Return the request."""
-        body: dict[str, Any] = {
-            "n": self.n,
-            "tools": TOOLS,
-            "logprobs": True,
-            "extra_body": {"return_token_ids": True},
-        }
+        """Return the fields of the request that both APIs have."""
+        body: dict[str, Any] = {"n": self.n, "extra_body": {"return_token_ids": True}}
         if self.ending == "stopped":
             body["stop"] = ["never", "STOP"]
         if self.ending == "length":
@@ -104,11 +114,17 @@ class Cell:
 
     def ids(self, rig: Rig, index: int) -> list[int]:
         """Return the expected token ids."""
-        return _expected_ids(rig, self.text(index), self.ending)
+        ids = rig.engine.ids(self.text(index))
+        if self.ending == "length":
+            return ids[:LENGTH]
+        if self.ending == "stopped":
+            lengths = range(1, len(ids) + 1)
+            return ids[: next(k for k in lengths if "STOP" in rig.tokenizer.decode(ids[:k]))]
+        return ids
 
     def expected(self, rig: Rig, index: int) -> Answered:
         """Return the expected choice, without the ids of its tool calls."""
-        shape, ids = self.shape_of(index), self.ids(rig, index)
+        shape, ids = SHAPES[self.what](index), self.ids(rig, index)
         answered = Answered(shape.content, list(shape.calls), [], shape.reason)
         if self.ending == "length":
             answered = Answered(rig.tokenizer.decode(ids), [], [], "length")
@@ -118,95 +134,52 @@ class Cell:
         return answered
 
 
-CELLS: Final = [
-    Cell(*values)
-    for values in itertools.product(
-        (False, True), SHAPES, (1, 3), ("finished", "stopped", "length", "cancelled", "retried")
-    )
-]
+class TextCell(Cell):
+    """A cell of the table of text completions; `what` names the prompt."""
 
-
-# --- text completions -----------------------------------------------------------------------
-TEXT_PROMPTS: Final[Mapping[str, Sequence[str]]] = {
-    "text": ["SELECT name"],
-    "texts": ["SELECT name", "How many singers are there?"],
-    "ids": ["The answer is"],
-}
-
-
-@dataclass(frozen=True, slots=True)
-class TextCell:
-    """A cell of the table of text completions."""
-
-    stream: bool
-    prompt: str
-    n: int
-    ending: str
-
-    def __str__(self) -> str:
-        return (
-            f"{'streamed' if self.stream else 'unstreamed'}-{self.prompt}-n{self.n}-{self.ending}"
-        )
+    operation = "text_completion"
 
     @property
-    def prompts(self) -> list[list[int]]:
-        """Return the prompt ids of each choice."""
-        texts = TEXT_PROMPTS[self.prompt]
-        return [shared_tokenizer().encode(text) for text in texts for _ in range(self.n)]
+    def count(self) -> int:
+        return self.n * len(TEXT_PROMPTS[self.what])
+
+    def prompts(self, rig: Rig) -> list[list[int]]:
+        texts = TEXT_PROMPTS[self.what]
+        return [rig.tokenizer.encode(text) for text in texts for _ in range(self.n)]
 
     def text(self, index: int) -> str:
-        """Return the engine's scripted text."""
         return f" tool_call {index} 12 + 7" + (" STOP more" if self.ending == "stopped" else "")
 
-    def body(self) -> dict[str, Any]:
-        """Return the request."""
-        texts = list(TEXT_PROMPTS[self.prompt])
-        prompts: Any = {"text": texts[0], "texts": texts, "ids": self.prompts[0]}
-        body: dict[str, Any] = {
-            "prompt": prompts[self.prompt],
-            "n": self.n,
-            "logprobs": 0,
-            "max_tokens": LENGTH if self.ending == "length" else 100,
-            "extra_body": {"return_token_ids": True},
-        }
-        if self.ending == "stopped":
-            body["stop"] = "STOP"
-        if self.stream:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return body
+    async def ask(self, rig: Rig) -> Reading:
+        texts = list(TEXT_PROMPTS[self.what])
+        prompts: Any = {"text": texts[0], "texts": texts, "ids": self.prompts(rig)[0]}
+        body = {"max_tokens": 100, **self.body()}
+        return await rig.ask_text(prompt=prompts[self.what], logprobs=0, **body)
 
     def expected(self, rig: Rig, index: int) -> Answered:
-        """Return the expected choice."""
-        ids = _expected_ids(rig, self.text(index), self.ending)
+        ids = self.ids(rig, index)
         return Answered(
             content=rig.tokenizer.decode(ids).partition("STOP")[0],
             reason="length" if self.ending == "length" else "stop",
             token_ids=ids,
             logprobs=[logprob_of(token) for token in ids],
-            prompt_ids=self.prompts[index],
+            prompt_ids=self.prompts(rig)[index],
         )
 
 
-TEXT_CELLS: Final = [
-    TextCell(*values)
-    for values in itertools.product(
-        (False, True),
-        TEXT_PROMPTS,
-        (1, 3),
-        ("finished", "stopped", "length", "cancelled", "retried"),
-    )
+CELLS: Final = [
+    *(Cell(*values) for values in itertools.product((False, True), SHAPES, (1, 3), ENDINGS)),
+    *(
+        TextCell(*values)
+        for values in itertools.product((False, True), TEXT_PROMPTS, (1, 3), ENDINGS)
+    ),
 ]
 
 
-# --- held answers ---------------------------------------------------------------------------
-HELD_ENDINGS: Final = ("cancelled", "retried")
-"""Endings that need a held answer."""
-
-
-def gated(cell: Cell | TextCell, count: int) -> tuple[Callable[[Any], Say], list[Gate]]:
+def gated(cell: Cell) -> tuple[Callable[[Any], Say], list[Gate]]:
     """Return the engine's script for a cell, and the gate in each choice."""
-    gates = [Gate() for _ in range(count)]
-    if cell.ending not in HELD_ENDINGS:
+    gates = [Gate() for _ in range(cell.count)]
+    if not cell.is_held:
         for gate in gates:
             gate.open()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -60,7 +60,7 @@ class Reading:
 
     response_id: str = ""
     content_of: str = ""
-    """A text completion's `object`."""
+    """The answer's `object`."""
     choices: dict[int, Answered] = field(default_factory=dict)
     usage: tuple[int, int] = (0, 0)
     prompt_ids: list[int] = field(default_factory=list)
@@ -128,28 +128,21 @@ class Rig:
 
     async def ask(self, call_id: str = "call-a", **body: Any) -> Reading:
         """Make a call and read the whole answer."""
-        request = {
-            "model": "m",
-            "messages": MESSAGES,
-            "extra_headers": self.headers(call_id),
-            **body,
-        }
         async with self.client() as client:
-            answer = await client.chat.completions.create(**request)
-            if body.get("stream"):
-                async with answer:
-                    return await _read_stream(answer)
-            return _read(answer)
+            request = {"messages": MESSAGES, **body}
+            return await self._ask(client.chat.completions.create, call_id, request)
 
     async def ask_text(self, call_id: str = "call-a", **body: Any) -> Reading:
         """Make a text completion and read the whole answer."""
-        request = {"model": "m", "extra_headers": self.headers(call_id), **body}
         async with self.client() as client:
-            answer = await client.completions.create(**request)
-            if not body.get("stream"):
-                return _read_texts([answer])
-            async with answer:
-                return _read_texts([chunk async for chunk in answer])
+            return await self._ask(client.completions.create, call_id, body)
+
+    async def _ask(self, create: Any, call_id: str, body: Mapping[str, Any]) -> Reading:
+        answer = await create(**{"model": "m", "extra_headers": self.headers(call_id), **body})
+        if not body.get("stream"):
+            return _read([answer])
+        async with answer:
+            return _read([chunk async for chunk in answer])
 
     async def records(self) -> list[TokenRecord]:
         """Return the attempt's token records."""
@@ -203,57 +196,30 @@ def rules(**targets: Target) -> Routing:
 
 
 # --- reading answers ------------------------------------------------------------------------
-def _read(answer: Any) -> Reading:
-    reading = Reading(answer.id, usage=(answer.usage.prompt_tokens, answer.usage.completion_tokens))
-    reading.prompt_ids = answer.model_extra.get("prompt_token_ids", [])
-    for choice in answer.choices:
-        content = reading.choice(choice.index)
-        content.content, content.reason = choice.message.content, choice.finish_reason
-        for call in choice.message.tool_calls or ():
-            content.calls.append((call.function.name, call.function.arguments))
-            content.call_ids.append(call.id)
-        _read_tokens(content, choice)
-    return reading
-
-
-async def _read_stream(stream: Any) -> Reading:
-    reading = Reading()
-    async for chunk in stream:
-        reading.response_id = chunk.id
-        reading.prompt_ids = chunk.model_extra.get("prompt_token_ids", reading.prompt_ids)
-        if chunk.usage is not None:
-            reading.usage = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
-        for choice in chunk.choices:
-            content = reading.choice(choice.index)
-            if choice.delta.content:
-                content.content = (content.content or "") + choice.delta.content
-            for call in choice.delta.tool_calls or ():
-                content.calls.append((call.function.name, call.function.arguments))
-                content.call_ids.append(call.id)
-            content.reason = choice.finish_reason or content.reason
-            _read_tokens(content, choice)
-    return reading
-
-
-def _read_texts(parts: Sequence[Any]) -> Reading:
-    """Read a text completion, or its chunks."""
-    reading = Reading(content_of=parts[0].object)
+def _read(parts: Sequence[Any]) -> Reading:
+    """Read an answer, or its chunks."""
+    reading = Reading(parts[0].id, parts[0].object)
     for part in parts:
-        reading.response_id = part.id
+        reading.prompt_ids = part.model_extra.get("prompt_token_ids", reading.prompt_ids)
         if part.usage is not None:
             reading.usage = (part.usage.prompt_tokens, part.usage.completion_tokens)
         for choice in part.choices:
-            content = reading.choice(choice.index)
-            content.content = (content.content or "") + choice.text
-            content.reason = choice.finish_reason or content.reason
-            content.token_ids += choice.model_extra.get("token_ids", [])
-            content.prompt_ids += choice.model_extra.get("prompt_token_ids", [])
-            if choice.logprobs is not None:
-                content.logprobs += choice.logprobs.token_logprobs
+            _read_choice(reading.choice(choice.index), choice)
     return reading
 
 
-def _read_tokens(content: Answered, choice: Any) -> None:
+def _read_choice(content: Answered, choice: Any) -> None:
+    message = getattr(choice, "message", None) or getattr(choice, "delta", None)
+    text = choice.text if message is None else message.content
+    if text:
+        content.content = (content.content or "") + text
+    for call in getattr(message, "tool_calls", None) or ():
+        content.calls.append((call.function.name, call.function.arguments))
+        content.call_ids.append(call.id)
+    content.reason = choice.finish_reason or content.reason
     content.token_ids += choice.model_extra.get("token_ids", [])
-    if choice.logprobs is not None:
+    content.prompt_ids += choice.model_extra.get("prompt_token_ids", [])
+    if choice.logprobs is not None and message is None:
+        content.logprobs += choice.logprobs.token_logprobs
+    elif choice.logprobs is not None:
         content.logprobs += [token.logprob for token in choice.logprobs.content]

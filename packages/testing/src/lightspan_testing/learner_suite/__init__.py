@@ -26,7 +26,6 @@ from lightspan_testing.learner_suite.rows import (
     make_branching_rows,
     make_call_rows,
     make_rows,
-    split_rows,
     token_logprobs,
 )
 from lightspan_testing.learner_suite.score_tests import ScoreTests
@@ -49,6 +48,5 @@ __all__ = [
     "make_rows",
     "published",
     "reference_loss",
-    "split_rows",
     "token_logprobs",
 ]

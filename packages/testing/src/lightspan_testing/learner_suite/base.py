@@ -19,16 +19,6 @@ from lightspan_torch.engine.weights import load_model
 SGD_LIKE = Optimizer(learning_rate=1e-3, max_grad_norm=None)
 
 BOTH_CLIPS = PolicyLoss(clip_low=0.2, clip_high=0.28, dual_clip=1.4, importance_cap=None)
-FORMS = [
-    BOTH_CLIPS,
-    PolicyLoss(form="gspo"),
-    PolicyLoss(form="gspo", clip_low=0.1, clip_high=0.15),
-    PolicyLoss(form="gspo", clip_low=0.9, clip_high=9.0, kl=0.3, entropy=0.05),
-    PolicyLoss(form="cispo"),
-    PolicyLoss(form="cispo", clip_low=0.2, clip_high=0.2),
-    PolicyLoss(form="cispo", kl=0.3, entropy=0.05),
-]
-FORM_NAMES = ["clip", "gspo", "gspo wide", "gspo kl", "cispo", "cispo narrow", "cispo kl"]
 
 
 class LearnerTests:

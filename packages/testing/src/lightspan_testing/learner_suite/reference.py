@@ -178,6 +178,11 @@ async def published(learner: Learner, policy: str = "writer") -> dict[str, Tenso
     return sink.weights[policy]
 
 
+def weights_of(model: Any) -> dict[str, Tensor]:
+    """Return the model's weights, which its optimizer changes in place."""
+    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
 def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     """Return the Euclidean distance between two sets of weights."""
     assert set(first) == set(second)

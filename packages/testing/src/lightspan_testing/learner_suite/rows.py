@@ -23,24 +23,8 @@ def make_rows(
     rng = random.Random(seed)
     rows = []
     for number in range(count):
-        size = rng.randint(6, 40)
-        first = rng.randint(1, size - 2)
-        mask = [place >= first and rng.random() < 0.7 for place in range(size)]
-        mask[-1] = True
-        temperature = rng.choice([0.5, 0.7, 1.0, 1.5])
-        rows.append(
-            Row(
-                rollout_id=f"ro-{number // 2}",
-                policy=policy,
-                ids=[rng.randrange(5, VOCABULARY) for _ in range(size)],
-                mask=mask,
-                advantages=[rng.uniform(-2, 2) if m else 0.0 for m in mask],
-                weights=[rng.uniform(0.01, 0.1) if m else 0.0 for m in mask],
-                logprobs=[0.0] * size,
-                versions=[0] * size,
-                temperatures=[temperature if m else 1.0 for m in mask],
-            )
-        )
+        ids = [rng.randrange(5, VOCABULARY) for _ in range(rng.randint(6, 40))]
+        rows.append(random_row(ids, rng, f"ro-{number // 2}", policy))
     return [_recorded(model, row, rng, off_policy) for row in rows]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,9 @@ from lightspan_testing.learner_suite.reference import (
     reference_loss,
     reference_optimizer,
     take_step,
+    weights_of,
 )
 from lightspan_testing.learner_suite.rows import make_rows
-from lightspan_torch.engine.weights import load_model
 
 
 class UpdateTests(LearnerTests):
@@ -33,33 +32,24 @@ class UpdateTests(LearnerTests):
         """The first gradient is much larger than the second: unbounded, it would dominate."""
         bounded = msgspec.structs.replace(SGD_LIKE, max_grad_norm=0.01)
         learner = self.make_learner({"writer": folder}, optimizer=bounded)
-        other, start = load_model(folder), await published(learner)
-        kinds = [(model, bounded), (other, SGD_LIKE)]
-        optimizers = [reference_optimizer(weights, settings) for weights, settings in kinds]
+        start, optimizer = await published(learner), reference_optimizer(model, bounded)
         for seed, factor in ((0, 100.0), (1, 1.0)):
             rows = [
                 replace(row, weights=[factor * weight for weight in row.weights])
                 for row in make_rows(model, seed=seed)
             ]
-            for (weights, settings), optimizer in zip(kinds, optimizers, strict=True):
-                limit = settings.max_grad_norm
-                norm = take_step(
-                    optimizer, weights, reference_loss(weights, rows, SFTLoss()), limit
-                )
-                if limit is not None:
-                    assert norm > 2 * limit
-                    metrics = learner.update(rows, SFTLoss())
-                    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-3)
-        expected, unbounded = (dict(weights.state_dict()) for weights, _ in kinds)
-        moved = distance(expected, start)
-        assert distance(await published(learner), expected) < 1e-2 * moved
-        assert distance(unbounded, expected) > 0.1 * moved
+            total = reference_loss(model, rows, SFTLoss())
+            norm = take_step(optimizer, model, total, bounded.max_grad_norm)
+            assert norm > 0.02
+            assert learner.update(rows, SFTLoss())["grad_norm"] == pytest.approx(norm, rel=1e-3)
+        expected = weights_of(model)
+        assert distance(await published(learner), expected) < 1e-2 * distance(expected, start)
 
     async def test_the_result_does_not_depend_on_order_or_microbatches(
         self, folder: Path, model: Any
     ) -> None:
         rows = make_rows(model, 20)
-        start = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        start = weights_of(model)
         results = []
         for budget, order in ((100_000, 1), (64, 1), (200, -1), (1, -1)):
             learner = self.make_learner({"writer": folder}, optimizer=SGD_LIKE, token_budget=budget)
@@ -107,29 +97,29 @@ class UpdateTests(LearnerTests):
         assert learner.update(rows, BOTH_CLIPS)["skipped"] == 0
         assert learner.weight_hash("writer") != before
 
-    @pytest.mark.parametrize("which", ["no rows", "nothing trained"])
-    def test_nothing_to_train_is_no_step(self, folder: Path, model: Any, which: str) -> None:
+    def test_nothing_to_train_is_no_step(self, folder: Path, model: Any) -> None:
         learner = self.make_learner({"writer": folder})
-        rows = [replace(row, mask=[False] * len(row.ids)) for row in make_rows(model, 3)]
         before = learner.weight_hash("writer")
-        metrics = learner.update(rows if which == "nothing trained" else [], BOTH_CLIPS)
-        assert metrics["skipped"] == 1
+        untrained = [replace(row, mask=[False] * len(row.ids)) for row in make_rows(model, 3)]
+        for rows in (untrained, []):
+            assert learner.update(rows, BOTH_CLIPS)["skipped"] == 1
         assert learner.weight_hash("writer") == before
 
     def test_the_gap_to_the_engine_is_measured_before_the_step(
         self, folder: Path, model: Any
     ) -> None:
-        learner = self.make_learner({"writer": folder})
         exact = make_rows(model, off_policy=0.0)
-        metrics = learner.update(exact, PolicyLoss())
-        assert metrics["logprob_gap_max"] < 1e-5
-        learner = self.make_learner({"writer": folder})
-        shifted = [
-            replace(row, logprobs=[x - 0.25 if m else 0.0 for x, m in _pairs(row)]) for row in exact
-        ]
-        metrics = learner.update(shifted, PolicyLoss())
-        assert metrics["logprob_gap_mean"] == pytest.approx(0.25, abs=1e-4)
-        assert metrics["logprob_gap_max"] == pytest.approx(0.25, abs=1e-4)
+        for gap in (0.0, 0.25):
+            shifted = [
+                replace(
+                    row,
+                    logprobs=[x - gap if m else 0.0 for x, m in _pairs(row)],
+                )
+                for row in exact
+            ]
+            metrics = self.make_learner({"writer": folder}).update(shifted, PolicyLoss())
+            assert metrics["logprob_gap_mean"] == pytest.approx(gap, abs=1e-4)
+            assert metrics["logprob_gap_max"] == pytest.approx(gap, abs=1e-4)
 
     def test_policies_are_updated_apart(self, folder: Path, model: Any) -> None:
         both = self.make_learner({"writer": folder, "checker": folder})
@@ -141,13 +131,9 @@ class UpdateTests(LearnerTests):
         assert both.weight_hash("writer") == alone.weight_hash("writer")
         assert both.weight_hash("checker") == frozen
         mixed = [*rows, *(replace(row, policy="checker") for row in rows)]
+        writer = both.weight_hash("writer")
         both.update(mixed, BOTH_CLIPS)
-        assert both.weight_hash("checker") == self._after(folder, rows)
-
-    def _after(self, folder: Path, rows: Sequence[Row]) -> str:
-        learner = self.make_learner({"writer": folder})
-        learner.update(rows, BOTH_CLIPS)
-        return learner.weight_hash("writer")
+        assert both.weight_hash("checker") == alone.weight_hash("writer") == writer
 
     def test_an_unknown_policy_is_named(self, folder: Path, model: Any) -> None:
         learner = self.make_learner({"writer": folder})

@@ -154,22 +154,6 @@ class ValueTests(LearnerTests):
         assert not any(name.startswith(("value", "explained")) for name in metrics)
         assert set(_flat(learner.values(rows))) == {0.0}
 
-    def test_constant_targets(self, folder: Path) -> None:
-        """Targets of a task that always succeeds, after different ones."""
-        learner = self.make_critic({"writer": folder}, critic=Critic(batches=2))
-        learner.update(make_call_rows(), LOSS)
-        for seed in range(25):
-            rows = [
-                replace(row, value_targets=(0.7,) * len(row.responses))
-                for row in make_call_rows(seed)
-            ]
-            metrics = learner.update(rows, LOSS)
-        assert metrics["value_loss"] < 1e-3
-        assert "explained_variance" not in metrics  # nothing varies
-        assert _flat(learner.values(rows)) == pytest.approx(
-            [0.7] * sum(len(row.responses) for row in rows), abs=0.05
-        )
-
     @pytest.mark.parametrize("scale", [1.0, 1000.0])
     def test_targets_that_depend_on_the_prompt(self, folder: Path, scale: float) -> None:
         """Targets of any size and offset, measured before each fit on new answers."""
@@ -242,24 +226,9 @@ class ValueTests(LearnerTests):
         assert set(_flat(both.values(others))) == {0.0}
         metrics = both.update([*rows, *others], LOSS)
         calls = [metrics[f"{name}/value_calls"] for name in ("writer", "checker")]
-        losses = [metrics[f"{name}/value_loss"] for name in ("writer", "checker")]
         assert metrics["value_calls"] == sum(calls)
-        total = sum(count * loss for count, loss in zip(calls, losses, strict=True))
-        assert metrics["value_loss"] == pytest.approx(total / sum(calls))
         alone.update(rows, LOSS)
         assert both.values(rows) == alone.values(rows)
-
-    def test_values_do_not_depend_on_order(self, folder: Path) -> None:
-        rows = make_call_rows(long=60)
-        results = []
-        for budget, order in ((100_000, 1), (64, -1)):
-            learner = self.make_critic(
-                {"writer": folder}, token_budget=budget, optimizer=Optimizer(learning_rate=1e-5)
-            )
-            for _ in range(2):
-                learner.update(rows[::order], LOSS)
-            results.append(learner.values(rows))
-        assert results[0] == [pytest.approx(row, abs=1e-3) for row in results[1]]
 
     @pytest.mark.parametrize("lora", [None, LoRA(rank=4, dropout=0.2)], ids=["full", "lora"])
     @pytest.mark.parametrize("updates", [2, 9])
@@ -285,23 +254,20 @@ class ValueTests(LearnerTests):
         suffixes = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
         assert suffixes <= {".safetensors", ".json"}
 
-    def test_a_checkpoint_without_a_critic_loads(self, folder: Path, tmp_path: Path) -> None:
-        """The critic then starts from zero."""
+    def test_checkpoints_with_and_without_a_critic(self, folder: Path, tmp_path: Path) -> None:
+        """Without one the critic starts from zero; with one it is not dropped."""
         plain = self.make_learner({"writer": folder})
         rows = make_call_rows()
         plain.update(without_targets(rows), LOSS)
-        plain.save(tmp_path)
+        plain.save(tmp_path / "plain")
         learner = self.make_critic({"writer": folder})
         learner.update(rows, LOSS)
-        learner.load(tmp_path)
+        learner.save(tmp_path / "critic")
+        learner.load(tmp_path / "plain")
         assert learner.weight_hash("writer") == plain.weight_hash("writer")
         assert set(_flat(learner.values(rows))) == {0.0}
-
-    def test_a_critic_is_not_dropped(self, folder: Path, tmp_path: Path) -> None:
-        learner = self.make_critic({"writer": folder})
-        learner.save(tmp_path)
         with pytest.raises(CheckpointError, match="critic"):
-            self.make_learner({"writer": folder}).load(tmp_path)
+            plain.load(tmp_path / "critic")
 
     def test_without_a_critic_nothing_tells_of_one(self, folder: Path, tmp_path: Path) -> None:
         learner = self.make_learner({"writer": folder})

@@ -7,10 +7,9 @@
 Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`) and hypothesis. Tests are skipped only where
 the store's capabilities exclude them. The injected clock is the only one used.
 
-One module per subject (`state_machine_tests`, `queue_tests`, `lease_tests`, `watch_tests`,
-`span_tests`, `call_tests`, `resource_tests`, `retry_tests`, `numeric_tests`, `prune_tests`,
-`load_tests`, `lifecycle_tests`), `model_tests` for random operations, and `base` for common parts,
-also for a store's own tests.
+One module per subject (`queue_tests`, `lease_tests`, `span_tests`, `resource_tests`,
+`retry_tests`, `lifecycle_tests`, `limit_tests`), `model_tests` for random operations, and `base`
+for common parts, also for a store's own tests.
 """
 
 from __future__ import annotations
@@ -22,44 +21,30 @@ from lightspan_testing.store_suite.base import (
     make_call,
     make_peer,
     make_production,
-    make_record,
     make_report,
     make_rollout,
     make_span,
-    make_try,
     ref,
     start,
-    state_of,
-    status_of,
 )
-from lightspan_testing.store_suite.call_tests import CallTests
 from lightspan_testing.store_suite.lease_tests import LeaseTests
 from lightspan_testing.store_suite.lifecycle_tests import LifecycleTests
-from lightspan_testing.store_suite.load_tests import LoadTests
+from lightspan_testing.store_suite.limit_tests import LimitTests
 from lightspan_testing.store_suite.model_tests import ModelTests
-from lightspan_testing.store_suite.numeric_tests import NumericTests
-from lightspan_testing.store_suite.prune_tests import PruneTests
 from lightspan_testing.store_suite.queue_tests import QueueTests
 from lightspan_testing.store_suite.resource_tests import ResourceTests
 from lightspan_testing.store_suite.retry_tests import RetryTests
 from lightspan_testing.store_suite.span_tests import SpanTests
-from lightspan_testing.store_suite.state_machine_tests import StateMachineTests
-from lightspan_testing.store_suite.watch_tests import WatchTests
 
 
 class StoreSuite(
-    StateMachineTests,
     QueueTests,
     LeaseTests,
-    WatchTests,
     SpanTests,
-    CallTests,
     ResourceTests,
     RetryTests,
-    NumericTests,
-    PruneTests,
-    LoadTests,
     LifecycleTests,
+    LimitTests,
     ModelTests,
 ):
     """Tests of the protocol `lightspan.stores.protocol.Store`. See the module's docstring."""
@@ -73,13 +58,9 @@ __all__ = [
     "make_call",
     "make_peer",
     "make_production",
-    "make_record",
     "make_report",
     "make_rollout",
     "make_span",
-    "make_try",
     "ref",
     "start",
-    "state_of",
-    "status_of",
 ]

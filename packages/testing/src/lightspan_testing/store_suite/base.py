@@ -172,6 +172,32 @@ async def state_of(store: Store, name: str = "ro-1") -> RolloutState:
     return state
 
 
+async def spans_of(store: Store, attempt: Attempt) -> list[Span]:
+    """Return the attempt's spans."""
+    return (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+
+
+async def records_of(store: Store, attempt: Attempt) -> list[TokenRecord]:
+    """Return the attempt's token records."""
+    return (await store.token_records([attempt.attempt_id]))[attempt.attempt_id]
+
+
+async def content_of(store: Store, *attempts: Attempt) -> list[Any]:
+    """Return the content of a store, with spans and tokens of these attempts."""
+    ids = [attempt.attempt_id for attempt in attempts]
+    states = await store.rollouts()
+    return [
+        states,
+        await store.count(),
+        await store.watch(),
+        await store.attempts([state.rollout.rollout_id for state in states]),
+        await store.spans(ids),
+        await store.token_records(ids),
+        await store.policy_versions("sql"),
+        await store.peers(),
+    ]
+
+
 class StoreTests:
     """Common base of the tests."""
 

@@ -1,16 +1,17 @@
-"""Tests of opening, closing, reopening and sharing a store."""
+"""Tests of opening, closing, reopening, sharing and pruning a store."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
-from lightspan.errors import StoreClosedError
+from lightspan.errors import DataError, NotFoundError, StoreClosedError
 from lightspan.schema.prompts import PromptTemplate
-from lightspan.schema.records import Attempt
+from lightspan.schema.records import Attempt, AttemptStatus, RolloutStatus
 from lightspan.schema.reward import Reward
 from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
@@ -19,34 +20,24 @@ from lightspan_testing.store_suite.base import (
     Clock,
     StoreTests,
     claim_one,
+    content_of,
     make_call,
     make_peer,
     make_production,
     make_report,
     make_rollout,
     make_span,
+    records_of,
     ref,
     start,
 )
 
-
-async def _dump(store: Store, attempts: Sequence[Attempt]) -> list[Any]:
-    """Return the whole content of a store."""
-    ids = [attempt.attempt_id for attempt in attempts]
-    states = await store.rollouts()
-    return [
-        states,
-        await store.count(),
-        await store.watch(),
-        await store.attempts([state.rollout.rollout_id for state in states]),
-        await store.spans(ids),
-        await store.token_records(ids),
-        await store.policy_versions("sql"),
-    ]
+_DAY_S = 86_400.0
 
 
 class LifecycleTests(StoreTests):
-    """A closed store raises; a durable one is unchanged after reopening."""
+    """A closed store raises; a durable one is unchanged after reopening; what ended long ago is
+    deleted whole."""
 
     async def test_a_closed_store_says_so(self, name: str, clock: Clock) -> None:
         store = self.make_store(name, clock)
@@ -127,9 +118,9 @@ class LifecycleTests(StoreTests):
             await store.report([make_report(attempt, reward=Reward(0.5))])
             await store.allot_version("sql")
             resources = await store.put_resources({"p": PromptTemplate(template="x")})
-            before = await _dump(store, [attempt])
+            before = await content_of(store, attempt)
         async with self.make_store(name, clock) as again:
-            assert await _dump(again, [attempt]) == before
+            assert await content_of(again, attempt) == before
             assert await again.allot_version("sql") == 2
             assert await again.get_resources(resources) == {"p": PromptTemplate(template="x")}
             assert (await claim_one(again)).rollout_id == "ro-2"
@@ -149,3 +140,94 @@ class LifecycleTests(StoreTests):
         assert sorted(first + second) == sorted(f"ro-{i}" for i in range(200))
         assert (await watching).rollouts
         assert await one.rollouts() == await other.rollouts()
+
+    # --- prune ----------------------------------------------------------------------------
+    async def test_what_ended_long_ago_is_forgotten(self, store: Store, clock: Clock) -> None:
+        runs = [make_production("ro-running"), make_production("ro-late", "token-2")]
+        await store.start(runs)
+        running, late = (claim.attempt for claim in runs)
+        await store.add_calls([make_call(running)])
+        lost = await start(store)
+        await store.report([make_report(lost, AttemptStatus.LOST)])
+        retried = await claim_one(store)
+        for attempt in (lost, retried):
+            await store.add_spans(ref(attempt), [make_span(attempt)])
+            await store.add_calls([make_call(attempt)])
+            await store.mark_call(attempt.attempt_id, "call-1", CallOutcome.UNDELIVERED)
+        await store.report([make_report(retried, reward=Reward(1.0))])
+        await store.enqueue([make_rollout("ro-cancelled")])
+        await store.cancel(["ro-cancelled"])
+        clock.advance(2 * _DAY_S)
+        recent = await start(store, "ro-recent")
+        await store.report([make_report(recent, reward=Reward(0.5))])
+        await store.report([make_report(late)])  # ended just now, though it is old
+        assert await store.prune(_DAY_S) == 2
+        assert await store.count() == {RolloutStatus.SUCCEEDED: 2, RolloutStatus.RUNNING: 1}
+        deleted = [lost.attempt_id, retried.attempt_id]
+        assert await store.attempts(["ro-1", "ro-cancelled"]) == []
+        assert await store.spans(deleted) == {one: [] for one in deleted}
+        assert await store.token_records(deleted) == {one: [] for one in deleted}
+        assert await store.claim_of_token(retried.call_token) is None
+        for ask in (
+            store.rollouts(["ro-1"]),
+            store.attempt(retried.attempt_id),
+            store.add_spans(ref(retried), [make_span(retried)]),
+        ):
+            with pytest.raises(NotFoundError):
+                await ask
+        assert len(await records_of(store, running)) == 1
+        assert [await store.prune(_DAY_S) for _ in range(2)] == [0, 0]
+
+    async def test_a_cursor_misses_nothing(self, store: Store, clock: Clock) -> None:
+        """The last created and the last changed rollouts stay, so that no number is reused."""
+        first = await start(store, "ro-1")
+        await store.enqueue([make_rollout("ro-2"), make_rollout("ro-3")])
+        await store.cancel(["ro-2", "ro-3"])
+        await store.report([make_report(first)])
+        cursor = (await store.watch()).cursor
+        clock.advance(_DAY_S)
+        assert await store.prune(0.0) == 1
+        ids = [state.rollout.rollout_id for state in await store.rollouts()]
+        assert ids == ["ro-1", "ro-3"]
+        await store.enqueue([make_rollout("ro-4")])
+        changes = await store.watch(cursor)
+        assert [state.rollout.rollout_id for state in changes.rollouts] == ["ro-4"]
+        assert changes.cursor > cursor
+        assert (await claim_one(store)).rollout_id == "ro-4"
+
+    async def test_so_many_at_once_oldest_first(self, store: Store, clock: Clock) -> None:
+        names = [f"ro-{number:03}" for number in range(300)]
+        await store.enqueue([make_rollout(name) for name in names])
+        await store.cancel(names)
+        clock.advance(_DAY_S)
+        assert await store.prune(1.0, 2) == 2
+        ids = [state.rollout.rollout_id for state in await store.rollouts()]
+        assert ids == names[2:]
+        assert await store.prune(1.0, 290) == 290
+        assert await store.prune(1.0) == 7
+        assert [state.rollout.rollout_id for state in await store.rollouts()] == names[-1:]
+
+    async def test_leases_and_queues_go_on(self, store: Store, clock: Clock) -> None:
+        """Deleted rollouts are in neither leases nor queues."""
+        old = await start(store, "ro-old")
+        await store.enqueue([make_rollout("ro-cancelled")])
+        await store.cancel(["ro-cancelled"])
+        await store.report([make_report(old)])
+        await store.enqueue([make_rollout("ro-new", max_infrastructure_tries=1)])
+        await claim_one(store)
+        clock.advance(LEASE_S + 1)
+        assert await store.prune(1.0) == 2
+        assert await store.expire() == 1
+        assert await store.claim("runner", 5, LEASE_S) == []
+        await store.enqueue([make_rollout("ro-old")])  # its id is free again
+        assert (await claim_one(store)).number == 1
+
+    @pytest.mark.parametrize(
+        ("seconds", "limit", "message"),
+        [(math.nan, 1, "older_than_s="), (-1.0, 1, "older_than_s="), (1.0, 0, "limit=0")],
+    )
+    async def test_what_is_no_age(
+        self, store: Store, seconds: float, limit: int, message: str
+    ) -> None:
+        with pytest.raises(DataError, match=message):
+            await store.prune(seconds, limit)

@@ -3,326 +3,251 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
-from hypothesis import HealthCheck, example, given, settings, strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from lightspan.errors import NotFoundError
-from lightspan.schema.records import Attempt, AttemptStatus, Rollout, RolloutStatus, new_id
-from lightspan.schema.token_records import CallOutcome
+from lightspan.schema.records import (
+    Attempt,
+    AttemptRef,
+    AttemptStatus,
+    RolloutState,
+    RolloutStatus,
+    new_id,
+)
 from lightspan.stores._state_machine import MAX_BAD_NEIGHBOURS, MAX_UNCOUNTED_LOSSES
-from lightspan.stores.memory import MemoryStore
-from lightspan.stores.protocol import Store
 from lightspan_testing.store_suite.base import (
     FINAL_ATTEMPTS,
     LEASE_S,
     Clock,
     StoreTests,
-    make_call,
     make_report,
     make_rollout,
-    make_span,
-    make_try,
-    ref,
 )
 
-
-async def _statuses(store: Store) -> dict[str, tuple[RolloutStatus, int]]:
-    return {
-        state.rollout.rollout_id: (state.status, state.infrastructure_tries)
-        for state in await store.rollouts()
-    }
+NAMES = [f"ro-{number}" for number in range(3)]
 
 
-_NAMES = st.sampled_from([f"ro-{i}" for i in range(5)])
-_ATTEMPTS = st.integers(0, 6)
-_OPERATIONS: st.SearchStrategy[tuple[Any, ...]] = st.one_of(
-    st.tuples(st.just("enqueue"), st.lists(_NAMES, min_size=1, max_size=3)),
-    st.tuples(
-        st.just("claim"),
-        st.integers(0, 3),
-        st.sampled_from([None, "even", "odd", "x"]),
-        st.booleans(),
-    ),
-    st.tuples(st.just("again")),
-    st.tuples(
-        st.just("report"),
-        _ATTEMPTS,
-        st.sampled_from(FINAL_ATTEMPTS),
-        st.booleans(),
-        st.booleans(),
-        st.sampled_from([0, 0, 0, 1]),
-    ),
-    st.tuples(st.just("heartbeat"), st.lists(_ATTEMPTS, max_size=3)),
-    st.tuples(st.just("advance"), st.sampled_from([1.0, LEASE_S / 2, LEASE_S])),
-    st.tuples(st.just("expire")),
-    st.tuples(st.just("cancel"), st.lists(_NAMES, max_size=2)),
-    st.tuples(st.just("spans"), _ATTEMPTS, st.lists(st.integers(0, 3), max_size=3)),
-    st.tuples(st.just("call"), _ATTEMPTS, st.integers(0, 2), st.sampled_from([0, 0, 1])),
-    st.tuples(st.just("try"), _ATTEMPTS, st.sampled_from(CallOutcome), st.integers(1, 4)),
-    st.tuples(st.just("mark"), _ATTEMPTS, st.integers(0, 2), st.sampled_from(CallOutcome)),
-    st.tuples(st.just("capture_errors"), _ATTEMPTS, st.sampled_from(["a", "b"])),
-    st.tuples(st.just("watch"), st.integers(0, 30), st.sampled_from([None, "even"])),
-)
+def _run_of(name: str) -> str:
+    return "odd" if int(name[-1]) % 2 else "even"
 
 
-def _rollout_named(name: str) -> Rollout:
-    number = int(name.removeprefix("ro-"))
-    return make_rollout(
-        name, run_id="odd" if number % 2 else "even", max_infrastructure_tries=1 + number % 3
-    )
+def _tries_of(name: str) -> int:
+    return 1 + int(name[-1]) % 3
 
 
-class _Driver:
-    """Applies operations to a store, naming attempts by their index."""
+class _Machine(RuleBasedStateMachine):
+    """A store and a minimal model of the state machine, which is independent of all stores."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
-        self.store = store
-        self.claimed: list[Attempt] = []
-        self._latest: tuple[Any, ...] | None = None
-        """Arguments and request id of the last claim."""
-
-    async def apply(self, operation: tuple[Any, ...]) -> Any:
-        kind, *arguments = operation
-        if kind in ("report", "spans", "call", "try", "mark", "capture_errors"):
-            if arguments[0] >= len(self.claimed):
-                return None
-            arguments[0] = self.claimed[arguments[0]]
-        try:
-            return await getattr(self, f"_{kind}")(*arguments)
-        except NotFoundError as error:
-            return type(error)
-
-    async def _enqueue(self, names: list[str]) -> None:
-        await self.store.enqueue([_rollout_named(name) for name in names])
-
-    async def _claim(self, slots: int, run_id: str | None, idle: bool) -> list[Any]:
-        self._latest = (slots, run_id, idle, new_id("claim"))
-        return await self._claim_latest()
-
-    async def _again(self) -> list[Any] | None:
-        """Repeat the last claim, as a client without a response does."""
-        return None if self._latest is None else await self._claim_latest()
-
-    async def _claim_latest(self) -> list[Any]:
-        assert self._latest is not None
-        slots, run_id, idle, request_id = self._latest
-        claims = await self.store.claim(
-            "runner", slots, LEASE_S, run_id, idle, request_id=request_id
-        )
-        ids = {attempt.attempt_id for attempt in self.claimed}
-        new = [claim.attempt for claim in claims if claim.attempt.attempt_id not in ids]
-        self.claimed += new
-        return [(claim.rollout, self._plain(claim.attempt), claim.alone) for claim in claims]
-
-    async def _report(
-        self, attempt: Attempt, status: AttemptStatus, counts: bool, alone: bool, off: int
-    ) -> Any:
-        epoch = attempt.epoch + off
-        report = make_report(attempt, status, counts=counts, alone=alone, epoch=epoch)
-        return await self.store.report([report])
-
-    async def _heartbeat(self, numbers: list[int]) -> list[Any]:
-        attempts = [self.claimed[number] for number in numbers if number < len(self.claimed)]
-        mine = await self.store.heartbeat([ref(attempt) for attempt in attempts], LEASE_S)
-        return [self._index(one.attempt_id) for one in mine]
-
-    async def _expire(self) -> int:
-        return await self.store.expire()
-
-    async def _cancel(self, names: list[str]) -> int:
-        return await self.store.cancel(names)
-
-    async def _spans(self, attempt: Attempt, numbers: list[int]) -> int:
-        spans = [make_span(attempt, number) for number in numbers]
-        return await self.store.add_spans(ref(attempt), spans)
-
-    async def _call(self, attempt: Attempt, number: int, off: int) -> list[bool]:
-        call = make_call(attempt, number, epoch=attempt.epoch + off, choices=number)
-        return await self.store.add_calls([call])
-
-    async def _try(self, attempt: Attempt, outcome: CallOutcome, sequence_end: int) -> list[bool]:
-        return await self.store.add_calls([make_try(attempt, outcome, sequence_end)])
-
-    async def _mark(self, attempt: Attempt, number: int, outcome: CallOutcome) -> None:
-        await self.store.mark_call(attempt.attempt_id, f"call-{number}", outcome)
-
-    async def _capture_errors(self, attempt: Attempt, reason: str) -> None:
-        await self.store.mark_damaged(attempt.attempt_id, reason)
-
-    async def _watch(self, cursor: int, run_id: str | None) -> Any:
-        changes = await self.store.watch(cursor, run_id=run_id)
-        return changes.cursor, [self._plain(state) for state in changes.rollouts]
-
-    async def dump(self) -> list[Any]:
-        """Return the content of the store without generated ids and tokens."""
-        states = await self.store.rollouts()
-        attempts = await self.store.attempts([state.rollout.rollout_id for state in states])
-        ids = [attempt.attempt_id for attempt in self.claimed]
-        spans = await self.store.spans(ids)
-        records = await self.store.token_records(ids)
-        return [
-            [self._plain(value) for value in (*states, *attempts)],
-            [[self._plain(span) for span in spans[one]] for one in ids],
-            [[self._plain(record) for record in records[one]] for one in ids],
-            await self.store.count(),
-            [await self._watch(cursor, None) for cursor in range(5)],
-        ]
-
-    def _index(self, attempt_id: str | None) -> int | None:
-        ids = [attempt.attempt_id for attempt in self.claimed]
-        return None if attempt_id is None else ids.index(attempt_id)
-
-    def _plain(self, value: Any) -> dict[str, Any]:
-        fields = {name: getattr(value, name) for name in value.__struct_fields__}
-        fields.pop("call_token", None)
-        if "attempt_id" in fields:
-            fields["attempt_id"] = self._index(fields["attempt_id"])
-        return fields
-
-
-_LOST_TOGETHER: Final = [
-    ("enqueue", ["ro-0", "ro-1"]),
-    ("claim", 1, "odd", False),
-    ("claim", 1, None, False),
-    ("advance", LEASE_S),
-    ("again",),
-]
-"""Two leases that expire at the same time, of rollouts claimed in the opposite order."""
-
-
-class _Model:
-    """A minimal model of the state machine, independent of the stores."""
+    suite: StoreTests
 
     def __init__(self) -> None:
-        self.now = 0.0
+        super().__init__()
+        self.loop = asyncio.Runner()
+        self.clock = Clock()
         self.rollouts: dict[str, list[Any]] = {}
-        """Name: status, counted losses, uncounted losses, running attempt, to be run alone."""
+        """Name → status, counted losses, uncounted losses, running attempt, to be run alone."""
         self.attempts: list[list[Any]] = []
         """Rollout, lease end, status."""
-        self.latest: tuple[list[Any], range] | None = None
-        """Arguments of the latest claim, and the attempts that it started."""
+        self.claimed: list[Attempt] = []
+        """The attempts as the store returned them."""
+        self.latest: tuple[tuple[Any, ...], bool, list[int]] | None = None
+        """Arguments of the last claim with its request id, whether its rollout is to be run alone,
+        and its attempts."""
 
-    def statuses(self) -> dict[str, tuple[RolloutStatus, int]]:
-        return {name: (state[0], state[1]) for name, state in self.rollouts.items()}
+        self.states: dict[str, RolloutState] = {}
+        """The states of the store after the last step."""
 
-    def apply(self, operation: tuple[Any, ...], claimed: Sequence[Attempt]) -> None:
-        kind, *arguments = operation
-        if kind == "enqueue":
-            for name in arguments[0]:
-                self.rollouts.setdefault(name, [RolloutStatus.QUEUED, 0, 0, None, False])
-        elif kind in ("claim", "again"):
-            self._expire()
-            if kind == "claim":
-                self._claim(*arguments)
-            else:
-                self._again()
-            assert [a.rollout_id for a in claimed] == [row[0] for row in self.attempts]
-        elif kind == "report" and arguments[0] < len(self.attempts) and arguments[4] == 0:
-            self._end(*arguments[:4])
-        elif kind == "heartbeat":
-            self._renew([n for n in arguments[0] if n < len(self.attempts)])
-        elif kind == "expire":
-            self._expire()
-        elif kind == "cancel" and all(name in self.rollouts for name in arguments[0]):
-            self._cancel(arguments[0])
+    def run(self, work: Any) -> Any:
+        return self.loop.run(work)
 
-    def _again(self) -> None:
-        if self.latest is None:
-            return
-        arguments, attempts = self.latest
-        if attempts:
-            self._renew(list(attempts))
-        else:
+    @initialize()
+    def open(self) -> None:
+        self.store = self.suite.make_store(self.suite.new_name(), self.clock)
+        self.run(self.store.open())
+
+    def teardown(self) -> None:
+        self.run(self.store.close())
+        self.loop.close()
+
+    @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3))
+    def enqueue(self, names: list[str]) -> None:
+        rollouts = [
+            make_rollout(name, run_id=_run_of(name), max_infrastructure_tries=_tries_of(name))
+            for name in names
+        ]
+        self.run(self.store.enqueue(rollouts))
+        for name in names:
+            self.rollouts.setdefault(name, [RolloutStatus.QUEUED, 0, 0, None, False])
+
+    @rule(
+        slots=st.integers(0, 3),
+        run_id=st.sampled_from([None, None, "even", "odd"]),
+        idle=st.booleans(),
+    )
+    def claim(self, slots: int, run_id: str | None, idle: bool) -> None:
+        self._expire()
+        self._claim(slots, run_id, idle, new_id("claim"))
+
+    @precondition(lambda self: self.latest is not None)
+    @rule()
+    def claim_again(self) -> None:
+        """Repeat the last claim, as a client without a response does."""
+        assert self.latest is not None
+        arguments, alone, numbers = self.latest
+        self._expire()
+        if not numbers:
             self._claim(*arguments)
+            return
+        running = [n for n in numbers if self.attempts[n][2] is AttemptStatus.RUNNING]
+        for number in running:
+            self.attempts[number][1] = self.clock.now + LEASE_S
+        claims = self._ask(*arguments)
+        assert [(claim.attempt.attempt_id, claim.alone) for claim in claims] == [
+            (self.claimed[number].attempt_id, alone) for number in running
+        ]
 
-    def _claim(self, slots: int, run_id: str | None, idle: bool) -> None:
-        before, arguments = len(self.attempts), [slots, run_id, idle]
+    def _ask(self, slots: int, run_id: str | None, idle: bool, request_id: str) -> list[Any]:
+        claiming = self.store.claim("r", slots, LEASE_S, run_id, idle, request_id=request_id)
+        return list(self.run(claiming))
+
+    def _claim(self, slots: int, run_id: str | None, idle: bool, request_id: str) -> None:
         queued = {
             name: state
             for name, state in self.rollouts.items()
-            if run_id in (None, _rollout_named(name).run_id) and state[0] is RolloutStatus.QUEUED
+            if run_id in (None, _run_of(name)) and state[0] is RolloutStatus.QUEUED
         }
         alone = idle and any(state[4] for state in queued.values())
-        slots = min(slots, 1) if alone else slots
-        for name, state in queued.items():
-            if slots and state[4] == alone:
-                slots -= 1
-                state[0], state[3] = RolloutStatus.RUNNING, len(self.attempts)
-                self.attempts.append([name, self.now + LEASE_S, AttemptStatus.RUNNING])
-        self.latest = arguments, range(before, len(self.attempts))
+        names = [name for name, state in queued.items() if state[4] == alone]
+        names = names[: min(slots, 1) if alone else slots]
+        claims = self._ask(slots, run_id, idle, request_id)
+        assert [(claim.rollout.rollout_id, claim.alone) for claim in claims] == [
+            (name, alone) for name in names
+        ]
+        first = len(self.attempts)
+        for number, (name, claim) in enumerate(zip(names, claims, strict=True), first):
+            queued[name][0], queued[name][3] = RolloutStatus.RUNNING, number
+            self.attempts.append([name, self.clock.now + LEASE_S, AttemptStatus.RUNNING])
+            self.claimed.append(claim.attempt)
+        numbers = list(range(first, len(self.attempts)))
+        self.latest = (slots, run_id, idle, request_id), alone, numbers
 
-    def _renew(self, numbers: list[int]) -> None:
-        for number in numbers:
-            if self.attempts[number][2] is AttemptStatus.RUNNING:
-                self.attempts[number][1] = self.now + LEASE_S
+    @precondition(lambda self: self.claimed)
+    @rule(
+        data=st.data(),
+        status=st.sampled_from(FINAL_ATTEMPTS),
+        counts=st.booleans(),
+        alone=st.booleans(),
+        off=st.sampled_from([0, 0, 0, 1]),
+    )
+    def report(
+        self, data: st.DataObject, status: AttemptStatus, counts: bool, alone: bool, off: int
+    ) -> None:
+        number = data.draw(st.integers(0, len(self.claimed) - 1))
+        attempt = self.claimed[number]
+        is_running = self.attempts[number][2] is AttemptStatus.RUNNING
+        report = make_report(attempt, status, counts=counts, alone=alone, epoch=attempt.epoch + off)
+        [effective] = self.run(self.store.report([report]))
+        assert effective or off or not is_running
+        assert not (effective and off)
+        if off == 0:
+            self._end(number, status, counts, alone)
 
-    def _expire(self) -> None:
-        for number, (_, lease_until, _) in enumerate(self.attempts):
-            if lease_until <= self.now:
-                self._end(number, AttemptStatus.LOST, True)
+    @precondition(lambda self: self.claimed)
+    @rule(data=st.data(), off=st.sampled_from([0, 0, 1]))
+    def heartbeat(self, data: st.DataObject, off: int) -> None:
+        numbers = data.draw(st.sets(st.integers(0, len(self.claimed) - 1), max_size=3))
+        refs = {
+            number: AttemptRef(attempt.attempt_id, attempt.epoch + off)
+            for number, attempt in enumerate(self.claimed)
+            if number in numbers
+        }
+        alive = [n for n in refs if off == 0 and self.attempts[n][2] is AttemptStatus.RUNNING]
+        ended = self.run(self.store.heartbeat(list(refs.values()), LEASE_S))
+        assert ended == [one for number, one in refs.items() if number not in alive]
+        for number in alive:
+            self.attempts[number][1] = self.clock.now + LEASE_S
 
-    def _cancel(self, names: list[str]) -> None:
+    @rule(seconds=st.sampled_from([1.0, LEASE_S / 2, LEASE_S]))
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule()
+    def expire(self) -> None:
+        assert self.run(self.store.expire()) == self._expire()
+
+    @precondition(lambda self: self.rollouts)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        names = data.draw(st.lists(st.sampled_from(sorted(self.rollouts)), max_size=2))
+        ended = 0
         for name in names:
             state = self.rollouts[name]
             if state[0] is RolloutStatus.RUNNING:
                 self._end(state[3], AttemptStatus.CANCELLED, True)
+                ended += 1
             elif state[0] is RolloutStatus.QUEUED:
                 state[0] = RolloutStatus.CANCELLED
+                ended += 1
+        assert self.run(self.store.cancel(names)) == ended
 
-    def _end(self, number: int, status: AttemptStatus, counts: bool, alone: bool = False) -> None:
+    def _expire(self) -> int:
+        late = [n for n, one in enumerate(self.attempts) if one[1] <= self.clock.now]
+        return sum(self._end(number, AttemptStatus.LOST, True) for number in late)
+
+    def _end(self, number: int, status: AttemptStatus, counts: bool, alone: bool = False) -> bool:
         name, _, before = self.attempts[number]
         if before is not AttemptStatus.RUNNING:
-            return
+            return False
         self.attempts[number][2] = status
         state = self.rollouts[name]
         if status is AttemptStatus.LOST:
             requested, counts = counts, counts or state[2] >= MAX_UNCOUNTED_LOSSES
             state[1 if counts else 2] += 1
             state[4] = alone or (not requested and state[2] >= MAX_BAD_NEIGHBOURS)
-            has_tries = state[1] < _rollout_named(name).max_infrastructure_tries
+            has_tries = state[1] < _tries_of(name)
             state[0] = RolloutStatus.QUEUED if has_tries else RolloutStatus.LOST
         elif status is AttemptStatus.TIMEOUT:
             state[0] = RolloutStatus.FAILED
         else:
             state[0] = RolloutStatus(status.value)
+        return True
+
+    @invariant()
+    def states_are_the_models(self) -> None:
+        """Nothing but a move changes the state of a rollout."""
+        states = {state.rollout.rollout_id: state for state in self.run(self.store.rollouts())}
+        assert {
+            name: (state.status, state.infrastructure_tries) for name, state in states.items()
+        } == {name: (state[0], state[1]) for name, state in self.rollouts.items()}
+        for name, state in states.items():
+            before = self.states.get(name, state)
+            moved = (before.status, before.attempt_id) != (state.status, state.attempt_id)
+            assert moved or state == before
+            assert (state.finished_at is not None) == state.status.final
+        self.states = states
 
 
 class ModelTests(StoreTests):
-    """Random operations have the results of a minimal model and of the memory store."""
+    """Any sequence of operations has the results of a minimal model."""
 
     def test_random_operations_against_a_model(self) -> None:
-        """Any sequence of operations has the model's and the memory store's results."""
-
-        @settings(
-            max_examples=60,
-            deadline=None,
-            database=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        machine = type("Machine", (_Machine,), {"suite": self})
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=40,
+                stateful_step_count=30,
+                deadline=None,
+                database=None,
+                suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+            ),
         )
-        @example(_LOST_TOGETHER)
-        @given(st.lists(_OPERATIONS, max_size=40))
-        def check(operations: list[tuple[Any, ...]]) -> None:
-            asyncio.run(self._check(operations))
-
-        check()
-
-    async def _check(self, operations: list[tuple[Any, ...]]) -> None:
-        clock = Clock()
-        async with (
-            self.make_store(self.new_name(), clock) as store,
-            MemoryStore(clock=clock) as oracle,
-        ):
-            tested, expected = _Driver(store, clock), _Driver(oracle, clock)
-            model = _Model()
-            for operation in operations:
-                if operation[0] == "advance":
-                    clock.advance(operation[1])
-                    model.now += operation[1]
-                    continue
-                answer = await tested.apply(operation)
-                assert answer == await expected.apply(operation)
-                model.apply(operation, tested.claimed)
-                assert await _statuses(store) == model.statuses()
-            assert await tested.dump() == await expected.dump()

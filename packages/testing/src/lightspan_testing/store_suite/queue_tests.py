@@ -1,7 +1,8 @@
-"""Tests of enqueuing, reading, claiming and cancelling rollouts."""
+"""Tests of enqueuing, reading, claiming, cancelling and watching rollouts."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from typing import Any
 
@@ -23,13 +24,15 @@ from lightspan_testing.store_suite.base import (
     make_rollout,
     make_span,
     ref,
+    start,
     state_of,
     status_of,
 )
 
 
 class QueueTests(StoreTests):
-    """Rollouts are enqueued once, read by every filter, and claimed oldest first."""
+    """Rollouts are enqueued once, read by every filter, and claimed oldest first; a cursor yields
+    every change once."""
 
     async def test_enqueued_rollouts_are_read_back(self, store: Store, clock: Clock) -> None:
         rollout = make_rollout(
@@ -59,25 +62,19 @@ class QueueTests(StoreTests):
         await store.enqueue([make_rollout(), make_rollout()])
         first = await store.watch()
         await store.enqueue([make_rollout(task={"question": "ro-1"})])
+        await store.enqueue([])
         assert await store.watch() == first
         assert len(await store.rollouts()) == 1
 
-    async def test_enqueue_of_nothing(self, store: Store) -> None:
-        await store.enqueue([])
-        assert await store.rollouts() == []
-
-    @pytest.mark.parametrize("size", [1, 1000])
-    async def test_conflicting_ids_queue_nothing(self, store: Store, size: int) -> None:
-        await store.enqueue([make_rollout()])
-        batch = [make_rollout(f"new-{i}") for i in range(size)]
+    async def test_conflicting_ids_queue_nothing(self, store: Store) -> None:
+        batch = [make_rollout(f"ro-{i}") for i in range(1000)]
         with pytest.raises(ConflictError, match="ro-1"):
             await store.enqueue([*batch, make_rollout(task="another")])
-        assert len(await store.rollouts()) == 1
-
-    async def test_conflict_inside_a_batch(self, store: Store) -> None:
-        with pytest.raises(ConflictError, match="ro-1"):
-            await store.enqueue([make_rollout(), make_rollout(task="another")])
         assert await store.rollouts() == []
+        await store.enqueue([make_rollout()])
+        with pytest.raises(ConflictError, match="ro-1"):
+            await store.enqueue([make_rollout("new"), make_rollout(task="another")])
+        assert await store.count() == {RolloutStatus.QUEUED: 1}
 
     async def test_a_task_that_is_no_json(self, store: Store) -> None:
         with pytest.raises(DataError, match="ro-1"):
@@ -147,17 +144,6 @@ class QueueTests(StoreTests):
         assert await store.count("c") == {}
 
     # --- claim ----------------------------------------------------------------------------
-    async def test_claim_is_oldest_first_and_for_free_slots_only(self, store: Store) -> None:
-        await store.enqueue([make_rollout(f"ro-{i}") for i in range(5)])
-        assert await store.claim("runner", 0, LEASE_S) == []
-        assert await store.claim("runner", -1, LEASE_S) == []
-        first = await store.claim("runner", 2, LEASE_S)
-        rest = await store.claim("runner", 10, LEASE_S)
-        names = [claim.rollout.rollout_id for claim in (*first, *rest)]
-        assert names == [f"ro-{i}" for i in range(5)]
-        assert (len(first), len(rest)) == (2, 3)
-        assert await store.claim("runner", 1, LEASE_S) == []
-
     async def test_a_claim_says_all_that_a_runner_needs(self, store: Store, clock: Clock) -> None:
         await store.enqueue([make_rollout()])
         [claim] = await store.claim(UNICODE, 1, LEASE_S)
@@ -170,43 +156,37 @@ class QueueTests(StoreTests):
         state = await state_of(store)
         assert (state.status, state.attempt_id) == (RolloutStatus.RUNNING, attempt.attempt_id)
 
-    async def test_claim_of_one_run(self, store: Store) -> None:
-        await store.enqueue([make_rollout(f"ro-{i}", run_id="ab"[i % 2]) for i in range(6)])
-        claims = await store.claim("runner", 10, LEASE_S, run_id="b")
-        assert [claim.rollout.rollout_id for claim in claims] == ["ro-1", "ro-3", "ro-5"]
-        assert await store.claim("runner", 10, LEASE_S, run_id="c") == []
-        assert len(await store.claim("runner", 10, LEASE_S)) == 3
-
-    async def test_claim_of_any_run_is_oldest_first_across_runs(self, store: Store) -> None:
+    async def test_claims_are_oldest_first_of_one_run_or_across_runs(self, store: Store) -> None:
         runs = ["b", "a", "c", "a", "", "b", "c", "a"]
         await store.enqueue([make_rollout(f"ro-{i}", run_id=run) for i, run in enumerate(runs)])
-        await store.claim("runner", 1, LEASE_S, "a")
         await store.cancel(["ro-4"])
         claimed = []
-        for slots in (2, 1, 10):
-            claims = await store.claim("runner", slots, LEASE_S)
+        for slots, run in (
+            (1, "a"),
+            (9, "d"),
+            (0, None),
+            (-1, None),
+            (2, None),
+            (9, "a"),
+            (9, None),
+        ):
+            claims = await store.claim("runner", slots, LEASE_S, run)
             claimed.append([claim.rollout.rollout_id for claim in claims])
-        assert claimed == [["ro-0", "ro-2"], ["ro-3"], ["ro-5", "ro-6", "ro-7"]]
-
-    async def test_a_retry_keeps_its_place_in_the_queue(self, store: Store) -> None:
-        await store.enqueue([make_rollout(f"ro-{i}") for i in range(3)])
-        attempt = await claim_one(store)
-        await store.report([make_report(attempt, AttemptStatus.LOST)])
-        claims = await store.claim("runner", 3, LEASE_S)
-        assert [claim.rollout.rollout_id for claim in claims] == ["ro-0", "ro-1", "ro-2"]
-
-    async def test_cancelled_rollouts_are_not_claimed(self, store: Store) -> None:
-        await store.enqueue([make_rollout(f"ro-{i}") for i in range(3)])
-        await store.cancel(["ro-0", "ro-2"])
-        [claim] = await store.claim("runner", 3, LEASE_S)
-        assert claim.rollout.rollout_id == "ro-1"
+        assert claimed == [
+            ["ro-1"],
+            [],
+            [],
+            [],
+            ["ro-0", "ro-2"],
+            ["ro-3", "ro-7"],
+            ["ro-5", "ro-6"],
+        ]
 
     async def test_production_starts_by_itself_and_is_never_claimed(
         self, store: Store, clock: Clock
     ) -> None:
         claim = make_production(run_id="support")
         await store.start([claim, claim])
-        await store.start([claim])  # a repetition
         clock.advance(1e9)  # no lease expires
         assert await store.expire() == 0
         assert await store.claim("runner", 10, LEASE_S) == []
@@ -218,8 +198,6 @@ class QueueTests(StoreTests):
         assert await store.report([make_report(claim.attempt)]) == [True]
         [state] = await store.rollouts(["ro-1"])
         assert (state.status, state.finished_at) == (RolloutStatus.SUCCEEDED, clock.now)
-        await store.start([claim])  # also after the end
-        assert (await store.attempt("at-ro-1")).status is AttemptStatus.SUCCEEDED
         assert await store.add_spans(ref(claim.attempt), [make_span(claim.attempt, 1)]) == 1
         assert await store.claim("runner", 10, LEASE_S) == []
 
@@ -277,3 +255,90 @@ class QueueTests(StoreTests):
         with pytest.raises(NotFoundError, match="nobody"):
             await store.cancel([*(f"ro-{i}" for i in range(300)), "nobody"])
         assert await store.count() == {RolloutStatus.QUEUED: 300}
+
+    # --- watch ----------------------------------------------------------------------------
+    async def test_watch_from_every_cursor(self, store: Store) -> None:
+        """From any cursor, the changes after it are returned, once each, oldest first."""
+        empty = await store.watch(timeout_s=0.01)
+        assert (empty.cursor, empty.rollouts) == (0, [])
+        await store.enqueue([make_rollout(f"ro-{i}", run_id="ab"[i % 2]) for i in range(4)])
+        first = await claim_one(store)
+        second = await claim_one(store)
+        await store.report([make_report(second), make_report(first, AttemptStatus.LOST)])
+        await store.cancel(["ro-3"])
+        everything = await store.watch()
+        names = [state.rollout.rollout_id for state in everything.rollouts]
+        assert names == ["ro-2", "ro-1", "ro-0", "ro-3"]
+        changes = [state.change for state in everything.rollouts]
+        assert changes == sorted(set(changes))
+        assert everything.cursor == changes[-1]
+        for cursor in range(everything.cursor + 2):
+            later = await store.watch(cursor)
+            assert later.rollouts == [s for s in everything.rollouts if s.change > cursor]
+            assert later.cursor == max(cursor, everything.cursor)
+            of_run = await store.watch(cursor, run_id="b")
+            assert of_run.rollouts == [s for s in later.rollouts if s.rollout.run_id == "b"]
+            assert cursor <= of_run.cursor <= later.cursor
+        assert await store.rollouts() == sorted(
+            everything.rollouts, key=lambda state: state.rollout.rollout_id
+        )
+
+    async def test_watch_wakes_up(self, store: Store) -> None:
+        watching = asyncio.create_task(store.watch(timeout_s=60))
+        await asyncio.sleep(0)
+        await store.enqueue([make_rollout()])
+        changes = await watching
+        assert [state.rollout.rollout_id for state in changes.rollouts] == ["ro-1"]
+
+    async def test_watch_sees_every_ending(self, store: Store) -> None:
+        """A watcher that follows its cursor sees every rollout end."""
+        names = {f"ro-{i}" for i in range(40)}
+
+        async def work() -> None:
+            while claims := await store.claim("runner", 3, LEASE_S):
+                await store.report([make_report(claim.attempt) for claim in claims])
+
+        async def follow() -> set[str]:
+            ended: set[str] = set()
+            cursor = 0
+            while ended != names:
+                changes = await store.watch(cursor, timeout_s=10)
+                assert changes.rollouts
+                cursor = changes.cursor
+                ended |= {s.rollout.rollout_id for s in changes.rollouts if s.status.final}
+            return ended
+
+        await store.enqueue([make_rollout(name) for name in sorted(names)])
+        _, _, ended = await asyncio.gather(work(), work(), follow())
+        assert ended == names
+
+    async def test_writes_that_move_nothing_wake_nobody(self, store: Store) -> None:
+        attempt = await start(store)
+        before = await store.watch()
+        await store.add_spans(ref(attempt), [make_span(attempt)])
+        await store.heartbeat([ref(attempt)], LEASE_S)
+        await store.mark_damaged(attempt.attempt_id, "reason")
+        assert await store.watch() == before
+
+    async def test_work_is_what_is_queued_of_the_runs_that_are_asked_for(
+        self, store: Store
+    ) -> None:
+        assert [await store.await_work(runs) for runs in (None, [], ["a"])] == [False] * 3
+        await store.enqueue([make_rollout("ro-1", run_id="a")])
+        asked: tuple[list[str] | None, ...] = (None, [], ["a"], ["b"], ["b", "a"])
+        assert [await store.await_work(runs) for runs in asked] == [True, False, True, False, True]
+        first = await claim_one(store)
+        assert [await store.await_work(runs) for runs in asked] == [False] * 5
+        await store.report([make_report(first, AttemptStatus.LOST, alone=True)])
+        assert [await store.await_work(runs) for runs in asked] == [True, False, True, False, True]
+
+    async def test_who_waits_for_work_is_woken_by_it(self, store: Store) -> None:
+        waiting = [
+            asyncio.create_task(store.await_work(runs, timeout_s=60.0)) for runs in (None, ["a"])
+        ]
+        other = asyncio.create_task(store.await_work(["b"], timeout_s=60.0))
+        await store.enqueue([make_rollout("ro-1", run_id="a")])
+        assert await asyncio.gather(*waiting) == [True, True]
+        assert not other.done()
+        await store.enqueue([make_rollout("ro-2", run_id="b")])
+        assert await other

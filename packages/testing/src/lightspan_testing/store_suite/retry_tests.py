@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from lightspan_testing.store_suite.base import (
     LEASE_S,
     Clock,
     StoreTests,
+    content_of,
     make_call,
     make_peer,
     make_production,
@@ -35,30 +35,6 @@ class RetryTests(StoreTests):
     """A client without a response repeats the request: nothing is done twice or lost."""
 
     # --- claims ---------------------------------------------------------------------------
-    @pytest.mark.parametrize("slots", [1, 3, 300])
-    async def test_a_claim_asked_again_is_the_same(self, store: Store, slots: int) -> None:
-        await store.enqueue([make_rollout(f"ro-{i}") for i in range(slots + 5)])
-        request_id = new_id("claim")
-        claims = await store.claim("runner", slots, LEASE_S, request_id=request_id)
-        assert len(claims) == slots
-        before = await store.watch()
-        for _ in range(2):
-            again = await store.claim("runner", slots, LEASE_S, request_id=request_id)
-            assert again == claims
-        assert await store.watch() == before
-        others = await store.claim("runner", slots + 5, LEASE_S, request_id=new_id("claim"))
-        assert len(others) == 5
-        assert await store.claim("runner", 9, LEASE_S, request_id=new_id("claim")) == []
-
-    async def test_a_claim_of_less_than_asked_for_is_the_same(self, store: Store) -> None:
-        """Rollouts queued meanwhile are left to the next claim."""
-        await store.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
-        request_id = new_id("claim")
-        claims = await store.claim("runner", 5, LEASE_S, request_id=request_id)
-        await store.enqueue([make_rollout("ro-3")])
-        assert await store.claim("runner", 5, LEASE_S, request_id=request_id) == claims
-        assert await status_of(store, "ro-3") is RolloutStatus.QUEUED
-
     @pytest.mark.parametrize(("slots", "later"), [(3, 1), (3, 0), (40, 2), (3, 9)])
     async def test_a_claim_asked_again_for_another_number(
         self, store: Store, slots: int, later: int
@@ -68,47 +44,32 @@ class RetryTests(StoreTests):
         await store.enqueue([make_rollout(f"ro-{i:02}") for i in range(slots + 9)])
         request_id = new_id("claim")
         claims = await store.claim("runner", slots, LEASE_S, request_id=request_id)
+        before = await store.watch()
         assert await store.claim("runner", later, LEASE_S, request_id=request_id) == claims
-
-    async def test_a_claim_of_nothing_is_made_anew(self, store: Store) -> None:
-        request_id = new_id("claim")
-        assert await store.claim("runner", 1, LEASE_S, request_id=request_id) == []
-        await store.enqueue([make_rollout()])
-        claims = await store.claim("runner", 1, LEASE_S, request_id=request_id)
-        assert [claim.rollout.rollout_id for claim in claims] == ["ro-1"]
-        assert await store.claim("runner", 0, LEASE_S, request_id=new_id("claim")) == []
+        assert await store.watch() == before
 
     async def test_asking_again_extends_the_leases(self, store: Store, clock: Clock) -> None:
-        await store.enqueue([make_rollout()])
+        """And what is to be run alone is so again."""
+        attempt = await start(store)
+        await store.report([make_report(attempt, AttemptStatus.LOST, alone=True)])
+        await store.enqueue([make_rollout("ro-2")])
         request_id = new_id("claim")
-        await store.claim("runner", 1, LEASE_S, request_id=request_id)
+        await store.claim("runner", 2, LEASE_S, request_id=request_id)
         clock.advance(LEASE_S - 1)
-        [claim] = await store.claim("runner", 1, LEASE_S, request_id=request_id)
-        assert claim.attempt.lease_until == clock.now + LEASE_S
+        [claim] = await store.claim("runner", 2, LEASE_S, request_id=request_id)
+        assert (claim.rollout.rollout_id, claim.alone) == ("ro-1", True)
         clock.advance(LEASE_S - 1)
         assert await store.expire() == 0
         assert await store.attempt(claim.attempt.attempt_id) == claim.attempt
 
-    async def test_a_claim_asked_again_after_its_lease(self, store: Store, clock: Clock) -> None:
-        """It is lost, and its rollouts are for new claims: no id claims twice."""
-        await store.enqueue([make_rollout()])
-        request_id = new_id("claim")
-        [lost] = await store.claim("runner", 1, LEASE_S, request_id=request_id)
-        clock.advance(LEASE_S)
-        for _ in range(2):
-            assert await store.claim("runner", 1, LEASE_S, request_id=request_id) == []
-        [claim] = await store.claim("runner", 1, LEASE_S, request_id=new_id("claim"))
-        assert (claim.rollout.rollout_id, claim.attempt.number) == ("ro-1", 2)
-        assert (await store.attempt(lost.attempt.attempt_id)).status is AttemptStatus.LOST
-
     async def test_what_is_over_of_a_claim_is_left_out(self, store: Store) -> None:
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(300)])
         request_id = new_id("claim")
-        claims = await store.claim("runner", 200, LEASE_S, request_id=request_id)
+        claims = await store.claim("runner", 300, LEASE_S, request_id=request_id)
         await store.report([make_report(claims[0].attempt), make_report(claims[150].attempt)])
         await store.cancel(["ro-1"])
         remaining = [claims[2], *claims[3:150], *claims[151:]]
-        assert await store.claim("runner", 200, LEASE_S, request_id=request_id) == remaining
+        assert await store.claim("runner", 300, LEASE_S, request_id=request_id) == remaining
 
     async def test_an_id_of_another_runner(self, store: Store) -> None:
         """A request id returns nothing to another runner."""
@@ -119,29 +80,6 @@ class RetryTests(StoreTests):
             await store.claim("another", 1, LEASE_S, request_id=request_id)
         assert await status_of(store, "ro-2") is RolloutStatus.QUEUED
         assert await store.claim("runner", 1, LEASE_S, request_id=request_id) == claims
-
-    async def test_two_callers_with_ids_of_their_own(self, store: Store) -> None:
-        await store.enqueue([make_rollout(f"ro-{i}") for i in range(6)])
-        ids = [new_id("claim") for _ in range(3)]
-
-        async def claim(request_id: str) -> list[str]:
-            claims = await store.claim("runner", 2, LEASE_S, request_id=request_id)
-            return [claim.rollout.rollout_id for claim in claims]
-
-        names_per_claim = await asyncio.gather(*(claim(request_id) for request_id in ids * 3))
-        assert names_per_claim[:3] == names_per_claim[3:6] == names_per_claim[6:]
-        assert sorted(name for names in names_per_claim[:3] for name in names) == [
-            f"ro-{i}" for i in range(6)
-        ]
-
-    async def test_a_claim_to_run_alone_is_so_again(self, store: Store) -> None:
-        attempt = await start(store)
-        await store.report([make_report(attempt, AttemptStatus.LOST, alone=True)])
-        await store.enqueue([make_rollout("ro-2")])
-        request_id = new_id("claim")
-        claims = await store.claim("runner", 2, LEASE_S, request_id=request_id)
-        assert [(claim.rollout.rollout_id, claim.alone) for claim in claims] == [("ro-1", True)]
-        assert await store.claim("runner", 2, LEASE_S, request_id=request_id) == claims
 
     async def test_an_attempts_id_does_not_tell_its_claims(self, store: Store) -> None:
         """Apps know attempt ids, and must not be able to derive the claim's id."""
@@ -162,16 +100,6 @@ class RetryTests(StoreTests):
         assert await status_of(store) is RolloutStatus.QUEUED
 
     # --- everything else ------------------------------------------------------------------
-    async def test_a_version_asked_for_again_is_the_same(self, store: Store) -> None:
-        ids = [new_id("version") for _ in range(2)]
-        asked = [("sql", ids[0]), ("sql", ids[0]), ("sql", ids[1]), ("other", ids[0])] * 2
-        versions = [
-            await store.allot_version(policy, "run", 3, request_id=request_id)
-            for policy, request_id in asked
-        ]
-        assert versions == [1, 1, 2, 1] * 2
-        assert await store.allot_version("sql") == 3
-        assert [one.version for one in await store.policy_versions("sql")] == [1, 2, 3]
 
     async def test_every_write_can_be_repeated(self, store: Store) -> None:
         """Immediately and after all later writes, each returns its first result and changes
@@ -209,30 +137,7 @@ class RetryTests(StoreTests):
         scored = make_report(first, reward=Reward(0.5))
         await write(lambda: store.report([scored]))
         await write(lambda: store.report([make_report(production.attempt)]))
-        before = await self._content(store, [first.attempt_id, second.attempt_id])
+        before = await content_of(store, first, second)
         for operation, answer in done:
             assert await operation() == answer
-        assert await self._content(store, [first.attempt_id, second.attempt_id]) == before
-
-    async def test_a_repeated_end_counts_what_was_left(self, store: Store, clock: Clock) -> None:
-        """`cancel` and `expire` change nothing more and return 0."""
-        await store.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
-        await store.claim("runner", 1, LEASE_S)
-        assert [await store.cancel(["ro-2"]) for _ in range(2)] == [1, 0]
-        clock.advance(LEASE_S)
-        assert [await store.expire() for _ in range(2)] == [1, 0]
-        for _ in range(2):
-            await store.withdraw("runner-1")
-        assert (await store.attempts(["ro-1"]))[0].status is AttemptStatus.LOST
-
-    async def _content(self, store: Store, attempt_ids: list[str]) -> list[Any]:
-        states = await store.rollouts()
-        return [
-            states,
-            await store.watch(),
-            await store.attempts([state.rollout.rollout_id for state in states]),
-            await store.spans(attempt_ids),
-            await store.token_records(attempt_ids),
-            await store.policy_versions("sql"),
-            await store.peers(),
-        ]
+        assert await content_of(store, first, second) == before

@@ -1,13 +1,17 @@
-"""Tests of size and concurrency."""
+"""Tests of size and concurrency, and of numbers that stores refuse."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from lightspan.errors import ConflictError, NotFoundError
-from lightspan.schema.records import Claim, RolloutStatus
+from lightspan.errors import ConflictError, DataError, NotFoundError
+from lightspan.schema.records import AttemptRef, Claim, RolloutStatus
+from lightspan.schema.reward import LARGEST, Reward
 from lightspan.stores.protocol import Store
 from lightspan_testing.store_suite.base import (
     LEASE_S,
@@ -17,13 +21,18 @@ from lightspan_testing.store_suite.base import (
     make_rollout,
     make_span,
     ref,
+    spans_of,
     start,
     state_of,
+    status_of,
 )
 
+_NO_SECONDS = [math.nan, math.inf, -math.inf, -1.0, 1e300]
 
-class LoadTests(StoreTests):
-    """Thousands of rollouts, megabytes in one, many concurrent clients."""
+
+class LimitTests(StoreTests):
+    """Thousands of rollouts, megabytes in one, many concurrent clients; bad numbers are refused by
+    name without writing anything."""
 
     async def test_batches_of_a_thousand(self, store: Store) -> None:
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(1000)])
@@ -36,7 +45,7 @@ class LoadTests(StoreTests):
         first = attempts[0]
         spans = [make_span(first, number) for number in range(1000)]
         assert await store.add_spans(ref(first), spans) == 0
-        assert (await store.spans([first.attempt_id]))[first.attempt_id][1:] == spans
+        assert (await spans_of(store, first))[1:] == spans
         ids = [attempt.attempt_id for attempt in attempts]
         records = await store.token_records(ids)
         assert list(records) == ids
@@ -51,7 +60,7 @@ class LoadTests(StoreTests):
         attempt = await start(store, task="x" * 2_000_000)
         span = make_span(attempt, attributes={"text": "y" * 3_000_000})
         assert await store.add_spans(ref(attempt), [span]) == 0
-        assert await store.spans([attempt.attempt_id]) == {attempt.attempt_id: [span]}
+        assert await spans_of(store, attempt) == [span]
         assert len((await state_of(store)).rollout.task) == 2_000_000
 
     async def test_200_mixed_operations_at_once(self, store: Store) -> None:
@@ -88,23 +97,6 @@ class LoadTests(StoreTests):
             assert [record.late for record in records] == [False]
         assert [len(spans) for spans in (await store.spans(ids)).values()] == [2] * 100
 
-    async def test_many_clients_one_rollout_after_the_other(self, store: Store) -> None:
-        """Each rollout is claimed once, by any client, and its report takes effect."""
-        names = [f"ro-{i}" for i in range(320)]
-        remaining = iter(names)
-        claimed: list[str] = []
-
-        async def work() -> None:
-            for name in remaining:
-                await store.enqueue([make_rollout(name)])
-                [claim] = await store.claim("runner", 1, LEASE_S)
-                assert await store.report([make_report(claim.attempt)]) == [True]
-                claimed.append(claim.rollout.rollout_id)
-
-        await asyncio.gather(*(work() for _ in range(32)))
-        assert sorted(claimed) == sorted(names)
-        assert await store.count() == {RolloutStatus.SUCCEEDED: 320}
-
     async def test_an_operation_given_up_leaves_the_store_usable(self, store: Store) -> None:
         tasks = [asyncio.create_task(store.enqueue([make_rollout(f"ro-{i}")])) for i in range(50)]
         await asyncio.sleep(0)
@@ -113,3 +105,56 @@ class LoadTests(StoreTests):
         await asyncio.gather(*tasks, return_exceptions=True)
         names = {state.rollout.rollout_id for state in await store.rollouts()}
         assert names >= {f"ro-{i}" for i in range(1, 50, 2)}
+
+    # --- numbers --------------------------------------------------------------------------
+    @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 2 * LARGEST])
+    async def test_a_reward_that_is_no_number(self, store: Store, number: float) -> None:
+        """NaN would not equal the same report when retried; a batch that contains one is refused
+        whole."""
+        attempt = await start(store, "ro-1")
+        other = await start(store, "ro-2")
+        for reward in (Reward(number), Reward(0.5, {"reward": 0.5, "style": number})):
+            with pytest.raises(DataError, match="parse_reward"):
+                await store.report([make_report(other), make_report(attempt, reward=reward)])
+        for name in ("ro-1", "ro-2"):
+            assert await status_of(store, name) is RolloutStatus.RUNNING
+        largest = make_report(attempt, reward=Reward(LARGEST, {"least": -LARGEST}))
+        assert [await store.report([largest]) for _ in range(2)] == [[True], [True]]
+
+    @pytest.mark.parametrize("seconds", _NO_SECONDS)
+    async def test_seconds_that_are_none(self, store: Store, seconds: float) -> None:
+        attempt = await start(store)
+        await store.enqueue([make_rollout("ro-2")])
+        before = await store.attempts(["ro-1", "ro-2"])
+        for ask in (
+            lambda: store.claim("runner", 1, seconds),
+            lambda: store.heartbeat([ref(attempt)], seconds),
+        ):
+            with pytest.raises(DataError, match="lease_s="):
+                await ask()
+        with pytest.raises(DataError, match="timeout_s="):
+            await store.watch(99, timeout_s=seconds)
+        assert await store.attempts(["ro-1", "ro-2"]) == before
+
+    @pytest.mark.parametrize("number", [-1, 2**63, 2**64])
+    async def test_integers_that_no_column_takes(self, store: Store, number: int) -> None:
+        attempt = await start(store)
+        lost = AttemptRef(attempt.attempt_id, number)
+        refused: list[Callable[[], Any]] = [
+            lambda: store.allot_version("sql", step=number),
+            lambda: store.rollouts(step=number),
+            lambda: store.rollouts(limit=number),
+            lambda: store.watch(number),
+            lambda: store.enqueue([make_rollout("ro-2", step=number)]),
+            lambda: store.add_spans(lost, [make_span(attempt)]),
+            lambda: store.add_calls([make_call(attempt, epoch=number)]),
+        ]
+        before = await store.watch()
+        for ask in refused:
+            with pytest.raises(DataError):
+                await ask()
+        assert await store.watch() == before
+        assert await store.policy_versions("sql") == []
+        if number > 0:
+            with pytest.raises(DataError):
+                await store.claim("runner", number, LEASE_S)
