@@ -19,7 +19,6 @@ import torch
 from lightspan import LightningRL, LoRA, Trainer
 from lightspan.errors import ConfigError, ModelError
 from lightspan.lightning.episode import Call
-from lightspan.lightning.merge_diagnostics import CallMessages, Cause, read_merging
 from lightspan.lightning.rows import merge
 from lightspan.lightning.transitions import Transition
 from lightspan.schema.token_records import CallOutcome, TokenRecord
@@ -30,6 +29,7 @@ from lightspan_testing.engine_suite import TOLERANCE, generate, of_tokens, refer
 from lightspan_testing.gateway_suite import Answered, Reading, Rig
 from lightspan_testing.scripted_engine import ScriptedEngine
 from lightspan_testing.tiny import Family, tiny_model
+from lightspan_tools.dry_run.merge_diagnostics import CallMessages, Cause, read_merging
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.engine.transformers import TransformersEngine
 from lightspan_torch.engine.weights import load_model

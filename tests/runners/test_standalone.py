@@ -19,10 +19,8 @@ import pytest
 from lightspan import ExternalRunners, LocalRunners, Trainer, __version__
 from lightspan.runners.app import App
 from lightspan.runners.discovery import Presence, make_peer
-from lightspan.runners.external import RunnerWatch
 from lightspan.runners.protocol import RunnerConfig, RunnerPlan
 from lightspan.runners.runner import Runner
-from lightspan.runners.standalone import Trainings, trainings
 from lightspan.schema.records import (
     AttemptStatus,
     Mode,
@@ -37,13 +35,15 @@ from lightspan.stores import open_store
 from lightspan.stores.memory import MemoryStore
 from lightspan.stores.protocol import Store
 from lightspan.stores.sqlite import SQLiteStore
+from lightspan_cluster.external_runners import RunnerWatch
+from lightspan_cluster.standalone import Trainings, trainings
 from packages.gateway.tests.remote_store.served import serving
 
 APART = Path(__file__).parents[1] / "apps" / "apart"
 SOON_S = 60.0
 TALKATIVE = """
 import sys
-import lightspan.runners.standalone as joiner
+import lightspan_cluster.standalone as joiner
 joiner.PRINT_INTERVAL_S = 0.0
 from lightspan.cli import main
 sys.exit(main(sys.argv[1:]))
@@ -164,7 +164,7 @@ def test_a_training_and_a_runner_meet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The runner starts before a short training and ends with it, and its join is printed."""
-    monkeypatch.setattr("lightspan.runners.external.POLL_INTERVAL_S", 3600.0)
+    monkeypatch.setattr("lightspan_cluster.external_runners.POLL_INTERVAL_S", 0.05)
     folder = tmp_path / "a run"
     url = f"sqlite:///{folder}/store.db"
     runner = start("--store", url, "--slots", "4", "apart_app:answer")
@@ -383,30 +383,12 @@ async def test_a_trainer_of_another_protocol(start: Start, store: Store, lines: 
     [peer] = [peer for peer in await store.peers() if peer.role is PeerRole.RUNNER]
     foreign = msgspec.structs.replace(peer, **newer)
     plan = RunnerPlan(store_url=store.url, app="apart_app:naps", run_id="run-1")
-    watch = RunnerWatch(plan, LocalRunners(1), lines.line)
+    watch = RunnerWatch(plan, ExternalRunners(), lines.line)
     watch.update([foreign], 0.0)
     watch.update([foreign], 1.0)
-    [line] = lines.texts
+    line, _ = lines.texts  # the other one waits for runners
     for word in (peer.peer_id, peer.python, "cannot join", "9.9.9", __version__, "pip install"):
         assert word in line
-
-
-async def test_who_came_since_the_last_look_is_said_at_the_end(store: Store, lines: Any) -> None:
-    """At the end of a run only joins are printed, and no missing runners."""
-    plan = RunnerPlan(store_url=store.url, app="apart_app:naps", run_id="run-1")
-    watch = RunnerWatch(plan, ExternalRunners(), lines.line)
-    await watch.end(store)
-    assert lines.texts == []
-    peer = make_peer("runner-1", PeerRole.RUNNER, "apart_app:naps", slots=3)
-    await store.announce(peer)
-    await watch.end(store)
-    [line] = lines.texts
-    assert line.startswith("runner runner-1 joined: 3 attempts at once, lightspan ")
-    watch.update(await store.peers(), 0.0)
-    await store.withdraw(peer.peer_id)
-    count = len(lines.texts)
-    await watch.end(store)
-    assert len(lines.texts) == count
 
 
 async def test_a_runner_of_another_protocol(
@@ -439,8 +421,8 @@ async def test_a_runner_of_another_protocol(
         f"pip install {CHECKOUT} 9.9.9",
     ]
     plan = RunnerPlan(store_url=store.url, app="my_app:answer", run_id="run-1")
-    RunnerWatch(plan, LocalRunners(1), lines.line).update(await store.peers(), 0.0)
-    [line] = lines.texts
+    RunnerWatch(plan, ExternalRunners(), lines.line).update(await store.peers(), 0.0)
+    line, _ = lines.texts  # the other one waits for runners
     for word in (*both, str(python)):
         assert word in done.stderr
         assert word in line
@@ -569,13 +551,6 @@ def test_what_a_trainer_is_told_of_runners(lines: Any) -> None:
     watch.update([], 251.5)
     with pytest.raises(Exception, match="no runner for 100 s"):
         runners.check()
-
-
-def test_local_runners_are_not_waited_for(lines: Any) -> None:
-    watch = RunnerWatch(RunnerPlan(store_url="x.db", app="a:b"), LocalRunners(1), lines.line)
-    watch.update([], 0.0)
-    watch.update([], 100.0)
-    assert lines.texts == []
 
 
 async def test_a_trainer_says_that_it_is_there(

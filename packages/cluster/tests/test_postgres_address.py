@@ -10,12 +10,12 @@ import pytest
 
 from lightspan.errors import ConfigError
 from lightspan.runners.protocol import RunnerPlan
-from lightspan.runners.standalone import JoinOptions
 from lightspan.schema import clock
 from lightspan.stores import names_store, open_store, public_url
 from lightspan.stores.credentials import secrets_of
 from lightspan_cluster.postgres.dsn import read_address
 from lightspan_cluster.postgres.server import Retry
+from lightspan_cluster.standalone import JoinOptions
 
 SECRET = "hunter2"
 URL = f"postgresql://ada:{SECRET}@db.example:5433/agents?sslmode=require"

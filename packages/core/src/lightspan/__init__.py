@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from lightspan.protocols.learner import Critic, LoRA, Optimizer, PolicyLoss
     from lightspan.runners.app import rollout
     from lightspan.runners.command.command import Command
-    from lightspan.runners.external import ExternalRunners
     from lightspan.runners.local import LocalRunners
     from lightspan.schema.llm import LLM
     from lightspan.schema.pricing import Price
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from lightspan.stores import open_store
     from lightspan.trainer import FitResult, Trainer
     from lightspan.training.data import tasks_from_store
+    from lightspan_cluster.external_runners import ExternalRunners
     from lightspan_cluster.ray_runners import RayRunners
     from lightspan_prompts.alternate import Alternate
     from lightspan_prompts.apo import APO
@@ -60,7 +60,6 @@ _HOME = {
     "AIR": "lightspan.lightning.air",
     "Command": "lightspan.runners.command.command",
     "Critic": "lightspan.protocols.learner",
-    "ExternalRunners": "lightspan.runners.external",
     "FitResult": "lightspan.trainer",
     "LLM": "lightspan.schema.llm",
     "LightningRL": "lightspan.algorithms.lightning_rl",

@@ -8,6 +8,7 @@ implementation. Kinds:
     stores     URL scheme → `StorePlugin` (`lightspan.stores.protocol`)
     gateway    "default" → a callable `(store, engine, *, host, port)` that returns a `Gateway`
     runners    name → a callable without arguments that returns `Runners`
+    exporters  "default" → a `SpanExporter` (`lightspan.production.exporters`)
     commands   name → an object with `add(subparsers)`: a command of `lightspan`
     sinks      name → a callable without arguments that returns a `MetricSink`
     listeners  name → a callable that takes a `RunEvent`, called after every step and evaluation
@@ -44,6 +45,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
         "inspect": "train",
         "rescore": "train",
         "import": "otel",
+        "runner": "cluster",
         "serve": "http",
     },
     "api": {
@@ -55,6 +57,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
         "SFT": "train",
         "Torch": "train",
         "Transformers": "train",
+        "ExternalRunners": "cluster",
         "RayRunners": "ray",
         "VLLM": "vllm",
         "Verl": "verl",

@@ -13,7 +13,8 @@ open spans (by the `processor` in an app's provider, or `identity_tracer`'s), `r
 current agent, `llm_spans` records model calls known from spans only, `convert` converts spans. For
 traces of other processes `otlp` decodes, `otlp_ingest` receives over HTTP, `normalize` translates
 attribute names, `ingest` stores attempts, `import_traces` reads files, `export_formats` reads the
-exports of Phoenix and Langfuse.
+exports of Phoenix and Langfuse. `span_exporter` sends recorded spans to a tracing backend,
+`training_export` those of a training, and `to_otel` makes them spans of OpenTelemetry's SDK.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from typing import TYPE_CHECKING
 from lightspan.plugins import lazy_exports
 
 if TYPE_CHECKING:
-    from lightspan.production.span_exporter import send
     from lightspan_otel.convert import LightspanSpanProcessor, decode_otlp, encode_otlp, export
     from lightspan_otel.instrumentation import instrument, uninstrument
     from lightspan_otel.resolver import agents
+    from lightspan_otel.span_exporter import send
 
 __all__ = [
     "LightspanSpanProcessor",
@@ -49,7 +50,7 @@ __getattr__ = lazy_exports(
         "export": "lightspan_otel.convert",
         "instrument": "lightspan_otel.instrumentation",
         "uninstrument": "lightspan_otel.instrumentation",
-        "send": "lightspan.production.span_exporter",
+        "send": "lightspan_otel.span_exporter",
     },
 )
 

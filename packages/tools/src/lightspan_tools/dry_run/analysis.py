@@ -13,7 +13,6 @@ import msgspec
 
 from lightspan.lightning.advantages import groups_without_variance
 from lightspan.lightning.episode import Call, Episode
-from lightspan.lightning.merge_diagnostics import Break, CallMessages, Decode, Merging, read_merging
 from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rollout_checks import (
     FAILURE_WARNING,
@@ -37,6 +36,13 @@ from lightspan.schema.semconv import UNNAMED_AGENT
 from lightspan.schema.spans import Span, SpanKind
 from lightspan_tools.dry_run import report_model as model
 from lightspan_tools.dry_run.endpoints import PAID, destination, endpoint_of
+from lightspan_tools.dry_run.merge_diagnostics import (
+    Break,
+    CallMessages,
+    Decode,
+    Merging,
+    read_merging,
+)
 
 T = TypeVar("T")
 
