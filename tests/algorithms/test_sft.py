@@ -311,11 +311,6 @@ def test_a_greeting_that_nobody_asked_for_is_no_answer(
     assert len(greeted.ids) > len(plain.ids)
 
 
-def test_cpu_budget_ends_after_the_update_that_reaches_it(tiny: Path, tmp_path: Path) -> None:
-    sft = SFT(tiny, batch_size=1, epochs=1000, max_cpu_seconds=1e-9)
-    assert len(sft.fit(CHATS, tmp_path / "model", reporter=QUIET).losses) == 1
-
-
 @pytest.mark.parametrize(("epochs", "sizes"), [(1, [2, 1]), (0.5, [2]), (2.5, [2, 2, 2, 2])])
 def test_epochs_are_shuffled_and_may_be_parts(tiny: Path, epochs: float, sizes: list[int]) -> None:
     batches = SFT(tiny, batch_size=2, epochs=epochs)._batches(3)

@@ -15,7 +15,6 @@ from lightspan.progress import SilentReporter
 from lightspan_examples.example import Run
 from lightspan_examples.script import main
 from lightspan_examples.small_model import build_model
-from lightspan_testing.scripted import Request, ScriptedServer
 from router_example import recipes, training
 from router_example.messages import tasks
 from router_example.prompts import ANSWERED, ROUTED
@@ -97,18 +96,6 @@ def test_no_warm_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(recipes, "pretrained", lambda cache, reporter: cache / "model")
     starts = [training.warm_start(tmp_path, seed, SilentReporter()) for seed in (0, 1)]
     assert starts == [(tmp_path / "model", 0.0), (tmp_path / "model", 0.0)]
-
-
-def scripted(request: Request) -> str:
-    return "payment" if request.messages[0]["content"].endswith("repair?") else "quilt"
-
-
-def test_the_dry_run_at_an_endpoint(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with ScriptedServer(scripted) as server:
-        given = ["--dev", "--base-url", server.url, "--endpoint-model", "big", "--runners", "2"]
-        assert main(script.EXAMPLE, script.__doc__, given) == 0
-        assert {request.body["model"] for request in server.requests} == {"big"}
-    assert "4 tasks x 4 rollouts" in capsys.readouterr().out
 
 
 @pytest.mark.slow

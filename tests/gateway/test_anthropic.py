@@ -199,34 +199,6 @@ async def test_an_empty_answer_is_an_empty_text(store: Store) -> None:
         assert [block.text for block in message.content] == [""]
 
 
-async def test_tokens_are_counted(store: Store) -> None:
-    async with make_rig(store, "ok") as rig, client_of(rig) as client:
-        request = {"model": "policy", "messages": [USER], "system": "Be brief.", "tools": [TOOL]}
-        counted = await client.messages.count_tokens(**request, extra_headers=rig.headers("call-a"))
-        assert counted.input_tokens == len(rig.tokenizer.render([SYSTEM, USER], TOOLS))
-        with pytest.raises(anthropic.BadRequestError, match="'messages' must be"):
-            await client.messages.count_tokens(model="policy", messages=[])
-        assert rig.engine.requests == []
-        assert await rig.spans() == []  # no generation
-
-
-async def test_what_training_sets_aside_is_counted_without(store: Store) -> None:
-    """`count_tokens` accepts every field of `create`."""
-    routing = Routing(default=TRAINED)
-    async with (
-        make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig,
-        client_of(rig) as client,
-    ):
-        more: dict[str, Any] = {"context_management": {"edits": [{"type": "x"}]}}
-        request: Any = {"model": "policy", "messages": [USER], "extra_body": more}
-        request["extra_headers"] = rig.headers("call-a")
-        counted = await client.messages.count_tokens(**request)
-        assert counted.input_tokens == len(rig.tokenizer.render([USER]))
-        more["max_completion_tokens"] = "many"  # a field of chats only
-        answer = await client.messages.create(**request, max_tokens=5)
-        assert answer.content[0].text == "ok"
-
-
 # --- who may ask ----------------------------------------------------------------------------
 @pytest.mark.parametrize("header", ["x-api-key", "Authorization"])
 async def test_the_token_in_either_header(store: Store, header: str) -> None:

@@ -172,7 +172,7 @@ def test_what_was_found_goes_on_in_another_process(run: Run) -> None:
     assert algorithm.learned_prompts() == run.result.prompts
 
 
-def test_a_dry_run_tells_what_is_found_and_asked(run: Run, desk: Any) -> None:
+def test_a_dry_run_tells_what_is_found(run: Run, desk: Any) -> None:
     episodes = stored_episodes(run.folder / "store.db", mode=Mode.TRAIN)[:8]
     llm = LLM(base_url="http://127.0.0.1:9/v1", model="thinker")
     algorithm = APO(reflection=llm, optimize=BOTH, **desk.BEAM)
@@ -180,11 +180,6 @@ def test_a_dry_run_tells_what_is_found_and_asked(run: Run, desk: Any) -> None:
     assert [line.partition(":")[0] for line in lines] == [
         f"found the text of {name!r}" for name in BOTH
     ]
-    critique, edit = algorithm.reflections(desk.tasks(0, 16), episodes)
-    for forecast, asks in ((critique, lambda r: not is_edit(r)), (edit, is_edit)):
-        asked = [len(each.last_text) / 4 for each in run.thinker if asks(each)]
-        assert len(asked) <= forecast.most == 8
-        assert forecast.tokens_in == pytest.approx(sum(asked) / len(asked), rel=0.2)
     with pytest.raises(UnknownAgentError, match="Did you mean 'clerk'"):
         APO(reflection=llm, optimize=["clark"]).inspect_episodes(episodes)
 

@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 from collections import Counter
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lightspan import GEPA, LLM, Price, PromptTemplate, Trainer
+from lightspan import GEPA, LLM, PromptTemplate, Trainer
 from lightspan.cli import main
 from lightspan.errors import ConfigError, EngineError
 from lightspan.progress import SilentReporter
@@ -92,37 +91,6 @@ def test_reflections_see_what_happened(run: tuple[Path, Any], thinker: ScriptedS
     assert "The app says: it was to be " in asked
     assert "Reward: 0\n  loud: 0" in asked
     assert thinker.requests[0].body["model"] == "thinker"
-
-
-def test_a_dry_run_says_what_reflections_it_would_take(
-    run: tuple[Path, Any], toy: Any, model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path
-) -> None:
-    """At most so many, of about the tokens that the run's took, by their price in all."""
-    import prompt_apps
-
-    algorithm = GEPA(
-        {"rules": PromptTemplate("Speak."), "form": PromptTemplate('As {"text": …}. Q: {q}')},
-        LLM(base_url=thinker.url, model="thinker"),
-        max_rollouts=60,
-        minibatch=2,
-        max_cost=1.0,
-        prices={"thinker": Price(input=2.0, output=8.0)},
-    )
-    trainer = Trainer(algorithm, runners=2, reporter=SilentReporter(), folder=tmp_path / "dev")
-    before = len(thinker.requests)
-    report = trainer.dev(prompt_apps.told, toy.tasks(model.url, *range(8)), count=2)
-    assert len(thinker.requests) == before, "a dry run asks no reflection model"
-    [forecast] = report.costs.reflections
-    assert (forecast.model, forecast.most) == ("thinker", 14)  # (60 - 4) / (2 * 2)
-    asked = [request.last_text for request in thinker.requests]
-    assert 0 < len(asked) <= forecast.most
-    assert forecast.tokens_in == pytest.approx(statistics.fmean(map(len, asked)) / 4, rel=0.1)
-    assert forecast.tokens_out == (len("Speak.") + len('As {"text": …}. Q: {q}')) / 8
-    cost = 14 * (2 * forecast.tokens_in + 8 * forecast.tokens_out) / 1e6
-    assert forecast.most_cost == pytest.approx(cost)
-    line = f"at most 14 reflections by thinker: about {forecast.tokens_in:.0f} tokens in, 3.5 or"
-    assert line in report.text()
-    assert f"each; {cost:.2g} in all by prices=" in report.text()
 
 
 def test_the_folder_says_what_was_found(run: tuple[Path, Any]) -> None:

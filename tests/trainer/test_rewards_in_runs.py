@@ -19,11 +19,10 @@ from lightspan import LLM, Judge, Trainer
 from lightspan.cli import main
 from lightspan.errors import AppError, BudgetError, ConfigError, RewardError
 from lightspan.progress import SilentReporter
-from lightspan.training.collector import rewarded_episodes, stored_episodes
+from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan_testing.scripted import Request, ScriptedServer
 from lightspan_tools.inspect import inspect_run
-from lightspan_torch.sft.algorithm import demonstrations_from
 
 APPS = Path(__file__).parents[1] / "apps"
 
@@ -300,14 +299,6 @@ def test_lightning_rl_learns_from_it(
                 difference = kept[episode.rollout_id] - mean
                 assert (why.advantage > 0) == (difference > 0)
     assert varied
-    # SFT takes what the other reward chose
-    scored = rewarded_episodes(tmp_path / "run", "vowels")
-    assert {e.rollout_id: e.reward for e in scored} == kept
-    best = max(kept.values())
-    chosen = demonstrations_from(scored, min_reward=best)
-    assert len(chosen) == sum(value == best for value in kept.values())
-    with pytest.raises(ConfigError, match="has no reward 'consonants'; it has vowels"):
-        rewarded_episodes(tmp_path / "run", "consonants")
     out = tmp_path / "transitions.jsonl"
     assert main(["export", str(tmp_path / "run"), "transitions", "-o", str(out)]) == 0
     rows = [json.loads(row) for row in out.read_text().splitlines()]

@@ -181,7 +181,6 @@ _DIALECTS: Final[dict[str, Callable[[random.Random], dict[str, Json]]]] = {
     "completions": _completion,
     "responses": _response,
     "messages": _message,
-    "messages/count_tokens": _message,
 }
 _SAMPLING: Final = (
     *("temperature", "top_p", "top_k", "min_p", "n", "seed", "best_of", "max_tokens", "stop"),

@@ -2,13 +2,14 @@
 
     import lightspan_agl as agl               # was: import agentlightning as agl
 
-Modules have the same paths: `lightspan_agl.adapter` was `agentlightning.adapter`. Other public
-names raise an ImportError with a hint (`_unsupported`). See `docs/from-agent-lightning.md`.
+Modules have the same paths: `lightspan_agl.adapter` was `agentlightning.adapter`. For other
+public names `docs/from-agent-lightning.md` says what to use instead.
 """
 
 from __future__ import annotations
 
-from lightspan_agl._unsupported import refuse_names as _refuse_names
+from typing import NoReturn
+
 from lightspan_agl.adapter import TracerTraceToTriplet, TraceToMessages
 from lightspan_agl.algorithm import APO, VERL
 from lightspan_agl.emitter import (
@@ -71,4 +72,10 @@ __all__ = [
     "rollout",
     "setup_logging",
 ]
-__getattr__ = _refuse_names(__name__)
+
+
+def __getattr__(name: str) -> NoReturn:
+    # `from … import name` keeps the message of an ImportError only
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise ImportError(f"{__name__} has no {name!r}: see docs/from-agent-lightning.md", name=name)

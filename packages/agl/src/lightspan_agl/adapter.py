@@ -9,10 +9,8 @@ from typing import Any, TypedDict
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.spans import Span, SpanKind
 from lightspan_agl._agent_match import globs_of
-from lightspan_agl._unsupported import refuse_names as _refuse_names
 
 __all__ = ["TraceToMessages", "TracerTraceToTriplet"]
-__getattr__ = _refuse_names(__name__)
 
 
 class TracerTraceToTriplet:

@@ -7,10 +7,8 @@ from typing import Any
 
 from lightspan.capture import emit
 from lightspan.schema.genai_messages import dump_json
-from lightspan_agl._unsupported import refuse_names as _refuse_names
 
 __all__ = ["emit_annotation", "emit_exception", "emit_message", "emit_object", "emit_reward"]
-__getattr__ = _refuse_names(__name__)
 
 
 def emit_reward(

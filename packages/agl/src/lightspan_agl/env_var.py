@@ -7,10 +7,8 @@ from enum import StrEnum
 from typing import Final
 
 from lightspan.errors import ConfigError
-from lightspan_agl._unsupported import refuse_names as _refuse_names
 
 __all__ = ["LightningEnvVar", "resolve_bool_env_var", "resolve_str_env_var"]
-__getattr__ = _refuse_names(__name__)
 
 _BOOLEANS: Final = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),

@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from lightspan.errors import AppError
-from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.tracer import Tracer
 from lightspan_agl.types import LLM, NamedResources, PromptTemplate, Rollout
 
 __all__ = ["LitAgent", "rollout"]
-__getattr__ = _refuse_names(__name__)
 
 T = TypeVar("T")
 

@@ -6,10 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from lightspan_agl._unsupported import refuse_names as _refuse_names
-
 __all__ = ["setup_logging"]
-__getattr__ = _refuse_names(__name__)
 
 FORMAT: Final = "%(asctime)s [%(levelname)s] (process %(process)d %(name)s)  %(message)s"
 

@@ -13,14 +13,12 @@ from lightspan.schema.records import Mode
 from lightspan.schema.semconv import REWARD_VALUE
 from lightspan.schema.spans import SpanKind, new_span_id
 from lightspan_agl._local import local_runs
-from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.litagent import LitAgent
 from lightspan_agl.store import InMemoryLightningStore
 from lightspan_agl.tracer import Tracer
 from lightspan_agl.types import NamedResources, Rollout, RolloutMode, check_resources
 
 __all__ = ["LitAgentRunner"]
-__getattr__ = _refuse_names(__name__)
 
 T = TypeVar("T")
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightspan.schema.spans import Span
-from lightspan_agl._unsupported import refuse_names as _refuse_names
 
 __all__ = ["InMemoryLightningStore"]
-__getattr__ = _refuse_names(__name__)
 
 
 class InMemoryLightningStore:

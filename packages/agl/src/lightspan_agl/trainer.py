@@ -10,7 +10,6 @@ from lightspan.progress import print_line
 from lightspan.schema.records import Json
 from lightspan.stores.aio import run_sync
 from lightspan_agl._agent_match import globs_of
-from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.adapter import TracerTraceToTriplet, TraceToMessages
 from lightspan_agl.algorithm.apo import APO, distinct_tasks, first_prompt
 from lightspan_agl.algorithm.verl import VERL, Plan
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from lightspan_tools.dry_run import DevReport
 
 __all__ = ["Trainer"]
-__getattr__ = _refuse_names(__name__)
 
 
 class Trainer:

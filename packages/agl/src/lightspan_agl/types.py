@@ -8,7 +8,6 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 
 from lightspan.errors import ConfigError
 from lightspan.schema.prompts import PromptTemplate
-from lightspan_agl._unsupported import refuse_names as _refuse_names
 
 __all__ = [
     "LLM",
@@ -21,7 +20,6 @@ __all__ = [
     "Rollout",
     "RolloutMode",
 ]
-__getattr__ = _refuse_names(__name__)
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -15,19 +15,13 @@ from typing import TYPE_CHECKING
 from lightspan.plugins import lazy_exports
 
 if TYPE_CHECKING:
-    from lightspan_cluster.external_runners import ExternalRunners
-    from lightspan_cluster.ray_runners import RayRunners
+    from lightspan_cluster.external_runners import ExternalRunners as ExternalRunners
+    from lightspan_cluster.ray_runners import RayRunners as RayRunners
 
-__all__ = ["ExternalRunners", "RayRunners"]
-
-__getattr__ = lazy_exports(
+__getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "ExternalRunners": "lightspan_cluster.external_runners",
         "RayRunners": "lightspan_cluster.ray_runners",
     },
 )
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -118,23 +118,6 @@ class RequestHandler:
             await self._access.log.record_refusal(info, failure)
             raise
 
-    async def count(self, parse: Parse, request: web.Request) -> int:
-        """Count the tokens of a request's prompt; nothing is generated or recorded.
-
-        Raises:
-            ApiError: the request is refused.
-        """
-        session = await self._access.authenticate(request)
-        body = await read_body(request)
-        body = body._replace(fields={**body.fields, "max_tokens": 1})
-        path, target = self._route(session, _agent_path(request), body)
-        if target.route is Route.ENDPOINT:
-            raise bad_request(f"agent {path!r} is frozen to an endpoint, which counts no tokens")
-        info = _call_info(request, session, body, path, target)
-        tokenizer = _tokenizer(self._engine_for(info), info.policy)
-        _, prompts = await to_thread_if_large(body.size, _prepare, info, parse, tokenizer, None)
-        return sum(map(len, prompts))
-
     def _route(self, session: CallerSession, agent: str | None, body: Body) -> tuple[str, Target]:
         """Return the agent and its target, by the agent's path or the model's name."""
         if agent is not None:
@@ -203,10 +186,7 @@ class RequestHandler:
             except ConfigError as error:
                 raise ApiError(500, str(error)) from error
             self._endpoints[key] = engine
-        forced = info.target.sampling  # set in a dry run only
-        call = ProxiedCall(
-            info, self._endpoints[key], llm.base_url, self._access.log, forced=forced
-        )
+        call = ProxiedCall(info, self._endpoints[key], llm.base_url, self._access.log)
         if recorded is not None and recorded.span.attributes.get(c.CALL_OUTCOME) in _ANSWERED:
             if recorded.span.attributes.get(c.KEYS_REPLACED):
                 raise ApiError(
@@ -335,12 +315,6 @@ def _another_request(call_id: str) -> ApiError:
 
 def _chat_only(info: CallInfo, llm: LLM, parse: Parse) -> ApiError:
     """Return the HTTP 400 for a dialect other than chat completions at an endpoint."""
-    if info.target.sampling is not None:  # a dry run
-        return bad_request(
-            f"a dry run sends {llm.base_url} chat completions only: use `dev` with the model on "
-            "this machine to see these calls, and `fit` to train them",
-            code=c.CHAT_ONLY,
-        )
     hint = (
         'freeze it to a policy instead (frozen="base")'
         if parse is parse_message

@@ -70,7 +70,6 @@ class Server(HttpServer):
                 for path, make_document in self.access.documents().items()
             ),
         ]
-        messages = DIALECTS["messages"]
         for prefix in ("/v1", "/agents/{agent:.+}/v1"):
             routes += [
                 get(f"{prefix}/models", _guarded(self._models)),
@@ -79,16 +78,11 @@ class Server(HttpServer):
                     post(f"{prefix}/{path}", _guarded(partial(self._call, dialect), dialect))
                     for path, dialect in DIALECTS.items()
                 ),
-                post(f"{prefix}/messages/count_tokens", _guarded(self._count, messages)),
             ]
         return [*routes, web.route("*", "/{path:.*}", _guarded(self._not_found))]
 
     async def _call(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         return await deliver(request, await self._handler.call(dialect.parse, request), dialect)
-
-    async def _count(self, request: web.Request) -> web.StreamResponse:
-        parse = DIALECTS["messages"].parse
-        return _json({"input_tokens": await self._handler.count(parse, request)})
 
     async def _health(self, request: web.Request) -> web.Response:
         state = {"protocol": c.PROTOCOL_VERSION, "policies": self._handler.policies()}

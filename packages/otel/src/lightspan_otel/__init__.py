@@ -24,23 +24,20 @@ from typing import TYPE_CHECKING
 from lightspan.plugins import lazy_exports
 
 if TYPE_CHECKING:
-    from lightspan_otel.convert import LightspanSpanProcessor, decode_otlp, encode_otlp, export
-    from lightspan_otel.instrumentation import instrument, uninstrument
-    from lightspan_otel.resolver import agents
-    from lightspan_otel.span_exporter import send
+    from lightspan_otel.convert import (
+        LightspanSpanProcessor as LightspanSpanProcessor,
+        decode_otlp as decode_otlp,
+        encode_otlp as encode_otlp,
+        export as export,
+    )
+    from lightspan_otel.instrumentation import (
+        instrument as instrument,
+        uninstrument as uninstrument,
+    )
+    from lightspan_otel.resolver import agents as agents
+    from lightspan_otel.span_exporter import send as send
 
-__all__ = [
-    "LightspanSpanProcessor",
-    "agents",
-    "decode_otlp",
-    "encode_otlp",
-    "export",
-    "instrument",
-    "send",
-    "uninstrument",
-]
-
-__getattr__ = lazy_exports(
+__getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "LightspanSpanProcessor": "lightspan_otel.convert",
@@ -53,7 +50,3 @@ __getattr__ = lazy_exports(
         "send": "lightspan_otel.span_exporter",
     },
 )
-
-
-def __dir__() -> list[str]:
-    return __all__

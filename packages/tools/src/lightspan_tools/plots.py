@@ -13,10 +13,6 @@ from lightspan.training.listeners import RunEvent
 HELD_OUT: Final = "tab:blue"
 TRAINING: Final = "0.55"
 SELECTION: Final = "tab:olive"
-COLOURS: Final = ("tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink")
-LABELLED: Final = 12
-"""Maximum number of held-out points that all get labels; of more, only the first, the best and the
-last."""
 
 Line = Mapping[str, Any]
 
@@ -33,7 +29,7 @@ def draw(event: RunEvent) -> None:
 def learning_curve(
     metrics: Sequence[Line], path: Path, *, title: str, metric: str = "reward"
 ) -> None:
-    """Draw the held-out reward with its interval, the training reward, and each agent's.
+    """Draw the held-out reward with its interval, and the training reward.
 
     Args:
         metrics: lines of `metrics.jsonl`: `kind` "eval" or "selection" (step, mean, low, high, n)
@@ -56,7 +52,6 @@ def learning_curve(
         _held_out(axes, held_out)
         _curve(axes, training, "reward", color=TRAINING, linewidth=1.3, label="training")
         _curve(axes, selection, "mean", color=SELECTION, linewidth=1.3, label="selection split")
-        _agents(axes, training)
         axes.set_xlabel("training step")
         axes.set_ylabel(metric)
         axes.set_title(_headline(title, held_out, metric))
@@ -100,7 +95,7 @@ def _held_out(axes: Any, points: Sequence[Line]) -> None:
         label=label,
         zorder=3,
     )
-    for place in _labelled(means):
+    for place in {0, len(means) - 1}:
         axes.annotate(
             f"{means[place]:.2f}",
             (steps[place], high[place]),
@@ -119,25 +114,6 @@ def _weights(line: Line) -> int:
     return step
 
 
-def _labelled(means: Sequence[float]) -> list[int]:
-    """Return the indices of the points with labels."""
-    if len(means) <= LABELLED:
-        return list(range(len(means)))
-    return sorted({0, means.index(max(means)), len(means) - 1})
-
-
-def _agents(axes: Any, training: Sequence[Line]) -> None:
-    """Draw the reward of the rollouts of each agent that does not act in all of them."""
-    keys = sorted({key for line in training for key in line if _is_agent_reward(key)})
-    distinct = [
-        key for key in keys if any(line.get(key) != line.get("reward") for line in training)
-    ]
-    for number, key in enumerate(distinct):
-        name = key.removeprefix("agent/").removesuffix("/reward")
-        color, label = COLOURS[number % len(COLOURS)], f"training, where {name} acts"
-        _curve(axes, training, key, color=color, linewidth=1, linestyle="--", label=label)
-
-
 def _curve(axes: Any, lines: Sequence[Line], key: str, **style: Any) -> None:
     points = [line for line in lines if _is_finite(line, key)]
     if points:
@@ -148,7 +124,3 @@ def _curve(axes: Any, lines: Sequence[Line], key: str, **style: Any) -> None:
 def _is_finite(line: Line, key: str) -> bool:
     value = line.get(key)
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _is_agent_reward(key: str) -> bool:
-    return key.startswith("agent/") and key.endswith("/reward")

@@ -38,7 +38,6 @@ from lightspan.protocols.learner import (
     PolicyLoss,
     Which,
 )
-from lightspan.tempdirs import OwnedTempDir
 from lightspan_torch.engine.hub import locate
 from lightspan_torch.engine.parameter_count import count_parameters
 from lightspan_torch.learner.call_index import number_calls
@@ -47,6 +46,7 @@ from lightspan_torch.learner.metrics import MetricAccumulator, over_policies
 from lightspan_torch.learner.microbatch import default_token_budget
 from lightspan_torch.learner.policy_model import TrainedModel, rate_factor
 from lightspan_torch.learner.validation import check_loss, check_names, check_rows, ordered
+from lightspan_torch.tempdirs import OwnedTempDir
 from lightspan_verl.config import Verl
 from lightspan_verl.local_ranks import Workers
 from lightspan_verl.rank_group import RESUME_HINT, RankGroup

@@ -11,7 +11,6 @@ from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import filled_as
 from lightspan.schema.records import Json, Mode, task_id
 from lightspan.schema.validation import check_number, check_whole
-from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.types import NamedResources, PromptTemplate
 from lightspan_prompts.apo.search import BeamPlan, Models, Search
 from lightspan_prompts.endpoint_client import EndpointClient
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 __all__ = ["APO"]
-__getattr__ = _refuse_names(__name__)
 
 T = TypeVar("T")
 

@@ -19,7 +19,6 @@ from lightspan.protocols.learner import LoRA, Optimizer, PolicyLoss
 from lightspan.schema.records import Json
 from lightspan.schema.validation import check_number, check_whole
 from lightspan.training.sinks import MetricSink
-from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.algorithm._verl_keys import (
     ACTOR,
     ALLOWED,
@@ -37,7 +36,6 @@ from lightspan_agl.algorithm._verl_keys import (
 from lightspan_tools.sinks import MLflow, Trackio, WandB
 
 __all__ = ["VERL"]
-__getattr__ = _refuse_names(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,7 @@ import importlib.util
 import logging
 from typing import Any
 
-from lightspan_agl._unsupported import refuse_names as _refuse_names
-
 __all__ = ["AgentOpsTracer", "OtelTracer", "Tracer"]
-__getattr__ = _refuse_names(__name__)
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, cast
 
 from lightspan.errors import ConfigError, how_to_install
@@ -18,26 +18,6 @@ from lightspan.schema.spans import Span
 log = logging.getLogger(__name__)
 
 OTLP_VARIABLE: Final = "LIGHTSPAN_OTLP"
-
-
-class TrainingExport(Protocol):
-    """The export of one training's spans, see `lightspan_otel.training_export`."""
-
-    def add(self, episodes: Sequence[Any], step: int, *, is_learned: bool) -> None:
-        """Add episodes that have ended."""
-        ...
-
-    def explain(self, explanations: Mapping[Any, Any]) -> None:
-        """Add the advantages of calls."""
-        ...
-
-    def send(self) -> None:
-        """Export the spans of the step. Never raises."""
-        ...
-
-    async def close(self, *, is_patient: bool) -> None:
-        """Export what is left. Never raises."""
-        ...
 
 
 class SpanExporter(Protocol):
@@ -51,8 +31,9 @@ class SpanExporter(Protocol):
         """Export spans, if that is asked for. Never blocks."""
         ...
 
-    def training_export(self, service: str, report: Callable[[str], None]) -> TrainingExport:
-        """Return the export of a training.
+    def training_export(self, service: str, report: Callable[[str], None]) -> Any:
+        """Return the export of a training: `lightspan_otel.training_export.TrainingExport`, or an
+        object with the same methods.
 
         Args:
             service: service name of the spans, unless the environment names one.

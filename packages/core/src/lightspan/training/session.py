@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -21,7 +21,7 @@ from lightspan.lightning.episode import Episode
 from lightspan.lightning.rollout_checks import RolloutChecks
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.plugins import load_plugin
-from lightspan.production.exporters import TrainingExport, find_exporter
+from lightspan.production.exporters import find_exporter
 from lightspan.protocols.engine import ProbedEngine, TokenEngine
 from lightspan.protocols.learner import Learner
 from lightspan.runners.app import App
@@ -107,7 +107,7 @@ class Session:
         """The current step → the groups that it has taken so far."""
         self._presence: Presence
         self._routing = Routing()
-        self._span_export: TrainingExport | None = None
+        self._span_export: Any = None
         self._is_stopped = False
         self._is_resumable = False
         """Whether a training began, which can be resumed."""
@@ -182,13 +182,9 @@ class Session:
             self.reporter.line(f"{self.path} is complete: nothing is left to train{why}")
         return result
 
-    async def open(self, routing: Routing | None = None) -> None:
-        """Open the store, the learner, the engine, the gateway and the runners, in that order.
-
-        Args:
-            routing: routing of a dry run without models; None for the algorithm's.
-        """
-        has_models = self.settings.has_policies and routing is None
+    async def open(self) -> None:
+        """Open the store, the learner, the engine, the gateway and the runners, in that order."""
+        has_models = self.settings.has_policies
         await self._open_store()
         if has_models:
             await self._open_learner()
@@ -196,7 +192,7 @@ class Session:
             await self._restore(self.checkpoint)
         if has_models:
             await self._open_engine()
-        await self._serve(self.algorithm.routing() if routing is None else routing)
+        await self._serve()
 
     async def _open_store(self) -> None:
         url = self.settings.store_url
@@ -215,12 +211,12 @@ class Session:
         if self._span_export is not None:
             await self._span_export.close(is_patient=not self._is_stopped)
 
-    async def _serve(self, routing: Routing) -> None:
+    async def _serve(self) -> None:
         """Open the gateway, the runners and the scorer."""
         host, port = self.settings.gateway_place
         gateway = load_plugin("gateway", "default")(self.store, self._engine, host=host, port=port)
         await self._stack.enter_async_context(gateway)
-        routing = routing.naming(self._app.agents or ())
+        routing = self.algorithm.routing().naming(self._app.agents or ())
         routing = routing.validating_at(self.settings.validate_temperature)
         self._routing = msgspec.structs.replace(routing, gateway_url=gateway.url)
         failure_reward = self.algorithm.failure_reward
