@@ -176,7 +176,7 @@ def test_tools_of_a_real_agent_are_placed_by_their_ids(
     apps: Any, rl: Callable[..., Any], tmp_path: Path, tiny: Path
 ) -> None:
     """A LangChain agent, its adapter, the OpenAI client, the gateway: three tool calls, of which
-    one fails, and one that the model wrote wrongly."""
+    one fails."""
     pytest.importorskip("lightspan_langgraph")
     from agent_app import solve  # type: ignore[import-not-found]
 
@@ -215,4 +215,4 @@ def test_tools_of_a_real_agent_are_placed_by_their_ids(
     line = trainer.folder.metrics()[-1]
     assert line["air/tool_success"] == pytest.approx(2 / 3)
     assert (line["air/tool_success/seen"], line["air/unplaced"]) == (6, 0)
-    assert line["air/shaping_mean"] == pytest.approx(-(0 + 1 + (2 / 3 + 1) / 2) / 3)
+    assert line["air/shaping_mean"] == pytest.approx(-(0 + 1 + 2 / 3) / 3)
