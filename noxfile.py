@@ -170,7 +170,8 @@ def install_example(session: nox.Session, name: str) -> None:
     pins = ["dev", f"{example['adapter']}-latest", "examples"]
     pins += ["core-latest", "pydantic_ai-latest"] if example["adapter"] in SHARED else []
     install_torch(session)
-    ours = [*TRAIN, *HARNESS, f"packages/{example['adapter']}", COMMON, project_of(example)]
+    ours = [*TRAIN, *HARNESS, "packages/cluster", f"packages/{example['adapter']}", COMMON]
+    ours += [project_of(example)]
     constraints = [f"-cconstraints/{pin}.txt" for pin in pins]
     packages = [*example.get("packages", ()), *PYTEST, "mypy"]
     install(session, *constraints, *packages, ours=dict.fromkeys(ours))

@@ -139,7 +139,7 @@ def test_dev_without_resources_is_our_dry_run(
     trainer = agl.Trainer(algorithm=algorithm, adapter={"agent_match": "write"}, n_runners=4)
     report = trainer.dev(agents.Writer(), questions(2))
     assert not isinstance(report, agl.Trainer)
-    assert (report.rollouts, report.answered_by) == (8, "local")  # type: ignore[union-attr]
+    assert report.rollouts == 8
     assert "write_query" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 

@@ -13,8 +13,8 @@ from packaging.requirements import Requirement
 import lightspan
 import lightspan_testing
 
-CAPTURE = ("msgspec", "opentelemetry-api", "opentelemetry-sdk")
-"""What core needs in an app's environment."""
+CAPTURE = ("msgspec", "opentelemetry-api", "opentelemetry-sdk", "lightspan-cluster")
+"""What core, and a runner that is started by hand, need in an app's environment."""
 
 
 def app_environment(folder: Path, *distributions: str, core: bool = True) -> Path:

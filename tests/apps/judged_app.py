@@ -15,8 +15,8 @@ import openai
 import lightspan
 from lightspan import LLM, Judge, PromptTemplate, Trainer
 from lightspan.algorithms import Algorithm, Metrics, PolicySpec, TrainerContext
+from lightspan.lightning.answers import answer_of
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.transcript import answer_of
 from lightspan.schema.routing import Routing
 
 

@@ -27,8 +27,9 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
 
 def test_the_page_can_be_followed(followed: Follower) -> None:
     assert followed.installed == [
-        "python3 -m venv .venv-app && .venv-app/bin/pip install ./packages/core openai",
-        f"python3 -m venv .venv-train && .venv-train/bin/pip install {TRAIN}",
+        "python3 -m venv .venv-app && .venv-app/bin/pip install "
+        "./packages/core ./packages/cluster openai",
+        f"python3 -m venv .venv-train && .venv-train/bin/pip install {TRAIN} ./packages/cluster",
     ]
     report = printed(followed, ".venv-train/bin/lightspan dev")
     assert re.search(r"^  headline +policy +16 .* 16 +0 +0$", report, re.MULTILINE), report

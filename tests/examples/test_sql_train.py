@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ from lightspan import VLLM, Torch, Verl
 from lightspan.progress import SilentReporter
 from lightspan_examples.example import ON_CPU, Run
 from lightspan_examples.script import main
-from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("torch_threads")
 
@@ -38,7 +36,6 @@ def test_errors_are_one_line(
     ("arguments", "message"),
     [
         (["--json"], "--json applies only to a dry run: give --dev too"),
-        (["--base-url", "http://x/v1"], "--base-url applies only to a dry run"),
         (["--dev", "--resume"], "--dev trains nothing that --resume could go on with"),
         (["--dev", "--data", "spider"], "--data needs --model"),
         (["--demonstrations", "0"], "--demonstrations 0 must be at least 1"),
@@ -54,29 +51,6 @@ def test_options_that_contradict(
     with pytest.raises(SystemExit, match="2"):
         main(script.EXAMPLE, script.__doc__, arguments)
     assert message in capsys.readouterr().err
-
-
-def test_the_dry_run_at_an_endpoint(
-    script: Any, capsys: pytest.CaptureFixture[str], sql_cache: Path, tmp_path: Path
-) -> None:
-    """`train.py --dev --base-url`: no model is built, the endpoint answers, the report is kept."""
-    kept, where = tmp_path / "dry", tmp_path / "report.json"
-    with ScriptedServer("SELECT 1") as server:
-        given = ["--dev", "--base-url", server.url, "--endpoint-model", "big", "--runners", "2"]
-        given += ["--cache", str(sql_cache), "--folder", str(kept), "--json", str(where)]
-        assert main(script.EXAMPLE, script.__doc__, given) == 0
-        assert {request.body["model"] for request in server.requests} == {"big"}
-        printed = capsys.readouterr().out
-    assert "lightning_rl on no model (none was given), 4 tasks x 4 rollouts" in printed
-    report = json.loads(where.read_text())
-    assert (report["answered_by"], report["models"]) == ("endpoint", {})
-    assert {agent["path"]: agent["policy"] for agent in report["agents"]} == {
-        "check_query": None,
-        "execute_query": None,
-        "rewrite_query": "policy",
-        "write_query": "policy",
-    }
-    assert (kept / "store.db").exists()
 
 
 def test_other_backends_are_named_by_their_interpreters(script: Any, sql_cache: Path) -> None:

@@ -92,7 +92,7 @@ def light_modules() -> list[str]:
         if name.startswith("lightspan.")
     ]
     modules = [module for folder in folders for module in modules_of(folder)]
-    return [*modules, "cli", "cli.runner", "lightning"]
+    return [*modules, "cli", "lightning"]
 
 
 _IMPORTER = """

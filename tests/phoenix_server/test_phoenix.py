@@ -24,9 +24,9 @@ import lightspan
 from lightspan.algorithms.recorded_attempts import Query, read_attempts
 from lightspan.capture import sdk_instrumentation
 from lightspan.cli import main
-from lightspan.production import span_exporter as module
 from lightspan.schema import semconv as c
 from lightspan.stores import open_store
+from lightspan_otel import span_exporter as module
 from lightspan_testing.scripted import ScriptedServer
 
 STARTING_S = 300.0

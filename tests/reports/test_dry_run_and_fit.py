@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightspan import LLM, Trainer
+from lightspan import Trainer
 from lightspan.errors import UnsupportedError
 from lightspan.progress import SilentReporter
 from lightspan_testing.scripted import ScriptedServer
@@ -41,7 +41,6 @@ def test_an_app_that_calls_no_model(rl: Callable[..., Any], dry_apps: Any) -> No
     assert report.rows is not None
     assert (report.rows.calls, report.rows.rows) == (0, 0)
     assert report.failure == ""
-    assert "time: no call could be trained, so the learner was not measured" in report.missing
 
 
 FIX = "use framework.ChatOpenAI in its place"
@@ -118,11 +117,8 @@ ADVICE = (
 
 
 @pytest.mark.parametrize(
-    ("app", "refused", "failed", "at"),
-    [
-        ("looks", CHAT_REFUSED, 0, "endpoint"),
-        ("sees", RESPONSE_REFUSED, 2, "model"),
-    ],
+    ("app", "refused", "failed"),
+    [("looks", CHAT_REFUSED, 0), ("sees", RESPONSE_REFUSED, 2)],
 )
 def test_pictures_are_refused_by_fit_as_dev_says(
     rl: Callable[..., Any],
@@ -131,14 +127,10 @@ def test_pictures_are_refused_by_fit_as_dev_says(
     app: str,
     refused: str,
     failed: int,
-    at: str,
 ) -> None:
     program, tasks = getattr(dry_apps, app), [{"q": "a"}, {"q": "b"}]
     trainer = trainer_of(rl, tmp_path, "1", tasks=2)
-    with ScriptedServer("1") as server:
-        where = LLM(base_url=server.url, model="big") if at == "endpoint" else None
-        report = trainer.dev(program, tasks, count=1, endpoint=where, folder=tmp_path / "dev")
-        assert server.requests == []
+    report = trainer.dev(program, tasks, count=1, folder=tmp_path / "dev")
     stops = "no call of the agents to train can be trained: writer: {} calls refused: "
     stops += f"{refused}. {ADVICE}"
     assert f"fit would stop: {stops.format(2)}" in report.warnings
@@ -155,24 +147,6 @@ def test_pictures_are_refused_by_fit_as_dev_says(
     with pytest.raises(UnsupportedError) as caught:
         trainer.fit(program, tasks)
     assert str(caught.value) == stops.format(4)
-
-
-def test_an_endpoint_that_is_asked_for_chat_says_nothing_of_fit(
-    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
-) -> None:
-    """`fit` asks its own model, which answers through the Responses API too."""
-    trainer = trainer_of(rl, tmp_path, "1", "0", steps=1)
-    with ScriptedServer("1") as server:
-        where = LLM(base_url=server.url, model="big")
-        report = trainer.dev(dry_apps.responds, [{"q": "a"}], group_size=2, endpoint=where)
-    assert not [warning for warning in report.warnings if "fit would stop" in warning]
-    [writer] = report.agents
-    [reason] = writer.rejected
-    assert (reason.code, reason.calls) == ("refused", 2)
-    assert "chat completions only: use `dev` with the model on this machine" in reason.text
-    trainer.fit(dry_apps.responds, [{"q": "a"}])
-    [line] = [line for line in trainer.folder.metrics() if line["kind"] == "train"]
-    assert {key for key in line if key.startswith("calls/")} == {"calls/trained"}
 
 
 def test_a_picture_in_some_tasks_leaves_the_others_to_learn_from(

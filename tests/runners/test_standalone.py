@@ -15,13 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from lightspan import ExternalRunners, LocalRunners, Trainer, __version__
+from lightspan import ExternalRunners, Trainer, __version__
 from lightspan.runners.app import App
 from lightspan.runners.discovery import Presence, make_peer
-from lightspan.runners.external import RunnerWatch
 from lightspan.runners.protocol import RunnerConfig, RunnerPlan
 from lightspan.runners.runner import Runner
-from lightspan.runners.standalone import Trainings, trainings
 from lightspan.schema.records import (
     AttemptStatus,
     Mode,
@@ -35,13 +33,15 @@ from lightspan.schema.semconv import PROTOCOL_VERSION
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 from lightspan.stores.sqlite import SQLiteStore
+from lightspan_cluster.external_runners import RunnerWatch
+from lightspan_cluster.standalone import Trainings, trainings
 from packages.gateway.tests.remote_store.served import serving
 
 APART = Path(__file__).parents[1] / "apps" / "apart"
 SOON_S = 60.0
 TALKATIVE = """
 import sys
-import lightspan.runners.standalone as joiner
+import lightspan_cluster.standalone as joiner
 joiner.PRINT_INTERVAL_S = 0.0
 from lightspan.cli import main
 sys.exit(main(sys.argv[1:]))
@@ -162,7 +162,7 @@ def test_a_training_and_a_runner_meet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The runner starts before a short training and ends with it, and its join is printed."""
-    monkeypatch.setattr("lightspan.runners.external.POLL_INTERVAL_S", 3600.0)
+    monkeypatch.setattr("lightspan_cluster.external_runners.POLL_INTERVAL_S", 0.05)
     folder = tmp_path / "a run"
     url = f"sqlite:///{folder}/store.db"
     runner = start("--store", url, "--slots", "4", "apart_app:answer")
@@ -341,10 +341,10 @@ async def test_a_trainer_of_another_protocol(start: Start, store: Store, lines: 
     [peer] = [peer for peer in await store.peers() if peer.role is PeerRole.RUNNER]
     foreign = msgspec.structs.replace(peer, **newer)
     plan = RunnerPlan(store_url=store.url, app="apart_app:naps", run_id="run-1")
-    watch = RunnerWatch(plan, LocalRunners(1), lines.line)
+    watch = RunnerWatch(plan, ExternalRunners(), lines.line)
     watch.update([foreign], 0.0)
     watch.update([foreign], 1.0)
-    [line] = lines.texts
+    line, _ = lines.texts  # the other one waits for runners
     for word in (peer.peer_id, peer.python, "cannot join", "9.9.9", __version__, "pip install"):
         assert word in line
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import statistics
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import gepa_toy as toy  # type: ignore[import-not-found]
 import prompt_apps  # type: ignore[import-not-found]
 import pytest
 
-from lightspan import GEPA, LLM, Price, PromptTemplate, Trainer
+from lightspan import GEPA, LLM, PromptTemplate, Trainer
 from lightspan.cli import main
 from lightspan.progress import SilentReporter
 from lightspan.training.collector import stored_episodes
@@ -70,35 +69,6 @@ def test_the_held_out_tasks_are_run_before_and_after_only(
     assert "word2" in asked or "word3" in asked
     assert "word20" not in asked
     assert "word21" not in asked
-
-
-def test_a_dry_run_says_what_reflections_it_would_take(
-    run: Run, model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path
-) -> None:
-    """At most so many, of about the tokens that the run's took, by their price in all."""
-    algorithm = GEPA(
-        {"rules": PromptTemplate("Speak."), "form": PromptTemplate('As {"text": …}. Q: {q}')},
-        LLM(base_url=thinker.url, model="thinker"),
-        max_rollouts=60,
-        minibatch=2,
-        max_cost=1.0,
-        prices={"thinker": Price(input=2.0, output=8.0)},
-    )
-    trainer = Trainer(algorithm, runners=2, reporter=SilentReporter(), folder=tmp_path / "dev")
-    before = len(thinker.requests)
-    report = trainer.dev(prompt_apps.told, toy.tasks(model.url, *range(8)), count=2)
-    assert len(thinker.requests) == before, "a dry run asks no reflection model"
-    [forecast] = report.costs.reflections
-    assert (forecast.model, forecast.most) == ("thinker", 14)  # (60 - 4) / (2 * 2)
-    asked = [request.last_text for request in thinker.requests]
-    assert 0 < len(asked) <= forecast.most
-    assert forecast.tokens_in == pytest.approx(statistics.fmean(map(len, asked)) / 4, rel=0.1)
-    assert forecast.tokens_out == (len("Speak.") + len('As {"text": …}. Q: {q}')) / 8
-    cost = 14 * (2 * forecast.tokens_in + 8 * forecast.tokens_out) / 1e6
-    assert forecast.most_cost == pytest.approx(cost)
-    line = f"at most 14 reflections by thinker: about {forecast.tokens_in:.0f} tokens in, 3.5 or"
-    assert line in report.text()
-    assert f"each; {cost:.2g} in all by prices=" in report.text()
 
 
 def test_the_folder_says_what_was_found(run: Run) -> None:

@@ -20,7 +20,7 @@ from lightspan import LLM, Judge, Trainer
 from lightspan.cli import main
 from lightspan.errors import AppError, ConfigError, RewardError
 from lightspan.progress import SilentReporter
-from lightspan.training.collector import rewarded_episodes, stored_episodes
+from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan_testing.scripted import Request, ScriptedServer
 from lightspan_tools.inspect import inspect_run
@@ -218,10 +218,6 @@ def test_lightning_rl_learns_from_it(
                 difference = kept[episode.rollout_id] - mean
                 assert (why.advantage > 0) == (difference > 0)
     assert varied
-    scored = rewarded_episodes(tmp_path / "run", "vowels")
-    assert {e.rollout_id: e.reward for e in scored} == kept
-    with pytest.raises(ConfigError, match="has no reward 'consonants'; it has vowels"):
-        rewarded_episodes(tmp_path / "run", "consonants")
     out = tmp_path / "transitions.jsonl"
     assert main(["export", str(tmp_path / "run"), "transitions", "-o", str(out)]) == 0
     rows = [json.loads(row) for row in out.read_text().splitlines()]

@@ -16,7 +16,6 @@ from lightspan.progress import Reporter
 from lightspan.training.sinks import MetricSink
 from lightspan_examples.options import add_options
 from lightspan_examples.recipe import Recipe
-from lightspan_tools.dry_run.run import NO_MODEL
 from lightspan_tools.dry_run.token_estimates import peak_bytes
 
 Split: TypeAlias = Literal["train", "dev", "test"]
@@ -125,7 +124,7 @@ class Run:
         self.options = options
         self.reporter = reporter
         self.training = example.module(options)
-        self.is_small = options.model is None and options.endpoint is None
+        self.is_small = options.model is None
         """Whether the small model, which is built here, is what learns."""
         self._example = example
         self._sinks = sinks
@@ -178,9 +177,8 @@ class Run:
     @property
     def model(self) -> str | None:
         """`--model`; None where the small model learns."""
-        if self.is_small:
-            return None
-        return self.options.model or NO_MODEL  # none is needed where an endpoint answers
+        model: str | None = self.options.model
+        return model
 
     def warm_start(self) -> str:
         """The small model, after it has imitated demonstrations."""

@@ -49,16 +49,6 @@ def add_options(
         "--dev", action="store_true", help="a dry run: report what training would do, and stop"
     )
     parser.add_argument(
-        "--base-url",
-        metavar="URL",
-        help="with --dev: an OpenAI-compatible endpoint that answers in place of the model",
-    )
-    parser.add_argument(
-        "--endpoint-model",
-        metavar="NAME",
-        help="with --dev: the model to ask that endpoint for, or the one of OPENAI_BASE_URL",
-    )
-    parser.add_argument(
         "--json",
         nargs="?",
         const=STDOUT,
@@ -66,7 +56,6 @@ def add_options(
         metavar="PATH",
         help="with --dev: the report as JSON, to a file or in place of the text",
     )
-    parser.set_defaults(endpoint=None)
     parser.add_argument(
         "--sink",
         action="append",
@@ -101,22 +90,16 @@ def add_options(
 
 def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """End with status 2 where options contradict one another."""
-    asks_endpoint = options.base_url is not None or options.endpoint_model is not None
     if not options.dev:
-        for name in ("json", "base_url", "endpoint_model"):
-            if getattr(options, name) is not None:
-                parser.error(
-                    f"--{name.replace('_', '-')} applies only to a dry run: give --dev too"
-                )
+        if options.json is not None:
+            parser.error("--json applies only to a dry run: give --dev too")
     elif options.resume:
         parser.error("--dev trains nothing that --resume could go on with")
-    if options.data is not None and options.model is None and not asks_endpoint:
+    if options.data is not None and options.model is None:
         parser.error("--data needs --model: the small model knows no words but its own")
     if options.demonstrations is not None:
-        if options.model is not None or asks_endpoint:
-            parser.error(
-                "--demonstrations applies only to the small model: leave --model and --base-url out"
-            )
+        if options.model is not None:
+            parser.error("--demonstrations applies only to the small model: leave --model out")
         if options.demonstrations < 1:
             parser.error(f"--demonstrations {options.demonstrations} must be at least 1")
     if options.held_out < 1:

@@ -10,7 +10,6 @@ from lightspan.errors import LightspanError
 from lightspan.progress import PlainReporter, Reporter, default_reporter
 from lightspan_examples.example import Example, Run
 from lightspan_examples.options import check_options
-from lightspan_tools.dry_run.endpoints import named_endpoint
 from lightspan_tools.dry_run.report_model import STDOUT
 
 
@@ -39,7 +38,6 @@ def _dry_run(example: Example, options: argparse.Namespace, reporter: Reporter) 
     """A few tasks, and what training would do with them; returns the exit status."""
     if options.json == STDOUT:  # which the JSON has alone
         reporter = PlainReporter(sys.stderr)
-    options.endpoint = named_endpoint(options.base_url, options.endpoint_model)
     run = Run(example, options, reporter)
     trainer, train_tasks, held_out = example.prepare(run)
     report = trainer.dev(
@@ -48,7 +46,6 @@ def _dry_run(example: Example, options: argparse.Namespace, reporter: Reporter) 
         held_out,
         selection=run.selection,
         agents=run.training.AGENTS,
-        endpoint=options.endpoint,
         folder=options.folder,
     )
     print(report.write(options.json))

@@ -21,10 +21,10 @@ import lightspan
 import lightspan_otel as otel
 from lightspan.capture import sdk_instrumentation
 from lightspan.errors import ConfigError
-from lightspan.production import span_exporter as module
-from lightspan.production.span_exporter import current, enqueue
 from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span, SpanKind, SpanLink, SpanStatus
+from lightspan_otel import span_exporter as module
+from lightspan_otel.span_exporter import current, enqueue
 from lightspan_testing.scripted import ScriptedServer
 from packages.otel.tests.backend import Backend
 
@@ -187,7 +187,7 @@ def test_a_missing_exporter_is_told_when_recording_begins(
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     monkeypatch.setenv("LIGHTSPAN_OTLP", "http://127.0.0.1:1/")
-    with pytest.raises(ConfigError, match=r"needs OpenTelemetry's OTLP exporter .*core\[otlp\]"):
+    with pytest.raises(ConfigError, match=r"needs OpenTelemetry's OTLP exporter .*core\[otel\]"):
         lightspan.record(f"sqlite:{tmp_path / 'a.db'}")
 
 

@@ -20,8 +20,8 @@ from msgspec import structs
 import lightspan
 from lightspan import LLM, Judge
 from lightspan.errors import BudgetError, ConfigError, EngineError
+from lightspan.lightning.answers import answer_of
 from lightspan.lightning.episode import Episode, build_episode
-from lightspan.lightning.transcript import answer_of, task_text, transcript
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
@@ -38,6 +38,7 @@ from lightspan.training.rewards import (
 from lightspan_prompts import endpoint_client
 from lightspan_prompts.judge_prompts import Ballot, ballots, comment, scores
 from lightspan_prompts.search.feedback import evidence_of
+from lightspan_prompts.transcript import task_text, transcript
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from lightspan_testing.strategies import (
     make_attempt,

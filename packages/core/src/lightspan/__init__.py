@@ -10,137 +10,90 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightspan.algorithms.lightning_rl import LightningRL
-    from lightspan.algorithms.protocol import Policy
+    from lightspan.algorithms.lightning_rl import LightningRL as LightningRL
+    from lightspan.algorithms.protocol import Policy as Policy
     from lightspan.capture.emit import (
-        agent,
-        current_attempt_id,
-        emit_annotation,
-        emit_exception,
-        emit_message,
-        emit_object,
-        emit_reward,
-        operation,
-        tool,
+        agent as agent,
+        current_attempt_id as current_attempt_id,
+        emit_annotation as emit_annotation,
+        emit_exception as emit_exception,
+        emit_message as emit_message,
+        emit_object as emit_object,
+        emit_reward as emit_reward,
+        operation as operation,
+        tool as tool,
     )
-    from lightspan.capture.prompt_overrides import prompt
-    from lightspan.lightning.air import AIR
-    from lightspan.lightning.length_penalty import Overlong
-    from lightspan.production.apply_prompts import apply_prompts
-    from lightspan.production.connect import connect
-    from lightspan.production.feedback import feedback
-    from lightspan.production.record import record
-    from lightspan.production.redact import map_text
-    from lightspan.protocols.learner import Critic, LoRA, Optimizer, PolicyLoss
-    from lightspan.runners.app import rollout
-    from lightspan.runners.command.command import Command
-    from lightspan.runners.external import ExternalRunners
-    from lightspan.runners.local import LocalRunners
-    from lightspan.schema.llm import LLM
-    from lightspan.schema.pricing import Price
-    from lightspan.schema.prompts import PromptTemplate
-    from lightspan.stores import open_store
-    from lightspan.trainer import FitResult, Trainer
-    from lightspan.training.data import tasks_from_store
-    from lightspan_cluster.ray_runners import RayRunners
-    from lightspan_prompts.alternate import Alternate
-    from lightspan_prompts.apo import APO
-    from lightspan_prompts.gepa import GEPA
-    from lightspan_prompts.judge import Judge
-    from lightspan_tools.dry_run import DevReport
-    from lightspan_torch.engine.config import Transformers
-    from lightspan_torch.learner.config import Torch
-    from lightspan_torch.sft.algorithm import SFT
-    from lightspan_verl.config import Verl
-    from lightspan_vllm.config import VLLM
+    from lightspan.capture.prompt_overrides import prompt as prompt
+    from lightspan.lightning.air import AIR as AIR
+    from lightspan.lightning.length_penalty import Overlong as Overlong
+    from lightspan.production.apply_prompts import apply_prompts as apply_prompts
+    from lightspan.production.connect import connect as connect
+    from lightspan.production.feedback import feedback as feedback
+    from lightspan.production.record import record as record
+    from lightspan.production.redact import map_text as map_text
+    from lightspan.protocols.learner import (
+        Critic as Critic,
+        LoRA as LoRA,
+        Optimizer as Optimizer,
+        PolicyLoss as PolicyLoss,
+    )
+    from lightspan.runners.app import rollout as rollout
+    from lightspan.runners.command.command import Command as Command
+    from lightspan.runners.local import LocalRunners as LocalRunners
+    from lightspan.schema.llm import LLM as LLM
+    from lightspan.schema.prompts import PromptTemplate as PromptTemplate
+    from lightspan.stores import open_store as open_store
+    from lightspan.trainer import FitResult as FitResult, Trainer as Trainer
+    from lightspan.training.data import tasks_from_store as tasks_from_store
+    from lightspan_cluster.external_runners import ExternalRunners as ExternalRunners
+    from lightspan_cluster.ray_runners import RayRunners as RayRunners
+    from lightspan_prompts.alternate import Alternate as Alternate
+    from lightspan_prompts.apo import APO as APO
+    from lightspan_prompts.gepa import GEPA as GEPA
+    from lightspan_prompts.judge import Judge as Judge
+    from lightspan_prompts.pricing import Price as Price
+    from lightspan_tools.dry_run import DevReport as DevReport
+    from lightspan_torch.engine.config import Transformers as Transformers
+    from lightspan_torch.learner.config import Torch as Torch
+    from lightspan_torch.sft.algorithm import SFT as SFT
+    from lightspan_verl.config import Verl as Verl
+    from lightspan_vllm.config import VLLM as VLLM
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "AIR": "lightspan.lightning.air",
-    "Command": "lightspan.runners.command.command",
-    "Critic": "lightspan.protocols.learner",
-    "ExternalRunners": "lightspan.runners.external",
-    "FitResult": "lightspan.trainer",
-    "LLM": "lightspan.schema.llm",
-    "LightningRL": "lightspan.algorithms.lightning_rl",
-    "LoRA": "lightspan.protocols.learner",
-    "LocalRunners": "lightspan.runners.local",
-    "Optimizer": "lightspan.protocols.learner",
-    "Overlong": "lightspan.lightning.length_penalty",
-    "Policy": "lightspan.algorithms.protocol",
-    "PolicyLoss": "lightspan.protocols.learner",
-    "Price": "lightspan.schema.pricing",
-    "PromptTemplate": "lightspan.schema.prompts",
-    "Trainer": "lightspan.trainer",
-    "agent": "lightspan.capture.emit",
-    "apply_prompts": "lightspan.production.apply_prompts",
-    "connect": "lightspan.production.connect",
-    "current_attempt_id": "lightspan.capture.emit",
-    "emit_annotation": "lightspan.capture.emit",
-    "emit_exception": "lightspan.capture.emit",
-    "emit_message": "lightspan.capture.emit",
-    "emit_object": "lightspan.capture.emit",
-    "emit_reward": "lightspan.capture.emit",
-    "feedback": "lightspan.production.feedback",
-    "map_text": "lightspan.production.redact",
-    "open_store": "lightspan.stores",
-    "operation": "lightspan.capture.emit",
-    "prompt": "lightspan.capture.prompt_overrides",
-    "record": "lightspan.production.record",
-    "rollout": "lightspan.runners.app",
-    "tasks_from_store": "lightspan.training.data",
-    "tool": "lightspan.capture.emit",
+_NAMES = {
+    "lightspan.lightning.air": ("AIR",),
+    "lightspan.runners.command.command": ("Command",),
+    "lightspan.protocols.learner": ("Critic", "LoRA", "Optimizer", "PolicyLoss"),
+    "lightspan.trainer": ("FitResult", "Trainer"),
+    "lightspan.schema.llm": ("LLM",),
+    "lightspan.algorithms.lightning_rl": ("LightningRL",),
+    "lightspan.runners.local": ("LocalRunners",),
+    "lightspan.lightning.length_penalty": ("Overlong",),
+    "lightspan.algorithms.protocol": ("Policy",),
+    "lightspan.schema.prompts": ("PromptTemplate",),
+    "lightspan.capture.emit": (
+        *("agent", "current_attempt_id", "emit_annotation", "emit_exception"),
+        *("emit_message", "emit_object", "emit_reward", "operation", "tool"),
+    ),
+    "lightspan.production.apply_prompts": ("apply_prompts",),
+    "lightspan.production.connect": ("connect",),
+    "lightspan.production.feedback": ("feedback",),
+    "lightspan.production.redact": ("map_text",),
+    "lightspan.stores": ("open_store",),
+    "lightspan.capture.prompt_overrides": ("prompt",),
+    "lightspan.production.record": ("record",),
+    "lightspan.runners.app": ("rollout",),
+    "lightspan.training.data": ("tasks_from_store",),
 }
+"""Module → names of `lightspan` in it."""
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [
-    "AIR",
-    "APO",
-    "GEPA",
-    "LLM",
-    "SFT",
-    "VLLM",
-    "Alternate",
-    "Command",
-    "Critic",
-    "DevReport",
-    "ExternalRunners",
-    "FitResult",
-    "Judge",
-    "LightningRL",
-    "LoRA",
-    "LocalRunners",
-    "Optimizer",
-    "Overlong",
-    "Policy",
-    "PolicyLoss",
-    "Price",
-    "PromptTemplate",
-    "RayRunners",
-    "Torch",
-    "Trainer",
-    "Transformers",
-    "Verl",
-    "__version__",
-    "agent",
-    "apply_prompts",
-    "connect",
-    "current_attempt_id",
-    "emit_annotation",
-    "emit_exception",
-    "emit_message",
-    "emit_object",
-    "emit_reward",
-    "feedback",
-    "map_text",
-    "open_store",
-    "operation",
-    "prompt",
-    "record",
-    "rollout",
-    "tasks_from_store",
-    "tool",
-]
+_OF_PLUGINS = (
+    *("APO", "GEPA", "Alternate", "Judge", "Price", "ExternalRunners", "RayRunners"),
+    *("DevReport", "SFT", "Torch", "Transformers", "VLLM", "Verl"),
+)
+__all__ = ["__version__", *_HOME, *_OF_PLUGINS]
 
 
 def __getattr__(name: str) -> Any:

@@ -141,6 +141,7 @@ class EngineClosedError(EngineError):
 
 
 EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
+    "cluster": ("cluster",),
     "http": ("gateway",),
     "otel": ("otel",),
     "parquet": ("tools",),

@@ -8,6 +8,7 @@ implementation. Kinds:
     stores     URL scheme → `StorePlugin` (`lightspan.stores.protocol`)
     gateway    "default" → a callable `(store, engine, *, host, port)` that returns a `Gateway`
     runners    name → a callable without arguments that returns `Runners`
+    exporters  "default" → a `SpanExporter` (`lightspan.production.exporters`)
     commands   name → an object with `add(subparsers)`: a command of `lightspan`
     sinks      name → a callable without arguments that returns a `MetricSink`
     listeners  name → a callable that takes a `RunEvent`, called after every step and evaluation
@@ -39,26 +40,18 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "stores": {"postgresql": "postgres", "http": "http", "https": "http"},
     "runners": {"ray": "ray"},
     "commands": {
-        "dev": "train",
-        "export": "train",
-        "inspect": "train",
-        "rescore": "train",
+        **dict.fromkeys(("dev", "export", "inspect", "rescore"), "train"),
         "import": "otel",
+        "runner": "cluster",
         "serve": "http",
     },
     "api": {
-        "APO": "prompts",
-        "Alternate": "prompts",
-        "GEPA": "prompts",
-        "Judge": "prompts",
-        "DevReport": "train",
-        "SFT": "train",
-        "Torch": "train",
-        "Transformers": "train",
+        **dict.fromkeys(("APO", "Alternate", "GEPA", "Judge", "Price"), "prompts"),
+        **dict.fromkeys(("DevReport", "SFT", "Torch", "Transformers", "count_parameters"), "train"),
+        "ExternalRunners": "cluster",
         "RayRunners": "ray",
         "VLLM": "vllm",
         "Verl": "verl",
-        "count_parameters": "train",
     },
 }
 """Kind → name of a plugin of this repository → the extra of `lightspan` that installs it."""
@@ -100,8 +93,10 @@ def load_plugin(kind: str, name: str) -> Any:
         raise ConfigError(f"{kind} {name!r} needs {error.name!r}: {hint}") from error
 
 
-def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a package's `__getattr__` that imports its modules on demand.
+def lazy_exports(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return a package's `__getattr__`, `__dir__` and `__all__`: names that are imported on demand.
 
     Args:
         package: `__name__` of the package.
@@ -113,4 +108,4 @@ def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], An
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(modules[name]), name)
 
-    return get
+    return get, lambda: list(modules), list(modules)

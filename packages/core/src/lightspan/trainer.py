@@ -14,7 +14,6 @@ from lightspan.progress import Reporter
 from lightspan.runners.app import App, as_app
 from lightspan.runners.command.command import check_served
 from lightspan.runners.local import end_if_imported_by_a_runner
-from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 from lightspan.stores.aio import run_sync
@@ -132,12 +131,7 @@ class Trainer:
             AppError, BudgetError, CheckpointError, ConfigError, DataError, ModelError, RankError,
             RewardError, StoreError, UnknownAgentError: see their messages.
         """
-        splits = split_tasks(
-            self.settings,
-            load_tasks(train, "train"),
-            None if val is None else load_distinct(val, "val"),
-            selection,
-        )
+        splits = self._splits(load_tasks(train, "train"), val, selection)
         program = self._check_app(as_app(app))
         agents = program.agents if agents is None else agents
         if agents is not None:
@@ -177,7 +171,6 @@ class Trainer:
         agents: Sequence[str] | None = None,
         count: int = 4,
         group_size: int | None = None,
-        endpoint: LLM | None = None,
         folder: str | Path | None = None,
     ) -> DevReport:
         """Run a few tasks without training and report what `fit` would do.
@@ -190,8 +183,6 @@ class Trainer:
             agents: paths of all agents, if known: the report lists those without calls.
             count: number of tasks to run, the first that `fit` would take.
             group_size: rollouts per task; None for the algorithm's, at most 4.
-            endpoint: endpoint that answers for the trained agents, whose token ids are then
-                unknown. None: the algorithm's own model, in this process.
             folder: folder in which to keep the rollouts for `lightspan inspect`; None keeps
                 nothing. The trainer's own folder stays unchanged.
 
@@ -200,12 +191,7 @@ class Trainer:
                 messages.
         """
         program = self._check_app(as_app(app))
-        splits = split_tasks(
-            self.settings,
-            load_tasks(tasks, "tasks"),
-            None if val is None else load_distinct(val, "val"),
-            selection,
-        )
+        splits = self._splits(load_tasks(tasks, "tasks"), val, selection)
         plan = load_plugin("api", "DryRun")(
             self.settings,
             program,
@@ -215,11 +201,16 @@ class Trainer:
             agents=program.agents if agents is None else agents,
             count=count,
             group_size=group_size,
-            endpoint=endpoint,
             folder=None if folder is None else Path(folder),
         )
         report: DevReport = run_sync(plan.report())
         return report
+
+    def _splits(
+        self, train: list[Json], val: Data | None, selection: Data | float | None
+    ) -> Splits:
+        held_out = None if val is None else load_distinct(val, "val")
+        return split_tasks(self.settings, train, held_out, selection)
 
     async def _fit(
         self, app: App, splits: Splits, agents: Sequence[str] | None, resume: bool

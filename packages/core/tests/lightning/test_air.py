@@ -14,9 +14,7 @@ from lightspan import AIR, LightningRL
 from lightspan.algorithms.metrics import batch_metrics, has_idle_air
 from lightspan.lightning import classify_calls
 from lightspan.lightning.air import (
-    ToolError,
     ToolSuccess,
-    ValidArguments,
     shape,
     turn_positions,
 )
@@ -95,7 +93,7 @@ def test_a_potential_depends_on_what_came_before_alone(before: str, after: str, 
         seen.append(history)
         return 0.5
 
-    signals = (ToolSuccess(), ToolError(), ValidArguments(), keep)
+    signals = (ToolSuccess(), keep)
     short = phi(attempt(before + "m", float(wins)), *signals)
     first = [(h.turn, h.task_id, h.calls, h.tools) for h in seen]
     seen.clear()
@@ -181,14 +179,13 @@ def test_a_group_without_variance_teaches_nothing_however_its_potentials_differ(
 
 
 def test_measures_tell_shaping_apart_from_the_reward() -> None:
-    found = batch(group(), air=AIR(scale=0.3, signals=(ToolSuccess(), ValidArguments())))
+    found = batch(group(), air=AIR(scale=0.3))
     air = {k: v for k, v in batch_metrics(found).items() if k.startswith("air/")}
-    # Phi: 0, .15, .15 | 0, 0 | 0, .15, .15 | 0, 0
+    # Phi: 0, .3, .3 | 0, 0 | 0, .3, .3 | 0, 0
     assert air == {
-        "air/shaping_mean": pytest.approx(-0.06),
+        "air/shaping_mean": pytest.approx(-0.12),
         "air/tool_success": 0.75,
         "air/tool_success/seen": 4.0,
-        "air/valid_arguments/seen": 0.0,
         "air/unplaced": 0.0,
     }
     assert not has_idle_air(found)
@@ -202,8 +199,6 @@ def test_a_bonus_is_paid_to_the_turn_that_caused_it_and_discounted_before() -> N
     air = AIR(scale=0.5, mode="bonus")
     found = shaping(attempt("mm+m-"), air, discounted(0.5))
     assert found == {"c0": 0.25, "c1": 0.5, "c3": 0.0}
-    errors = AIR(scale=0.5, mode="bonus", signals=(ToolError(),))
-    assert shaping(attempt("mm+m-"), errors, discounted(1)) == {"c0": -0.5, "c1": -0.5, "c3": -0.5}
 
 
 def test_with_terminal_credit_bonuses_are_part_of_the_return() -> None:

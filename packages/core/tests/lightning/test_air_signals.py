@@ -12,20 +12,15 @@ from hypothesis import given, settings, strategies as st
 from lightspan import AIR
 from lightspan.errors import ConfigError
 from lightspan.lightning import build_episode, classify_calls
-from lightspan.lightning.air import ToolError, ToolSuccess, ValidArguments, shape
+from lightspan.lightning.air import ToolSuccess, shape
 from lightspan.lightning.credit import discounted
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.history import History, Trace
 from lightspan.schema import semconv as c
-from lightspan.schema.genai_messages import dump
 from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan_testing.strategies import (
     attempts,
-    make_attempt,
-    make_call_span,
-    make_record,
     make_reward_span,
-    make_rollout,
     make_span,
 )
 from packages.core.tests.lightning.steps import (
@@ -52,7 +47,6 @@ def test_tools_are_chosen_by_name() -> None:
     episode = built([call("a", 1, 2)], tools)
     assert see(episode, ToolSuccess()) == [1.0, 0.0]
     assert see(episode, ToolSuccess(tools="sql*")) == [1.0]
-    assert see(episode, ToolError(tools="search")) == [-1.0]
 
 
 @pytest.mark.parametrize(
@@ -70,58 +64,6 @@ def test_what_success_is(status: SpanStatus, attributes: dict[str, Any], seen: l
     span = make_span("t", SpanKind.TOOL, status=status, attributes=attributes)
     episode = built([call("a", 1, 2)], [span])
     assert see(episode, ToolSuccess()) == seen
-    assert see(episode, ToolError()) == [value - 1 for value in seen]
-
-
-@pytest.mark.parametrize(
-    ("result", "seen"),
-    [
-        ('{"rows": []}', [0.0]),
-        ("no such table", [-1.0]),
-        ('{"rows": [', [-1.0]),
-        (None, [-1.0]),
-        ('{"rows": [1… (70000 characters)', []),
-    ],
-)
-def test_results_that_must_be_json(result: str | None, seen: list[float]) -> None:
-    attributes = {} if result is None else {c.TOOL_CALL_RESULT: result}
-    episode = built([call("a", 1, 2)], [tool("t", at(3), at(4), attributes=attributes)])
-    assert see(episode, ToolError(result="json")) == seen
-    assert see(episode, ToolError()) == [0.0]
-
-
-OFFERED = {c.TOOL_DEFINITIONS: "[]"}
-
-
-@pytest.mark.parametrize(
-    ("attributes", "seen"),
-    [
-        ({}, []),
-        (answers("no tool needed"), []),
-        (answers(None, ("x", '{"a": 1}')), [1.0]),
-        (answers(None, ("x", '{"a": 1}'), ("y", '{"a": ')), [0.0]),
-        (answers(None, ("x", "[1]")), [0.0]),
-        (answers(None, ("x", None)), [0.0]),
-        (answers('<tool_call>{"name": "sql", "arguments": {"q": }}</tool_call>'), [0.0]),
-        (answers('{"name": "sql", "parameters": {"q": '), []),
-        ({**answers('{"name": "sql", "parameters": {"q": '), **OFFERED}, [0.0]),
-        ({**answers('{"answer": 3}'), **OFFERED}, []),
-        ({c.OUTPUT_MESSAGES: "[{"}, []),
-        ({c.OUTPUT_MESSAGES: '[{"parts": [3, {"type": "tool_call"}]}]'}, [0.0]),
-    ],
-)
-def test_valid_arguments(attributes: dict[str, Any], seen: list[float]) -> None:
-    assert see(built([call("a", 1, 2, attributes=attributes)]), ValidArguments()) == seen
-
-
-def test_each_choice_answers_for_itself() -> None:
-    good = {"role": "assistant", "tool_calls": [{"id": "x", "function": {"arguments": "{}"}}]}
-    bad = {"role": "assistant", "tool_calls": [{"id": "y", "function": {"arguments": "{"}}]}
-    span = make_call_span("n", "writer", (1, 2), {c.OUTPUT_MESSAGES: dump([good, bad])})
-    records = [make_record("n", choice=k, span_id="span-n") for k in range(2)]
-    episode = build_episode(make_attempt(), make_rollout(), [span], records)
-    seen = ValidArguments().observe(Trace(episode))
-    assert [(one.cause, one.value) for one in seen] == [(("n", 0), 1.0), (("n", 1), 0.0)]
 
 
 def test_a_function_sees_calls_and_tools_and_no_reward() -> None:
@@ -260,7 +202,7 @@ def test_a_tool_call_counts_once() -> None:
 @given(attempts(), st.randoms(use_true_random=False), st.sampled_from(["potential", "bonus"]))
 def test_anything_recorded_has_a_shaping(recorded: Any, random: Any, mode: Any) -> None:
     """Circles, orphans, lying clocks: it never raises, whatever the order of arrival."""
-    signals = (ToolSuccess(), ToolError(result="json"), ValidArguments(), lambda h: len(h.tools))
+    signals = (ToolSuccess(), lambda h: len(h.tools))
     air = AIR(signals=signals, scale=1, mode=mode)
     spans, records = list(recorded.spans), list(recorded.records)
     random.shuffle(spans)

@@ -14,7 +14,7 @@ from lightspan.lightning import (
     classify_calls,
     trained_transitions,
 )
-from lightspan.lightning.air import AIR, ToolError
+from lightspan.lightning.air import AIR
 from lightspan.lightning.batch import split_minibatches
 from lightspan.lightning.credit import discounted, terminal
 from lightspan.lightning.selection import CallStatus
@@ -103,7 +103,7 @@ def steps(draw):
     credit = draw(st.sampled_from([terminal, discounted(0.5)]))
     mode = "bonus" if credit is terminal else draw(st.sampled_from(["potential", "bonus"]))
     config = BatchConfig(
-        air=draw(st.sampled_from([None, AIR(signals=[ToolError()], scale=0.5, mode=mode)])),
+        air=draw(st.sampled_from([None, AIR(scale=0.5, mode=mode)])),
         estimator=draw(st.sampled_from(["grpo", "dr_grpo", "rloo", "reinforce++"])),
         unit=draw(st.sampled_from(["rollout", "agent"])),
         credit=credit,

@@ -16,17 +16,11 @@ from typing import TYPE_CHECKING
 from lightspan.plugins import lazy_exports
 
 if TYPE_CHECKING:
-    from lightspan_gateway.training_access import Gateway
+    from lightspan_gateway.training_access import Gateway as Gateway
 
-__all__ = ["Gateway"]
-
-__getattr__ = lazy_exports(
+__getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "Gateway": "lightspan_gateway.training_access",
     },
 )
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -1,4 +1,4 @@
-"""The client of OpenAI-compatible endpoints, for frozen agents and dry runs."""
+"""The client of OpenAI-compatible endpoints, for frozen agents."""
 
 from __future__ import annotations
 

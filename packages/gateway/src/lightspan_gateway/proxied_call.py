@@ -13,10 +13,8 @@ from lightspan.protocols.engine import ChatEngine, EndpointRefused
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.genai_attributes import StreamedAnswer, answer_attributes
 from lightspan.schema.spans import Attributes, Span
-from lightspan.schema.token_records import Sampling
 from lightspan_gateway.api_errors import ApiError
 from lightspan_gateway.calls import CallInfo, CallLog, ServedCall
-from lightspan_gateway.dialects.chat import with_training_sampling
 from lightspan_gateway.dialects.sse import DONE, event_of
 
 _encode = msgspec.json.Encoder().encode
@@ -31,25 +29,11 @@ class ProxiedCall(ServedCall):
         engine: client of the endpoint.
         name: name of the endpoint in error messages.
         log: the log that records the call.
-        forced: in a dry run, the sampling of training, which replaces the request's.
-
-    Raises:
-        ApiError: 400 if `forced` is set and the request could not be trained.
     """
 
-    def __init__(
-        self,
-        info: CallInfo,
-        engine: ChatEngine,
-        name: str,
-        log: CallLog,
-        *,
-        forced: Sampling | None = None,
-    ) -> None:
+    def __init__(self, info: CallInfo, engine: ChatEngine, name: str, log: CallLog) -> None:
         super().__init__(info, log)
         self._request: Mapping[str, Any] = info.body
-        if forced is not None:
-            self._request, self.overrides = with_training_sampling(info.body, forced)
         self._engine = engine
         self._name = name
         self._body = b""

@@ -203,10 +203,7 @@ class RequestHandler:
             except ConfigError as error:
                 raise ApiError(500, str(error)) from error
             self._endpoints[key] = engine
-        forced = info.target.sampling  # set in a dry run only
-        call = ProxiedCall(
-            info, self._endpoints[key], llm.base_url, self._access.log, forced=forced
-        )
+        call = ProxiedCall(info, self._endpoints[key], llm.base_url, self._access.log)
         if recorded is not None and recorded.span.attributes.get(c.CALL_OUTCOME) in _ANSWERED:
             if recorded.span.attributes.get(c.KEYS_REPLACED):
                 raise ApiError(
@@ -336,12 +333,6 @@ def _another_request(call_id: str) -> ApiError:
 
 def _chat_only(info: CallInfo, llm: LLM, parse: Parse) -> ApiError:
     """Return the HTTP 400 for a dialect other than chat completions at an endpoint."""
-    if info.target.sampling is not None:  # a dry run
-        return bad_request(
-            f"a dry run sends {llm.base_url} chat completions only: use `dev` with the model on "
-            "this machine to see these calls, and `fit` to train them",
-            code=c.CHAT_ONLY,
-        )
     hint = (
         'freeze it to a policy instead (frozen="base")'
         if parse is parse_message

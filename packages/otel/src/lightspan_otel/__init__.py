@@ -13,7 +13,8 @@ open spans (by the `processor` in an app's provider, or `identity_tracer`'s), `r
 current agent, `llm_spans` records model calls known from spans only, `convert` converts spans. For
 traces of other processes `otlp` decodes, `otlp_ingest` receives over HTTP, `normalize` translates
 attribute names, `ingest` stores attempts, `import_traces` reads files, `export_formats` reads the
-exports of Phoenix and Langfuse.
+exports of Phoenix and Langfuse. `span_exporter` sends recorded spans to a tracing backend,
+`training_export` those of a training, and `to_otel` makes them spans of OpenTelemetry's SDK.
 """
 
 from __future__ import annotations
@@ -23,23 +24,20 @@ from typing import TYPE_CHECKING
 from lightspan.plugins import lazy_exports
 
 if TYPE_CHECKING:
-    from lightspan.production.span_exporter import send
-    from lightspan_otel.convert import LightspanSpanProcessor, decode_otlp, encode_otlp, export
-    from lightspan_otel.instrumentation import instrument, uninstrument
-    from lightspan_otel.resolver import agents
+    from lightspan_otel.convert import (
+        LightspanSpanProcessor as LightspanSpanProcessor,
+        decode_otlp as decode_otlp,
+        encode_otlp as encode_otlp,
+        export as export,
+    )
+    from lightspan_otel.instrumentation import (
+        instrument as instrument,
+        uninstrument as uninstrument,
+    )
+    from lightspan_otel.resolver import agents as agents
+    from lightspan_otel.span_exporter import send as send
 
-__all__ = [
-    "LightspanSpanProcessor",
-    "agents",
-    "decode_otlp",
-    "encode_otlp",
-    "export",
-    "instrument",
-    "send",
-    "uninstrument",
-]
-
-__getattr__ = lazy_exports(
+__getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "LightspanSpanProcessor": "lightspan_otel.convert",
@@ -49,10 +47,6 @@ __getattr__ = lazy_exports(
         "export": "lightspan_otel.convert",
         "instrument": "lightspan_otel.instrumentation",
         "uninstrument": "lightspan_otel.instrumentation",
-        "send": "lightspan.production.span_exporter",
+        "send": "lightspan_otel.span_exporter",
     },
 )
-
-
-def __dir__() -> list[str]:
-    return __all__

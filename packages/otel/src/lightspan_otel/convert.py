@@ -16,7 +16,6 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import StatusCode
 
 from lightspan.capture.context import AgentContext, current_agent, current_context
-from lightspan.capture.to_otel import STATUS_CODES, to_otel
 from lightspan.errors import DataError, LightspanError
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import dump_json
@@ -29,6 +28,7 @@ from lightspan.schema.spans import (
     clean_attributes,
 )
 from lightspan_otel.open_spans import open_span_by_ids, recorded_whole
+from lightspan_otel.to_otel import STATUS_CODES, to_otel
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -2,7 +2,7 @@
 
 `gepa` and `apo` choose the next prompts to try; `search` has their common parts; `alternate` trains
 weights and prompts in turns. `judge` scores attempts by a language model, with the prompts of
-`judge_prompts`; `endpoint_client` calls such a model.
+`judge_prompts`, which show a `transcript`; `endpoint_client` calls such a model, at a `pricing`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 from lightspan.plugins import lazy_exports
 
 if TYPE_CHECKING:
-    from lightspan_prompts.alternate import Alternate
-    from lightspan_prompts.apo.algorithm import APO
-    from lightspan_prompts.gepa.algorithm import GEPA
-    from lightspan_prompts.judge import Judge
+    from lightspan_prompts.alternate import Alternate as Alternate
+    from lightspan_prompts.apo.algorithm import APO as APO
+    from lightspan_prompts.gepa.algorithm import GEPA as GEPA
+    from lightspan_prompts.judge import Judge as Judge
 
-__all__ = ["APO", "GEPA", "Alternate", "Judge"]
-
-__getattr__ = lazy_exports(
+__getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "APO": "lightspan_prompts.apo.algorithm",
@@ -28,7 +26,3 @@ __getattr__ = lazy_exports(
         "Judge": "lightspan_prompts.judge",
     },
 )
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -15,7 +15,6 @@ from lightspan.algorithms.protocol import (
     Algorithm,
     Metrics,
     PolicySpec,
-    Reflections,
     TrainerContext,
 )
 from lightspan.algorithms.task_sampler import Epochs
@@ -191,9 +190,6 @@ class Alternate(Algorithm):
 
     def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
         return self.prompts.inspect_episodes(episodes)
-
-    def reflections(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Reflections]:
-        return self.prompts.reflections(tasks, episodes)
 
     def state(self) -> dict[str, Json]:
         return {**msgspec.to_builtins(self._state), "half": self.weights.state()}

@@ -13,7 +13,6 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from lightspan.errors import BudgetError, ConfigError, EngineError
-from lightspan.lightning.transcript import task_text, transcript, without_keys
 from lightspan.progress import plural
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json
@@ -31,6 +30,7 @@ from lightspan.training.rewards import (
 from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.judge_prompts import LETTERS, Ballot, ballots, comment, scores
 from lightspan_prompts.search.validation import check_installed, check_reflection
+from lightspan_prompts.transcript import task_text, transcript, without_keys
 
 MAX_REASON_LENGTH: Final = 200
 """Maximum characters of the reason why a request failed."""

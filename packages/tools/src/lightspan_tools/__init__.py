@@ -1,9 +1,10 @@
 """Reports before and after a training.
 
 `dry_run` reports what `fit` would do, `inspect` describes a run, a rollout or a call, `export`
-writes files, `rescore` compares another reward, `plots` draws learning curves, `sinks` send metrics
-to TensorBoard, W&B, MLflow and Trackio. `rollout_view` joins a rollout with its episode and
-coverage, `pagination` prints tables of rollouts. `commands` are the subcommands of `lightspan`.
+writes files, `rescore` compares another reward, `plots` draws learning curves, `alerts` warns when
+a training goes wrong, `sinks` send metrics to TensorBoard, W&B, MLflow and Trackio. `rollout_view`
+joins a rollout with its episode and coverage, `pagination` prints tables of rollouts. `commands`
+are the subcommands of `lightspan`.
 """
 
 from __future__ import annotations
@@ -13,16 +14,10 @@ from typing import TYPE_CHECKING
 from lightspan.plugins import lazy_exports
 
 if TYPE_CHECKING:
-    from lightspan_tools.dry_run.report_model import DevReport
-    from lightspan_tools.dry_run.run import DryRun
+    from lightspan_tools.dry_run.report_model import DevReport as DevReport
+    from lightspan_tools.dry_run.run import DryRun as DryRun
 
-__all__ = ["DevReport", "DryRun"]
-
-__getattr__ = lazy_exports(
+__getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {"DevReport": "lightspan_tools.dry_run.report_model", "DryRun": "lightspan_tools.dry_run.run"},
 )
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -20,9 +20,9 @@ from lightspan.schema.records import Mode
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_existing
 from lightspan.stores.protocol import Store
-from lightspan.training.alerts import AlertMonitor
 from lightspan.training.folder import RunFolder
 from lightspan.training.rewards import OWN
+from lightspan_tools.alerts import AlertMonitor
 from lightspan_tools.pagination import Page, TableRow, table_lines
 from lightspan_tools.rollout_view import RolloutView, read_views, trained_rewards, view_of
 

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 from lightspan.plugins import lazy_exports
 
 if TYPE_CHECKING:
-    from lightspan_torch.engine.config import Transformers
-    from lightspan_torch.engine.parameter_count import count_parameters
-    from lightspan_torch.learner.config import Torch
-    from lightspan_torch.sft.algorithm import SFT
+    from lightspan_torch.engine.config import Transformers as Transformers
+    from lightspan_torch.engine.parameter_count import count_parameters as count_parameters
+    from lightspan_torch.learner.config import Torch as Torch
+    from lightspan_torch.sft.algorithm import SFT as SFT
 
-__all__ = ["SFT", "Torch", "Transformers", "count_parameters"]
-
-__getattr__ = lazy_exports(
+__getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "SFT": "lightspan_torch.sft.algorithm",
@@ -23,7 +21,3 @@ __getattr__ = lazy_exports(
         "count_parameters": "lightspan_torch.engine.parameter_count",
     },
 )
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -15,12 +15,6 @@ from typing import TYPE_CHECKING
 from lightspan.plugins import lazy_exports
 
 if TYPE_CHECKING:
-    from lightspan_verl.config import Verl
+    from lightspan_verl.config import Verl as Verl
 
-__all__ = ["Verl"]
-
-__getattr__ = lazy_exports(__name__, {"Verl": "lightspan_verl.config"})
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_exports(__name__, {"Verl": "lightspan_verl.config"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import math
 import shutil
 import tempfile
@@ -38,15 +37,22 @@ from lightspan.protocols.learner import (
     PolicyLoss,
     Which,
 )
-from lightspan.tempdirs import OwnedTempDir
 from lightspan_torch.engine.hub import locate
 from lightspan_torch.engine.parameter_count import count_parameters
 from lightspan_torch.learner.call_index import number_calls
-from lightspan_torch.learner.checkpoint import FORMAT, check_manifest, read
+from lightspan_torch.learner.checkpoint import (
+    FORMAT,
+    check_manifest,
+    read,
+    reading,
+    write_manifest,
+    writing,
+)
 from lightspan_torch.learner.metrics import MetricAccumulator, over_policies
 from lightspan_torch.learner.microbatch import default_token_budget
 from lightspan_torch.learner.policy_model import TrainedModel, rate_factor
 from lightspan_torch.learner.validation import check_loss, check_names, check_rows, ordered
+from lightspan_torch.tempdirs import OwnedTempDir
 from lightspan_verl.config import Verl
 from lightspan_verl.local_ranks import Workers
 from lightspan_verl.rank_group import RESUME_HINT, RankGroup
@@ -336,41 +342,28 @@ class VerlLearner(Learner):
 
     def save(self, folder: Path) -> None:
         folder = Path(folder).absolute()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
             self._all(Save(learner=self._number, folder=str(folder)))
-            # last, because it marks the checkpoint as complete
-            (folder / "learner.json").write_text(json.dumps(self._manifest(), indent=1))
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot write the checkpoint {folder}: {error}; check the disk, then continue "
-                "from the checkpoint before it with resume=True (--resume)"
-            ) from error
+            write_manifest(folder, self._manifest())
 
     def load(self, folder: Path) -> None:
         folder = Path(folder).absolute()
-        try:
-            manifest = json.loads((folder / "learner.json").read_text())
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"cannot read the checkpoint {folder}: {error}") from error
-        if manifest.get("learner") != "verl":
-            raise CheckpointError(
-                f"the checkpoint {folder} was not made by the verl learner: resume with the "
-                "learner that made it, or start again from its exported model"
-            )
-        try:
+        with reading(folder) as manifest:
+            if manifest.get("learner") != "verl":
+                raise CheckpointError(
+                    f"the checkpoint {folder} was not made by the verl learner: resume with the "
+                    "learner that made it, or start again from its exported model"
+                )
             check_manifest(folder, manifest, self._manifest())
             entries = manifest["policies"]
             steps = {name: int(entry["steps"]) for name, entry in entries.items()}
-            served = {name: entry["served"] for name, entry in entries.items()}
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"the checkpoint {folder} is damaged ({type(error).__name__}: {error}): delete it, "
-                "and training resumes from the one before it"
-            ) from error
+            served = {
+                name: (int(entry["served"][0]), int(entry["served"][1]))
+                for name, entry in entries.items()
+            }
         self._all(Load(learner=self._number, folder=str(folder), steps=steps))
         self._steps = steps
-        self._served = {name: (int(pair[0]), int(pair[1])) for name, pair in served.items()}
+        self._served = served
 
     def export(self, policy: str, folder: Path, *, merge: bool = False) -> None:
         from safetensors import SafetensorError

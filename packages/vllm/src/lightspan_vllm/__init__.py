@@ -15,12 +15,6 @@ from typing import TYPE_CHECKING
 from lightspan.plugins import lazy_exports
 
 if TYPE_CHECKING:
-    from lightspan_vllm.config import VLLM
+    from lightspan_vllm.config import VLLM as VLLM
 
-__all__ = ["VLLM"]
-
-__getattr__ = lazy_exports(__name__, {"VLLM": "lightspan_vllm.config"})
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_exports(__name__, {"VLLM": "lightspan_vllm.config"})

@@ -8,7 +8,7 @@ import ipaddress
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -60,10 +60,19 @@ CPU_CACHE: Final = "VLLM_CPU_KVCACHE_SPACE"
 """Environment variable of a server's key-value cache on a CPU, in GiB."""
 MAX_SERVERS: Final = 1024
 """Maximum number of servers of a policy; each is a process with a copy of the model."""
-# examples for error messages
-_PATHS: Final = {"python": ".venv-vllm/bin/python", "exchange": "/dev/shm"}
-_ADDRESSES: Final = "['http://127.0.0.1:8000']"
-_VARIABLES: Final = "{'VLLM_CPU_KVCACHE_SPACE': '4'}"
+
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+_KINDS: Final[Mapping[str, Any]] = {
+    "python": str,
+    "addresses": tuple[str, ...] | dict[str, tuple[str, ...]],
+    "allow": tuple[str, ...],
+    "merge": bool,
+    "arguments": tuple[str, ...],
+    "environment": dict[Text, str],
+    "exchange": Text,
+    "trainer_host": Text,
+}
+"""Setting → its type."""
 
 
 class Link(NamedTuple):
@@ -128,8 +137,7 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     reaches it during an update can read the weights: use loopback or a private network."""
 
     def __post_init__(self) -> None:
-        self._check_kinds()
-        self._copy_collections()
+        self._convert()
         if bool(self.python) == bool(self.addresses):
             which = "both" if self.python else "neither"
             raise ConfigError(
@@ -235,43 +243,18 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         addresses = self.addresses
         return list(addresses.values()) if isinstance(addresses, dict) else [addresses]
 
-    def _check_kinds(self) -> None:
-        for name, example in _PATHS.items():
+    def _convert(self) -> None:
+        """Convert paths to texts and lists to tuples, and copy what the caller could change
+        later."""
+        for name, kind in _KINDS.items():
             value = getattr(self, name)
-            if not isinstance(value, str | os.PathLike):
-                raise ConfigError(f"VLLM: {name}={value!r} must be a path, such as {example!r}")
-        if not str(self.exchange):
-            raise ConfigError("VLLM: exchange='' must be a folder, such as '/dev/shm'")
-        if not isinstance(self.trainer_host, str) or not self.trainer_host:
-            raise ConfigError(
-                f"VLLM: trainer_host={self.trainer_host!r} must be this machine's address as a "
-                f"text, such as {LOOPBACK!r}"
-            )
-        if not isinstance(self.merge, bool):
-            raise ConfigError(f"VLLM: merge={self.merge!r} must be True or False")
+            value = os.fspath(value) if isinstance(value, os.PathLike) else value
+            try:
+                msgspec.structs.force_setattr(self, name, msgspec.convert(value, kind))
+            except msgspec.ValidationError as error:
+                raise ConfigError(f"VLLM: {name}: {error}") from error
         if self.template_date is not None:
             check_date("VLLM: template_date", self.template_date)
-
-    def _copy_collections(self) -> None:
-        """Convert lists to tuples, and copy what the caller could change later."""
-        addresses: Any = self.addresses
-        if isinstance(addresses, Mapping):
-            copied: Any = {
-                _policy_name(policy): _texts(f"addresses[{policy!r}]", own, _ADDRESSES)
-                for policy, own in addresses.items()
-            }
-        else:
-            copied = _texts("addresses", addresses, _ADDRESSES)
-        values = {
-            "addresses": copied,
-            "allow": _texts("allow", self.allow, "['10.0.0.7']"),
-            "arguments": _texts("arguments", self.arguments, "['--max-num-seqs', '64']"),
-            "environment": _variables(self.environment),
-            "python": str(self.python),
-            "exchange": str(self.exchange),
-        }
-        for name, value in values.items():
-            msgspec.structs.force_setattr(self, name, value)
 
     def _check_addresses(self) -> None:
         lists = self._lists
@@ -329,50 +312,6 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
                 f"VLLM: arguments= has {PARALLEL[0]} {size}, but environment= shows {count} "
                 f"devices ({VISIBLE}={visible!r}): show {size}, or lower the flag"
             )
-
-
-def _texts(name: str, value: Any, example: str) -> tuple[str, ...]:
-    """Return a list of texts as a tuple; raise `ConfigError` for anything else."""
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise ConfigError(f"VLLM: {name}={value!r} must be a list of texts, such as {example}")
-    texts = tuple(value)
-    for text in texts:
-        if not isinstance(text, str):
-            raise ConfigError(
-                f"VLLM: {name}={list(texts)!r} must be a list of texts, but {text!r} is not a "
-                f"text: write it as in {example}"
-            )
-    return texts
-
-
-def _policy_name(policy: Any) -> str:
-    if not isinstance(policy, str):
-        raise ConfigError(
-            f"VLLM: addresses= has {policy!r} for the name of a policy: write it as a text, as in "
-            f"{{'sql': {_ADDRESSES}}}"
-        )
-    return policy
-
-
-def _variables(value: Any) -> dict[str, str]:
-    """Return a copy of environment variables; raise `ConfigError` for anything else."""
-    if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"VLLM: environment={value!r} must map names to texts, such as {_VARIABLES}"
-        )
-    for name, text in value.items():
-        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
-            raise ConfigError(
-                f"VLLM: environment= has {name!r} for the name of a variable: write it as in "
-                f"{_VARIABLES}"
-            )
-        if not isinstance(text, str) or "\0" in text:
-            example = repr({name: str(text)}) if isinstance(text, int | float) else _VARIABLES
-            raise ConfigError(
-                f"VLLM: environment= has {name}={text!r}, which must be a text: write it as in "
-                f"{example}"
-            )
-    return dict(value)
 
 
 def _check_distinct(addresses: Sequence[str]) -> None:

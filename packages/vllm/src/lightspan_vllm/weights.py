@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple
 
 from lightspan.errors import ConfigError, EngineError, EngineMemoryError, ModelError
 from lightspan.protocols.engine import LoRAWeights
-from lightspan.tempdirs import OwnedTempDir
 from lightspan_torch.engine.hub import cannot_load, locate
 from lightspan_torch.engine.tokenizer import context_length
+from lightspan_torch.tempdirs import OwnedTempDir
 
 PREFIX: Final = "lightspan-weights-"
 LABEL: Final = "lightspan-"

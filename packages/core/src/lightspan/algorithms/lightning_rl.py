@@ -1,7 +1,7 @@
 """LightningRL (arXiv 2508.03680): any agent app, trained by per-call transitions.
 
-`plan` chooses tasks, `collect` runs them, `build` turns their episodes into the batch of one
-optimiser step. `run_step` does all three and the update; another trainer may call them one by one.
+`collect` runs tasks, `build` turns their episodes into the batch of one optimiser step. `run_step`
+does both and the update; another trainer may call them one by one.
 """
 
 from __future__ import annotations
@@ -287,19 +287,11 @@ class LightningRL(LightningSettings, Algorithm):
         self._chooses_rate = vars(self)["optimizer"] is None
         if self._chooses_rate:
             del vars(self)["optimizer"]  # uncovers the property above
-        self._batch_config = BatchConfig(
-            estimator=self.estimator,
-            unit=self.unit,
-            credit=self.credit,
-            air=self.air,
-            overlong=self.overlong,
-            weight=self.weight,
-            token_constant=self.token_constant,
-            max_length=self.max_length,
-            max_staleness=self.max_staleness,
-            # KL and entropy have a gradient without an advantage
-            keep_zero_advantages=bool(self.loss.kl or self.loss.entropy),
-        )
+        # KL and entropy have a gradient without an advantage
+        keep_zero_advantages = bool(self.loss.kl or self.loss.entropy)
+        names = {setting.name for setting in fields(BatchConfig)} - {"keep_zero_advantages"}
+        settings = {name: getattr(self, name) for name in names}
+        self._batch_config = BatchConfig(**settings, keep_zero_advantages=keep_zero_advantages)
         policies = _policy_names(self.optimize)
         selection = Selection.of(
             policies,
@@ -402,13 +394,9 @@ class LightningRL(LightningSettings, Algorithm):
             "air": None if self.air is None else self.air.config(),
         }
 
-    # --- the three parts ------------------------------------------------------------------
-    def plan(self, trainer: TrainerContext, missing: int | None = None) -> list[Json]:
-        """Return the tasks of this iteration, or `missing` further ones."""
-        return trainer.next_tasks(self.tasks_per_step if missing is None else missing)
-
+    # --- the two parts ------------------------------------------------------------------
     async def collect(self, trainer: TrainerContext) -> list[Episode]:
-        """Run the planned tasks, with `resample` also further ones until enough groups vary.
+        """Run the next tasks, with `resample` also further ones until enough groups vary.
 
         Returns all episodes, including those of replaced groups, which `build` leaves out. With
         `overlap`, they belong to groups that started earlier.
@@ -418,11 +406,11 @@ class LightningRL(LightningSettings, Algorithm):
                 trainer, self.overlap, self.tasks_per_step, self.group_size
             )
             return episodes
-        episodes = await trainer.rollouts(self.plan(trainer), self.group_size)
+        episodes = await trainer.rollouts(trainer.next_tasks(self.tasks_per_step), self.group_size)
         for _ in range(self.resample):
             if not (missing := self._missing_groups(episodes)):
                 return episodes
-            episodes += await trainer.rollouts(self.plan(trainer, missing), self.group_size)
+            episodes += await trainer.rollouts(trainer.next_tasks(missing), self.group_size)
         if self.resample and (missing := self._missing_groups(episodes)):
             trainer.note(
                 f"after {self.resample} rounds of resampling {self.tasks_per_step - missing} of "
@@ -451,20 +439,15 @@ class LightningRL(LightningSettings, Algorithm):
         return set(list(groups_without_variance(rewards))[:surplus])
 
     def build(
-        self,
-        episodes: Sequence[Episode],
-        versions: Mapping[str, int] | None = None,
-        coverages: Sequence[Coverage] | None = None,
+        self, episodes: Sequence[Episode], versions: Mapping[str, int] | None = None
     ) -> Batch:
         """Return the batch of one iteration, without `replaced` groups. Not for a critic, whose
         values `prepare(…).finish` takes.
 
         Args:
             versions: current version of each policy; needed for `max_staleness`.
-            coverages: those of `coverages`, minus calls that the learner rejects
-                (`lightspan.algorithms.grammar_check`); None for all.
         """
-        return self.prepare(episodes, versions, coverages).finish()
+        return self.prepare(episodes, versions).finish()
 
     def prepare(
         self,
@@ -472,7 +455,13 @@ class LightningRL(LightningSettings, Algorithm):
         versions: Mapping[str, int] | None = None,
         coverages: Sequence[Coverage] | None = None,
     ) -> BatchBuilder:
-        """Return a builder of the batch; see `build`."""
+        """Return a builder of the batch; see `build`.
+
+        Args:
+            versions: see `build`.
+            coverages: those of `coverages`, minus calls that the learner rejects
+                (`lightspan.algorithms.grammar_check`); None for all.
+        """
         coverages = self.coverages(episodes) if coverages is None else coverages
         if replaced := self.replaced(episodes):
             episodes = [episode for episode in episodes if episode.group_id not in replaced]

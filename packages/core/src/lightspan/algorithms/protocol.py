@@ -64,20 +64,6 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     lora: LoRA | None = None
 
 
-class Reflections(msgspec.Struct, frozen=True, kw_only=True):
-    """Forecast of a search's questions to a reflection model."""
-
-    model: str
-    most: int
-    """Maximum number of questions."""
-    tokens_in: float
-    """Estimated tokens per question, at four characters per token."""
-    tokens_out: float
-    """Estimated minimum of tokens per answer: the length of the text that it changes."""
-    most_cost: float | None = None
-    """Maximum cost of all questions, by `prices`; None without a price of the model."""
-
-
 class TrainerContext(Protocol):
     """Interface of a running trainer for its algorithm."""
 
@@ -314,18 +300,6 @@ class Algorithm(Protocol):
 
         Raises:
             ConfigError: `fit` would fail.
-        """
-        return []
-
-    def reflections(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Reflections]:
-        """Return a forecast of questions to reflection models.
-
-        Args:
-            tasks: all training tasks.
-            episodes: rollouts of a dry run.
-
-        Raises:
-            ConfigError, DataError: `fit` would fail.
         """
         return []
 

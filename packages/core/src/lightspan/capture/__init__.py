@@ -7,7 +7,6 @@ answers in `response_observer`. `other_clients` records calls of clients that ar
 `uncaptured_http` records their requests in a dry run. `prompt_overrides` replaces prompts, and
 `emit` is the API for an app's own code. `generator_context` restricts a block to its generator,
 `context_propagation` copies the context into threads, `misattributed_calls` detects calls without
-the right context, `_globals` is the process-wide state, and `to_otel` converts spans to those of
-OpenTelemetry's SDK. Adapters use `adapter`, `patch`, `agent_discovery` and `static_analysis`
-through `lightspan.instrumentation`.
+the right context, and `_globals` is the process-wide state. Adapters use `adapter`, `patch`,
+`agent_discovery` and `static_analysis` through `lightspan.instrumentation`.
 """

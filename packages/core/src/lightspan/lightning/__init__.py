@@ -19,8 +19,7 @@ No I/O, no clock, no torch. Each arrow is a function, linear in its input and fr
 `build_batch` (`batch`) does everything after `classify_calls`, for the episodes of one optimiser
 step. Further modules: `returns` sums rewards for statistics, `gae` estimates advantages from a
 critic's values, `length_penalty` penalises answers that are too long, `states` has the state of a
-call, `history` the input of AIR's signals, `transcript` the input of a judge, `merge_diagnostics`
-explains why a conversation became several rows, `rollout_checks` reports problems of a batch
+call, `history` the input of AIR's signals, `rollout_checks` reports problems of a batch
 (`uncaptured_advice`: requests outside the SDKs), `span_tree` is for display.
 
 Worked example: one task, two rollouts. In the first, a writer's call (prompt 1 2, sampled 3) is

@@ -1,7 +1,6 @@
 """AIR: automatic intermediate rewarding (arXiv 2508.03680 §3.4).
 
-*Signals* are read from the recorded spans: whether tools succeeded, failed or returned malformed
-results, whether the arguments that a model wrote for them are JSON, and any function of the user's.
+*Signals* are read from the recorded spans: whether tools succeeded, and any function of the user's.
 
 `mode="potential"` shapes by potentials (Ng, Harada, Russell 1999). With Phi(s) the potential of the
 state in which a turn is taken, each turn earns F = gamma · Phi(s_next) - Phi(s) in addition, and
@@ -37,38 +36,27 @@ groups include them. Evaluation includes neither bonuses nor potentials.
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from inspect import iscoroutinefunction
 from itertools import accumulate
-from typing import Any, ClassVar, Final, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
 from lightspan.errors import ConfigError
 from lightspan.lightning.credit import GAE, Credit, RewardToGo, Terminal, rewards_after
-from lightspan.lightning.episode import Call, CallKey, Episode
-from lightspan.lightning.history import History, ToolCall, Trace, parts
+from lightspan.lightning.episode import CallKey, Episode
+from lightspan.lightning.history import History, Trace
 from lightspan.lightning.selection import Coverage
 from lightspan.lightning.states import qualified_name
 from lightspan.lightning.turns import Turns
-from lightspan.schema import semconv as c
-from lightspan.schema.genai_messages import CALL_OPEN, PYTHON_TAG
 from lightspan.schema.records import Json
 from lightspan.schema.validation import check_choice, check_number
 
 AIRMode = Literal["potential", "bonus"]
-
-_TOOL_MARKS: Final = (CALL_OPEN, PYTHON_TAG)
-"""Beginnings of a tool call in the text of any model family."""
-_BARE_CALL: Final = re.compile(r'\s*(?:```(?:json)?\s*)?[\[{][\s{]*"(?:name|parameters|arguments)"')
-"""Beginning of an answer that is a tool call in plain JSON."""
-_CUT: Final = re.compile(r"… \(\d+ characters\)$")
-"""Ending that adapters put on a truncated result."""
-_json: Final = msgspec.json.Decoder()
 
 
 # --- signals ----------------------------------------------------------------------------------
@@ -86,8 +74,8 @@ class Observed(NamedTuple):
     since: int | None
 
 
-class _ToolSignal(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the signals of tool calls."""
+class ToolSuccess(msgspec.Struct, frozen=True, kw_only=True, tag="tool_success"):
+    """Signal: 1 for each tool call that succeeded, 0 for each that failed."""
 
     tools: str = "*"
     """Glob on names of tools."""
@@ -95,8 +83,8 @@ class _ToolSignal(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not isinstance(self.tools, str) or not self.tools:
             raise ConfigError(
-                f"{type(self).__name__}: tools={self.tools!r}: use one glob on the names of tools, "
-                "such as 'search_*'"
+                f"ToolSuccess: tools={self.tools!r}: use one glob on the names of tools, such as "
+                "'search_*'"
             )
 
     @property
@@ -106,102 +94,22 @@ class _ToolSignal(msgspec.Struct, frozen=True, kw_only=True):
 
     def observe(self, trace: Trace) -> list[Observed]:
         """Return the values of an attempt's tool calls."""
-        observed = []
-        for tool, after, since in trace.tools:
-            if tool.succeeded is not None and fnmatchcase(tool.name, self.tools):
-                value = self.value(tool, succeeded=tool.succeeded)
-                if value is not None:
-                    observed.append(Observed(value, after, tool.call, since))
-        return observed
-
-    def value(self, tool: ToolCall, *, succeeded: bool) -> float | None:
-        """Return the value of a tool call; None if it is unknown."""
-        return float(succeeded)
-
-
-class ToolSuccess(_ToolSignal, frozen=True, kw_only=True, tag="tool_success"):
-    """Signal: 1 for each tool call that succeeded, 0 for each that failed."""
-
-
-class ToolError(_ToolSignal, frozen=True, kw_only=True, tag="tool_error"):
-    """Signal: -1 for each tool call that failed or has a malformed result, else 0."""
-
-    result: Literal["any", "json"] = "any"
-    """Required form of a result: with `json` everything else is malformed, a missing result too. A
-    result that was truncated when recorded has no value."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("ToolError: result", self.result, ("any", "json"))
-
-    def value(self, tool: ToolCall, *, succeeded: bool) -> float | None:
-        if succeeded and self.result == "json":
-            if tool.result is not None and _CUT.search(tool.result):
-                return None
-            succeeded = _loads(tool.result) is not _BAD
-        return 0.0 if succeeded else -1.0
-
-
-class ValidArguments(msgspec.Struct, frozen=True, kw_only=True, tag="valid_arguments"):
-    """Signal: 1 for each model call whose tool calls all have a JSON object as arguments, 0 for
-    each other one with tool calls, unparsable ones included. Calls without tools have no value."""
-
-    name: ClassVar[str] = "valid_arguments"
-
-    def observe(self, trace: Trace) -> list[Observed]:
-        """Return the value of the signal for each model call of an attempt."""
-        observed = []
-        for call in trace.calls:
-            is_valid = _are_valid(call, trace.messages.get(call.key, {}))
-            if is_valid is not None:
-                observed.append(Observed(float(is_valid), call.sequence_end, call.key, None))
-        return observed
+        return [
+            Observed(float(tool.succeeded), after, tool.call, since)
+            for tool, after, since in trace.tools
+            if tool.succeeded is not None and fnmatchcase(tool.name, self.tools)
+        ]
 
 
 SignalFunction = Callable[[History], float]
-Signal = ToolSuccess | ToolError | ValidArguments | SignalFunction
+Signal = ToolSuccess | SignalFunction
 """A function takes the history of a turn. As a potential it returns the value of the state before
 the turn, as a bonus that of the state after it; both are multiplied by `scale`."""
-
-_BUILT_IN: Final = (ToolSuccess, ToolError, ValidArguments)
-_BAD: Final = object()
-
-
-def _loads(text: str | None) -> Any:
-    try:
-        return _json.decode(text or "")
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
-        return _BAD
-
-
-def _are_valid(call: Call, message: Mapping[str, Any]) -> bool | None:
-    """Return whether the arguments of a call's tool calls are JSON objects; None without tool
-    calls."""
-    arguments = [part.get("arguments") for part in parts(message, "tool_call")]
-    if any(not _is_object(value) for value in arguments):
-        return False
-    texts = [str(part.get("content") or "") for part in parts(message, "text")]
-    if any(_holds_call(call, text) for text in texts):
-        return False
-    return True if arguments else None
-
-
-def _holds_call(call: Call, text: str) -> bool:
-    """Return whether the text contains an unparsable tool call (`lightspan_gateway.tools`)."""
-    if any(mark in text for mark in _TOOL_MARKS):
-        return True
-    has_tools = call.span is not None and c.TOOL_DEFINITIONS in call.span.attributes
-    return has_tools and _BARE_CALL.match(text) is not None
-
-
-def _is_object(arguments: Any) -> bool:
-    value = _loads(arguments) if isinstance(arguments, str) else arguments
-    return isinstance(value, Mapping)
 
 
 def signal_name(signal: Signal) -> str:
     """Return the signal's name in metrics."""
-    if isinstance(signal, _BUILT_IN):
+    if isinstance(signal, ToolSuccess):
         return signal.name
     return str(getattr(signal, "__name__", type(signal).__name__))
 
@@ -214,8 +122,7 @@ class AIR:
     """Intermediate rewards from signals (see the module).
 
     Args:
-        signals: `ToolSuccess()`, `ToolError()`, `ValidArguments()`, or functions of a `History`
-            that return a number.
+        signals: `ToolSuccess()`, or functions of a `History` that return a number.
         scale: factor of a potential or bonus; the default assumes rewards of 0 to 1.
         mode: `potential` does not change which policy is best; `bonus` may.
 
@@ -254,7 +161,7 @@ class AIR:
             "scale": self.scale,
             "signals": [
                 msgspec.to_builtins(signal)
-                if isinstance(signal, _BUILT_IN)
+                if isinstance(signal, ToolSuccess)
                 else qualified_name(signal)
                 for signal in self.signals
             ],
@@ -262,11 +169,7 @@ class AIR:
 
 
 def _check_signal(signal: Signal) -> None:
-    if isinstance(signal, type):
-        raise ConfigError(
-            f"AIR: the signal {signal.__name__} is a class: write {signal.__name__}()"
-        )
-    if not isinstance(signal, _BUILT_IN) and not callable(signal):
+    if isinstance(signal, type) or not (isinstance(signal, ToolSuccess) or callable(signal)):
         raise ConfigError(f"AIR: {signal!r} is not a signal: use ToolSuccess() or a function")
     name = signal_name(signal)
     if iscoroutinefunction(signal):
@@ -356,7 +259,7 @@ def _potentials(air: AIR, trace: Trace, turns: Turns) -> Shaping:
     by_signal: dict[str, list[float]] = {}
     unplaced = 0
     for signal in air.signals:
-        if isinstance(signal, _BUILT_IN):
+        if isinstance(signal, ToolSuccess):
             observed = signal.observe(trace)
             values = _means_before(observed, positions)
             by_signal[signal.name] = [each.value for each in observed]
@@ -384,7 +287,7 @@ def _bonuses(air: AIR, credit: Credit, trace: Trace, turns: Turns) -> Shaping:
     by_signal: dict[str, list[float]] = {}
     unplaced = 0
     for signal in air.signals:
-        if not isinstance(signal, _BUILT_IN):
+        if not isinstance(signal, ToolSuccess):
             # the state after a turn is that before the next one
             ends = [*turn_positions(turns)[1:], math.inf]
             values = [_evaluate(signal, trace.history(t + 1, at)) for t, at in enumerate(ends)]

@@ -90,8 +90,7 @@ class Trace:
     def __init__(self, episode: Episode) -> None:
         self.task_id = episode.task_id
         self.calls = [call for call in episode.calls if call.sequence_start is not None]
-        self.messages = _messages(episode.calls)
-        self.tools = _place(episode, self.calls, self.messages)
+        self.tools = _place(episode, self.calls, _messages(episode.calls))
 
     def history(self, turn: int, position: float) -> History:
         """Return the history of a turn that begins at a sequence number."""
@@ -132,19 +131,13 @@ def _output(span: Span) -> list[Any]:
     return decoded if isinstance(decoded, list) else []
 
 
-def parts(message: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
-    """Return the parts of a message of one kind, such as `tool_call`."""
-    recorded = message.get("parts")
-    listed = recorded if isinstance(recorded, list) else []
-    return [part for part in listed if isinstance(part, Mapping) and part.get("type") == kind]
-
-
 def _requesters(messages: Mapping[CallKey, Mapping[str, Any]]) -> dict[str, CallKey]:
     """Return id of a tool call → the model call that requested it, without ambiguous ids."""
     by_id: dict[str, set[CallKey]] = {}
     for key, message in messages.items():
-        for part in parts(message, "tool_call"):
-            if part.get("id"):
+        parts = message.get("parts")
+        for part in parts if isinstance(parts, list) else ():
+            if isinstance(part, Mapping) and part.get("type") == "tool_call" and part.get("id"):
                 by_id.setdefault(str(part["id"]), set()).add(key)
     return {name: next(iter(keys)) for name, keys in by_id.items() if len(keys) == 1}
 

@@ -268,8 +268,7 @@ def why_never(call: Call, mode: Mode) -> str | None:
     if call.refused is None:
         return None
     code = call.span.attributes.get(c.ERROR_TYPE)
-    # another prompt may be shorter, and some features are refused outside training only, or by the
-    # dry run's own endpoint
+    # another prompt may be shorter, and some features are refused outside training only
     if code in (c.CONTEXT_OVERFLOW, c.CHAT_ONLY):
         return None
     is_permanent = mode is not Mode.VAL or code == c.UNSUPPORTED_CONTENT

@@ -3,5 +3,6 @@
 `record` starts recording with `options`; each run becomes an attempt of `auto_attempts`. `redact`
 passes each span to the user's hook, and `store_writer` writes to the store in the background.
 `feedback` scores an attempt later, `connect` sends calls to trained policies, `apply_prompts`
-replaces prompts by learned ones, and `span_exporter` exports spans to a tracing backend.
+replaces prompts by learned ones, and `exporters` finds the plugin that exports spans to a tracing
+backend.
 """

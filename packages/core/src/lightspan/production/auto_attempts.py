@@ -18,7 +18,7 @@ import msgspec
 from lightspan.capture import context
 from lightspan.capture.context import AgentContext, AttemptContext, AttemptHandle, make_span
 from lightspan.capture.recorder import NullRecorder, Recorder
-from lightspan.production import span_exporter
+from lightspan.production import exporters
 from lightspan.production.options import SERVICE_NAME, RecordOptions
 from lightspan.production.redact import Redactor
 from lightspan.production.store_writer import (
@@ -151,7 +151,7 @@ class OpenAttempt(Recorder):
             spans, self._spans = self._spans, []
             is_late, self._is_written = self._is_written, True
             self.size = 0
-        span_exporter.enqueue(spans)
+        exporters.export(spans)
         if is_late:
             return PendingWrite(AttemptRef(self.attempt_id, EPOCH), spans)
         errors = self.capture_errors()

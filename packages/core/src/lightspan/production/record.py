@@ -22,8 +22,9 @@ from typing import Any, Final, Self
 from lightspan.capture import context, sdk_instrumentation
 from lightspan.capture.context import AgentContext, AttemptHandle
 from lightspan.errors import ConfigError
-from lightspan.production import apply_prompts, span_exporter
+from lightspan.production import apply_prompts
 from lightspan.production.auto_attempts import NullAttempt, OpenAttempt, OpenAttempts
+from lightspan.production.exporters import find_exporter
 from lightspan.production.options import STORE_VARIABLE, RecordOptions, read_options
 from lightspan.production.redact import Redact, find_hook
 from lightspan.production.store_writer import EXIT_S
@@ -136,7 +137,7 @@ def record(
         return Recording(None)
     if isinstance(options.redact, str) and redact is not None:
         find_hook(options.redact)
-    span_exporter.current()
+    find_exporter()
     with _state.lock:
         if _state.explicit is not None:
             before = _state.explicit.settings
@@ -156,6 +157,12 @@ def hold(owner: str) -> None:
     apply_prompts.hold(owner)
     if not os.environ.get(STORE_VARIABLE):
         return
+    # before the exit hook of recordings: what is registered last runs first, and recordings queue
+    # their last spans for the exporter when the process ends
+    try:
+        find_exporter()
+    except Exception as error:
+        log.error("lightspan: no span is sent: %s", error)
     try:
         with _state.lock:
             _state.holders.add(owner)
@@ -164,11 +171,6 @@ def hold(owner: str) -> None:
                 _update_attempt_factory()
     except Exception as error:
         log.error("lightspan: nothing is recorded: %s", error)
-        return
-    try:
-        span_exporter.current()
-    except Exception as error:
-        log.error("lightspan: no span is sent: %s", error)
 
 
 def release(owner: str) -> None:

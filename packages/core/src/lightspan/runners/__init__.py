@@ -4,8 +4,8 @@
 `runner` is the claim loop, `attempt` runs one attempt, `outcome` maps an app's return value or
 exception to an outcome. `protocol` defines the interface of a set of runners: `local` has processes
 on this machine (`process_main` is their entry point, `foreign_python` starts them in another
-interpreter), `external` stands for runners that are started by hand (`standalone`). `discovery`
-lets trainers and such runners find each other in the store.
+interpreter). `discovery` announces a trainer to runners that are started by hand
+(lightspan-cluster).
 
 An app may block, hang or kill its process. `loop_watchdog` detects a blocked event loop, and
 `stack_location` names the line of the app that blocks it. `local` detects processes that died or

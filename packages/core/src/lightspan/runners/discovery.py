@@ -16,7 +16,6 @@ import msgspec
 
 from lightspan import __version__
 from lightspan.errors import StoreError
-from lightspan.runners.foreign_python import mismatch
 from lightspan.schema.records import Peer, PeerRole
 from lightspan.schema.semconv import PROTOCOL_VERSION
 from lightspan.stores.protocol import Store
@@ -25,8 +24,6 @@ log = logging.getLogger(__name__)
 
 _ANNOUNCE_INTERVAL_S: Final = 5.0
 """Seconds between two announcements of a peer."""
-_GONE_S: Final = 20.0
-"""Seconds without an announcement after which a peer counts as gone."""
 
 
 def make_peer(peer_id: str, role: PeerRole, app: str, **fields: Any) -> Peer:
@@ -40,21 +37,6 @@ def make_peer(peer_id: str, role: PeerRole, app: str, **fields: Any) -> Peer:
         python=sys.executable,
         **fields,
     )
-
-
-def is_present(peer: Peer) -> bool:
-    """Return whether the peer was announced recently."""
-    return peer.silent_s < _GONE_S
-
-
-def is_compatible(peer: Peer) -> bool:
-    """Return whether the peer has this protocol version."""
-    return peer.protocol == PROTOCOL_VERSION
-
-
-def incompatibility(peer: Peer) -> str:
-    """Return the message about a peer with another protocol version."""
-    return mismatch(peer.python, peer.lightspan, peer.protocol)
 
 
 class Presence:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -10,6 +11,7 @@ import msgspec
 from lightspan.errors import AppError
 from lightspan.runners.timings import RunnerTimings
 from lightspan.schema.records import new_id
+from lightspan.stores.protocol import Store
 
 
 class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +87,15 @@ class Runners(Protocol):
 
     def check(self) -> None:
         """Raise `LightspanError` if the runners cannot go on."""
+        ...
+
+
+@runtime_checkable
+class WatchedRunners(Runners, Protocol):
+    """Runners that the trainer does not start, so that it watches the store for them."""
+
+    async def watch(self, store: Store, print_line: Callable[[str], None]) -> None:
+        """Print which runners come and go, until cancelled."""
         ...
 
 

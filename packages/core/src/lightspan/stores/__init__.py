@@ -20,16 +20,6 @@ from lightspan.errors import ConfigError, NotFoundError
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.stores.protocol import Store, StorePlugin
 
-__all__ = [
-    "is_shared",
-    "names_store",
-    "open_existing",
-    "open_store",
-    "public_url",
-    "relay_url",
-    "take_credentials",
-]
-
 _SUFFIXES: Final = (".db", ".sqlite")
 _OWN_SCHEMES: Final = ("memory", "sqlite")
 _KNOWN_SCHEMES: Final = ("postgresql", "http", "https")

@@ -7,6 +7,5 @@ tasks, `collector` enqueues rollouts and reads their episodes, `in_flight` track
 `folder` is the run's folder, `manifest` its data and result, `checkpoints` and `resume` restart a
 run, `model_selection` chooses the best step, `rewards` scores episodes in place of the app,
 `jsonl_log` appends lines that survive a kill. `results`, `statistics` and `sinks` report,
-`listeners` are called after each step, `span_export` exports spans to a tracing backend, `alerts`
-warns.
+`listeners` are called after each step, such as for warnings.
 """

@@ -6,10 +6,9 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
-from lightspan.errors import ConfigError, RewardError
+from lightspan.errors import RewardError
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.progress import Reporter
 from lightspan.protocols.engine import TokenEngine
@@ -26,9 +25,7 @@ from lightspan.schema.records import (
 from lightspan.stores import open_existing
 from lightspan.stores.aio import run_sync
 from lightspan.stores.protocol import Store
-from lightspan.training.folder import RunFolder
 from lightspan.training.in_flight import InFlight
-from lightspan.training.rewards import with_reward
 
 EXPIRE_INTERVAL_S: Final = 2.0
 """Seconds between two checks for expired leases while waiting."""
@@ -211,11 +208,7 @@ async def read_episodes(
 
 
 def stored_episodes(
-    url: str | os.PathLike[str],
-    *,
-    run_id: str | None = None,
-    mode: Mode | None = None,
-    failure_reward: float | None = None,
+    url: str | os.PathLike[str], *, run_id: str | None = None, mode: Mode | None = None
 ) -> list[Episode]:
     """Return the episodes of a store, such as that of a run (`runs/<name>/store.db`).
 
@@ -223,7 +216,6 @@ def stored_episodes(
         url: URL of the store.
         run_id: only episodes of this training run.
         mode: only episodes of this mode.
-        failure_reward: see `build_episode`.
 
     Raises:
         StoreError: the store cannot be read.
@@ -232,36 +224,9 @@ def stored_episodes(
     async def read() -> list[Episode]:
         async with open_existing(url) as store:
             states = await store.rollouts(run_id=run_id, mode=mode)
-            return await read_episodes(store, states, failure_reward=failure_reward)
+            return await read_episodes(store, states)
 
     return run_sync(read())
-
-
-def rewarded_episodes(
-    folder: str | os.PathLike[str], name: str, *, mode: Mode | None = None
-) -> list[Episode]:
-    """Return the episodes of a run that have a score under a reward, with that reward.
-
-    Rewards come from `Trainer(reward=)` and `lightspan rescore --write`. The best episodes can
-    serve as demonstrations, for example.
-
-    Args:
-        folder: folder of the run.
-        name: name of the reward.
-        mode: only episodes of this mode.
-
-    Raises:
-        ConfigError: the folder holds no run, or the run has no such reward.
-        StoreError: the run's store cannot be read.
-    """
-    run = RunFolder(Path(folder))
-    config, rewards = run.read_config(), run.rewards(name)
-    if not rewards:
-        names = ", ".join(run.reward_names()) or "only the app's own"
-        raise ConfigError(f"the run in {folder} has no reward {name!r}; it has {names}")
-    url = config.get("store") or run.store_url
-    episodes = stored_episodes(url, run_id=config.get("run_id"), mode=mode)
-    return [with_reward(e, rewards[e.rollout_id]) for e in episodes if e.rollout_id in rewards]
 
 
 async def last_attempts(store: Store, states: Sequence[RolloutState]) -> list[Attempt]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -25,14 +25,15 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     trains_weights: bool
 
 
-Listener = Callable[[RunEvent], object]
+Listener = Callable[[RunEvent], Iterable[str] | None]
+"""It returns lines to print."""
 
 
 class Listeners:
     """The installed listeners (entry points of `lightspan.listeners`).
 
     Args:
-        note: prints a note about a listener that fails.
+        note: prints the lines of listeners, and a note about a listener that fails.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -48,7 +49,8 @@ class Listeners:
         """Call each listener; disable a listener that raises."""
         for name, listener in list(self._listeners.items()):
             try:
-                listener(event)
+                for line in listener(event) or ():
+                    self._note(line)
             except Exception as error:
                 del self._listeners[name]
                 self._note(f"the listener {name!r} failed and is left out from now on: {error}")

@@ -12,7 +12,6 @@ from lightspan.algorithms.protocol import Metrics
 from lightspan.progress import duration
 from lightspan.schema.records import Json
 from lightspan.training import checkpoints
-from lightspan.training.alerts import Alert, AlertMonitor
 from lightspan.training.cpu_meter import Meter, last_seconds
 from lightspan.training.folder import EvaluationKind
 from lightspan.training.listeners import Listeners, RunEvent
@@ -49,7 +48,6 @@ class TrainingLoop:
         self._listeners = Listeners(session.note)
         seconds = self._state.seconds
         seconds |= last_seconds(self._folder)
-        self._alerts = AlertMonitor()
         self._standing = BestSoFar.of(self._folder.evaluations("selection"))
         self._trains = self._settings.has_policies
         self._meter = Meter(
@@ -93,7 +91,6 @@ class TrainingLoop:
         else:
             await budget.count_earlier(session.store, self._state.run_id)
             budget.check(self._state.step)
-            self._alerts.read(self._folder.metrics(), self._folder.evaluations())
         await self._evaluate_if_due()
         budget.check(self._state.step)
 
@@ -129,12 +126,7 @@ class TrainingLoop:
         self._folder.add_metrics(line)
         self._sinks.add(line)
         self._session.reporter.finish(self._summary(metrics))
-        self._warn(self._alerts.step(line))
         self._notify("step")
-
-    def _warn(self, alerts: Sequence[Alert]) -> None:
-        for alert in alerts:
-            self._session.note(f"warning: {alert.text}")
 
     def _summary(self, metrics: Metrics) -> str:
         """Return the progress line of a step."""
@@ -199,8 +191,6 @@ class TrainingLoop:
         self._sinks.add(line)
         split = "held-out" if kind == "eval" else kind
         session.reporter.finish(evaluation.text(self._settings.metric, split))
-        if kind == "eval":
-            self._warn(self._alerts.evaluated(evaluation))
         self._notify("evaluation")
 
     async def _select_model(self) -> Evaluation | None:

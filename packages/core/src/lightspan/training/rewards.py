@@ -23,9 +23,9 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 import msgspec
 
 from lightspan.errors import ConfigError, RewardError
+from lightspan.lightning.answers import answer_of
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rollout_checks import app_failed
-from lightspan.lightning.transcript import answer_of
 from lightspan.runners.app import find
 from lightspan.schema.records import Json
 from lightspan.schema.reward import parse_reward

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -21,14 +21,13 @@ from lightspan.lightning.episode import Episode
 from lightspan.lightning.rollout_checks import RolloutChecks
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.plugins import load_plugin
-from lightspan.production import span_exporter
+from lightspan.production.exporters import find_exporter
 from lightspan.protocols.engine import ProbedEngine, TokenEngine
 from lightspan.protocols.learner import Learner
 from lightspan.runners.app import App
 from lightspan.runners.discovery import Presence, make_peer
-from lightspan.runners.external import RunnerWatch
 from lightspan.runners.local import LocalRunners
-from lightspan.runners.protocol import RunnerPlan, Runners
+from lightspan.runners.protocol import RunnerPlan, Runners, WatchedRunners
 from lightspan.schema.records import Json, Mode, PeerRole, Rollout, new_id, task_id
 from lightspan.schema.resources import ROUTING, NamedResources, Resources
 from lightspan.schema.routing import Routing
@@ -47,7 +46,6 @@ from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.resume import find_start, next_version
 from lightspan.training.rewards import Rewards, ScoringPosition, own_reward
 from lightspan.training.settings import TrainerSettings
-from lightspan.training.span_export import SpanExport
 from lightspan.training.weight_sync_check import check_probes
 
 T = TypeVar("T")
@@ -108,9 +106,8 @@ class Session:
         self._taken: dict[int, list[str]] = {}
         """The current step → the groups that it has taken so far."""
         self._presence: Presence
-        self._watch: RunnerWatch
         self._routing = Routing()
-        self._span_export = SpanExport(self.path.name, self.reporter.line)
+        self._span_export: Any = None
         self._is_stopped = False
         self._is_resumable = False
         """Whether a training began, which can be resumed."""
@@ -153,7 +150,9 @@ class Session:
         Raises:
             AppError, CheckpointError, ConfigError
         """
-        span_exporter.current()  # raises for a wrong address before anything begins
+        exporter = find_exporter()  # raises for a wrong address before anything begins
+        if exporter is not None:
+            self._span_export = exporter.training_export(self.path.name, self.reporter.line)
         config = {**self.settings.config(), "app": self._app.reference}
         if training:
             config |= data_config(self.tasks, self.val, self.selection)
@@ -183,13 +182,9 @@ class Session:
             self.reporter.line(f"{self.path} is complete: nothing is left to train{why}")
         return result
 
-    async def open(self, routing: Routing | None = None) -> None:
-        """Open the store, the learner, the engine, the gateway and the runners, in that order.
-
-        Args:
-            routing: routing of a dry run without models; None for the algorithm's.
-        """
-        has_models = self.settings.has_policies and routing is None
+    async def open(self) -> None:
+        """Open the store, the learner, the engine, the gateway and the runners, in that order."""
+        has_models = self.settings.has_policies
         await self._open_store()
         if has_models:
             await self._open_learner()
@@ -197,7 +192,7 @@ class Session:
             await self._restore(self.checkpoint)
         if has_models:
             await self._open_engine()
-        await self._serve(self.algorithm.routing() if routing is None else routing)
+        await self._serve()
 
     async def _open_store(self) -> None:
         url = self.settings.store_url
@@ -213,14 +208,15 @@ class Session:
         self._stack.push_async_callback(self._close_span_export)
 
     async def _close_span_export(self) -> None:
-        await self._span_export.close(is_patient=not self._is_stopped)
+        if self._span_export is not None:
+            await self._span_export.close(is_patient=not self._is_stopped)
 
-    async def _serve(self, routing: Routing) -> None:
+    async def _serve(self) -> None:
         """Open the gateway, the runners and the scorer."""
         host, port = self.settings.gateway_place
         gateway = load_plugin("gateway", "default")(self.store, self._engine, host=host, port=port)
         await self._stack.enter_async_context(gateway)
-        routing = routing.naming(self._app.agents or ())
+        routing = self.algorithm.routing().naming(self._app.agents or ())
         routing = routing.validating_at(self.settings.validate_temperature)
         self._routing = msgspec.structs.replace(routing, gateway_url=gateway.url)
         failure_reward = self.algorithm.failure_reward
@@ -308,9 +304,9 @@ class Session:
         await runners.start(plan)
         peer = make_peer(run_id, PeerRole.TRAINER, app, run_id=run_id)
         self._presence = await self._stack.enter_async_context(Presence(self.store, peer))
-        self._watch = RunnerWatch(plan, runners, self.reporter.line)
-        watching = asyncio.create_task(self._watch.watch(self.store), name="lightspan-runner-watch")
-        self._stack.callback(watching.cancel)
+        if isinstance(runners, WatchedRunners):
+            watch = runners.watch(self.store, self.reporter.line)
+            self._stack.callback(asyncio.create_task(watch).cancel)
         return runners
 
     async def cancel_in_flight(self) -> None:
@@ -319,7 +315,6 @@ class Session:
 
     async def complete(self) -> None:
         """Announce that the run is complete, so that runners started by hand can end."""
-        await self._watch.end(self.store)
         await self._presence.stay(complete=True)
 
     async def evaluate(self, tasks: Sequence[Json], *, weights: int | None = None) -> Evaluation:
@@ -427,7 +422,8 @@ class Session:
             if mode is Mode.VAL and (own := own_reward(episodes)):
                 self.note(f"the app's own reward there: {own}")
         self._rollout_checks.check(episodes)
-        self._span_export.add(episodes, self.state.step, is_learned=mode is Mode.TRAIN)
+        if self._span_export is not None:
+            self._span_export.add(episodes, self.state.step, is_learned=mode is Mode.TRAIN)
         return episodes
 
     async def _resources_ids(
@@ -500,7 +496,8 @@ class Session:
         self.reporter.line(f"step {self.state.step}: {text}")
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
-        self._span_export.explain(explanations)
+        if self._span_export is not None:
+            self._span_export.explain(explanations)
         named = ((f"{a}/{call}/{choice}", why) for (a, call, choice), why in explanations.items())
         self.folder.write_explanations(self.state.step, named)
 
@@ -511,7 +508,8 @@ class Session:
     # --- after a step -----------------------------------------------------------------------
     def send_spans(self) -> None:
         """Export the spans of the step, now that its advantages are known."""
-        self._span_export.send()
+        if self._span_export is not None:
+            self._span_export.send()
 
     def reward_metrics(self) -> dict[str, float]:
         """Return the scorer's metrics, see `Rewards.metrics`; empty without a scorer."""

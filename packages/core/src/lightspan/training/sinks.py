@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -144,29 +144,14 @@ def _sink(sink: str | MetricSink) -> MetricSink:
     if isinstance(sink, str):
         if sink not in installed_plugins("sinks"):
             raise ConfigError(f"sinks: {sink!r} is unknown; use one of {_names()}")
-        plugin: MetricSink = load_plugin("sinks", sink)()
-        return _check_package(plugin)
-    if isinstance(sink, type):
-        raise ConfigError(f"sinks: {sink.__name__} is a class; give a sink, {sink.__name__}(…)")
-    missing = [name for name in _METHODS if not callable(getattr(sink, name, None))]
-    if missing:
-        raise ConfigError(
-            f"sinks: {sink!r} is no sink; it needs open, log and close, and lacks "
-            f"{', '.join(missing)}"
-        )
-    return _check_package(sink)
-
-
-def _check_package(sink: MetricSink) -> MetricSink:
-    """Return the sink after its `check`, which raises `ConfigError` for a missing package."""
+        sink = load_plugin("sinks", sink)()
+    if isinstance(sink, type) or not isinstance(sink, MetricSink):
+        raise ConfigError(f"sinks: {sink!r} is no sink: give an object with open, log and close")
     check = getattr(sink, "check", None)
     if callable(check):
-        check()
+        check()  # raises for a missing package
     return sink
 
 
 def _names() -> str:
     return ", ".join(installed_plugins("sinks"))
-
-
-_METHODS: Final = ("open", "log", "close")

@@ -127,28 +127,6 @@ def parse_chat(body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None) 
     )
 
 
-def with_training_sampling(
-    body: Mapping[str, Any], forced: Sampling
-) -> tuple[dict[str, Any], Mapping[str, tuple[Any, Any]]]:
-    """Return the request of a dry run with the sampling of training, and the overrides.
-
-    Raises:
-        ApiError: 400 naming the field.
-    """
-    chat = parse_chat(body, mode=Mode.TRAIN, forced=forced)
-    chat.plain_messages()  # an endpoint may accept what training refuses, such as images
-    limit = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
-    sampling = {
-        "temperature": chat.sampling.temperature,
-        "top_p": chat.sampling.top_p if chat.sampling.top_p < 1 else None,
-        "top_k": chat.sampling.top_k or None,
-        limit: chat.sampling.max_tokens,
-    }
-    fields = {key: value for key, value in body.items() if key not in chat.overrides}
-    fields |= {key: value for key, value in sampling.items() if value is not None}
-    return fields, chat.overrides
-
-
 def _flat_format(value: Any) -> Any:
     """Return a response format in the form of the Responses API."""
     inner = value.get("json_schema") if isinstance(value, Mapping) else None

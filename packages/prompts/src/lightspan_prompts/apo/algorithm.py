@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field, fields
-from statistics import fmean
 
-from lightspan.algorithms.protocol import Reflections, TrainerContext
-from lightspan.lightning.episode import Episode
+from lightspan.algorithms.protocol import TrainerContext
 from lightspan.schema.llm import LLM
-from lightspan.schema.pricing import Price
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 from lightspan.schema.validation import check_whole
-from lightspan_prompts.apo.reflection_prompts import ANGLES, WAYS, critique, edit
 from lightspan_prompts.apo.search import LIBRARY, BeamPlan, Models, Search
+from lightspan_prompts.pricing import Price
 from lightspan_prompts.search.candidates import JOURNAL, SearchResult, Split
-from lightspan_prompts.search.search import PromptSearch, evidence_length
+from lightspan_prompts.search.search import PromptSearch
 from lightspan_prompts.search.search_log import SearchLog
 
 _WHOLE = (
@@ -111,28 +108,6 @@ class APO(PromptSearch):
             check_whole(name, getattr(self, name), 1)
         if self.max_reflections is not None:
             check_whole("max_reflections", self.max_reflections, 2)  # those of one candidate
-
-    def reflections(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Reflections]:
-        """Estimate two requests per new candidate: the critique and the edit."""
-        split = self.split(tasks)
-        least = min(self.gradient_batch_size, len(split.feedback)) + min(
-            self.val_batch_size, len(split.selection)
-        )
-        most = min(
-            self.beam_width * self.branch_factor * self.beam_rounds,
-            max(0, self.max_rollouts - len(split.selection)) // least,
-        )
-        if self.max_reflections is not None:
-            most = min(most, self.max_reflections // 2)
-        texts = self._texts(episodes).items()
-        evidence = self.gradient_batch_size * evidence_length(tasks, episodes)
-        length = fmean(len(text.text) for _, text in texts)
-        critiques = fmean(len(critique(name, text, [], ANGLES[0])) for name, text in texts)
-        edited = fmean(len(edit(name, text, "", WAYS[0])) for name, text in texts)
-        return [
-            self._estimate(self.reflection, most, (critiques + evidence, length)),
-            self._estimate(self.edits or self.reflection, most, (edited + length, length)),
-        ]
 
     def config(self) -> dict[str, Json]:
         options = (

@@ -6,20 +6,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from statistics import fmean
 
-from lightspan.algorithms.protocol import Reflections, TrainerContext
+from lightspan.algorithms.protocol import TrainerContext
 from lightspan.errors import ConfigError
-from lightspan.lightning.episode import Episode
 from lightspan.schema.llm import LLM
-from lightspan.schema.pricing import Price
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 from lightspan.schema.validation import check_whole
-from lightspan_prompts.gepa.reflection_prompts import question
 from lightspan_prompts.gepa.search import Search
+from lightspan_prompts.pricing import Price
 from lightspan_prompts.search.candidates import JOURNAL, SearchResult, Split
-from lightspan_prompts.search.search import PromptSearch, evidence_length
+from lightspan_prompts.search.search import PromptSearch
 from lightspan_prompts.search.search_log import SearchLog
 
 
@@ -104,21 +101,6 @@ class GEPA(PromptSearch):
                     f"{self.proposals}, which an iteration sends together: raise it, or lower "
                     "proposals"
                 )
-
-    def reflections(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Reflections]:
-        """Estimate one request per minibatch: the maximum, reached if each candidate is worse and
-        dropped."""
-        remaining = max(0, self.max_rollouts - len(self.split(tasks).selection))
-        most = remaining // (2 * self.minibatch)
-        if self.max_reflections is not None:
-            most = min(most, self.max_reflections)
-        texts = self._texts(episodes)
-        questions = [question(name, text, []) for name, text in texts.items()]
-        evidence = self.minibatch * evidence_length(tasks, episodes)
-        length = fmean(len(text.text) for text in texts.values())
-        return [
-            self._estimate(self.reflection, most, (fmean(map(len, questions)) + evidence, length))
-        ]
 
     def config(self) -> dict[str, Json]:
         return self._common_config(

@@ -12,11 +12,11 @@ from typing import NamedTuple, Protocol
 
 from lightspan.errors import ConfigError, RewardError
 from lightspan.lightning.episode import Episode
-from lightspan.schema.pricing import Price
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, Mode, task_id
 from lightspan.schema.resources import INSTRUCTIONS, Resources
 from lightspan_prompts.endpoint_client import EndpointClient
+from lightspan_prompts.pricing import Price
 from lightspan_prompts.search.candidates import ANY_CALL, Candidate, SearchResult
 from lightspan_prompts.search.feedback import Evidence, evidence_of
 from lightspan_prompts.search.prompt_discovery import Surveyed, Text, survey

@@ -11,11 +11,11 @@ import msgspec
 
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.rollout_checks import app_failed
-from lightspan.lightning.transcript import without_keys
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import Json
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan_prompts.search.prompt_discovery import Text, texts_of
+from lightspan_prompts.transcript import without_keys
 
 MAX_TEXT_LENGTH: Final = 1_500
 """Maximum characters of a message; the middle of a longer one is left out."""

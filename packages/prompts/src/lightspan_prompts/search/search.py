@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import Final
 
 import msgspec
 
@@ -13,21 +11,19 @@ from lightspan.algorithms.protocol import (
     Algorithm,
     Metrics,
     PolicySpec,
-    Reflections,
     TrainerContext,
 )
 from lightspan.lightning.episode import Episode
 from lightspan.schema.llm import LLM
-from lightspan.schema.pricing import Price
 from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
-from lightspan.schema.records import Json, task_id
+from lightspan.schema.records import Json
 from lightspan.schema.resources import Resources
 from lightspan.schema.routing import Routing
 from lightspan.schema.validation import check_number, check_whole
 from lightspan_prompts.endpoint_client import EndpointClient
+from lightspan_prompts.pricing import Price
 from lightspan_prompts.search.candidates import SearchResult, Split, split_tasks, write_found
 from lightspan_prompts.search.evaluator import Evaluator
-from lightspan_prompts.search.feedback import evidence_of
 from lightspan_prompts.search.prompt_discovery import survey
 from lightspan_prompts.search.search_log import SearchLog
 from lightspan_prompts.search.selected_prompts import SelectedPrompts
@@ -39,7 +35,6 @@ from lightspan_prompts.search.validation import (
     check_reflection,
 )
 
-CHARACTERS_PER_TOKEN: Final = 4
 """Characters per token, for estimates only: the tokenizers of reflection models are unknown."""
 
 
@@ -193,21 +188,6 @@ class PromptSearch(Algorithm):
     def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
         return survey(episodes, self.patterns).lines() if self.patterns else []
 
-    def _texts(self, episodes: Sequence[Episode]) -> dict[str, PromptTemplate]:
-        """Return the texts to learn: the prompts and the texts discovered in the rollouts."""
-        components = survey(episodes, self.patterns).components if self.patterns else {}
-        texts = {name: PromptTemplate(component.template) for name, component in components.items()}
-        return {**self.prompts, **texts}
-
-    def _estimate(self, llm: LLM, most: int, characters: tuple[float, float]) -> Reflections:
-        """Estimate requests of `most` at most, each with this many characters sent and answered."""
-        sent, answered = (count / CHARACTERS_PER_TOKEN for count in characters)
-        price = self.prices.get(llm.model)
-        cost = None if price is None else most * price.of(sent, answered)
-        return Reflections(
-            model=llm.model, most=most, tokens_in=sent, tokens_out=answered, most_cost=cost
-        )
-
     # --- its one step -----------------------------------------------------------------------
     async def run_step(self, context: TrainerContext) -> Metrics:
         """Run the whole search."""
@@ -224,11 +204,3 @@ class PromptSearch(Algorithm):
             DataError: there are too few tasks.
         """
         return split_tasks(tasks, self.selection, self.seed)
-
-
-def evidence_length(tasks: Sequence[Json], episodes: Sequence[Episode]) -> float:
-    """Return the mean number of characters per rollout that a reflection shows."""
-    tasks_by_id = {task_id(task): task for task in tasks}
-    return fmean(
-        len(evidence_of(episode, tasks_by_id.get(episode.task_id)).text) for episode in episodes
-    )

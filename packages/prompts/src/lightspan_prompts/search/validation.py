@@ -9,10 +9,10 @@ from typing import Any
 from lightspan.errors import ConfigError, how_to_install
 from lightspan.runners.app import INJECTED
 from lightspan.schema.llm import LLM
-from lightspan.schema.pricing import Price
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.resources import ROUTING
 from lightspan.schema.validation import check_number, check_url
+from lightspan_prompts.pricing import Price
 
 
 def check_prompts(prompts: Mapping[str, PromptTemplate]) -> None:

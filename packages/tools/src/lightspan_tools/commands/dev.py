@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Run an app on a few tasks and report what training would do: the agents and their calls, which calls
-would be trained, frozen or rejected and why, rewards, rows, calls to tools and endpoints, memory
-and time. Nothing is trained.
+would be trained, frozen or rejected and why, rewards, rows, calls to tools and endpoints, and
+memory. Nothing is trained.
 
-The model of --model answers the agents' calls in this process, which shows every token. Without it,
-the endpoint of --base-url answers, or that of OPENAI_BASE_URL and OPENAI_API_KEY.
+The model of --model answers the agents' calls in this process, which shows every token.
 
 Exit status: 1 if all rollouts failed, or all calls of the trained agents, or nothing could be run;
 2 wrong arguments.
@@ -45,7 +44,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "tasks", type=Path, metavar="TASKS.jsonl", help="file with one JSON value per line"
     )
-    parser.add_argument("--model", metavar="NAME_OR_FOLDER", help="the model to train")
+    parser.add_argument(
+        "--model", required=True, metavar="NAME_OR_FOLDER", help="the model to train"
+    )
     parser.add_argument(
         "--optimize",
         action="append",
@@ -73,10 +74,6 @@ def add(commands: Any) -> None:
         "--timeout", type=float, default=120.0, metavar="SECONDS", help="timeout of a rollout (120)"
     )
     parser.add_argument("--device", default="cpu", help='"cpu" or "cuda" (cpu)')
-    parser.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible endpoint")
-    parser.add_argument(
-        "--endpoint-model", metavar="NAME", help="name of the model at the endpoint"
-    )
     parser.add_argument("--max-frozen-calls", type=int, metavar="N", help="max_frozen_calls of fit")
     parser.add_argument(
         "--folder", type=Path, help="folder in which to keep the rollouts for lightspan inspect"
@@ -108,13 +105,11 @@ def _run(options: argparse.Namespace) -> str:
 def _report(options: argparse.Namespace) -> DevReport:
     from lightspan import LightningRL, LocalRunners, LoRA, Trainer
     from lightspan.runners.app import load_app
-    from lightspan_tools.dry_run.run import NO_MODEL
 
     if os.path.isdir(options.tasks) or not os.path.exists(options.tasks):  # a pipe is accepted
         raise DataError(f"there is no tasks file {options.tasks}: give one with a JSON per line")
     if not options.timeout > 0:
         raise ConfigError(f"--timeout {options.timeout:g} must be above 0")
-    endpoint = _endpoint(options)
     if os.getcwd() not in sys.path:  # as `python -m` does, to import the app
         sys.path.insert(0, os.getcwd())
     app: Any = _app(options)
@@ -124,7 +119,7 @@ def _report(options: argparse.Namespace) -> DevReport:
     else:
         runners = LocalRunners(runners, python=options.python, app_dirs=[os.getcwd()])
     algorithm = LightningRL(
-        options.model or NO_MODEL,
+        options.model,
         optimize=options.optimize or "*",
         frozen=options.frozen,
         lora=None if options.lora is None else LoRA(rank=options.lora),
@@ -144,7 +139,6 @@ def _report(options: argparse.Namespace) -> DevReport:
         options.val,
         count=options.count,
         group_size=options.group_size,
-        endpoint=endpoint,
         folder=options.folder,
     )
 
@@ -159,23 +153,3 @@ def _app(options: argparse.Namespace) -> str:
         return Command(shlex.split(options.app)).reference
     except ValueError as error:
         raise ConfigError(f"the command line {options.app!r} cannot be read: {error}") from error
-
-
-def _endpoint(options: argparse.Namespace) -> Any:
-    """Return the endpoint that answers in place of the model; None if the model answers.
-
-    Raises:
-        ConfigError: there is neither a model nor an endpoint.
-    """
-    from lightspan_tools.dry_run.endpoints import environment_endpoint, named_endpoint
-
-    endpoint = named_endpoint(options.base_url, options.endpoint_model)
-    if endpoint is not None or options.model is not None:
-        return endpoint
-    endpoint = environment_endpoint()
-    if endpoint is None:
-        raise ConfigError(
-            "nothing would answer the app's model calls: give --model (a folder or a name on "
-            "the Hugging Face hub), or --base-url, or set OPENAI_BASE_URL or OPENAI_API_KEY"
-        )
-    return endpoint

@@ -9,11 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-import msgspec
-
 from lightspan.lightning.advantages import groups_without_variance
 from lightspan.lightning.episode import Call, Episode
-from lightspan.lightning.merge_diagnostics import Break, CallMessages, Decode, Merging, read_merging
 from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rollout_checks import (
     FAILURE_WARNING,
@@ -32,11 +29,18 @@ from lightspan.progress import plural
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.provenance import requests_of
 from lightspan.schema.records import Outcome
-from lightspan.schema.routing import Route, Routing
+from lightspan.schema.routing import Routing
 from lightspan.schema.semconv import UNNAMED_AGENT
 from lightspan.schema.spans import Span, SpanKind
 from lightspan_tools.dry_run import report_model as model
 from lightspan_tools.dry_run.endpoints import PAID, destination, endpoint_of
+from lightspan_tools.dry_run.merge_diagnostics import (
+    Break,
+    CallMessages,
+    Decode,
+    Merging,
+    read_merging,
+)
 
 T = TypeVar("T")
 
@@ -53,7 +57,6 @@ class Findings:
     coverages: Sequence[Coverage]
     """One per episode."""
     routing: Routing
-    """Routing of the algorithm, even if an endpoint answered."""
 
     @property
     def entries(self) -> list[CallCoverage]:
@@ -317,24 +320,6 @@ def _endpoint(name: str, calls: Sequence[Call], scale: float) -> model.EndpointR
 def _scaled(values: Iterable[int | None], scale: float) -> float | None:
     numbers = _known(values)
     return sum(numbers) * scale if numbers else None
-
-
-# --- an endpoint in the model's place ---------------------------------------------------------
-def assume_tokens(coverage: Coverage, episode: Episode, step_rewards: bool) -> Coverage:
-    """Return the coverage as if the token ids of the endpoint's calls were known, as in `fit`."""
-
-    def with_tokens(entry: CallCoverage) -> CallCoverage:
-        if entry.rejection is not Rejection.NO_TOKENS or entry.call.route is not Route.ENDPOINT:
-            return entry
-        if not episode.scored(step_rewards):
-            return msgspec.structs.replace(entry, rejection=Rejection.UNSCORED)
-        return msgspec.structs.replace(entry, status=CallStatus.TRAINED, rejection=None)
-
-    return Coverage(
-        attempt_id=coverage.attempt_id,
-        entries=tuple(map(with_tokens, coverage.entries)),
-        step_rewards=coverage.step_rewards,
-    )
 
 
 # --- warnings ---------------------------------------------------------------------------------

@@ -30,22 +30,19 @@ def render(report: model.DevReport) -> str:
         _rows(report.rows),
         _costs(report.costs, report.rollouts),
         _memory(report.memory),
-        _time(report.time),
         _missing(report.missing),
     ]
     return "\n\n".join("\n".join(lines) for lines in map(list, sections) if lines)
 
 
 def _head(report: model.DevReport) -> Iterator[str]:
-    models = " and ".join(sorted(set(report.models.values()))) or "no model (none was given)"
-    on = "" if report.answered_by == "app" else f" on {models}"
+    models = " and ".join(sorted(set(report.models.values())))
+    on = f" on {models}" if models else ""
     yield (
         f"dry run of {report.app}: {report.algorithm}{on}, "
         f"{plural(report.tasks, 'task')} x {plural(report.group_size, 'rollout')}, "
         f"{duration(report.seconds)}; nothing was trained"
     )
-    if report.endpoint is not None:
-        yield f"answered by {report.endpoint}, whose token ids are unknown"
     yield from report.choices
     if report.folder is not None:
         yield f"rollouts: lightspan inspect {report.folder}"
@@ -197,13 +194,6 @@ def _costs(costs: model.CostReport, rollouts: int) -> Iterator[str]:
         yield from _table([["", "/rollout", "in all", ""], *rows], left=1, last=1)
     else:
         yield "  no tool and no endpoint: every call is answered by models of this run"
-    for search in costs.reflections:
-        cost = "" if search.most_cost is None else f"; {search.most_cost:.2g} in all by prices="
-        yield (
-            f"  at most {plural(search.most, 'reflection')} by {search.model}: about "
-            f"{_about(search.tokens_in)} tokens in, {_about(search.tokens_out)} or more out each"
-            f"{cost}"
-        )
     if costs.endpoints:
         limit = costs.max_frozen_calls
         most = "no limit (max_frozen_calls)" if limit is None else f"max_frozen_calls={limit:,}"
@@ -235,22 +225,6 @@ def _memory(memory: model.MemoryReport | None) -> Iterator[str]:
 
 def _bytes(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
-
-
-def _time(time: model.TimeReport | None) -> Iterator[str]:
-    if time is None:
-        return
-    yield "TIME (estimate)"
-    yield (
-        f"  {_seconds(time.total_s)} in all: rollouts {_seconds(time.rollouts_s)}, updates "
-        f"{_seconds(time.updates_s)}; start, checkpoints and new weights come on top"
-    )
-    speed = f"{1 / time.token_s:,.0f} tokens/s" if time.token_s else "no measurable cost"
-    yield f"  measured here: {time.rollout_s:.2g} s a rollout, updates at {speed}"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
 
 
 def _missing(reasons: Sequence[str]) -> Iterator[str]:

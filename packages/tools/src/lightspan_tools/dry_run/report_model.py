@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
-from lightspan.algorithms.protocol import Reflections
 from lightspan.errors import DataError
 from lightspan.lightning.selection import Rejection
 from lightspan.progress import print_line
@@ -118,11 +117,6 @@ class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
     def varying(self) -> int:
         return sum(group.varies for group in self.groups)
 
-    @property
-    def teaching(self) -> int:
-        """Number of groups that `fit` would learn from."""
-        return len(self.groups) if self.by_batch else self.varying
-
 
 class RowReport(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of calls and rows, with `merged + new + branch + broken = calls`."""
@@ -181,8 +175,6 @@ class CostReport(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[ToolReport]
     endpoints: list[EndpointReport]
     max_frozen_calls: int | None
-    reflections: list[Reflections] = []
-    """Reflections of a prompt search."""
 
     @property
     def expected_frozen_calls(self) -> float:
@@ -210,23 +202,6 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.free_bytes is None else self.total_bytes <= self.free_bytes
 
 
-class TimeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured times and the resulting estimate for `fit`, in seconds."""
-
-    rollout_s: float
-    """Measured wall time of all rollouts, divided by their number."""
-    token_s: float
-    """Measured time of an update per token of its rows."""
-    rollouts_s: float
-    """Estimated time of all rollouts of `fit`."""
-    updates_s: float
-    """Estimated time of all updates of `fit`."""
-
-    @property
-    def total_s(self) -> float:
-        return self.rollouts_s + self.updates_s
-
-
 class DevReport(msgspec.Struct, frozen=True, kw_only=True):
     """The report of a dry run."""
 
@@ -234,11 +209,7 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
     app: str
     algorithm: str
     models: dict[str, str]
-    """Policy → starting weights."""
-    answered_by: Literal["local", "endpoint", "app"]
-    """`app`: the app's own endpoints, since no policy would be trained."""
-    endpoint: str | None
-    """Endpoint that answered for the trained agents, `model at host`."""
+    """Policy → starting weights; empty if no policy would be trained."""
     tasks: int
     group_size: int
     rollouts: int
@@ -254,7 +225,6 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
     rows: RowReport | None
     costs: CostReport
     memory: MemoryReport | None
-    time: TimeReport | None
     missing: list[str]
     """Unknown parts of the report, with reasons."""
     folder: str | None
@@ -291,8 +261,6 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
         plain: dict[str, Any] = msgspec.to_builtins(self)
         if self.memory is not None:
             plain["memory"] |= {"total_bytes": self.memory.total_bytes, "fits": self.memory.fits}
-        if self.time is not None:
-            plain["time"]["total_s"] = self.time.total_s
         return plain
 
     def write(self, path: Path | None) -> str:

@@ -28,20 +28,15 @@ from lightspan.lightning.rollout_checks import check_computed, check_patterns, c
 from lightspan.lightning.selection import Coverage
 from lightspan.progress import plural
 from lightspan.runners.app import App
-from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json, Mode
-from lightspan.schema.validation import check_url
 from lightspan.training.folder import RunFolder
 from lightspan.training.session import Session
 from lightspan.training.settings import TrainerSettings
 from lightspan_tools.dry_run import analysis, report_model as model, token_estimates
 from lightspan_tools.dry_run.analysis import Findings
-from lightspan_tools.dry_run.endpoints import check_reachable, described, endpoint_routing
 
 GROUP_SIZE: Final = 4
 """Maximum rollouts per task, unless `group_size` is set."""
-NO_MODEL: Final = "no-model-given"
-"""Placeholder for an unknown model to train, if an endpoint answers."""
 MODES: Final = (Mode.TRAIN, Mode.DEV)
 """Modes whose calls count as trained, to treat rollouts of a dry run like those of training."""
 
@@ -50,7 +45,6 @@ class _Measurements(NamedTuple):
     """Measurements of a dry run with the algorithm's own models."""
 
     rows: model.RowReport
-    token_s: float | None
     peak_bytes: int
     runner_bytes: int | None
 
@@ -71,13 +65,11 @@ class DryRun:
     agents: Sequence[str] | None
     count: int
     group_size: int | None
-    endpoint: LLM | None
-    """Endpoint that answers; None: the algorithm's own models."""
     folder: Path | None
     selection: Sequence[Json] | None = None
 
     def __post_init__(self) -> None:
-        endpoint, folder, algorithm = self.endpoint, self.folder, self.settings.algorithm
+        folder, algorithm = self.folder, self.settings.algorithm
         if self.count < 1 or (self.group_size is not None and self.group_size < 1):
             raise ConfigError(
                 f"count={self.count}, group_size={self.group_size}: both must be at least 1"
@@ -89,15 +81,8 @@ class DryRun:
                 f"{folder} holds a run already, whose rollouts would become unreachable: give the "
                 "dry run another folder, or delete this one"
             )
-        if endpoint is not None and not self.settings.has_policies:
-            raise ConfigError(
-                f"endpoint= answers in place of a model to train, and {algorithm.name} trains "
-                "none: leave it out, the app's calls go to its own endpoints"
-            )
         self._algorithm = algorithm
         self._group_size = self.group_size or min(algorithm.group_size, GROUP_SIZE)
-        if endpoint is not None:
-            check_url(endpoint.base_url, "the endpoint's base URL")
         self._missing: list[str] = []
         self._problems: list[str] = []
         """Errors that would stop `fit`, in addition to the report's sections."""
@@ -113,24 +98,14 @@ class DryRun:
 
     async def _report(self, folder: Path) -> model.DevReport:
         measured: _Measurements | None = None
-        if self.endpoint is not None:
-            await check_reachable(self.endpoint.base_url)
         async with self._session(folder) as session:
             session.prepare(resume=False, training=False)
-            routing = None
-            if self.endpoint is not None:
-                routing = endpoint_routing(self._algorithm.routing(), self.endpoint)
-            await session.open(routing)
+            await session.open()
             episodes, seconds = await self._run_tasks(session)
             findings = await self._classify(session, episodes)
-            if self.settings.has_policies and self.endpoint is None:
+            if self.settings.has_policies:
                 measured = await self._measure(session, findings)
         memory = await asyncio.to_thread(self._memory, measured)
-        if self.endpoint is not None:
-            self._missing += [
-                "rows: the token ids of an endpoint's answers",
-                "time: an endpoint's speed does not predict that of a model trained here",
-            ]
         return self._assemble(findings, measured, memory, seconds)
 
     def _session(self, folder: Path) -> Session:
@@ -167,17 +142,13 @@ class DryRun:
     async def _classify(self, session: Session, episodes: Sequence[Episode]) -> Findings:
         """Return the episodes with their coverages."""
         coverages: Sequence[Coverage] = self._algorithm.coverages(episodes, modes=MODES)
-        if self.endpoint is not None:
-            step_rewards = self._algorithm.batch_config.credit.step_rewards
-            pairs = zip(coverages, episodes, strict=True)
-            coverages = [analysis.assume_tokens(c, e, step_rewards) for c, e in pairs]
-        elif self.settings.has_policies:
+        if self.settings.has_policies:
             coverages = await reject_mismatches(session, coverages)
         routing = self._algorithm.routing()
         return Findings(episodes=episodes, coverages=coverages, routing=routing)
 
     async def _measure(self, session: Session, findings: Findings) -> _Measurements:
-        """Build the rows and train on them to time an update."""
+        """Build the rows and train on them, to see whether an update fits into memory."""
         tokenizers = {name: session.engine.tokenizer(name) for name in session.engine.policies()}
 
         def decode(policy: str, ids: Sequence[int]) -> str:
@@ -189,34 +160,19 @@ class DryRun:
         practice = token_estimates.practice_rows(
             transitions, self._algorithm.batch_config.max_length
         )
-        token_s = None
-        if self.settings.learner_spec is None:
-            self._missing.append("time: learner= is your own, and a dry run does not train it")
-        elif not practice:
-            self._missing.append("time: no call could be trained, so the learner was not measured")
-        else:
-            session.reporter.start("dry run: timing updates", 1)
+        if practice and self.settings.learner_spec is not None:
+            session.reporter.start("dry run: trying an update", 1)
             try:
-                token_s = await token_estimates.seconds_per_token(session, practice)
+                await token_estimates.try_update(session, practice)
             except OutOfMemoryError as error:
                 self._problems.append(f"fit would stop: {error}")
-                self._missing.append("time: the learner ran out of memory")
             finally:
                 session.reporter.finish()
-        return _Measurements(rows, token_s, token_estimates.peak_bytes(), runner_bytes)
+        return _Measurements(rows, token_estimates.peak_bytes(), runner_bytes)
 
     # --- the sections ---------------------------------------------------------------------
-    @property
-    def _models(self) -> dict[str, str]:
-        """Policy → model; empty if the model is unknown."""
-        specs = self._algorithm.policies()
-        return {name: spec.model for name, spec in specs.items() if spec.model != NO_MODEL}
-
     def _memory(self, measured: _Measurements | None) -> model.MemoryReport | None:
         if not self.settings.has_policies:
-            return None
-        if not self._models:
-            self._missing.append("memory: the model to train is needed (--model)")
             return None
         memory, missing = token_estimates.estimate_memory(self.settings)
         self._missing += [missing] if missing else []
@@ -226,8 +182,8 @@ class DryRun:
             memory, peak_bytes=measured.peak_bytes, runner_bytes=measured.runner_bytes
         )
 
-    def _plan(self) -> tuple[int, int, str]:
-        """Return the rollouts of `fit`, its updates, and how the rollouts are calculated."""
+    def _plan(self) -> tuple[int, str]:
+        """Return the rollouts of `fit`, and how they are calculated."""
         settings, algorithm = self.settings, self._algorithm
         steps = settings.planned_steps(len(self.tasks))
         updates = steps - algorithm.searches
@@ -248,25 +204,7 @@ class DryRun:
             if split is not None and times:
                 rollouts += times * len(split)
                 text += f" + {times} x {len(split)} {verb}"
-        return rollouts, updates, text
-
-    def _time(
-        self, measured: _Measurements, rewards: model.RewardReport, seconds: float
-    ) -> model.TimeReport | None:
-        """Estimate the time of `fit`; None if no update was timed."""
-        if measured.token_s is None:
-            return None
-        rollouts, updates, _ = self._plan()
-        rollout_s = seconds / rewards.rollouts
-        learned = rewards.teaching / len(rewards.groups) or 1.0
-        tokens = measured.rows.row_tokens / rewards.rollouts * learned
-        step_rollouts = self._algorithm.tasks_per_step * self._algorithm.group_size
-        return model.TimeReport(
-            rollout_s=rollout_s,
-            token_s=measured.token_s,
-            rollouts_s=rollouts * rollout_s,
-            updates_s=updates * step_rollouts * tokens * measured.token_s,
-        )
+        return rollouts, text
 
     def _assemble(
         self,
@@ -275,18 +213,16 @@ class DryRun:
         memory: model.MemoryReport | None,
         seconds: float,
     ) -> model.DevReport:
-        rollouts, _, plan = self._plan()
+        rollouts, plan = self._plan()
         agents = analysis.read_agents(findings, self.agents)
         uncaptured = analysis.read_uncaptured(findings)
         by_batch = self._algorithm.batch_config.estimator in BATCH_ESTIMATORS
         rewards = analysis.read_rewards(findings, by_batch=by_batch)
         costs = analysis.read_costs(findings, rollouts, plan, self.settings.max_frozen_calls)
-        is_ours = self._models and self.settings.learner_spec is not None
+        is_ours = self.settings.learner_spec is not None
         choices = self._algorithm.describe_choices() if is_ours else []
         try:
             choices += self._algorithm.inspect_episodes(findings.episodes)
-            reflections = self._algorithm.reflections(self.tasks, findings.episodes)
-            costs = msgspec.structs.replace(costs, reflections=reflections)
         except (ConfigError, DataError) as error:
             self._problems.append(f"fit would stop: {error}")
         stops = list(self._fit_errors(findings))
@@ -299,14 +235,11 @@ class DryRun:
             *([] if stops or not trains else analysis.call_warnings(agents, uncaptured)),
             *analysis.other_warnings(agents, rows, costs, memory),
         ]
-        endpoint = self.endpoint
         return model.DevReport(
             lightspan=version("lightspan"),
             app=self.app.reference,
             algorithm=self._algorithm.name,
-            models=self._models,
-            answered_by=("local" if endpoint is None else "endpoint") if trains else "app",
-            endpoint=None if endpoint is None else described(endpoint),
+            models={name: spec.model for name, spec in self._algorithm.policies().items()},
             tasks=min(self.count, len(self.tasks)),
             group_size=self._group_size,
             rollouts=len(findings.episodes),
@@ -320,7 +253,6 @@ class DryRun:
             rows=rows,
             costs=costs,
             memory=memory,
-            time=None if measured is None else self._time(measured, rewards, seconds),
             missing=self._missing,
             folder=None if self.folder is None else str(self.folder),
         )

@@ -1,11 +1,10 @@
-"""Measurements of update time and memory, and an estimate of the memory of `fit`."""
+"""A trial update, measurements of memory, and an estimate of the memory of `fit`."""
 
 from __future__ import annotations
 
 import contextlib
 import resource
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,13 +21,13 @@ from lightspan.training.settings import TrainerSettings
 from lightspan_tools.dry_run.report_model import MemoryReport
 
 MAX_UPDATE_TOKENS: Final = 16_384
-"""Maximum number of tokens of a timed update, which has at least one row."""
+"""Maximum number of tokens of a trial update, which has at least one row."""
 _MAXRSS_BYTES: Final = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
 
 
-# --- time -------------------------------------------------------------------------------------
+# --- an update ----------------------------------------------------------------------------------
 def practice_rows(transitions: Sequence[Transition], max_length: int | None) -> list[Row]:
-    """Return rows of the dry run's calls for a timed update.
+    """Return rows of the dry run's calls for a trial update.
 
     Their advantages alternate between 1 and -1: the real ones may all be zero, which would leave
     nothing to compute.
@@ -48,22 +47,19 @@ def practice_rows(transitions: Sequence[Transition], max_length: int | None) -> 
     return rows
 
 
-async def seconds_per_token(session: Session, rows: Sequence[Row]) -> float:
-    """Return the time per token of an update on the rows, in seconds.
+async def try_update(session: Session, rows: Sequence[Row]) -> None:
+    """Update the learner's weights by the rows; they are useless afterwards.
 
-    The first of two updates allocates memory and is not timed. The learner's weights are useless
-    afterwards.
+    Raises:
+        OutOfMemoryError: the update does not fit into memory.
     """
     learner, loss = session.learner, session.algorithm.loss
 
-    def update() -> float:
-        started = time.monotonic()
+    def update() -> None:
         scored = isinstance(loss, PolicyLoss) and loss.importance_cap is not None
         learner.update(rows, loss, old_logprobs=learner.score(rows) if scored else None)
-        return time.monotonic() - started
 
     await session.learn(update)
-    return float(await session.learn(update)) / sum(len(row.ids) for row in rows)
 
 
 # --- memory -----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -24,26 +25,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 NAME: Final = "lightspan_by_request"
 
 
-class _Continued(NamedTuple):
-    """G requests with T new tokens each, after the same number of keys in the cache."""
+class _Group(NamedTuple):
+    """G requests with T new tokens each, whose keys are padded to K."""
 
     rows: Tensor
     """[G·T] query rows, request by request."""
     read: slice
     """The G·K keys among those read."""
     mask: Tensor
-    """[T, K], True where a new token attends."""
-
-
-class _Group(NamedTuple):
-    """G decoding requests, padded to K keys."""
-
-    rows: Tensor
-    """[G] query rows."""
-    read: slice
-    """The G·K keys among those read."""
-    mask: Tensor
-    """[G, 1, 1, K], True where there is a key."""
+    """[G, 1, T, K], True where a new token attends; [1, 1, T, K] if it is the same for all."""
 
 
 class _Plan(NamedTuple):
@@ -52,8 +42,8 @@ class _Plan(NamedTuple):
     read_index: Tensor
     prompts: list[slice]
     """Query rows of each prompt without cached tokens."""
-    continued: list[_Continued]
     groups: list[_Group]
+    """Requests with cached tokens."""
 
 
 def supported(model: Any) -> bool:
@@ -109,10 +99,6 @@ def attention(
     output = torch.empty_like(queries, memory_format=torch.contiguous_format)
     for span in plan.prompts:
         output[span] = _attend_prompt(queries[span], new_keys[span], new_values[span], scaling)
-    for part in plan.continued:
-        output[part.rows] = _attend_continued(
-            queries[part.rows], keys[part.read], values[part.read], part.mask, scaling
-        )
     for group in plan.groups:
         output[group.rows] = _attend_group(
             queries[group.rows], keys[group.read], values[group.read], group.mask, scaling
@@ -135,51 +121,33 @@ def _attend_prompt(queries: Tensor, keys: Tensor, values: Tensor, scaling: float
     return output[0].transpose(0, 1)
 
 
-def _attend_continued(
+def _attend_group(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
-    """Compute attention of [G·T, heads, size] queries to [G·K, key heads, size] keys, masked by
-    [T, K]."""
-    new, seen = mask.shape
+    """Compute attention of [G·T, heads, size] queries to [G·K, key heads, size] keys."""
+    new, places = mask.shape[-2:]
     heads, size = queries.shape[1:]
     groups = keys.shape[1]
     repeat = heads // groups
-    keys, values = (x.view(-1, seen, groups, size).transpose(1, 2) for x in (keys, values))
+    keys, values = (x.view(-1, places, groups, size).transpose(1, 2) for x in (keys, values))
     # heads that share keys become further queries
     queries = queries.view(-1, new, groups, repeat, size).permute(0, 2, 3, 1, 4)
     output = scaled_dot_product_attention(
         queries.reshape(-1, groups, repeat * new, size),
         keys,
         values,
-        attn_mask=mask.repeat(repeat, 1),
+        attn_mask=mask if new == 1 else mask.repeat(1, 1, repeat, 1),
         scale=scaling,
     )
     output = output.view(-1, groups, repeat, new, size).permute(0, 3, 1, 2, 4)
     return output.reshape(-1, heads, size)
 
 
-def _attend_group(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None
-) -> Tensor:
-    """Compute attention of [G, heads, size] queries to [G·K, key heads, size] keys."""
-    count, heads, size = queries.shape
-    groups = keys.shape[1]
-    keys, values = (x.view(count, -1, groups, size).transpose(1, 2) for x in (keys, values))
-    output = scaled_dot_product_attention(
-        queries.view(count, groups, heads // groups, size),
-        keys,
-        values,
-        attn_mask=mask,
-        scale=scaling,
-    )
-    return output.reshape(count, heads, size)
-
-
 def _plan_of(cache: Any, layer: int, allocator: Any, kwargs: dict[str, Any]) -> _Plan:
     """Return the batch's plan, made at the first layer and stored in the cache for the others."""
     if layer != 0:
-        kept: _Plan = cache.lightspan_plan
-        return kept
+        plan: _Plan = cache.lightspan_plan
+        return plan
     plan = _make_plan(
         kwargs["cu_seq_lens_q"].tolist(),
         kwargs["cu_seq_lens_k"][allocator.layer_type].tolist(),
@@ -197,23 +165,18 @@ def _make_plan(ends_q: Sequence[int], ends_k: Sequence[int], read_index: Tensor)
         read_index: cache positions of the keys of all requests, concatenated.
     """
     prompts: list[slice] = []
-    continued: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    decoding: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for number in range(len(ends_q) - 1):
-        start, stop = ends_q[number], ends_q[number + 1]
-        first, last = ends_k[number], ends_k[number + 1]
-        new, seen = stop - start, last - first
-        if seen == new:
+    members: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+    for (start, stop), (first, last) in zip(pairwise(ends_q), pairwise(ends_k), strict=True):
+        new, total = stop - start, last - first
+        if total == new:
             prompts.append(slice(start, stop))
-        elif new == 1:
-            # grouped by powers of two, so that padding at most doubles the work
-            decoding[(seen - 1).bit_length()].append((start, first, last))
         else:
-            continued[new, seen].append((start, first))
+            # decoding requests by powers of two, so that padding at most doubles the work
+            size = (total - 1).bit_length() if new == 1 else total
+            members[new, size].append((start, first, total))
     reads = _Reads(read_index)
-    parts = [_continued(*sizes, members, reads) for sizes, members in continued.items()]
-    groups = [_group(members, reads) for members in decoding.values()]
-    return _Plan(reads.index(), prompts, parts, groups)
+    groups = [_group(new, requests, reads) for (new, _), requests in members.items()]
+    return _Plan(reads.index(), prompts, groups)
 
 
 class _Reads:
@@ -234,19 +197,15 @@ class _Reads:
         return torch.cat(self._parts) if self._parts else self._from[:0]
 
 
-def _continued(
-    new: int, seen: int, members: Sequence[tuple[int, int]], reads: _Reads
-) -> _Continued:
-    starts, firsts = torch.tensor(members).unbind(1)
+def _group(new: int, members: Sequence[tuple[int, int, int]], reads: _Reads) -> _Group:
+    """Group requests, each as its first query row, its first key and its number of keys."""
+    starts, firsts, totals = torch.tensor(members).unbind(1)
     rows = (starts[:, None] + torch.arange(new)).view(-1)
-    read = reads.add((firsts[:, None] + torch.arange(seen)).view(-1))
-    return _Continued(rows, read, torch.ones(new, seen, dtype=torch.bool).tril(seen - new))
-
-
-def _group(members: Sequence[tuple[int, int, int]], reads: _Reads) -> _Group:
-    rows, firsts, lasts = torch.tensor(members).unbind(1)
-    lengths = lasts - firsts
-    places = torch.arange(int(lengths.max()))
-    mask = places < lengths[:, None]
-    index = torch.where(mask, firsts[:, None] + places, firsts[:, None])
-    return _Group(rows, reads.add(index.view(-1)), mask[:, None, None])
+    places = torch.arange(int(totals.max()))
+    index = torch.where(places < totals[:, None], firsts[:, None] + places, firsts[:, None])
+    if new > 1:  # requests of one length
+        totals = totals[:1]
+    # a new token attends to itself and to everything before it
+    ends = totals[:, None] - torch.arange(new - 1, -1, -1)
+    mask = places < ends[:, :, None]
+    return _Group(rows, reads.add(index.view(-1)), mask[:, None])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +14,7 @@ from lightspan.errors import CheckpointError
 
 FORMAT: Final = 1
 """Version of the checkpoint's layout."""
+MANIFEST: Final = "learner.json"
 
 
 def check_manifest(folder: Path, manifest: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -47,6 +50,46 @@ def check_manifest(folder: Path, manifest: Mapping[str, Any], own: Mapping[str, 
                 f"the adapters in {folder} were trained on other weights of policy {policy} "
                 "than this run starts from"
             )
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Make a checkpoint's folder, and raise `CheckpointError` if writing into it fails."""
+    from safetensors import SafetensorError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except (OSError, SafetensorError) as error:  # a full disk raises either
+        raise CheckpointError(
+            f"cannot write the checkpoint {folder}: {error}; check the disk, then continue "
+            "from the checkpoint before it with resume=True (--resume)"
+        ) from error
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write the manifest, which marks a checkpoint as complete."""
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[Any]:
+    """Yield a checkpoint's manifest.
+
+    Raises:
+        CheckpointError: it cannot be read, or the code in the context finds it damaged.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read the checkpoint {folder}: {error}") from error
+    try:
+        yield manifest
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint {folder} is damaged ({type(error).__name__}: {error}): delete it, "
+            "and training resumes from the one before it"
+        ) from error
 
 
 def compact(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

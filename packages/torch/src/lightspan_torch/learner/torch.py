@@ -13,7 +13,6 @@ global generator, which engines sample with, stays unchanged.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections import defaultdict
@@ -48,7 +47,15 @@ from lightspan_torch.engine.grammars import LIBRARY, Grammars
 from lightspan_torch.engine.oom import explained
 from lightspan_torch.engine.tokenizer import TransformersTokenizer
 from lightspan_torch.engine.weights import SharedModels, check_device, load_model
-from lightspan_torch.learner.checkpoint import FORMAT, check_manifest, compact, read
+from lightspan_torch.learner.checkpoint import (
+    FORMAT,
+    check_manifest,
+    compact,
+    read,
+    reading,
+    write_manifest,
+    writing,
+)
 from lightspan_torch.learner.critic import (
     CallStates,
     ValueHead,
@@ -303,12 +310,10 @@ class TorchLearner(Learner):
             self._served[policy] = (version, self._steppers[policy].steps)
 
     def save(self, folder: Path) -> None:
-        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         folder = Path(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
             for number, (policy, model) in enumerate(self._models.items()):
                 stepper = self._steppers[policy]
                 save_file(compact(model.saved_tensors()), folder / f"weights-{number}.safetensors")
@@ -319,27 +324,13 @@ class TorchLearner(Learner):
                     critic = compact(self._heads[policy].saved_tensors())
                     save_file(critic, folder / f"critic-{number}.safetensors")
             save_file(self._random, folder / "random.safetensors")
-            (folder / "learner.json").write_text(json.dumps(self._manifest(), indent=1))
-        except (OSError, SafetensorError) as error:  # a full disk raises either
-            raise CheckpointError(
-                f"cannot write the checkpoint {folder}: {error}; check the disk, then continue "
-                "from the checkpoint before it with resume=True (--resume)"
-            ) from error
+            write_manifest(folder, self._manifest())
 
     def load(self, folder: Path) -> None:
         folder = Path(folder)
-        try:
-            manifest = json.loads((folder / "learner.json").read_text())
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"cannot read the checkpoint {folder}: {error}") from error
-        try:
+        with reading(folder) as manifest:
             check_manifest(folder, manifest, self._manifest())
             self._restore(folder, manifest)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"the checkpoint {folder} is damaged ({type(error).__name__}: {error}): delete it, "
-                "and training resumes from the one before it"
-            ) from error
 
     def _restore(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         for number, policy in enumerate(manifest["policies"]):

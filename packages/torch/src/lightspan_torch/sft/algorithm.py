@@ -84,7 +84,6 @@ class SFT:
         turns: the assistant messages of a chat that are imitated: the last one, or all, each with
             the messages before it as its prompt, computed in one sequence. `"all"` needs a chat
             template that renders earlier messages unchanged.
-        max_cpu_seconds: stop after this many CPU-seconds of the learner.
         optimizer: see `lightspan.Optimizer`.
         lora: adapters instead of full weights.
         device: device of the learner, such as `"cuda"`.
@@ -108,7 +107,6 @@ class SFT:
     epochs: float = 1.0
     prompt_weight: float = 0.0
     turns: Turns = "last"
-    max_cpu_seconds: float | None = None
     optimizer: Optimizer | None = None
     lora: LoRA | None = None
     device: str = "cpu"
@@ -283,8 +281,6 @@ class SFT:
         before_s, started = progress.seconds, time.monotonic()
         with delayed_interrupt() as interrupted:
             for batch in batches[len(progress.losses) :]:
-                if self.max_cpu_seconds is not None and progress.seconds >= self.max_cpu_seconds:
-                    break
                 rows = self._rows([demonstrations[index] for index in batch])
                 metrics = learner.update(rows, SFTLoss())
                 progress.losses.append(metrics["loss"])

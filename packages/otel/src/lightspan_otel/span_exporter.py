@@ -12,11 +12,12 @@ import logging
 import os
 import threading
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from lightspan.errors import ConfigError, how_to_install
+from lightspan.production.exporters import OTLP_VARIABLE
 from lightspan.production.options import resource_of_environment
 from lightspan.production.store_writer import close_at_exit_of_child
 from lightspan.schema.content import without_keys
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+    from lightspan_otel.training_export import TrainingExport
+
 log = logging.getLogger(__name__)
 
-OTLP_VARIABLE: Final = "LIGHTSPAN_OTLP"
 MAX_QUEUE_SIZE: Final = 20_000
 """Maximum number of spans that wait for export."""
 EXIT_TIMEOUT_S: Final = 5.0
@@ -50,7 +52,7 @@ class ExportHandle:
     def __init__(self, exporter: SpanExporter, destination: str) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        from lightspan.capture.to_otel import to_otel
+        from lightspan_otel.to_otel import to_otel
 
         self.destination: Final = destination
         self.sent = 0
@@ -188,11 +190,24 @@ def send(exporter: SpanExporter) -> ExportHandle:
         return _State.explicit
 
 
+def check() -> None:
+    """Raise `ConfigError` if `LIGHTSPAN_OTLP` asks for an export that is not possible."""
+    current()
+
+
+def training_export(service: str, report: Callable[[str], None]) -> TrainingExport:
+    """Return the export of a training; see `TrainingExport`."""
+    from lightspan_otel.training_export import TrainingExport
+
+    return TrainingExport(service, report)
+
+
 def current() -> ExportHandle | None:
     """Return the handle to which this process exports; None for no export.
 
     Raises:
-        ConfigError: `LIGHTSPAN_OTLP` is not a URL, or the extra `otlp` is not installed.
+        ConfigError: `LIGHTSPAN_OTLP` is not a URL, or OpenTelemetry's OTLP exporter cannot be
+            imported.
     """
     if _State.explicit is not None:
         return _State.explicit
@@ -241,7 +256,7 @@ def _otlp_exporter(endpoint: str) -> SpanExporter:
     except Exception as error:  # protobuf raises TypeError for generated code of another version
         raise ConfigError(
             f"{OTLP_VARIABLE} needs OpenTelemetry's OTLP exporter ({error!r}): "
-            f"{how_to_install('otlp')}"
+            f"{how_to_install('otel')}"
         ) from error
     try:
         return cast("SpanExporter", OTLPSpanExporter(endpoint=endpoint))

@@ -10,13 +10,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan.lightning.episode import Call
-from lightspan.lightning.merge_diagnostics import (
-    CallMessages,
-    Cause,
-    Merging,
-    Message,
-    read_merging,
-)
 from lightspan.lightning.transitions import Transition, TransitionKey
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.spans import Attributes
@@ -24,6 +17,13 @@ from lightspan.schema.token_records import CallOutcome
 from lightspan_testing.scripted_engine import tiny_chat_tokenizer
 from lightspan_testing.strategies import make_call_span, make_record
 from lightspan_testing.tiny import CHAT_TEMPLATE
+from lightspan_tools.dry_run.merge_diagnostics import (
+    CallMessages,
+    Cause,
+    Merging,
+    Message,
+    read_merging,
+)
 from lightspan_torch.engine.tokenizer import TransformersTokenizer
 
 DROPS_THINKING = CHAT_TEMPLATE.replace(

@@ -80,8 +80,8 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from lightspan.runners.standalone import JoinOptions, join
     from lightspan.stores import take_credentials
+    from lightspan_cluster.standalone import JoinOptions, join
 
     take_credentials(options.store)  # before the app, which must not see them, is loaded
     asyncio.run(

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from lightspan.training.alerts import Alert, AlertMonitor
 from lightspan.training.results import Evaluation
+from lightspan_tools.alerts import Alert, AlertMonitor
 
 RECORDED = Path(__file__).parent / "histories"
 """Histories of real runs; README.md there says how they were recorded."""

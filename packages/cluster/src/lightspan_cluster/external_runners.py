@@ -1,14 +1,13 @@
 """Runners that are started by hand: `lightspan runner --store … my_app:answer`.
 
-`ExternalRunners` stands for them in a trainer. `RunnerWatch` prints which runners join a training,
-also in addition to the trainer's own. Each of them supervises its own processes (`standalone`). If
-its machine is lost, its leases run out, and each of its attempts uses up a try.
+`ExternalRunners` stands for them in a trainer, and `RunnerWatch` prints which of them join the
+training. Each of them supervises its own processes (`standalone`). If its machine is lost, its
+leases run out, and each of its attempts uses up a try.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import shlex
 from collections.abc import Callable, Sequence
@@ -16,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lightspan.errors import LightspanError, StoreError
-from lightspan.runners.discovery import incompatibility, is_compatible, is_present
-from lightspan.runners.protocol import RunnerPlan, Runners, check_importable
+from lightspan.runners.protocol import RunnerPlan, check_importable
 from lightspan.schema import clock
 from lightspan.schema.records import Peer, PeerRole
 from lightspan.schema.validation import check_number, check_whole
 from lightspan.stores.protocol import Store
+from lightspan_cluster.peers import incompatibility, is_compatible, is_present
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +57,17 @@ class ExternalRunners:
         self._plan = plan
         self.missing_s = 0.0
 
+    async def watch(self, store: Store, print_line: Callable[[str], None]) -> None:
+        """Poll the store's peers until cancelled; print which runners come, go and are missing."""
+        assert self._plan is not None
+        watch = RunnerWatch(self._plan, self, print_line)
+        while True:
+            try:
+                watch.update(await store.peers(), clock.monotonic())
+            except StoreError as error:
+                log.warning("the store's runners cannot be read: %s", error)
+            await asyncio.sleep(POLL_INTERVAL_S)
+
     async def stop(self) -> None:
         """Do nothing: the runners end with the training, or are ended by hand."""
 
@@ -87,27 +97,13 @@ class RunnerWatch:
     """
 
     plan: RunnerPlan
-    runners: Runners
+    runners: ExternalRunners
     print_line: Callable[[str], None]
     _joined: dict[str, Peer] = field(default_factory=dict)
     _rejected: set[str] = field(default_factory=set)
     """Runners with another protocol version, each of which is printed once."""
     _alone_since: float | None = None
     _reminded: float | None = None
-
-    async def watch(self, store: Store) -> None:
-        """Poll the store's peers until cancelled."""
-        while True:
-            try:
-                self.update(await store.peers(), clock.monotonic())
-            except StoreError as error:
-                log.warning("the store's runners cannot be read: %s", error)
-            await asyncio.sleep(POLL_INTERVAL_S)
-
-    async def end(self, store: Store) -> None:
-        """Print runners that have joined since the last poll: a run may take less than a second."""
-        with contextlib.suppress(StoreError):
-            self._joined_of(await store.peers())
 
     def update(self, peers: Sequence[Peer], now: float) -> None:
         """Print changes.
@@ -120,8 +116,6 @@ class RunnerWatch:
         for name in self._joined.keys() - joined.keys():
             self.print_line(f"runner {name} is gone")
         self._joined = joined
-        if not isinstance(self.runners, ExternalRunners):
-            return
         if joined:
             self._alone_since = self._reminded = None
             self.runners.missing_s = 0.0

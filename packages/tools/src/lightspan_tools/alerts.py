@@ -1,7 +1,8 @@
 """Alerts about a training that goes wrong, from its metrics and evaluations.
 
 An `AlertMonitor` reads the lines of `metrics.jsonl` one by one and raises each alert once. Alerts
-depend only on the lines, so a resumed run and `lightspan inspect` raise the same ones.
+depend only on the lines, so a resumed run and `lightspan inspect` raise the same ones. A training
+prints them (`print_alerts`).
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from lightspan.progress import plural
+from lightspan.training.folder import RunFolder
+from lightspan.training.listeners import RunEvent
 from lightspan.training.results import Evaluation
 from lightspan.training.statistics import paired_gain
 
@@ -52,6 +56,8 @@ class AlertMonitor:
         self._train: list[Line] = []
         self._evaluations: list[Evaluation] = []
         self._names: set[str] = set()
+        self.lines = 0
+        """Number of lines that have been read."""
 
     def step(self, line: Line) -> list[Alert]:
         """Return the new alerts after a training step."""
@@ -65,7 +71,8 @@ class AlertMonitor:
         return self._new({"validation_falls": validation_falls(self._evaluations)}, evaluation.step)
 
     def read(self, metrics: Sequence[Line], evaluations: Sequence[Evaluation]) -> list[Alert]:
-        """Return the alerts of a run so far."""
+        """Return the new alerts after further lines of a run's metrics."""
+        self.lines += len(metrics)
         by_step = {evaluation.step: evaluation for evaluation in evaluations}
         alerts: list[Alert] = []
         for line in metrics:
@@ -79,6 +86,27 @@ class AlertMonitor:
         new = {name: text for name, text in texts.items() if text and name not in self._names}
         self._names |= new.keys()
         return [Alert(name=name, step=step, text=text) for name, text in new.items()]
+
+
+_monitors: dict[Path, AlertMonitor] = {}
+"""Folder of a run → its monitor, while it trains."""
+
+
+def print_alerts(event: RunEvent) -> list[str]:
+    """Return the new alerts of a run, to be printed (a listener)."""
+    folder = RunFolder(event.folder)
+    metrics = folder.metrics()
+    monitor = _monitors.pop(event.folder, AlertMonitor())
+    if event.kind == "end":
+        return []
+    if monitor.lines > len(metrics):  # the run was resumed at an earlier step
+        monitor = AlertMonitor()
+    _monitors[event.folder] = monitor
+    new = metrics[monitor.lines :]
+    has_evaluation = any(line["kind"] == "eval" for line in new)
+    alerts = monitor.read(new, folder.evaluations() if has_evaluation else [])
+    # of a run that was resumed, earlier steps were reported before
+    return [f"warning: {alert.text}" for alert in alerts if alert.step == event.step]
 
 
 # --- checks: each returns the text of an alert, or "" ---------------------------------------

@@ -14,13 +14,7 @@ from typing import Final
 
 from lightspan import __version__
 from lightspan.errors import AppError, ConfigError, StoreUnreachableError, UnsupportedError
-from lightspan.runners.discovery import (
-    Presence,
-    incompatibility,
-    is_compatible,
-    is_present,
-    make_peer,
-)
+from lightspan.runners.discovery import Presence, make_peer
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema import clock
@@ -29,6 +23,7 @@ from lightspan.schema.validation import check_number
 from lightspan.stores import open_store, public_url
 from lightspan.stores.aio import wait_for_event
 from lightspan.stores.protocol import Store
+from lightspan_cluster.peers import incompatibility, is_compatible, is_present
 
 POLL_INTERVAL_S: Final = 1.0
 """Seconds between two polls of the store's trainings, and of the runner processes."""

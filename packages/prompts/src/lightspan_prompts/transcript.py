@@ -7,16 +7,15 @@ as in recorded content.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from lightspan.lightning.answers import answer_message, answer_of, json_text, message_text
 from lightspan.lightning.episode import Call, Episode
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import Json
 from lightspan.schema.redaction import values_without_keys
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
-from lightspan.schema.token_records import CallOutcome
 
 MAX_TEXT_LENGTH: Final = 4_000
 """Maximum characters of a message; the middle of a longer one is left out."""
@@ -38,17 +37,7 @@ def transcript(episode: Episode, *, whole: bool = True) -> str:
 
 def task_text(task: Json) -> str:
     """Return the task as JSON."""
-    return without_keys(_shortened(_json(task)))
-
-
-def answer_of(episode: Episode) -> str:
-    """Return the text of the last answer to an agent; empty without one."""
-    for call in reversed(episode.calls):
-        message = _answer(call)
-        if call.outcome is CallOutcome.OK and message is not None:
-            content = message.get("content")
-            return content if isinstance(content, str) else _text(message)
-    return ""
+    return without_keys(_shortened(json_text(task)))
 
 
 def without_keys(text: str) -> str:
@@ -70,32 +59,17 @@ def _call_lines(call: Call, written: set[str]) -> Iterator[str]:
     yield f"Model call of the agent {call.agent_path!r}:"
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
     for message in genai_messages.input_messages_of(attributes):
-        line = f"  {message.get('role')}: {_shortened(_text(message))}"
+        line = f"  {message.get('role')}: {_shortened(message_text(message))}"
         if line not in written:
             written.add(line)
             yield line
-    answer = _answer(call)
+    answer = answer_message(call)
     if answer is not None:
-        text = _shortened(_text(answer))
+        text = _shortened(message_text(answer))
         written.add(f"  assistant: {text}")
         yield f"  answer: {text}"
     if call.span is not None and call.span.status is SpanStatus.ERROR:
         yield f"  the call failed: {_shortened(call.span.status_message)}"
-
-
-def _answer(call: Call) -> dict[str, Any] | None:
-    attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
-    answers = genai_messages.output_messages_of(attributes)
-    return answers[call.choice] if call.choice < len(answers) else None
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    """Return the content of a message, and its tool calls."""
-    content = message.get("content")
-    text = content if isinstance(content, str) else "" if content is None else _json(content)
-    functions = [call.get("function", {}) for call in message.get("tool_calls", ())]
-    tools = [f"calls {f.get('name')}({f.get('arguments')})" for f in functions]
-    return " ".join(part for part in (text, *tools) if part)
 
 
 def _app_lines(span: Span, whole: bool) -> Iterator[str]:
@@ -109,10 +83,6 @@ def _app_lines(span: Span, whole: bool) -> Iterator[str]:
             arguments = _shortened(str(span.attributes.get(c.TOOL_CALL_ARGUMENTS, "")))
             result = _shortened(str(span.attributes[c.TOOL_CALL_RESULT]))
             yield f"The tool {name}({arguments}) returned: {result}"
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _shortened(text: str) -> str:

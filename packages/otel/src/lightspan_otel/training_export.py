@@ -15,19 +15,19 @@ from typing import Any, Final
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.transitions import TransitionKey
-from lightspan.production import span_exporter
 from lightspan.production.options import SERVICE_NAME, service_of_environment
-from lightspan.production.span_exporter import ExportHandle
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span, clean_attributes
+from lightspan_otel import span_exporter
+from lightspan_otel.span_exporter import ExportHandle
 
 EXPORT_TIMEOUT_S: Final = 30.0
 """Maximum wait at the end of a training while the backend accepts no span, in seconds."""
 _POLL_INTERVAL_S: Final = 0.05
 
 
-class SpanExport:
+class TrainingExport:
     """Exports the spans of a training's episodes.
 
     Args:

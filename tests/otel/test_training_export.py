@@ -14,15 +14,14 @@ import pytest
 from lightspan import LightningRL, Trainer
 from lightspan.capture import sdk_instrumentation
 from lightspan.lightning.episode import Episode, build_episode
-from lightspan.production import span_exporter as module
-from lightspan.production.span_exporter import ExportHandle
 from lightspan.progress import SilentReporter
 from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.stores import open_store
-from lightspan.training import span_export
 from lightspan.training.session import Session
-from lightspan.training.span_export import SpanExport
+from lightspan_otel import span_exporter as module, training_export
+from lightspan_otel.span_exporter import ExportHandle
+from lightspan_otel.training_export import TrainingExport
 from lightspan_testing.strategies import make_attempt, make_rollout, make_span
 from packages.otel.tests.backend import Backend
 
@@ -140,12 +139,12 @@ def test_what_does_not_get_through_is_told_at_the_end(
 ) -> None:
     """Some found no room in the queue, and the backend takes none of the others."""
     monkeypatch.setattr(module, "MAX_QUEUE_SIZE", 300)
-    monkeypatch.setattr(span_export, "EXPORT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(training_export, "EXPORT_TIMEOUT_S", 0.2)
     backend.held.clear()
     messages: list[str] = []
 
     async def run() -> None:
-        export = SpanExport("desk", messages.append)
+        export = TrainingExport("desk", messages.append)
         export.add(episodes(5, 100), 3, is_learned=True)
         export.send()
         await export.close(is_patient=True)
@@ -159,7 +158,7 @@ def test_to_stop_the_wait_ends_it(backend: Backend) -> None:
     backend.held.clear()
 
     async def run() -> str:
-        export = SpanExport("desk", lambda text: None)
+        export = TrainingExport("desk", lambda text: None)
         export.add(episodes(3, 10), 1, is_learned=False)
         task = asyncio.current_task()
         assert task is not None
