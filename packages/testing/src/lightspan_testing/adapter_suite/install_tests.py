@@ -1,4 +1,4 @@
-"""Tests of the public names, of installing and uninstalling, and of what is beside the adapter."""
+"""Tests of the public names, of installing and uninstalling, and of what is next to the adapter."""
 
 from __future__ import annotations
 
