@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from lightspan import LLM, Price
+from lightspan import LLM
 from lightspan.schema.records import task_id
 from lightspan_testing.scripted import Reply, ScriptedServer
 from packages.prompts.tests.made_up import (
@@ -26,28 +24,6 @@ from packages.prompts.tests.made_up import (
 
 
 # --- rounds ---------------------------------------------------------------------------------
-async def test_a_dry_run_would_say_what_it_asks(server: ScriptedServer, tmp_path: Path) -> None:
-    """Upper bounds of requests and tokens, whichever budget is the narrowest."""
-    offered = [apo(server).resources()] * 2
-    episodes = await World(tmp_path).rollouts(TASKS[:2], 1, resources=offered)
-    critique, edit = apo(server).reflections(TASKS, episodes)
-    assert [each.most for each in (critique, edit)] == [12, 12]  # 2 * 2 * 3
-    for options, most in (
-        ({"max_reflections": 7}, 3),
-        ({"max_rollouts": 5 + 4 * 5 + 4}, 4),  # the initial prompts; 2 + 3 for each new candidate
-    ):
-        counts = [each.most for each in apo(server, **options).reflections(TASKS, episodes)]
-        assert counts == [most, most]
-    priced = apo(server, max_cost=1.0, prices={"thinker": Price(input=1e6, output=0.0)})
-    assert [each.most_cost for each in priced.reflections(TASKS, episodes)] == pytest.approx(
-        [12 * critique.tokens_in, 12 * edit.tokens_in]
-    )
-    await search(apo(server), World(tmp_path))
-    critiques = [len(each.last_text) / 4 for each in server.requests if not is_edit(each)]
-    assert len(critiques) <= critique.most
-    assert critique.tokens_in == pytest.approx(sum(critiques) / len(critiques), rel=0.1)
-
-
 async def test_one_round_is_what_it_says(server: ScriptedServer, tmp_path: Path) -> None:
     server.script = lambda request: (
         f"<prompt>{text_of(request)} ALPHA BETA</prompt>" if is_edit(request) else "lacks both"

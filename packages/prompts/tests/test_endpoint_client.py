@@ -18,13 +18,8 @@ from lightspan_prompts.endpoint_client import Answer, EndpointClient
 from lightspan_testing.scripted import Reply, ScriptedServer
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.01)
-
-
 async def asks(url: str, notes: list[str] | None = None, **options: Any) -> Answer:
-    values = {"timeout_s": 30.0, "patience_s": 30.0, **options}
+    values = {"timeout_s": 30.0, "patience_s": 30.0, "retry_backoff_s": 0.01, **options}
     note = [].append if notes is None else notes.append
     model = EndpointClient(LLM(base_url=url, model="thinker"), note=note, **values)
     try:

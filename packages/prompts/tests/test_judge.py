@@ -35,7 +35,6 @@ from lightspan.training.rewards import (
     scored_groups,
     with_reward,
 )
-from lightspan_prompts import endpoint_client
 from lightspan_prompts.judge_prompts import Ballot, ballots, comment, scores
 from lightspan_prompts.search.feedback import evidence_of
 from lightspan_prompts.transcript import task_text, transcript
@@ -288,15 +287,11 @@ def test_what_is_no_score_is_none(answer: str, expected: list[Any]) -> None:
             assert one == wanted
 
 
-async def test_failures_are_unscored_and_counted(
-    server: ScriptedServer, script: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.001)
-
+async def test_failures_are_unscored_and_counted(server: ScriptedServer, script: Any) -> None:
     def answers(request: Request) -> Any:
         shown = script.shown(request.last_text)
         if any("boom" in text for text in shown):
-            return Reply(status=500, text="no")
+            return Reply(status=422, text="no")
         if any("too long" in text for text in shown):
             return Reply(status=400, text="context")
         if any("mumble" in text for text in shown):
@@ -310,11 +305,10 @@ async def test_failures_are_unscored_and_counted(
     assert [values(each) for each in results] == [[0.5, 0.8], *[[None, None]] * 3]
     whys = [each[0].why for each in results[1:]]
     assert whys[0].startswith("the judge wise at http")
-    assert "InternalServerError" in whys[0]
+    assert "UnprocessableEntityError" in whys[0]
     assert "BadRequestError" in whys[1]
     assert whys[2] == "the judge's answer has no line of JSON: 'I cannot say.'"
     assert spent["calls"] == 4  # failed requests have no entry, unparsable answers have
-    assert sum("boom" in r.last_text for r in server.requests) == 2 * endpoint_client.MAX_TRIES
 
 
 async def test_a_score_that_one_order_lacks_is_none(server: ScriptedServer) -> None:
@@ -342,10 +336,9 @@ async def test_permanent_errors_end_the_run(
 
 
 async def test_first_requests_that_fail_end_the_run(
-    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedServer,
 ) -> None:
-    monkeypatch.setattr(endpoint_client, "RETRY_BACKOFF_S", 0.001)
-    server.script = lambda request: Reply(drop=True)
+    server.script = lambda request: Reply(status=400, text="no")
     with pytest.raises(
         EngineError, match="the judge's first requests all failed: the judge wise at"
     ):

@@ -12,10 +12,3 @@ from lightspan_testing.tiny import tiny_model
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("vllm") / "model", seed=1, context=256)
-
-
-@pytest.fixture
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the waits for servers."""
-    monkeypatch.setattr("lightspan_vllm.supervised_server.POLL_INTERVAL_S", 0.01)
-    monkeypatch.setattr("lightspan_vllm.supervised_server._DYING_S", 0.1)

@@ -19,7 +19,7 @@ from lightspan_testing.engine_suite import generate
 from lightspan_vllm.client import Client, Refused, Unreachable
 from packages.vllm.tests.vllm_wire import PROMPT, Wire, served
 
-pytestmark = [pytest.mark.usefixtures("quickly"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 
 @asynccontextmanager

@@ -24,7 +24,6 @@ from lightspan_vllm.engine import VLLMEngine
 from lightspan_vllm.weights import ServerSpec
 from packages.vllm.tests.vllm_wire import PROMPT, Wire, served
 
-pytestmark = pytest.mark.usefixtures("quickly")
 RANKS = {"writer": 4, "checker": 8, "base": 0}
 
 

@@ -21,9 +21,9 @@ from lightspan.errors import EngineError
 from lightspan.protocols.engine import GenerationRequest
 from lightspan.schema.token_records import Sampling
 from lightspan_testing.engine_suite import generate
-from lightspan_vllm import client, supervised_server
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
+from lightspan_vllm.timings import ServerTimings
 
 PROMPT = [5, 6, 7, 8]
 
@@ -40,10 +40,15 @@ def program(tmp_path: Path) -> str:
 
 @asynccontextmanager
 async def running(
-    folder: Path, tmp_path: Path, program: str, **options: Any
+    folder: Path,
+    tmp_path: Path,
+    program: str,
+    timings: ServerTimings | None = None,
+    **options: Any,
 ) -> AsyncIterator[VLLMEngine]:
     vllm = VLLM(python=program, exchange=str(tmp_path), **options)
-    engine = VLLMEngine(vllm, {"writer": folder}, logs=tmp_path / "logs", seed=3)
+    logs = tmp_path / "logs"
+    engine = VLLMEngine(vllm, {"writer": folder}, logs=logs, seed=3, timings=timings)
     try:
         await engine.start()
         yield engine
@@ -102,18 +107,17 @@ async def test_a_front_that_waits_for_a_call_of_its_dead_engine(
     folder: Path,
     tmp_path: Path,
     program: str,
-    monkeypatch: pytest.MonkeyPatch,
     how: str,
     stream: bool,
 ) -> None:
     """It does not end by itself, and nobody else calls: the call goes on after its start."""
     # idle connections are closed before the next look, which has to connect again
-    assert client.KEEPALIVE_S < supervised_server.HEALTH_INTERVAL_S
-    monkeypatch.setattr(client, "KEEPALIVE_S", 0.01)
-    monkeypatch.setattr(supervised_server, "HEALTH_INTERVAL_S", 0.1)
+    assert ServerTimings().keepalive_s < ServerTimings().health_interval_s
+    timings = ServerTimings(keepalive_s=0.01, health_interval_s=0.1)
     mark = tmp_path / "mark"
     environment = {"WIRE_LOSES": how, "WIRE_MARK": str(mark), "WIRE_POLLED": "1"}
-    async with running(folder, tmp_path, program, environment=environment) as engine:
+    options = {"timings": timings, "environment": environment}
+    async with running(folder, tmp_path, program, **options) as engine:
         (server,) = servers(folder)
         mark.touch()
         request = GenerationRequest(
@@ -191,6 +195,7 @@ import asyncio
 from lightspan_vllm import client, supervised_server
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
+from lightspan_vllm.timings import ServerTimings
 async def main():
     vllm = VLLM(python={python!r}, exchange={tmp!r}, servers=2)
     engine = VLLMEngine(vllm, {{"writer": {model!r}}}, logs={tmp!r})

@@ -27,14 +27,11 @@ from lightspan.errors import (
 from lightspan.protocols.engine import GenerationRequest, TokenEngine
 from lightspan.schema.token_records import FinishReason, Sampling
 from lightspan_testing.engine_suite import Answer, generate
-from lightspan_vllm import client, server_pool
+from lightspan_vllm import server_pool
 from lightspan_vllm.client import Client, Unreachable
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
 from packages.vllm.tests.vllm_wire import NEVER, PROMPT, Wire, body, served
-
-pytestmark = pytest.mark.usefixtures("quickly")
-SERVERS = "lightspan_vllm.supervised_server"
 
 
 def wait_no_longer_than(engine: VLLMEngine, seconds: float) -> None:
@@ -218,13 +215,10 @@ async def test_a_call_outlives_its_killed_server(folder: Path, tmp_path: Path) -
     assert server.asked[-1]["prompt"] == [*PROMPT, 11, 11]
 
 
-async def test_an_update_that_kills(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_update_that_kills(folder: Path, tmp_path: Path) -> None:
     """Its front refuses what it is asked with 500, as it would if the weights did not fit."""
-    monkeypatch.setattr(f"{SERVERS}._DYING_S", 60.0)
     server = Wire(folder)
-    async with served(folder, tmp_path, server) as engine:
+    async with served(folder, tmp_path, server, timings={"dying_s": 60.0}) as engine:
         server.says["/start_weight_update"] = (500, b"EngineDeadError")
         server.paused.clear()
         update = asyncio.create_task(engine.update("writer", moved(folder, 1.0), 7))
@@ -241,15 +235,13 @@ async def test_an_update_that_kills(
 
 @pytest.mark.parametrize("status", [NEVER, 500])
 async def test_a_server_that_is_only_unwell_is_not_given_up(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+    folder: Path, tmp_path: Path, status: int
 ) -> None:
     """Slow, or behind something with troubles of its own: only two things say that it is gone."""
-    monkeypatch.setattr(client, "_HEALTH_S", 0.02)
-    monkeypatch.setattr(f"{SERVERS}.HEALTH_INTERVAL_S", 0.005)
-    monkeypatch.setattr(f"{SERVERS}._MAX_FAILED_POLLS", 1)
+    timings = {"health_timeout_s": 0.02, "health_interval_s": 0.005, "max_failed_polls": 1}
     server = Wire(folder)
     server.hold.clear()
-    async with served(folder, tmp_path, server) as engine:
+    async with served(folder, tmp_path, server, timings=timings) as engine:
         call = asyncio.create_task(generate(engine, PROMPT, max_tokens=2))
         await server.came.wait()
         server.says["/health"] = (status, b"no")

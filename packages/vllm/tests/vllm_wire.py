@@ -322,19 +322,22 @@ async def served(
     tmp_path: Path,
     *servers: Wire,
     ranks: Mapping[str, int] | None = None,
+    timings: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> AsyncIterator[Any]:
     """Return an engine on these servers, of the policy `writer` or, with LoRA, of those in `ranks`.
     Engine and servers end with the block."""
     from lightspan_vllm.config import VLLM
     from lightspan_vllm.engine import VLLMEngine
+    from lightspan_vllm.timings import ServerTimings
 
     for server in servers:
         await server.start()
     addresses = tuple(server.address for server in servers)
     vllm = VLLM(**{"addresses": addresses, "exchange": str(tmp_path), **more})
     models = dict.fromkeys(ranks or ["writer"], folder)
-    engine = VLLMEngine(vllm, models, lora=ranks or {}, logs=tmp_path)
+    quick = ServerTimings(**{"poll_interval_s": 0.01, "dying_s": 0.1, **(timings or {})})
+    engine = VLLMEngine(vllm, models, lora=ranks or {}, logs=tmp_path, timings=quick)
     try:
         await engine.start()
         yield engine

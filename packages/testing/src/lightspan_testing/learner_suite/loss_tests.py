@@ -43,7 +43,7 @@ FORMS = {
     "cispo narrow": PolicyLoss(form="cispo", clip_low=0.2, clip_high=0.2),
     "cispo kl": PolicyLoss(form="cispo", kl=0.3, entropy=0.05),
 }
-LOSSES = {
+LOSSES: Mapping[str, PolicyLoss | SFTLoss] = {
     **FORMS,
     "sft": SFTLoss(),
     "clips": BOTH_CLIPS,
