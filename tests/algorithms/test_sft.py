@@ -284,11 +284,6 @@ def test_an_answer_ends_where_sampling_does(
     )
 
 
-def test_cpu_budget_ends_after_the_update_that_reaches_it(tiny: Path, tmp_path: Path) -> None:
-    sft = SFT(tiny, batch_size=1, epochs=1000, max_cpu_seconds=1e-9)
-    assert len(sft.fit(CHATS, tmp_path / "model", reporter=QUIET).losses) == 1
-
-
 # --- from stored episodes -----------------------------------------------------------------------
 
 

@@ -36,7 +36,7 @@ Make = Callable[..., Any]
         ({"scale": 0}, "scale=0 must be a finite number above 0"),
         ({"signals": ()}, "signals is empty"),
         ({"signals": max}, r"signals=<built-in function max> must be a sequence: write signals=\("),
-        ({"signals": (ToolSuccess,)}, r"the signal ToolSuccess is a class: write ToolSuccess\(\)"),
+        ({"signals": (ToolSuccess,)}, r"ToolSuccess'> is not a signal: use ToolSuccess\(\)"),
         ({"signals": ("tool_success",)}, "'tool_success' is not a signal"),
         ({"signals": (ToolSuccess(), ToolSuccess())}, "two signals are named 'tool_success'"),
     ],

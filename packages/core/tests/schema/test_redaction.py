@@ -82,7 +82,7 @@ NO_KEYS = {
     "SORT_KEY": "customer_identifier_of_old",
     "CACHE_KEY": "singer.name, singer.age 2",
     "KEYBOARD": "qwertz-layout-0123456789",
-    "OLDPWD": "/home/me-0123456789",
+    "OLDPWD": "/srv/me-0123456789",
     "MAX_TOKENS": "0123456789",
     "C_KEY": "none",
 }
