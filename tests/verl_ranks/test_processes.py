@@ -75,7 +75,7 @@ class LoRASink(WeightSink):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(exact_tokens=True, lora={"writer": 4})
+        return EngineCapabilities(exact_tokens=True, lora=("writer",))
 
     async def update(self, policy: str, weights: Any, version: int) -> None:
         self.adapters = weights

@@ -99,7 +99,7 @@ def test_check_refuses_by_name_what_is_not_declared(tmp_path: Path) -> None:
         ({"lora": LoRA(dropout=0.1)}, r"LoRA\(dropout=0.1\)"),
         ({"estimator": "ppo"}, "a critic"),
     ):
-        algorithm = LightningRL(tmp_path, **options)  # type: ignore[arg-type]
+        algorithm = LightningRL(tmp_path, **options)
         with pytest.raises(UnsupportedError, match=match):
             algorithm.check(engine, CAPABILITIES)
 
