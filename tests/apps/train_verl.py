@@ -1,6 +1,6 @@
 """A script that trains by verl: `train_verl.py FOLDER MODEL PYTHON RANKS STEPS [--resume]`.
 
-With `--lora` it trains LoRA of rank 8, with `--ray` on ranks in a Ray cluster of its own.
+With `--lora` it trains LoRA of rank 8.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(folder: str, model: str, python: str, ranks: int, steps: int, *more: st
         runners=LocalRunners(8, processes=2),
         steps=steps,
         folder=folder,
-        learner=Verl(python=python, ranks=ranks, ray="--ray" in more),
+        learner=Verl(python=python, ranks=ranks),
     )
     train = [{"q": f"question {number}"} for number in range(32)]
     val = [{"q": f"held out {number}"} for number in range(40)]

@@ -14,7 +14,7 @@ from lightspan.protocols.learner import Optimizer
 from lightspan_testing.learner_suite import make_call_rows, make_rows
 from lightspan_testing.tiny import tiny_model
 from lightspan_torch.engine.weights import load_model
-from lightspan_verl.local_ranks import Workers
+from lightspan_verl.workers import Workers
 
 ADAMW = Optimizer(learning_rate=1e-3, max_grad_norm=0.5, weight_decay=0.1, warmup_steps=3)
 

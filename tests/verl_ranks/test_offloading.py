@@ -9,7 +9,7 @@ from lightspan_testing.learner_suite import BOTH_CLIPS, distance, make_rows, pub
 from lightspan_testing.tiny import tiny_model
 from lightspan_torch.engine.weights import load_model
 from lightspan_verl.learner import VerlLearner
-from lightspan_verl.local_ranks import Workers
+from lightspan_verl.workers import Workers
 
 
 async def test_offloading_changes_no_step(one: Workers, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from lightspan_torch.engine.weights import load_model
 from lightspan_torch.learner.policy_model import TrainedModel
 from lightspan_torch.learner.torch import TorchLearner
 from lightspan_verl.learner import VerlLearner
-from lightspan_verl.local_ranks import Workers
+from lightspan_verl.workers import Workers
 from tests.verl_ranks.conftest import ADAMW
 
 
@@ -75,7 +75,7 @@ class LoRASink(WeightSink):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(exact_tokens=True, lora={"writer": 4})
+        return EngineCapabilities(exact_tokens=True, lora=("writer",))
 
     async def update(self, policy: str, weights: Any, version: int) -> None:
         self.adapters = weights

@@ -9,7 +9,7 @@ import pytest
 
 from lightspan_testing.learner_suite import LearnerSuite
 from lightspan_verl.learner import VerlLearner
-from lightspan_verl.rank_group import RankGroup
+from lightspan_verl.workers import Workers
 
 
 class OnWorkers(LearnerSuite):
@@ -20,7 +20,7 @@ class OnWorkers(LearnerSuite):
 
     @pytest.fixture(autouse=True)
     def made(self, request: pytest.FixtureRequest) -> Iterator[None]:
-        self._workers: RankGroup = request.getfixturevalue(self.ranks)
+        self._workers: Workers = request.getfixturevalue(self.ranks)
         self._made: list[VerlLearner] = []
         yield
         for learner in self._made:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import sys
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from lightspan_torch.engine.weights import load_model
 from lightspan_verl.cuda_devices import cuda_device
 from lightspan_verl.environment import check_environment
 from lightspan_verl.learner import CAPABILITIES, VerlLearner, partition
-from lightspan_verl.ray_workers import RayWorkers
 from lightspan_verl.shards import SavedShards, Shard, write
 
 
@@ -32,13 +30,6 @@ from lightspan_verl.shards import SavedShards, Shard, write
         ({"python": "p", "token_budget": 0}, "Verl: token_budget"),
         ({"python": "p", "dtype": "float16"}, "Verl: dtype"),
         ({"python": "p", "timeout_s": -1}, "Verl: timeout_s"),
-        ({"python": "p", "ray": 3}, "Verl: ray=3 must be True for a Ray cluster that is started"),
-        ({"python": "p", "ray": "local"}, "Verl: ray='local' must be True"),
-        (
-            {"python": "p", "ray": "ray://head:10001"},
-            "Ray Client is not supported: make this machine a node",
-        ),
-        ({"python": "p", "ray": "head"}, "ray='head' must be 'HOST:PORT', such as '10.0.0.5:6379'"),
     ],
 )
 def test_a_description_is_checked(options: dict[str, object], match: str) -> None:
@@ -52,18 +43,12 @@ def test_where_ranks_are() -> None:
     assert Verl(python="p", ranks=2).rank_devices("cuda") == ("cuda:0", "cuda:1")
     with pytest.raises(ConfigError, match="2 ranks cannot all be on device='cuda:1'"):
         Verl(python="p", ranks=2).rank_devices("cuda:1")
-    assert Verl(python="p", ranks=2, ray=True).rank_devices("cuda") == ("cuda:0", "cuda:1")
-    with pytest.raises(ConfigError, match="names a GPU, and Ray gives each rank its own"):
-        Verl(python="p", ray=True).rank_devices("cuda:1")
 
 
 def test_where_ranks_are_started_is_said() -> None:
-    two = "starting 2 ranks of the learner: cpu, cpu"
     assert Verl(python="p").describe("cpu") == "starting 1 rank of the learner: cpu"
+    two = "starting 2 ranks of the learner: cpu, cpu"
     assert Verl(python="p", ranks=2).describe("cpu") == two
-    own, named = Verl(python="p", ranks=2, ray=True), Verl(python="p", ranks=2, ray="head:6379")
-    assert own.describe("cpu") == f"{two} in a Ray cluster on this machine"
-    assert named.describe("cpu") == f"{two} in the Ray cluster head:6379"
 
 
 def interpreter(folder: Path, found: str) -> str:
@@ -96,36 +81,8 @@ def test_what_an_environment_lacks_is_named(tmp_path: Path, found: str, match: s
 
 
 def test_an_environment_that_has_all(tmp_path: Path) -> None:
-    python = interpreter(tmp_path, f'{{{ALL}, "trl": "0.27.0", "ray": "2.60.0"}}')
-    found = check_environment(python, with_ray=True)
-    assert (found["verl"], found["ray"]) == ("0.9.1", "2.60.0")
-
-
-@pytest.mark.parametrize(
-    ("more", "match"),
-    [
-        ("", r"has no Ray: .*python -m pip install 'ray>=2.60', or leave ray= out"),
-        (', "ray": "2.46.0"', "has Ray 2.46.0, whose clusters need no token: .*ray>=2.60"),
-    ],
-)
-def test_an_environment_for_ray_lacks_it_by_name(tmp_path: Path, more: str, match: str) -> None:
-    python = interpreter(tmp_path, f"{{{ALL}{more}}}")
+    python = interpreter(tmp_path, f'{{{ALL}, "trl": "0.27.0"}}')
     assert check_environment(python)["verl"] == "0.9.1"
-    with pytest.raises(ConfigError, match=match):
-        check_environment(python, with_ray=True)
-    with pytest.raises(ConfigError, match=match):
-        RayWorkers(python, ["cpu"])
-
-
-def test_a_cluster_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
-    python = interpreter(tmp_path, f'{{{ALL}, "ray": "2.60.0"}}')
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets it meanwhile
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(
-            ConfigError, match=rf"Verl\(ray='{address}'\): nothing listens there: give the address"
-        ):
-            RayWorkers(python, ["cpu"], ray=address)
 
 
 def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -142,7 +99,7 @@ def test_check_refuses_by_name_what_is_not_declared(tmp_path: Path) -> None:
         ({"lora": LoRA(dropout=0.1)}, r"LoRA\(dropout=0.1\)"),
         ({"estimator": "ppo"}, "a critic"),
     ):
-        algorithm = LightningRL(tmp_path, **options)  # type: ignore[arg-type]
+        algorithm = LightningRL(tmp_path, **options)
         with pytest.raises(UnsupportedError, match=match):
             algorithm.check(engine, CAPABILITIES)
 

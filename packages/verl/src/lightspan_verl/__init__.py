@@ -1,11 +1,9 @@
 """A learner over verl's `TrainingWorker`, in verl's own environment and processes.
 
 In the trainer's process: `config` is `lightspan.Verl`, `environment` checks an interpreter,
-`learner` is the `Learner`, `rank_group` the base class of its ranks, `local_ranks` starts them as
-processes, `ray_workers` in a Ray cluster. In verl's processes: `rank_main` is each rank's main
-module, `policy` one policy on a rank, `shards` its checkpoints; `ray_driver` drives the ranks in
-Ray, by `ray_group`. Only `verl_adapter` uses verl's private API. `rpc` has the messages, `framing`
-their length prefix.
+`learner` is the `Learner`, `workers` starts its ranks as processes. In verl's processes:
+`rank_main` is each rank's main module, `policy` one policy on a rank, `shards` its checkpoints.
+Only `verl_adapter` uses verl's private API. `rpc` has the messages, `framing` their length prefix.
 """
 
 from __future__ import annotations

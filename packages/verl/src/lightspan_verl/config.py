@@ -21,9 +21,8 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
     """verl's FSDP2 training as the learner: `Trainer(…, learner=Verl(python="…", ranks=2))`.
 
     verl and the trainer's transformers are incompatible, so verl has its own environment. Each rank
-    is a process there with its shard of weights and optimiser state. The ranks start and end with
-    the run, as child processes or, with `ray=`, as verl's worker group in a Ray cluster. The losses
-    are lightspan's.
+    is a child process there with its shard of weights and optimiser state. The ranks start and end
+    with the run. The losses are lightspan's.
 
     Raises:
         ConfigError: there is no interpreter, or a value is out of range or malformed.
@@ -34,10 +33,6 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int = 1
     """Number of processes that share weights and rows: on the CPU, or on as many GPUs, by the
     trainer's `device`."""
-    ray: bool | str = False
-    """True to run the ranks as actors of a Ray cluster on this machine, which is started for them
-    with a token on loopback and stopped with them. `"HOST:PORT"` or `"auto"` for a running cluster,
-    whose nodes must be on this machine and have verl's environment."""
     token_budget: int | None = None
     """Approximate tokens in one forward pass of a rank; lower it when memory runs out. None for
     2048 on a CPU and 4096 on a GPU."""
@@ -62,7 +57,6 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
                 "such as verl-env/bin/python"
             )
         check_whole("Verl: ranks", self.ranks, 1)
-        _check_ray(self.ray)
         if self.token_budget is not None:
             check_whole("Verl: token_budget", self.token_budget, 1)
         if self.dtype is not None:
@@ -95,12 +89,7 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
         """See `LearnerSpec.describe`."""
         devices = self.rank_devices(device)
         ranks = "1 rank" if len(devices) == 1 else f"{len(devices)} ranks"
-        text = f"starting {ranks} of the learner: {', '.join(devices)}"
-        if not self.ray:
-            return text
-        is_own = self.ray is True
-        cluster = "a Ray cluster on this machine" if is_own else f"the Ray cluster {self.ray}"
-        return f"{text} in {cluster}"
+        return f"starting {ranks} of the learner: {', '.join(devices)}"
 
     def rank_devices(self, device: str) -> tuple[str, ...]:
         """Return the device of each rank.
@@ -109,13 +98,8 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
             device: the trainer's device.
 
         Raises:
-            ConfigError: the device has a number, and there are several ranks or Ray.
+            ConfigError: the device has a number, and there are several ranks.
         """
-        if self.ray and ":" in device:
-            raise ConfigError(
-                f"Verl: device={device!r} names a GPU, and Ray gives each rank its own: give "
-                "device='cuda', or leave ray= out"
-            )
         if self.ranks == 1 or device == "cpu":
             return (device,) * self.ranks
         if device != "cuda":
@@ -135,21 +119,3 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
             reference: whether the loss has a KL term.
         """
         return training_memory(parameters, lora, weight_bytes=FLOAT32_BYTES, reference=reference)
-
-
-def _check_ray(ray: object) -> None:
-    if isinstance(ray, bool):
-        return
-    if not isinstance(ray, str) or not ray or ray == "local":
-        raise ConfigError(
-            f"Verl: ray={ray!r} must be True for a Ray cluster that is started for the ranks, the "
-            "address of one that is there ('HOST:PORT' or 'auto'), or False"
-        )
-    if "://" in ray:
-        raise ConfigError(
-            f"Verl: ray={ray!r}: Ray Client is not supported: make this machine a node of the "
-            "cluster (`ray start --address=HOST:PORT`), and give HOST:PORT"
-        )
-    host, _, port = ray.rpartition(":")
-    if ray != "auto" and not (host and port.isdecimal()):
-        raise ConfigError(f"Verl: ray={ray!r} must be 'HOST:PORT', such as '10.0.0.5:6379'")

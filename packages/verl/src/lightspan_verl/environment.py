@@ -14,8 +14,6 @@ VERSION: Final = "0.9.1"
 """Version of verl that `verl_adapter` is written for and tested with."""
 NEEDED: Final = ("verl", "msgspec", "torch", "transformers", "tensordict", "safetensors", "uvicorn")
 """Required packages. verl imports uvicorn without requiring it."""
-RAY: Final = (2, 60)
-"""Minimum version of Ray; older ones start clusters without token authentication."""
 INSTALL: Final = f"pip install verl=={VERSION} msgspec uvicorn cachetools fastapi"
 _PROBE_S: Final = 60.0
 _PROBE: Final = """
@@ -31,12 +29,11 @@ print(json.dumps(versions))
 """
 
 
-def check_environment(python: str, *, with_ray: bool = False) -> dict[str, str]:
+def check_environment(python: str) -> dict[str, str]:
     """Return the versions of required packages in an interpreter's environment.
 
     Args:
         python: path of the interpreter.
-        with_ray: whether Ray is required.
 
     Raises:
         ConfigError: the interpreter does not exist, a package is missing or has another version, or
@@ -65,28 +62,14 @@ def check_environment(python: str, *, with_ray: bool = False) -> dict[str, str]:
             f"Verl: {python} has TRL {versions['trl']}, with which verl {VERSION} cannot be "
             f"imported: {python} -m pip uninstall trl"
         )
-    if with_ray:
-        _check_ray(python, versions.get("ray", ""))
     return versions
-
-
-def _check_ray(python: str, version: str) -> None:
-    install = f"{python} -m pip install 'ray>={'.'.join(map(str, RAY))}'"
-    if not version:
-        raise ConfigError(f"Verl(ray=…): {python} has no Ray: {install}, or leave ray= out")
-    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-    if parts < RAY:
-        raise ConfigError(
-            f"Verl(ray=…): {python} has Ray {version}, whose clusters need no token: {install}, or "
-            "leave ray= out"
-        )
 
 
 def _versions(python: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         probed = subprocess.run(
-            [python, "-c", _PROBE, *NEEDED, "trl", "ray"],
+            [python, "-c", _PROBE, *NEEDED, "trl"],
             capture_output=True,
             text=True,
             timeout=_PROBE_S,

@@ -6,7 +6,6 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable
 from typing import Final
 
 _LENGTH: Final = struct.Struct(">Q")
@@ -37,14 +36,7 @@ def _exactly(link: socket.socket, count: int) -> bytes | None:
     return bytes(parts)
 
 
-def exit_with_parent(before: Callable[[], None] = lambda: None) -> None:
-    """Exit this process when its standard input ends, which the parent holds. For a thread.
-
-    Args:
-        before: called before the exit.
-    """
+def exit_with_parent() -> None:
+    """Exit this process when its standard input ends, which the parent holds. For a thread."""
     sys.stdin.buffer.read()
-    try:
-        before()
-    finally:
-        os._exit(0)
+    os._exit(0)

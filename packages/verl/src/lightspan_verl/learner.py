@@ -54,9 +54,6 @@ from lightspan_torch.learner.policy_model import TrainedModel, rate_factor
 from lightspan_torch.learner.validation import check_loss, check_names, check_rows, ordered
 from lightspan_torch.tempdirs import OwnedTempDir
 from lightspan_verl.config import Verl
-from lightspan_verl.local_ranks import Workers
-from lightspan_verl.rank_group import RESUME_HINT, RankGroup
-from lightspan_verl.ray_workers import RayWorkers
 from lightspan_verl.rpc import (
     Answer,
     Drop,
@@ -70,6 +67,7 @@ from lightspan_verl.rpc import (
     Update,
     Weights,
 )
+from lightspan_verl.workers import RESUME_HINT, Workers
 
 CAPABILITIES: Final = LearnerCapabilities(
     policies=None,
@@ -115,7 +113,7 @@ class VerlLearner(Learner):
         self,
         models: Mapping[str, Any],
         *,
-        workers: RankGroup,
+        workers: Workers,
         own: bool = False,
         optimizer: Optimizer | None = None,
         lora: LoRA | Mapping[str, LoRA | None] | None = None,
@@ -180,7 +178,6 @@ class VerlLearner(Learner):
             "learner": "verl",
             **self._versions,
             "ranks": list(self._workers.devices),
-            **({"where": self._workers.where} if self._workers.where else {}),
             "dtype": self._dtype,
             "token_budget": self._budget,
             "seed": self._seed,
@@ -540,17 +537,14 @@ def build_learner(
         options: further options of `VerlLearner`, from the algorithm.
 
     Raises:
-        ConfigError: see `Verl.rank_devices`, `check_environment`, `RayWorkers` and `VerlLearner`.
+        ConfigError: see `Verl.rank_devices`, `check_environment` and `VerlLearner`.
         RankError: a rank ended during its start.
     """
     check_options(options.get("optimizer"), options.get("lora"), options.get("critic"))
     devices = settings.rank_devices(device)
-    limits = {"start_s": settings.start_s, "timeout_s": settings.timeout_s}
-    workers: RankGroup
-    if settings.ray:
-        workers = RayWorkers(settings.python, devices, ray=settings.ray, **limits)
-    else:
-        workers = Workers(settings.python, devices, **limits)
+    workers = Workers(
+        settings.python, devices, start_s=settings.start_s, timeout_s=settings.timeout_s
+    )
     try:
         return VerlLearner(
             models,

@@ -1,8 +1,7 @@
 """Main module of a rank process: `rank_main RANK RANKS SOCKET RENDEZVOUS`.
 
 The process exits when its standard input is closed, so also when the trainer is killed. It receives
-orders and sends answers over an inherited socket. Ranks in Ray (`ray_group`) use only
-`RankService` and `connect`.
+orders and sends answers over an inherited socket.
 """
 
 from __future__ import annotations

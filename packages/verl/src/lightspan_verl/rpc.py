@@ -109,10 +109,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         """Return the message of an error."""
         return Failure(kind=type(error).__name__, text=str(error))
 
-    def error(self, where: str = "") -> LightspanError:
+    def error(self, where: str) -> LightspanError:
         """Return the error, with the rank that raised it."""
         kind: type[LightspanError] = getattr(errors, self.kind, LightspanError)
-        return kind(f"{where}: {self.text}" if where else self.text)
+        return kind(f"{where}: {self.text}")
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -131,61 +131,8 @@ class Answer(msgspec.Struct, kw_only=True):
     versions: dict[str, str] = {}
 
 
-# --- messages to and from the driver of ranks in Ray ----------------------------------------------
-class RaySetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The driver's settings."""
-
-    address: str
-    """Address of the cluster; empty to start one."""
-    ranks: int
-    on_gpu: bool
-    start_s: float
-    folder: str
-    """The trainer's folder of this group of ranks."""
-    rendezvous: str
-    """Path of the file by which ranks find each other."""
-    environment: dict[str, str]
-    """Environment variables of the ranks."""
-
-
-class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """The driver's answer to `RaySetup`."""
-
-    failure: Failure | None = None
-    """Why the ranks could not be started."""
-    pids: list[int] = []
-    """Process id of each rank."""
-    head: str = ""
-    """Address of the cluster's head."""
-    ray: str = ""
-    """Version of Ray."""
-
-
-class Broadcast(msgspec.Struct, frozen=True, kw_only=True):
-    """An encoded order for each rank."""
-
-    orders: list[bytes]
-    limit_s: float
-
-
-class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """The encoded answers of all ranks, or the rank that failed."""
-
-    answers: list[bytes] = []
-    lost: int | None = None
-    """A lost rank."""
-    how: str = ""
-    """How the rank was lost."""
-    late: list[int] = []
-    """Ranks that exceeded the limit."""
-
-
 order_decoder: Final = msgspec.msgpack.Decoder(Order)
 answer_decoder: Final = msgspec.msgpack.Decoder(Answer)
-setup_decoder: Final = msgspec.msgpack.Decoder(RaySetup)
-ready_decoder: Final = msgspec.msgpack.Decoder(Ready)
-broadcast_decoder: Final = msgspec.msgpack.Decoder(Broadcast)
-results_decoder: Final = msgspec.msgpack.Decoder(Results)
 
 
 def packed(message: Any) -> bytes:
