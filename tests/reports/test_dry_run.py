@@ -166,9 +166,7 @@ def test_json_is_plain_and_complete(report: DevReport) -> None:
 def test_text_is_made_of_aligned_sections(report: DevReport) -> None:
     text = report.text()
     headings = [part.partition("\n")[0] for part in text.split("\n\n")[1:]]
-    sections = (
-        "AGENTS, SAMPLING SET BY TRAINING, REWARDS, ROWS, WHAT FIT WOULD CALL, TIME (estimate)"
-    )
+    sections = "AGENTS, SAMPLING SET BY TRAINING, REWARDS, ROWS, WHAT FIT WOULD CALL, NOT KNOWN"
     assert ", ".join(headings[1:7]) == sections
     assert "  team/planner  seed              7      left out  16 calls" in text
     assert (

@@ -78,8 +78,8 @@ class Half:
     ("sinks", "message"),
     [
         (None, r"sinks=None is no list of sinks: give names \(mlflow, "),
-        ([Kept], r"sinks: Kept is a class; give a sink, Kept\(…\)$"),
-        ([Half()], r"sinks: <.*Half object .*> is no sink; .*, and lacks log, close$"),
+        ([Kept], "Kept'> is no sink: give an object with open, log and close$"),
+        ([Half()], "sinks: <.*Half object .*> is no sink: give an object with open, log and clo"),
         ("tensorboard", r"needs tensorboard, .*: pip install tensorboard$"),
     ],
 )
