@@ -25,7 +25,7 @@ async def asks(url: str, notes: list[str] | None = None, **options: Any) -> Answ
     try:
         return await model.ask("why?")
     finally:
-        await model.close()
+        await model.aclose()
 
 
 @pytest.mark.parametrize(

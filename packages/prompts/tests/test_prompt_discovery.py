@@ -260,7 +260,6 @@ async def test_a_survey_without_any_reward_is_not_kept(ask: Any, tmp_path: Path)
     trials = Evaluator(Runs(), {}, journal, 0.0)
     with pytest.raises(RewardError, match="no rollout of the initial prompts has a reward"):
         await trials.survey([1, 2], ["*"], print)
-    journal.close()
     assert journal.path.read_bytes() == begun
 
 

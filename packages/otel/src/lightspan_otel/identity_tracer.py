@@ -55,22 +55,14 @@ class _Tracer(Tracer):
     def start_as_current_span(  # type: ignore[override]
         self,
         name: str,
-        context: Context | None = None,
-        kind: trace.SpanKind = trace.SpanKind.INTERNAL,
-        attributes: Any = None,
-        links: Any = None,
-        start_time: int | None = None,
+        *args: Any,
         record_exception: bool = True,
         set_status_on_exception: bool = True,
         end_on_exit: bool = True,
+        **kwargs: Any,
     ) -> AbstractContextManager[Span]:
-        span = self.start_span(name, context, kind, attributes)
-        return trace.use_span(
-            span,
-            end_on_exit=end_on_exit,
-            record_exception=record_exception,
-            set_status_on_exception=set_status_on_exception,
-        )
+        span = self.start_span(name, *args, **kwargs)
+        return trace.use_span(span, end_on_exit, record_exception, set_status_on_exception)
 
 
 class _IdentityContext(SpanContext):
@@ -145,13 +137,7 @@ class IdentitySpan(Span):
         if not self._has_ended:
             self.open_span.end_if_failed()
 
-    def record_exception(
-        self,
-        exception: BaseException,
-        attributes: Any = None,
-        timestamp: int | None = None,
-        escaped: bool = False,
-    ) -> None:
+    def record_exception(self, exception: BaseException, *args: Any, **kwargs: Any) -> None:
         self.set_attribute(c.ERROR_TYPE, type(exception).__qualname__)  # without the message
 
     def end(self, end_time: int | None = None) -> None:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from lightspan.progress import Reporter
     from lightspan_otel.import_traces import Imported
 
-STDIN: Final = "-"
 _MAX_PRINTED: Final = 20
 """Maximum number of errors printed per file."""
 
@@ -43,12 +42,16 @@ def _run(options: argparse.Namespace) -> None:
     from lightspan.production.options import STORE_VARIABLE
     from lightspan.progress import PlainReporter
     from lightspan.stores.aio import run_sync
+    from lightspan_otel.import_traces import STDIN
 
     url = options.store or os.environ.get(STORE_VARIABLE)
     if not url:
         raise ConfigError(f"import needs a store: give --store, or set {STORE_VARIABLE}")
     for path in options.files:
-        _check(path)
+        if str(path) != STDIN and not path.exists():
+            raise DataError(f"there is no file {path}")
+        if path.is_dir():
+            raise DataError(f"{path} is a folder: name the files in it")
     rejected = run_sync(_import(url, options.files, options.service, PlainReporter(sys.stderr)))
     if rejected:
         raise DataError(
@@ -56,24 +59,11 @@ def _run(options: argparse.Namespace) -> None:
         )
 
 
-def _check(path: Path) -> None:
-    if str(path) == STDIN:
-        return
-    if path.is_dir():
-        raise DataError(f"{path} is a folder: name the files in it")
-    if not path.exists():
-        raise DataError(f"there is no file {path}")
-
-
-def _named(path: Path) -> str:
-    return "standard input" if str(path) == STDIN else str(path)
-
-
 async def _import(url: str, files: list[Path], service: str | None, reporter: Reporter) -> int:
     """Import the files; return how many items were rejected."""
     from lightspan.progress import print_line
     from lightspan.stores import open_store, public_url
-    from lightspan_otel.import_traces import import_file
+    from lightspan_otel.import_traces import import_file, name_of
 
     rejected = 0
     opened = open_store(url)
@@ -81,11 +71,11 @@ async def _import(url: str, files: list[Path], service: str | None, reporter: Re
         raise ConfigError(f"store {url!r} ends with this process: give the URL of a lasting store")
     async with opened as store:
         for path in files:
-            errors = _Errors(path, reporter)
+            errors = _Errors(name_of(path), reporter)
             if path.is_file():  # the size of a pipe is unknown
                 reporter.start(f"importing {path}, bytes", path.stat().st_size)
             else:
-                reporter.line(f"reading {_named(path)} to its end")
+                reporter.line(f"reading {name_of(path)} to its end")
             try:
                 done = await import_file(
                     store, path, service=service, refuse=errors.add, advance=reporter.advance
@@ -100,28 +90,26 @@ async def _import(url: str, files: list[Path], service: str | None, reporter: Re
                 reporter.finish()
             errors.finish()
             rejected += done.errors
-            print_line(f"{_named(path)}: {_summary(done, public_url(url))}")
+            print_line(f"{name_of(path)}: {_summary(done, public_url(url))}")
     return rejected
 
 
 class _Errors:
     """Printer of a file's first errors and the number of the others."""
 
-    def __init__(self, path: Path, reporter: Reporter) -> None:
-        self._path = path
+    def __init__(self, file: str, reporter: Reporter) -> None:
+        self._file = file
         self._reporter = reporter
         self._count = 0
 
     def add(self, text: str) -> None:
         self._count += 1
         if self._count <= _MAX_PRINTED:
-            self._reporter.line(f"{_named(self._path)}: {text}")
+            self._reporter.line(f"{self._file}: {text}")
 
     def finish(self) -> None:
         if self._count > _MAX_PRINTED:
-            self._reporter.line(
-                f"{_named(self._path)}: and {self._count - _MAX_PRINTED:,} more errors"
-            )
+            self._reporter.line(f"{self._file}: and {self._count - _MAX_PRINTED:,} more errors")
 
 
 def _summary(done: Imported, place: str) -> str:

@@ -203,7 +203,7 @@ def read_file(path: str | os.PathLike[str], *, service: str | None = None) -> It
             begin = raw.read(_PREFIX)
             raw.seek(0)
             if begin in _UNSUPPORTED:
-                raise DataError(f"{_named(path)} is {_UNSUPPORTED[begin]}")
+                raise DataError(f"{name_of(path)} is {_UNSUPPORTED[begin]}")
             is_packed = begin[:2] == _GZIP
             read = 0
             with gzip.GzipFile(fileobj=raw) if is_packed else raw as file:
@@ -213,7 +213,7 @@ def read_file(path: str | os.PathLike[str], *, service: str | None = None) -> It
                     yield portion._replace(size=at - read)
                     read = at
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{_named(path)} cannot be read: {error}") from error
+        raise DataError(f"{name_of(path)} cannot be read: {error}") from error
 
 
 @contextlib.contextmanager
@@ -230,8 +230,9 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             yield copy
 
 
-def _named(path: str | os.PathLike[str]) -> str:
-    return "the standard input" if os.fspath(path) == STDIN else os.fspath(path)
+def name_of(path: str | os.PathLike[str]) -> str:
+    """Return a file's name for messages."""
+    return "standard input" if os.fspath(path) == STDIN else os.fspath(path)
 
 
 def _pieces(file: IO[bytes], path: str | os.PathLike[str], service: str) -> Iterator[Portion]:
@@ -242,10 +243,10 @@ def _pieces(file: IO[bytes], path: str | os.PathLike[str], service: str) -> Iter
         yield from _messages(file, service)
         return
     if not begin.strip():
-        raise DataError(f"{_named(path)} is empty: there are no traces in it")
+        raise DataError(f"{name_of(path)} is empty: there are no traces in it")
     if is_binary or begin.lstrip()[:1] not in (b"{", b"["):
         raise DataError(
-            f"{_named(path)} is neither JSON (lines) nor OTLP's protobuf: it begins with "
+            f"{name_of(path)} is neither JSON (lines) nor OTLP's protobuf: it begins with "
             f"{begin[:20]!r}; see docs/otel.md for what can be imported"
         )
     if _loads(file.readline()) is None:  # one document of several lines, or a bad line

@@ -97,11 +97,8 @@ def _processor_of(provider: object) -> AgentSpanProcessor | None:
 
 def observe(provider: Any) -> AgentSpanProcessor:
     """Add our processor to a provider, or switch it on. Exporters get the same spans as before."""
-    processor = _processor_of(provider)
-    if processor is None or not processor.on:
-        with _lock:
-            processor = _switched_on(provider)
-    return processor
+    with _lock:
+        return _switched_on(provider)
 
 
 def _switched_on(provider: Any) -> AgentSpanProcessor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -14,19 +14,14 @@ from lightspan.algorithms.lightning_rl import LightningRL
 from lightspan.algorithms.protocol import (
     Algorithm,
     Metrics,
-    PolicySpec,
     TrainerContext,
 )
 from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import ConfigError
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.selection import Coverage
-from lightspan.protocols.engine import EngineCapabilities
-from lightspan.protocols.learner import LearnerCapabilities
 from lightspan.schema.prompts import LearnedPrompt
-from lightspan.schema.records import Json, Mode, new_id, task_id
+from lightspan.schema.records import Json, new_id, task_id
 from lightspan.schema.resources import Resources
-from lightspan.schema.routing import Routing
 from lightspan.schema.validation import check_kind, check_whole
 from lightspan_prompts.apo import APO
 from lightspan_prompts.gepa import GEPA
@@ -144,22 +139,11 @@ class Alternate(Algorithm):
     failure_reward = _of_weights("failure_reward")
     base_model = _of_weights("base_model")
 
-    def coverages(
-        self, episodes: Sequence[Episode], *, modes: Collection[Mode] = (Mode.TRAIN,)
-    ) -> list[Coverage]:
-        return self.weights.coverages(episodes, modes=modes)
-
-    def check(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> None:
-        self.weights.check(engine, learner)
-
-    def policies(self) -> dict[str, PolicySpec]:
-        return self.weights.policies()
-
-    def routing(self) -> Routing:
-        return self.weights.routing()
-
-    def describe_choices(self) -> list[str]:
-        return self.weights.describe_choices()
+    coverages = _of_weights("coverages")
+    check = _of_weights("check")
+    policies = _of_weights("policies")
+    routing = _of_weights("routing")
+    describe_choices = _of_weights("describe_choices")
 
     # --- of both ------------------------------------------------------------------------------
     @property

@@ -88,7 +88,7 @@ class EndpointClient:
         """Return the model's name."""
         return self._llm.model
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         if self._owned:
             await self._client.close()
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -113,11 +113,8 @@ class Judge:
         Raises:
             ConfigError: the API key is not set, or the log of earlier answers cannot be read.
         """
-        scoring = _OpenJudge(self, place)
-        try:
+        async with aclosing(_OpenJudge(self, place)) as scoring:
             yield scoring
-        finally:
-            await scoring.close()
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,8 +151,8 @@ class _OpenJudge:
             role="judge",
         )
 
-    async def close(self) -> None:
-        await self._model.close()
+    async def aclose(self) -> None:
+        await self._model.aclose()
 
     def spent(self) -> Mapping[str, float]:
         """See `Scoring`."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, closing
-from dataclasses import dataclass, field, fields
+from contextlib import aclosing
+from dataclasses import dataclass, fields
 
 from lightspan.algorithms.protocol import TrainerContext
 from lightspan.schema.llm import LLM
-from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 from lightspan.schema.validation import check_whole
 from lightspan_prompts.apo.search import LIBRARY, BeamPlan, Models, Search
-from lightspan_prompts.pricing import Price
 from lightspan_prompts.search.candidates import JOURNAL, SearchResult, Split
 from lightspan_prompts.search.search import PromptSearch
 from lightspan_prompts.search.search_log import SearchLog
@@ -76,9 +73,6 @@ class APO(PromptSearch):
         ModuleNotFoundError: the OpenAI SDK is missing.
     """
 
-    prompts: Mapping[str, PromptTemplate] = field(kw_only=False, default_factory=dict)
-    reflection: LLM = field(kw_only=False, default=None)  # type: ignore[assignment]
-    optimize: str | Sequence[str] = ()
     edits: LLM | None = None
     beam_width: int = 4
     branch_factor: int = 4
@@ -86,18 +80,7 @@ class APO(PromptSearch):
     gradient_batch_size: int = 4
     val_batch_size: int = 16
     max_rollouts: int = 1500
-    max_reflections: int | None = None
-    max_tokens: int | None = None
-    max_cost: float | None = None
-    prices: Mapping[str, Price] = field(default_factory=dict)
-    selection: float = 0.5
-    perfect_reward: float | None = 1.0
-    failure_reward: float = 0.0
-    timeout_s: float | None = 600.0
-    reflection_timeout_s: float = 300.0
     reflections_at_once: int = 4
-    patience_s: float = 1800.0
-    seed: int = 0
 
     def __post_init__(self) -> None:
         models = {"reflection": self.reflection}
@@ -120,17 +103,11 @@ class APO(PromptSearch):
         return self._common_config(models, ("max_tokens", "max_cost"), options)
 
     async def search(self, context: TrainerContext, split: Split) -> SearchResult:
-        async with AsyncExitStack() as stack:
-            critic = editor = self._open_client(self.reflection, context)
-            stack.push_async_callback(critic.close)
-            if self.edits is not None:
-                editor = self._open_client(self.edits, context)
-                stack.push_async_callback(editor.close)
+        plan = BeamPlan(**{option.name: getattr(self, option.name) for option in fields(BeamPlan)})
+        async with (
+            aclosing(self._open_client(self.reflection, context)) as critic,
+            aclosing(self._open_client(self.edits or self.reflection, context)) as editor,
+        ):
             journal = SearchLog(context.path / JOURNAL / "apo.jsonl", LIBRARY)
-            stack.enter_context(closing(journal))
-            trials = self.make_evaluator(context, journal)
-            models = Models(critic, editor)
-            return await Search(self._plan(), trials, split, models, context.note).run()
-
-    def _plan(self) -> BeamPlan:
-        return BeamPlan(**{option.name: getattr(self, option.name) for option in fields(BeamPlan)})
+            trials, models = self.make_evaluator(context, journal), Models(critic, editor)
+            return await Search(plan, trials, split, models, context.note).run()

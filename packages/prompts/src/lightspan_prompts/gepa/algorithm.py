@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import aclosing
+from dataclasses import dataclass
 from importlib.metadata import version
 
 from lightspan.algorithms.protocol import TrainerContext
 from lightspan.errors import ConfigError
-from lightspan.schema.llm import LLM
-from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 from lightspan.schema.validation import check_whole
 from lightspan_prompts.gepa.search import Search
-from lightspan_prompts.pricing import Price
 from lightspan_prompts.search.candidates import JOURNAL, SearchResult, Split
 from lightspan_prompts.search.search import PromptSearch
 from lightspan_prompts.search.search_log import SearchLog
@@ -68,25 +64,10 @@ class GEPA(PromptSearch):
         ModuleNotFoundError: the library `gepa` or the OpenAI SDK is missing.
     """
 
-    prompts: Mapping[str, PromptTemplate] = field(kw_only=False, default_factory=dict)
-    reflection: LLM = field(kw_only=False, default=None)  # type: ignore[assignment]
-    optimize: str | Sequence[str] = ()
-    max_rollouts: int = 300
-    max_reflections: int | None = None
-    max_tokens: int | None = None
-    max_cost: float | None = None
-    prices: Mapping[str, Price] = field(default_factory=dict)
-    selection: float = 0.5
     minibatch: int = 3
     proposals: int = 1
     finalists: int = 2
     merge: bool = True
-    perfect_reward: float | None = 1.0
-    failure_reward: float = 0.0
-    timeout_s: float | None = 600.0
-    reflection_timeout_s: float = 300.0
-    patience_s: float = 1800.0
-    seed: int = 0
 
     def __post_init__(self) -> None:
         self._check_options(["gepa", "openai"], {"reflection": self.reflection})
@@ -113,10 +94,7 @@ class GEPA(PromptSearch):
         )
 
     async def search(self, context: TrainerContext, split: Split) -> SearchResult:
-        reflector = self._open_client(self.reflection, context)
         library = f"gepa {version('gepa')}"
-        try:
-            with closing(SearchLog(context.path / JOURNAL / "gepa.jsonl", library)) as journal:
-                return await Search(self, context, split, journal, reflector).run()
-        finally:
-            await reflector.close()
+        async with aclosing(self._open_client(self.reflection, context)) as reflector:
+            journal = SearchLog(context.path / JOURNAL / "gepa.jsonl", library)
+            return await Search(self, context, split, journal, reflector).run()

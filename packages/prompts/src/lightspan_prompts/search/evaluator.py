@@ -14,7 +14,7 @@ from lightspan.errors import ConfigError, RewardError
 from lightspan.lightning.episode import Episode
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, Mode, task_id
-from lightspan.schema.resources import INSTRUCTIONS, Resources
+from lightspan.schema.resources import Resources
 from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.pricing import Price
 from lightspan_prompts.search.candidates import ANY_CALL, Candidate, SearchResult
@@ -421,13 +421,8 @@ class Evaluator:
 
     def _resources(self, texts: Mapping[str, str]) -> Resources:
         """Return the app's resources for a candidate."""
-        if self._surveyed is None:
-            return self.templates(texts)
-        return {**self.templates(texts), INSTRUCTIONS: self._surveyed.instructions(texts)}
-
-    def templates(self, texts: Mapping[str, str]) -> dict[str, PromptTemplate]:
-        """Return the prompts that the app takes as arguments."""
-        return {name: self.template(name, texts[name]) for name in self._prompts}
+        selected = SelectedPrompts(self._prompts, surveyed=self._surveyed, templates=texts)
+        return selected.resources()
 
     def template(self, name: str, text: str) -> PromptTemplate:
         """Return a prompt with another text."""

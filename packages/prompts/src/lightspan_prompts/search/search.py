@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -35,30 +36,33 @@ from lightspan_prompts.search.validation import (
     check_reflection,
 )
 
-"""Characters per token, for estimates only: the tokenizers of reflection models are unknown."""
 
-
+@dataclass(kw_only=True, eq=False)
 class PromptSearch(Algorithm):
     """An algorithm that searches for better prompts.
 
     No weights are trained: calls go where the app sends them, with the app's own key. A subclass
-    has these fields as settings and implements `search`.
+    adds its own settings and implements `search`.
     """
 
-    prompts: Mapping[str, PromptTemplate]
-    optimize: str | Sequence[str]
-    selection: float
-    max_rollouts: int
-    max_tokens: int | None
-    max_cost: float | None
-    prices: Mapping[str, Price]
-    failure_reward: float
-    perfect_reward: float | None
-    reflection_timeout_s: float
-    patience_s: float
-    found: SearchResult | None = None
+    prompts: Mapping[str, PromptTemplate] = field(kw_only=False, default_factory=dict)
+    reflection: LLM = field(kw_only=False, default=None)  # type: ignore[assignment]
+    optimize: str | Sequence[str] = ()
+    max_rollouts: int = 300
+    max_reflections: int | None = None
+    max_tokens: int | None = None
+    max_cost: float | None = None
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    selection: float = 0.5
+    perfect_reward: float | None = 1.0
+    failure_reward: float = 0.0
+    timeout_s: float | None = 600.0
+    reflection_timeout_s: float = 300.0
+    patience_s: float = 1800.0
+    seed: int = 0
+    found: SearchResult | None = field(init=False, default=None, repr=False)
     """Result of the search; None before its end."""
-    begun: SelectedPrompts | None = None
+    begun: SelectedPrompts | None = field(init=False, default=None, repr=False)
     """Selection of an earlier search of the same run from which this one starts; the app is not
     surveyed again."""
 

@@ -7,14 +7,14 @@ rollout or reflection is repeated.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from lightspan.errors import CheckpointError, StoreError
+from lightspan.errors import CheckpointError
+from lightspan.training.jsonl_log import append, read
 from lightspan_prompts.search.feedback import Evidence
 from lightspan_prompts.search.prompt_discovery import Surveyed
 
@@ -64,7 +64,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
 
 Entry = Evaluation | Reflection | Survey
 E = TypeVar("E", Evaluation, Reflection, Survey)
-_LINE: Final = msgspec.json.Decoder(Header | Evaluation | Reflection | Survey)
+_LINE: Any = Header | Evaluation | Reflection | Survey
 
 
 class SearchLog:
@@ -75,14 +75,15 @@ class SearchLog:
         library: see `Header`.
 
     Raises:
-        CheckpointError: it is damaged, or was begun by another version of the library.
+        CheckpointError: it was begun by another version of the library.
+        ConfigError: it is damaged or cannot be read.
         StoreError: it cannot be written.
     """
 
     def __init__(self, path: Path, library: str) -> None:
         self.path = path
         header = Header(library=library)
-        entries = self._read()
+        entries: list[Header | Entry] = read(path, _LINE)
         self._entries = [entry for entry in entries if not isinstance(entry, Header)]
         self._place = 0
         if entries and entries[0] != header:
@@ -90,13 +91,8 @@ class SearchLog:
                 f"{self.path} was begun with {entries[0]}, and this is {header}, which would "
                 "decide differently; install that version of gepa, or start anew"
             )
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file: IO[bytes] = self.path.open("ab")
-        except OSError as error:
-            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
         if not entries:
-            self._write(header)
+            append(path, [header])
 
     @property
     def is_replaying(self) -> bool:
@@ -136,40 +132,6 @@ class SearchLog:
         Raises:
             StoreError: it cannot be written.
         """
-        self._write(entry)
+        append(self.path, [entry])
         self._entries.append(entry)
         self._place += 1
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _write(self, entry: Header | Entry) -> None:
-        try:
-            self._file.write(msgspec.json.encode(entry) + b"\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise StoreError(
-                f"{self.path} cannot be written: {error.strerror}; check its disk, then continue "
-                "with resume=True"
-            ) from error
-
-    def _read(self) -> list[Header | Entry]:
-        """Read every whole line. Truncate the partial last line of a killed process: the next line
-        would be appended to it."""
-        try:
-            data = self.path.read_bytes()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StoreError(f"{self.path} cannot be read: {error.strerror}") from error
-        whole = data[: data.rfind(b"\n") + 1]
-        if whole != data:
-            os.truncate(self.path, len(whole))
-        entries = []
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                entries.append(_LINE.decode(line))
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise CheckpointError(f"{self.path}, line {number} is damaged: {error}") from error
-        return entries

@@ -33,11 +33,11 @@ class SelectedPrompts:
         """Return the resources for apps: arguments and instructions. Before the discovery the app's
         own instructions are used and recorded."""
         arguments = self.arguments()
+        if self.surveyed is not None and self.templates is not None:
+            return {**arguments, INSTRUCTIONS: self.surveyed.instructions(self.templates)}
         if not self.optimize:
             return arguments
-        if self.surveyed is None or self.templates is None:
-            return {**arguments, INSTRUCTIONS: Instructions(surveyed=list(self.optimize))}
-        return {**arguments, INSTRUCTIONS: self.surveyed.instructions(self.templates)}
+        return {**arguments, INSTRUCTIONS: Instructions(surveyed=list(self.optimize))}
 
     def arguments(self) -> dict[str, PromptTemplate]:
         """Return the prompts that the app takes as arguments."""

@@ -248,14 +248,10 @@ def read_rows(
         if entry.status is CallStatus.TRAINED
     }
     merging = read_merging(transitions, exchanges, decode)
-    counts = merging.counts()
     return model.RowReport(
         calls=len(transitions),
         rows=merging.rows,
-        merged=counts["merged"],
-        new=counts["new"],
-        branch=counts["branch"],
-        broken=counts["broken"],
+        **merging.counts(),
         causes=merging.causes(),
         row_tokens=merging.row_tokens,
         call_tokens=merging.call_tokens,
