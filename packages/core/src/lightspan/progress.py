@@ -40,19 +40,15 @@ class Reporter(Protocol):
 
     def start(self, title: str, total: int) -> None:
         """Begin a piece of work of `total` units, and end the one before."""
-        ...
 
     def advance(self, count: int = 1, **values: float | str) -> None:
         """Report units done, with values to show."""
-        ...
 
     def finish(self, summary: str = "") -> None:
         """End the piece of work."""
-        ...
 
     def line(self, text: str) -> None:
         """Print a line that stays."""
-        ...
 
 
 class PlainReporter:

@@ -65,11 +65,9 @@ class Lookup(Protocol):
 
     def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
         """Return the packed rollouts that exist, by id."""
-        ...
 
     def attempts_by_id(self, attempt_ids: Sequence[str]) -> dict[str, Attempt]:
         """Return the attempts that exist, by id."""
-        ...
 
 
 class Tables(Lookup, Protocol):
@@ -77,13 +75,11 @@ class Tables(Lookup, Protocol):
 
     def next_change(self) -> int:
         """Return the next number of the cursor of `Store.watch`."""
-        ...
 
     def insert_rollouts(self, rows: Sequence[tuple[PackedRollout, Progress]]) -> None: ...
 
     def progress(self, rollout_ids: Sequence[str]) -> dict[str, Progress]:
         """Return the progress of the rollouts that exist, by id."""
-        ...
 
     def update_rollouts(self, rows: Sequence[Progress]) -> None: ...
 
@@ -96,7 +92,6 @@ class Tables(Lookup, Protocol):
             is_idle: whether the caller runs nothing: it gets one that must run alone, if there is
                 one, and no other.
         """
-        ...
 
     def insert_attempts(self, rows: Sequence[Attempt]) -> None: ...
 
@@ -104,7 +99,6 @@ class Tables(Lookup, Protocol):
 
     def expired(self, now: float, limit: int) -> list[Attempt]:
         """Return running attempts whose lease ended by `now`, in store time, earliest end first."""
-        ...
 
 
 def enqueue(tables: Tables, items: Sequence[PackedRollout], now: float) -> list[None]:

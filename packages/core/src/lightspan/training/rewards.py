@@ -90,11 +90,9 @@ class Scoring(Protocol):
             BudgetError: the scorer's call budget is used up.
             EngineError: the scorer's model can never answer.
         """
-        ...
 
     def spent(self) -> Mapping[str, float]:
         """Return cost → amount since the scorer was opened; empty for a free scorer."""
-        ...
 
 
 @runtime_checkable
@@ -104,18 +102,15 @@ class Scorer(Protocol):
     @property
     def name(self) -> str:
         """Name of the reward and of its file in the run's folder."""
-        ...
 
     def config(self) -> dict[str, Json]:
         """Return the settings that decide the rewards, for `config.json`.
 
         A run is resumed with equal ones only.
         """
-        ...
 
     def opened(self, place: ScoringPosition) -> AbstractAsyncContextManager[Scoring]:
         """Open the scorer for a run."""
-        ...
 
 
 def as_scorer(reward: Scorer | Callable[..., Any] | str) -> Scorer:
