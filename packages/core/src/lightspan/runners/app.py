@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, overload
 
-from lightspan.capture.context import (
-    AttemptContext,
-    AttemptHandle,
-    attempt_scope,
-    current_context,
-    start_attempt,
-)
+from lightspan.capture import context
 from lightspan.errors import AppError
 from lightspan.runners.command.command import PREFIX, Command
 from lightspan.schema.llm import LLM
@@ -56,7 +50,7 @@ class Inputs:
         }
 
 
-def attempt_llm(scope: AttemptContext) -> LLM | None:
+def attempt_llm(scope: context.AttemptContext) -> LLM | None:
     """Return the app's argument `llm`: the gateway with the call token; None if the gateway serves
     no agent."""
     if scope.gateway_url is None or not scope.routing.serves:
@@ -118,17 +112,17 @@ class App:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; in production the call is an attempt (`lightspan.record`)."""
         task = kwargs.get("task", args[0] if args else None)
-        current = current_context()
-        root = None if current is None else start_attempt(current, self.__name__, task)[1]
+        current = context.current_context()
+        root = None if current is None else context.start_attempt(current, self.__name__, task)[1]
         if root is None:
             return self.function(*args, **kwargs)
         if self.is_async:
             return self._await_in(root, args, kwargs)
-        with attempt_scope(root):
+        with context.attempt_scope(root):
             return self.function(*args, **kwargs)
 
-    async def _await_in(self, root: AttemptHandle, args: Any, kwargs: Any) -> Any:
-        with attempt_scope(root):
+    async def _await_in(self, root: context.AttemptHandle, args: Any, kwargs: Any) -> Any:
+        with context.attempt_scope(root):
             return await self.function(*args, **kwargs)
 
     def call(self, inputs: Inputs) -> Any | Awaitable[Any]:

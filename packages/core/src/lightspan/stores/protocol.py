@@ -7,7 +7,6 @@ implementation passes `lightspan_testing.StoreSuite`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Final, Protocol, Self, runtime_checkable
 
 import msgspec
@@ -106,12 +105,7 @@ class Store(Protocol):
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # --- resources and policies -----------------------------------------------------------

@@ -13,6 +13,7 @@ import contextlib
 import queue
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from typing import Any, Final, TypeVar
 
@@ -33,23 +34,18 @@ _TRANSACTION_S: Final = 0.004
 """Seconds after which a transaction takes no further job."""
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """Items to write, and the future of their results."""
 
-    __slots__ = ("cost", "future", "items", "loop", "work")
+    work: Work[Any, Any]
+    items: Sequence[Any]
+    cost: int
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[list[Any]] = field(init=False)
 
-    def __init__(
-        self,
-        work: Work[Any, Any],
-        items: Sequence[Any],
-        cost: int,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.work = work
-        self.items = items
-        self.cost = cost
-        self.loop = loop
-        self.future: asyncio.Future[list[Any]] = loop.create_future()
+    def __post_init__(self) -> None:
+        self.future = self.loop.create_future()
 
 
 Answer = list[Any] | BaseException

@@ -25,7 +25,7 @@ from lightspan.schema.records import (
 from lightspan.schema.resources import NamedResources, encode_resources, resources_id
 from lightspan.schema.spans import Span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
-from lightspan.stores import _leases
+from lightspan.stores import _leases, _validation
 from lightspan.stores._encoding import pack_call, pack_peer, pack_rollout, pack_span
 from lightspan.stores._idempotency import check_id
 from lightspan.stores._process_local import OpenedStore
@@ -33,13 +33,6 @@ from lightspan.stores._signal import Signal
 from lightspan.stores._sql.connections import CHUNK, OpenDatabase, cost_of, in_chunks
 from lightspan.stores._sql.group_commit import GROUP_COST, Work
 from lightspan.stores._state_machine import StartedRollout, check_starts
-from lightspan.stores._validation import (
-    check_integer,
-    check_lease,
-    check_pruning,
-    check_rewards,
-    check_timeout,
-)
 from lightspan.stores.protocol import PRUNED_AT_ONCE, Changes, PolicyVersion, StoredCall
 
 P = ParamSpec("P")
@@ -112,7 +105,7 @@ class SQLStore(OpenedStore[D]):
     async def allot_version(
         self, policy: str, run_id: str = "", step: int = 0, *, request_id: str | None = None
     ) -> int:
-        check_integer("step", step)
+        _validation.check_integer("step", step)
         if request_id is not None:
             check_id(request_id)
         work = self._opened.moving.allot_versions
@@ -156,13 +149,13 @@ class SQLStore(OpenedStore[D]):
                 return claims
 
     async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
-        check_lease(lease_s)
+        _validation.check_lease(lease_s)
         items = [(ref, lease_s) for ref in attempts]
         extended = await self._write(self._opened.heartbeat, items)
         return [ref for ref, is_extended in zip(attempts, extended, strict=True) if not is_extended]
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
-        check_rewards(reports)
+        _validation.check_rewards(reports)
         database = self._opened
         return await self._write(database.report, reports, check=database.check_reports)
 
@@ -191,15 +184,15 @@ class SQLStore(OpenedStore[D]):
     ) -> list[RolloutState]:
         for name, value in (("step", step), ("limit", limit)):
             if value is not None:
-                check_integer(name, value)
+                _validation.check_integer(name, value)
         filters = {"run_id": run_id, "mode": mode, "step": step, "status": status}
         return await self._read(self._opened.reader.rollouts, rollout_ids, limit, filters)
 
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
-        check_integer("cursor", cursor)
-        check_timeout(timeout_s)
+        _validation.check_integer("cursor", cursor)
+        _validation.check_timeout(timeout_s)
         deadline = clock.monotonic() + timeout_s
         interval, max_interval = self._poll_intervals_s
         with self._signal.waiter() as waiter:
@@ -214,7 +207,7 @@ class SQLStore(OpenedStore[D]):
     async def await_work(
         self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
     ) -> bool:
-        check_timeout(timeout_s)
+        _validation.check_timeout(timeout_s)
         deadline = clock.monotonic() + timeout_s
         interval, max_interval = _WORK_POLL_INTERVALS_S
         with self._signal.waiter() as waiter:
@@ -233,7 +226,7 @@ class SQLStore(OpenedStore[D]):
         return await self._read(self._opened.reader.count, run_id)
 
     async def prune(self, older_than_s: float, limit: int = PRUNED_AT_ONCE) -> int:
-        check_pruning(older_than_s, limit)
+        _validation.check_pruning(older_than_s, limit)
         total = 0
         while total < limit:
             part = min(_PRUNE_CHUNK, limit - total)
