@@ -66,7 +66,13 @@ class Adapter:
     def call_listener(self, context: AgentContext) -> CallEnd | None:
         """Record that a model call begins inside the framework's open calls."""
         calls = () if self.open_calls is None else self.open_calls(context)
-        return adapter.start_inner_calls(calls)
+        ends = [call.start_inner() for call in calls]
+
+        def notify_end(is_answered: bool) -> None:
+            for end in ends:
+                end(is_answered)
+
+        return notify_end if ends else None
 
     def listen(self) -> None:
         """Register the resolver and the listener for model calls. Idempotent."""

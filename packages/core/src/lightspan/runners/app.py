@@ -106,7 +106,7 @@ class App:
         self.__qualname__ = str(getattr(function, "__qualname__", type(function).__name__))
         self.__name__ = str(getattr(function, "__name__", type(function).__name__))
         self.function = function
-        self.is_async = _is_async(function)
+        self.is_async = is_async(function)
         self._arguments = _arguments(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -327,7 +327,8 @@ def check_name(reference: str, kind: str) -> None:
         raise AppError(f"an {kind} is named module:name, not {reference!r}")
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., Any]) -> bool:
+    """Return whether what a function, or an object that is called, returns has to be awaited."""
     method = getattr(function, "__call__", None)  # noqa: B004 - objects with an async __call__
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
 

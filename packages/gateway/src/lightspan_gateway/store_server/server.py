@@ -51,7 +51,7 @@ class StoreServer(HttpServer):
         limits: limits and times, if not the defaults.
 
     Raises:
-        errors.ConfigError: the store is not durable.
+        ConfigError: the store is not durable.
     """
 
     def __init__(

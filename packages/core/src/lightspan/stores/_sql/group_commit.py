@@ -102,11 +102,16 @@ class Committer(ABC):
 
 
 def run_jobs(jobs: Sequence[Job]) -> list[list[Any]]:
-    """Run the first jobs, as many as `_TRANSACTION_S` allows, and return their results."""
+    """Run the first jobs, as many as `_TRANSACTION_S` allows, and return their results.
+
+    Adjacent jobs of one kind run as one call.
+    """
     answers: list[list[Any]] = []
     end = clock.monotonic() + _TRANSACTION_S
     for _, adjacent in groupby(jobs, key=lambda job: job.work):
-        answers += _run_together(list(adjacent))
+        together = list(adjacent)
+        results = iter(together[0].work([item for job in together for item in job.items]))
+        answers += [[next(results) for _ in job.items] for job in together]
         if len(answers) < len(jobs) and clock.monotonic() > end:
             break
     return answers
@@ -127,12 +132,6 @@ def resolve(answers: Iterable[tuple[Job, Answer]]) -> None:
             job.future.set_exception(answer)
         else:
             job.future.set_result(answer)
-
-
-def _run_together(jobs: Sequence[Job]) -> list[list[Any]]:
-    """Run jobs of one kind as one call and return the results of each."""
-    results = iter(jobs[0].work([item for job in jobs for item in job.items]))
-    return [[next(results) for _ in job.items] for job in jobs]
 
 
 def _resolve_in_loops(answers: Iterable[tuple[Job, Answer]]) -> None:
