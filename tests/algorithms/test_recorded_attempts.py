@@ -21,7 +21,6 @@ from lightspan.errors import ConfigError, DataError, NotFoundError, RewardError
 from lightspan.production.feedback import Rated
 from lightspan.production.store_writer import (
     PendingWrite,
-    attempt_report,
     attempt_write,
     write_pending,
 )
@@ -77,11 +76,12 @@ def attempt(
                 attributes={**named, **span.attributes},
             )
         )
-    report = attempt_report(
-        attempt_id, AttemptStatus.SUCCEEDED, Outcome.OK, capture_errors=list(capture_errors)
-    )
     return attempt_write(
-        attempt_id, rollout_id, service, task, owned, started_at=started_at, report=report
+        *(attempt_id, rollout_id, service, task, owned),
+        started_at=started_at,
+        status=AttemptStatus.SUCCEEDED,
+        outcome=Outcome.OK,
+        capture_errors=list(capture_errors),
     )
 
 

@@ -20,14 +20,8 @@ import msgspec
 
 import lightspan.errors as errors
 from lightspan.errors import ConfigError, LightspanError, UnsupportedError
+from lightspan.runners import foreign_python
 from lightspan.runners.crash_recovery import ProcessExit, requeue_attempts
-from lightspan.runners.foreign_python import (
-    Folders,
-    app_folders,
-    folder_paths,
-    is_environment,
-    mismatch,
-)
 from lightspan.runners.local import as_failure, shares
 from lightspan.runners.protocol import RunnerPlan, check_importable
 from lightspan.schema import clock
@@ -36,14 +30,7 @@ from lightspan.schema.semconv import PROTOCOL_VERSION
 from lightspan.schema.validation import check_choice, check_number, check_whole
 from lightspan.stores import is_shared, open_store
 from lightspan.stores.credentials import secrets_of
-from lightspan_cluster import ray_cluster
-from lightspan_cluster.ray_actor import (
-    ActorConfig,
-    ActorHello,
-    ActorRefused,
-    ActorStatus,
-    RunnerActor,
-)
+from lightspan_cluster import ray_actor, ray_cluster
 from lightspan_cluster.ray_cluster import Membership
 
 log = logging.getLogger(__name__)
@@ -63,16 +50,16 @@ _END_S: Final = 12.0
 class _ActorSlot:
     """A place for an actor."""
 
-    config: ActorConfig
+    config: ray_actor.ActorConfig
     actor: Any = None
     """Ray's handle; None without an actor."""
     group: str = ""
     """Prefix of the names of the actor's runners."""
     is_placed: bool = False
     """Whether the actor has found room."""
-    hello: ActorHello | None = None
+    hello: ray_actor.ActorHello | None = None
     """The first message of an actor that is at work."""
-    status: ActorStatus = field(default_factory=ActorStatus)
+    status: ray_actor.ActorStatus = field(default_factory=ray_actor.ActorStatus)
     quick_deaths: int = 0
     """Number of consecutive actors that died before they had run anything."""
 
@@ -119,7 +106,7 @@ class RayRunners:
         runtime_env: Mapping[str, Any] | None = None,
         isolation: str = "thread",
         python: str | os.PathLike[str] | None = None,
-        app_dirs: Folders | None = None,
+        app_dirs: foreign_python.Folders | None = None,
         timeout_s: float = 300.0,
         without_token: bool = False,
     ) -> None:
@@ -181,7 +168,9 @@ class RayRunners:
         await _in_thread(self._membership.join)
         self._actor_slots = [
             _ActorSlot(
-                ActorConfig(slots=slots, isolation=self.isolation, python=python, app_dirs=app_dirs)
+                ray_actor.ActorConfig(
+                    slots=slots, isolation=self.isolation, python=python, app_dirs=app_dirs
+                )
             )
             for slots in shares(self.slots, self.actors)
         ]
@@ -236,13 +225,17 @@ class RayRunners:
         Raises:
             ConfigError: a path that other machines cannot resolve.
         """
-        python, dirs = self._python, folder_paths(self._app_dirs or [])
+        python, dirs = self._python, foreign_python.folder_paths(self._app_dirs or [])
         paths = [] if python is None or os.sep not in python or python[0] == "~" else [python]
         if is_local:
             if self._app_dirs is not None or python is not None:
-                dirs = app_folders(self._app_dirs)
+                dirs = foreign_python.app_folders(self._app_dirs)
             else:
-                dirs = [x for x in plan.sys_path if os.path.isdir(x) and not is_environment(x)]
+                dirs = [
+                    x
+                    for x in plan.sys_path
+                    if os.path.isdir(x) and not foreign_python.is_environment(x)
+                ]
             return os.path.abspath(python) if python in paths else python, dirs
         for option, path in [*(("python", x) for x in paths), *(("app_dirs", x) for x in dirs)]:
             if not os.path.isabs(path):
@@ -280,21 +273,21 @@ class RayRunners:
         assert self._plan is not None
         slot.is_placed, slot.group = False, new_id("actor")
         plan = msgspec.structs.replace(self._plan, prefix=slot.group)
-        make = self._ray.remote(RunnerActor).options(**self._options)
+        make = self._ray.remote(ray_actor.RunnerActor).options(**self._options)
         slot.actor = make.remote(msgspec.json.encode(slot.config))
         hello = await self._wait_placed(slot, timeout_s)
         slot.is_placed = True
         if hello.protocol != PROTOCOL_VERSION:
             node = f"{hello.python} ({hello.address})"
-            raise ConfigError(mismatch(node, hello.lightspan, hello.protocol))
+            raise ConfigError(foreign_python.mismatch(node, hello.lightspan, hello.protocol))
         self._membership.check_node(hello.address, is_authenticated=hello.is_authenticated)
         answer = await slot.actor.start.remote(msgspec.json.encode(plan))
-        status = msgspec.json.decode(answer, type=ActorStatus)
+        status = msgspec.json.decode(answer, type=ray_actor.ActorStatus)
         if status.failure is not None:
             raise _as_error(status.failure, hello)
         slot.status, slot.hello = status, hello
 
-    async def _wait_placed(self, slot: _ActorSlot, timeout_s: float | None) -> ActorHello:
+    async def _wait_placed(self, slot: _ActorSlot, timeout_s: float | None) -> ray_actor.ActorHello:
         """Wait until the actor has room, with a warning now and then."""
         answer = asyncio.ensure_future(slot.actor.hello.remote())
         start = clock.monotonic()
@@ -306,7 +299,7 @@ class RayRunners:
                 done, _ = await asyncio.wait([answer], timeout=min(REMIND_S, rest_s))
                 if not done:
                     log.warning("waiting for room in the Ray cluster: %s", self._room())
-            return msgspec.json.decode(await answer, type=ActorHello)
+            return msgspec.json.decode(await answer, type=ray_actor.ActorHello)
         finally:
             answer.cancel()
 
@@ -328,7 +321,7 @@ class RayRunners:
         except self._ray.exceptions.RayActorError as error:
             await self._replace(slot, _last_line(error))
             return
-        slot.status = msgspec.json.decode(answer, type=ActorStatus)
+        slot.status = msgspec.json.decode(answer, type=ray_actor.ActorStatus)
         if slot.status.failure is not None:
             raise _as_error(slot.status.failure, slot.hello)
 
@@ -394,7 +387,9 @@ async def _in_thread(function: Callable[[], Any]) -> Any:
         raise
 
 
-def _as_error(refusal: ActorRefused, hello: ActorHello | None) -> LightspanError:
+def _as_error(
+    refusal: ray_actor.ActorRefused, hello: ray_actor.ActorHello | None
+) -> LightspanError:
     """Return an actor's error, of its own class if this version of lightspan has it."""
     kind = getattr(errors, refusal.kind, LightspanError)
     if not (isinstance(kind, type) and issubclass(kind, LightspanError)):

@@ -7,6 +7,7 @@ It imports nothing else of lightspan but the names of `lightspan` itself and `li
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 
 from lightspan.capture import adapter, context
 from lightspan.capture.adapter import (
@@ -43,6 +44,7 @@ from lightspan.schema.routing import AgentPaths
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 
 
+@dataclass(eq=False)
 class Adapter:
     """An adapter's registration in lightspan.
 
@@ -55,41 +57,40 @@ class Adapter:
         open_calls: returns the framework's model calls that are open in a context.
     """
 
-    def __init__(
-        self,
-        name: str,
-        scopes: Iterable[str] = (),
-        *,
-        resolver: Resolver | None = None,
-        open_calls: Callable[[AgentContext], Iterable[FrameworkCall]] | None = None,
-    ) -> None:
-        self.name = name
-        self._scopes = scopes
-        self._resolver = resolver
-        self._open_calls = open_calls
+    name: str
+    scopes: Iterable[str] = ()
+    _: KW_ONLY
+    resolver: Resolver | None = None
+    open_calls: Callable[[AgentContext], Iterable[FrameworkCall]] | None = None
 
     def call_listener(self, context: AgentContext) -> CallEnd | None:
         """Record that a model call begins inside the framework's open calls."""
-        calls = () if self._open_calls is None else self._open_calls(context)
-        return adapter.start_inner_calls(calls)
+        calls = () if self.open_calls is None else self.open_calls(context)
+        ends = [call.start_inner() for call in calls]
+
+        def notify_end(is_answered: bool) -> None:
+            for end in ends:
+                end(is_answered)
+
+        return notify_end if ends else None
 
     def listen(self) -> None:
         """Register the resolver and the listener for model calls. Idempotent."""
-        if self._resolver is not None:
-            context.register_resolver(self._resolver)
-        if self._open_calls is not None:
+        if self.resolver is not None:
+            context.register_resolver(self.resolver)
+        if self.open_calls is not None:
             context.add_call_listener(self.call_listener)
 
     def enable(self) -> None:
         """Listen, and record in production if the environment is set up for it."""
         self.listen()
-        adapter.claim_scope(self.name, self._scopes)
+        adapter.claim_scope(self.name, self.scopes)
         record.hold(self.name)
 
     def disable(self) -> None:
         """Undo `listen` and `enable`."""
-        if self._resolver is not None:
-            context.unregister_resolver(self._resolver)
+        if self.resolver is not None:
+            context.unregister_resolver(self.resolver)
         context.remove_call_listener(self.call_listener)
         adapter.release_scope(self.name)
         record.release(self.name)

@@ -40,19 +40,15 @@ class Reporter(Protocol):
 
     def start(self, title: str, total: int) -> None:
         """Begin a piece of work of `total` units, and end the one before."""
-        ...
 
     def advance(self, count: int = 1, **values: float | str) -> None:
         """Report units done, with values to show."""
-        ...
 
     def finish(self, summary: str = "") -> None:
         """End the piece of work."""
-        ...
 
     def line(self, text: str) -> None:
         """Print a line that stays."""
-        ...
 
 
 class PlainReporter:
@@ -106,23 +102,17 @@ class TerminalReporter:
     """
 
     def __init__(self, console: Any = None) -> None:
+        from rich import progress
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
 
         self._console = console or Console()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[values]}"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[values]}"),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("left"),
             console=self._console,
             transient=True,
         )

@@ -57,10 +57,10 @@ def test_what_adapters_add_and_fails_damages_the_attempt_and_not_the_app(
 @pytest.mark.parametrize(
     ("broken", "agent_name", "way", "what"),
     [
-        ("answer_attributes", "checker", "create", "recorded"),
-        ("answer_attributes", "checker", "stream=True", "recorded"),
-        ("sync_client", "writer", "create", "redirected"),
-        ("_forwarded_headers", "writer", "create", "redirected"),
+        ("schema.genai_attributes.answer_attributes", "checker", "create", "recorded"),
+        ("schema.genai_attributes.answer_attributes", "checker", "stream=True", "recorded"),
+        ("capture.sdk_instrumentation.sync_client", "writer", "create", "redirected"),
+        ("capture.sdk_instrumentation._forwarded_headers", "writer", "create", "redirected"),
     ],
 )
 def test_a_shim_that_fails_damages_the_attempt_and_not_the_app(
@@ -75,7 +75,7 @@ def test_a_shim_that_fails_damages_the_attempt_and_not_the_app(
     def fails(*args: Any) -> Any:
         raise ValueError("broken")
 
-    monkeypatch.setattr(sdk_instrumentation, broken, fails)
+    monkeypatch.setattr(f"lightspan.{broken}", fails)
     with client_of(elsewhere) as client, acting_as(gateway, agent_name) as scope:
         assert WAYS[way](client) == "from elsewhere"
     damage = [f"a model call could not be {what}: ValueError('broken')"]

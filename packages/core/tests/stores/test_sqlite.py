@@ -169,8 +169,9 @@ _OPEN = """
 import asyncio, os, sys
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan.errors import StoreError
-from lightspan.stores.sqlite.tables import queries
-queries()
+from lightspan.stores._sql.queries import named_queries
+from lightspan.stores.sqlite.tables import SQLiteReadTables
+named_queries(SQLiteReadTables.package, SQLiteReadTables._translate)
 if os.geteuid() == 0:
     os.setegid(65534)
     os.seteuid(65534)

@@ -6,13 +6,7 @@ from typing import Final
 
 import msgspec
 
-from lightspan.errors import (
-    ContextOverflowError,
-    EngineClosedError,
-    LightspanError,
-    NotFoundError,
-    UnsupportedError,
-)
+from lightspan import errors
 from lightspan.protocols.engine import PromptRefused
 from lightspan.schema import semconv as c
 
@@ -53,18 +47,18 @@ def no_model(message: str) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
-def to_api_error(error: LightspanError) -> ApiError:
+def to_api_error(error: errors.LightspanError) -> ApiError:
     """Return the error response of a failed call."""
     match error:
-        case ContextOverflowError():
+        case errors.ContextOverflowError():
             return bad_request(str(error), "messages", c.CONTEXT_OVERFLOW)
         case PromptRefused():
             return bad_request(str(error), "prompt")
-        case UnsupportedError():
+        case errors.UnsupportedError():
             return bad_request(str(error))
-        case NotFoundError():
+        case errors.NotFoundError():
             return ApiError(404, str(error), code="model_not_found")
-        case EngineClosedError():
+        case errors.EngineClosedError():
             return ApiError(503, str(error))
         case _:
             return ApiError(500, str(error))

@@ -20,6 +20,7 @@ from lightspan.schema.records import new_id
 from lightspan.schema.routing import BASE_POLICY, Route, Target, join_path
 from lightspan.schema.spans import new_trace_id, now_ns
 from lightspan.schema.token_records import CallOutcome, Sampling
+from lightspan_gateway import request_body
 from lightspan_gateway.access_policy import AccessPolicy
 from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError, bad_request, no_model
 from lightspan_gateway.calls import CallerSession, CallInfo, RecordedCall, ServedCall
@@ -33,14 +34,6 @@ from lightspan_gateway.grammars import GrammarCache
 from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.openai_engine import OpenAIEngine
 from lightspan_gateway.proxied_call import ProxiedCall
-from lightspan_gateway.request_body import (
-    EMPTY,
-    SMALL,
-    Body,
-    digest_of,
-    read_body,
-    to_thread_if_large,
-)
 
 _RETRIES: Final = "x-stainless-retry-count"
 _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
@@ -92,9 +85,9 @@ class RequestHandler:
             ApiError: the request is refused.
         """
         session = await self._access.authenticate(request)
-        agent, body = _agent_path(request), EMPTY
+        agent, body = _agent_path(request), request_body.EMPTY
         try:
-            body = await read_body(request)
+            body = await request_body.read_body(request)
             path, target = self._route(session, agent, body)
         except ApiError as error:
             path = c.UNNAMED_AGENT if agent is None else agent
@@ -125,17 +118,21 @@ class RequestHandler:
             ApiError: the request is refused.
         """
         session = await self._access.authenticate(request)
-        body = await read_body(request)
+        body = await request_body.read_body(request)
         body = body._replace(fields={**body.fields, "max_tokens": 1})
         path, target = self._route(session, _agent_path(request), body)
         if target.route is Route.ENDPOINT:
             raise bad_request(f"agent {path!r} is frozen to an endpoint, which counts no tokens")
         info = self._call_info(request, session, body, path, target)
         tokenizer = _tokenizer(self._engine_for(info), info.policy)
-        _, prompts = await to_thread_if_large(body.size, _prepare, info, parse, tokenizer, None)
+        _, prompts = await request_body.to_thread_if_large(
+            body.size, _prepare, info, parse, tokenizer, None
+        )
         return sum(map(len, prompts))
 
-    def _route(self, session: CallerSession, agent: str | None, body: Body) -> tuple[str, Target]:
+    def _route(
+        self, session: CallerSession, agent: str | None, body: request_body.Body
+    ) -> tuple[str, Target]:
         """Return the agent and its target, by the agent's path or the model's name."""
         if agent is not None:
             return agent, self._access.target(session, agent)
@@ -172,8 +169,8 @@ class RequestHandler:
         engine = self._engine_for(info)
         tokenizer = _tokenizer(engine, info.policy)
         # the conversation that a response continues may have any length
-        size = SMALL + 1 if "previous_response_id" in info.body else info.size
-        request, prompts = await to_thread_if_large(
+        size = request_body.SMALL + 1 if "previous_response_id" in info.body else info.size
+        request, prompts = await request_body.to_thread_if_large(
             size, _prepare, info, parse, tokenizer, recorded
         )
         grammar = ""
@@ -256,7 +253,12 @@ class RequestHandler:
         return msgspec.structs.replace(sampling, max_tokens=min(limit, available))
 
     def _call_info(
-        self, request: web.Request, session: CallerSession, body: Body, path: str, target: Target
+        self,
+        request: web.Request,
+        session: CallerSession,
+        body: request_body.Body,
+        path: str,
+        target: Target,
     ) -> CallInfo:
         call_id = request.headers.get(c.HEADER_CALL_ID)
         if not call_id and request.headers.get(_RETRIES, "0") != "0":
@@ -276,7 +278,7 @@ class RequestHandler:
             size=body.size,
             policy=BASE_POLICY if target.route is Route.BASE else target.policy,
             # the same for every retry, so that recording the call again is idempotent
-            span_id=digest_of(f"{session.attempt_id}/{call_id}".encode(), 8),
+            span_id=request_body.digest_of(f"{session.attempt_id}/{call_id}".encode(), 8),
             parent_id=None if parent_id == c.NO_PARENT else parent_id,
             trace_id=trace_id,
             start_ns=now_ns(),

@@ -61,11 +61,9 @@ class ToolParser(Protocol):
 
     def parse(self, text: str) -> ParsedText:
         """Return the content and tool calls of a finished text."""
-        ...
 
     def visible_length(self, text: str) -> int:
         """Return the length of the content that is certain, whatever text follows."""
-        ...
 
 
 class HermesParser(ToolParser):

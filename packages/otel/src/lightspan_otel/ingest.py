@@ -22,7 +22,7 @@ import msgspec
 from lightspan.errors import ConflictError, DataError, IllegalMoveError, NotFoundError
 from lightspan.production.auto_attempts import task_of
 from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
-from lightspan.production.store_writer import attempt_report, attempt_write, write_pending
+from lightspan.production.store_writer import attempt_write, write_pending
 from lightspan.schema import semconv as c
 from lightspan.schema.records import (
     Attempt,
@@ -170,11 +170,8 @@ async def _store_trace(
         None,  # a rollout is immutable, and its input may come later
         [_in_attempt(arrival.span, name, attempt_id, rollout_id) for arrival in arrivals],
         started_at=min(arrival.span.start_ns for arrival in arrivals) / 1e9,
-        report=attempt_report(
-            attempt_id,
-            AttemptStatus.FAILED if failed else AttemptStatus.SUCCEEDED,
-            Outcome.APP_ERROR if failed else Outcome.OK,
-        ),
+        status=AttemptStatus.FAILED if failed else AttemptStatus.SUCCEEDED,
+        outcome=Outcome.APP_ERROR if failed else Outcome.OK,
     )
     assert write.claim is not None
     attempt = msgspec.structs.replace(write.claim.attempt, runner_id=SENDER)

@@ -7,13 +7,12 @@ minute, and its unacknowledged writes are repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from lightspan.errors import ConfigError, how_to_install
 from lightspan.stores._sql.store import SQLStore
-from lightspan.stores._validation import check_timeout
-from lightspan.stores.protocol import Changes, StoreCapabilities
+from lightspan.stores.protocol import StoreCapabilities
 from lightspan.stores.timings import StoreTimings
 from lightspan_cluster.postgres.dsn import read_address
 
@@ -69,18 +68,5 @@ class PostgresStore(SQLStore[PostgresDatabase]):
     def _start(self) -> PostgresDatabase:
         return PostgresDatabase(self._server, self._clock, self._signal.notify, create=self._create)
 
-    async def watch(
-        self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
-    ) -> Changes:
-        check_timeout(timeout_s)
-        if timeout_s > 0:
-            self._opened.listen()
-        return await super().watch(cursor, run_id=run_id, timeout_s=timeout_s)
-
-    async def await_work(
-        self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
-    ) -> bool:
-        check_timeout(timeout_s)
-        if timeout_s > 0:
-            self._opened.listen()
-        return await super().await_work(run_ids, timeout_s=timeout_s)
+    def _listen(self) -> None:
+        self._opened.listen()

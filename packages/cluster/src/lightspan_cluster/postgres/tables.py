@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cache
 from typing import Any, Final
 
 import psycopg
 from psycopg import sql
 
 from lightspan.schema.records import Attempt
-from lightspan.stores._sql.queries import named_queries
 from lightspan.stores._sql.tables import Ends, ReadTables, SQLTables, WriteTables
 from lightspan_cluster.postgres.server import Connection, Link
 
@@ -20,7 +18,6 @@ CHANNEL: Final = "lightspan"
 """Channel of the notifications that something has moved in a schema."""
 _COUNTED: Final = "insert_spans"
 """The only insertion whose number of new rows matters."""
-_PACKAGE: Final = "lightspan_cluster.postgres"
 _LISTS: Final = re.compile(r"IN \((\?|:\w+)\.\.\.\)")
 _NAMED: Final = re.compile(r":(\w+)")
 
@@ -39,6 +36,8 @@ FROM (SELECT * FROM ends FOR UPDATE) AS locked
 class _Session(SQLTables):
     """The tables in one session."""
 
+    package = "lightspan_cluster.postgres"
+
     def __init__(self, link: Link, clock: Callable[[], float] | None) -> None:
         self.link: Final = link
         self._clock = clock
@@ -47,14 +46,11 @@ class _Session(SQLTables):
     def _db(self) -> Connection:
         return self.link.db
 
-    def _queries(self) -> Mapping[str, str]:
-        return queries()
-
-    def _queries_of_one(self) -> Mapping[str, str]:
-        return queries()
-
-    def _translate(self, query: str) -> str:
-        return _translate(query)
+    @staticmethod
+    def _translate(query: str) -> str:
+        """Translate lists to arrays, and placeholders to those of psycopg."""
+        query = _LISTS.sub(r"= ANY(\1)", query)
+        return _NAMED.sub(r"%(\1)s", query.replace("?", "%s"))
 
     def _execute_for(self, name: str, ids: Sequence[str]) -> list[Any]:
         return self._execute(name, list(ids))  # one array, however many ids
@@ -161,15 +157,3 @@ class PostgresReadTables(_Session, ReadTables):
 
     def now(self) -> float:
         return float(self._execute("now")[0][0]) if self._clock is None else self._clock()
-
-
-@cache
-def queries() -> Mapping[str, str]:
-    """Return the queries by name; read once, because an upgrade may replace the files."""
-    return named_queries(_PACKAGE, _translate)
-
-
-def _translate(query: str) -> str:
-    """Translate lists to arrays, and placeholders to those of psycopg."""
-    query = _LISTS.sub(r"= ANY(\1)", query)
-    return _NAMED.sub(r"%(\1)s", query.replace("?", "%s"))

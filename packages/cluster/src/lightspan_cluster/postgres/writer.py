@@ -17,11 +17,7 @@ from psycopg import errors
 
 from lightspan.errors import StoreClosedError
 from lightspan.stores._sql.group_commit import Committer, Job, Work, first_jobs, run_jobs
-from lightspan_cluster.postgres.server import (
-    Retry,
-    is_connection_lost,
-    needs_explanation,
-)
+from lightspan_cluster.postgres.server import Retry, is_connection_lost, needs_explanation
 from lightspan_cluster.postgres.tables import PostgresWriteTables
 
 T = TypeVar("T")

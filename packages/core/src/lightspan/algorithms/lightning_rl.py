@@ -16,19 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
+from lightspan.algorithms import metrics
 from lightspan.algorithms.async_rollouts import check_overlap, next_episodes
 from lightspan.algorithms.critic_warmup import CriticWarmup
 from lightspan.algorithms.grammar_check import reject_mismatches
 from lightspan.algorithms.learning_rate import Rate, choose_rate
-from lightspan.algorithms.metrics import (
-    alarms,
-    approximate_kl,
-    batch_metrics,
-    has_idle_air,
-    merge_updates,
-    rollout_metrics,
-    why_no_rows,
-)
 from lightspan.algorithms.protocol import (
     Algorithm,
     Metrics,
@@ -38,13 +30,7 @@ from lightspan.algorithms.protocol import (
     local_model,
 )
 from lightspan.errors import ConfigError, UnsupportedError
-from lightspan.lightning.advantages import (
-    BATCH_ESTIMATORS,
-    ESTIMATORS,
-    Estimator,
-    Unit,
-    groups_without_variance,
-)
+from lightspan.lightning import advantages
 from lightspan.lightning.air import AIR, bonuses
 from lightspan.lightning.batch import (
     Batch,
@@ -71,16 +57,10 @@ from lightspan.protocols.learner import (
     PolicyLoss,
     check_lora,
 )
+from lightspan.schema import validation
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.routing import Routing, agent_name
 from lightspan.schema.token_records import Sampling
-from lightspan.schema.validation import (
-    MAX_SEED,
-    check_choice,
-    check_kind,
-    check_number,
-    check_whole,
-)
 
 DEFAULT_POLICY = "policy"
 PROBE_ROWS: Final = 4
@@ -110,8 +90,8 @@ class LightningSettings:
     model: str | Path = field(kw_only=False)
     optimize: Optimize = "*"
     frozen: Frozen = None
-    estimator: Estimator = "grpo"
-    unit: Unit = "rollout"
+    estimator: advantages.Estimator = "grpo"
+    unit: advantages.Unit = "rollout"
     credit: CreditName | Credit | None = None
     gamma: float | None = None
     air: AIR | bool | None = None
@@ -158,41 +138,43 @@ class LightningSettings:
 
     def _check(self) -> None:
         for name, low in _MINIMUM.items():
-            check_whole(name, getattr(self, name), low)
+            validation.check_whole(name, getattr(self, name), low)
         for name, low in _MINIMUM_IF_SET.items():
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), low)
+                validation.check_whole(name, getattr(self, name), low)
         for name in ("learning_rate", "timeout_s", "token_constant"):
             if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), above=0)
-        check_whole("seed", self.seed, 0, MAX_SEED)
-        check_choice("estimator", self.estimator, ESTIMATORS)
-        if self.group_size == 1 and self.estimator not in BATCH_ESTIMATORS:
+                validation.check_number(name, getattr(self, name), above=0)
+        validation.check_whole("seed", self.seed, 0, validation.MAX_SEED)
+        validation.check_choice("estimator", self.estimator, advantages.ESTIMATORS)
+        if self.group_size == 1 and self.estimator not in advantages.BATCH_ESTIMATORS:
             raise ConfigError(
                 f"estimator={self.estimator!r} compares the rollouts of a task: group_size=1 "
                 'teaches nothing; use 2 or more, or estimator="reinforce++" or "ppo"'
             )
-        check_kind("critic", self.critic, Critic)
+        validation.check_kind("critic", self.critic, Critic)
         if self.critic is not None and self.estimator != "ppo":
             raise ConfigError(f'critic= applies only to estimator="ppo", not {self.estimator!r}')
-        check_kind("overlong", self.overlong, Overlong)
+        validation.check_kind("overlong", self.overlong, Overlong)
         if self.overlong and self.max_tokens and self.overlong.free >= self.max_tokens:
             raise ConfigError(
                 f"overlong= penalises answers of more than {self.overlong.free} tokens, and "
                 f"max_tokens={self.max_tokens} allows none: lower Overlong.max_tokens"
             )
-        check_number("temperature", self.temperature, above=0)
+        validation.check_number("temperature", self.temperature, above=0)
         if self.failure_reward is not None:
-            check_number("failure_reward", self.failure_reward)
-        if self.resample and (self.group_size == 1 or self.estimator in BATCH_ESTIMATORS):
+            validation.check_number("failure_reward", self.failure_reward)
+        if self.resample and (
+            self.group_size == 1 or self.estimator in advantages.BATCH_ESTIMATORS
+        ):
             raise ConfigError(
                 f"resample={self.resample} replaces groups whose returns are all the same, but "
                 f"estimator={self.estimator!r} with group_size={self.group_size} learns from those "
                 "too: use resample=0"
             )
         check_lora(self.lora)
-        check_kind("loss", self.loss, PolicyLoss)
-        check_kind("optimizer", self.optimizer, Optimizer)
+        validation.check_kind("loss", self.loss, PolicyLoss)
+        validation.check_kind("optimizer", self.optimizer, Optimizer)
         if self.optimizer is not None and self.learning_rate is not None:
             raise ConfigError("give learning_rate or optimizer, not both")
         if self.max_staleness is not None and self.max_staleness < self.overlap:
@@ -421,7 +403,7 @@ class LightningRL(LightningSettings, Algorithm):
     def _missing_groups(self, episodes: Sequence[Episode]) -> int:
         """Return the number of groups with variance that a full step lacks."""
         rewards = self._returns(episodes)
-        varying = len(rewards) - len(groups_without_variance(rewards))
+        varying = len(rewards) - len(advantages.groups_without_variance(rewards))
         return max(0, self.tasks_per_step - varying)
 
     def _returns(self, episodes: Sequence[Episode]) -> dict[str, list[float | None]]:
@@ -436,7 +418,7 @@ class LightningRL(LightningSettings, Algorithm):
             return set()
         rewards = self._returns(episodes)
         surplus = max(0, len(rewards) - self.tasks_per_step)
-        return set(list(groups_without_variance(rewards))[:surplus])
+        return set(list(advantages.groups_without_variance(rewards))[:surplus])
 
     def build(
         self, episodes: Sequence[Episode], versions: Mapping[str, int] | None = None
@@ -511,7 +493,7 @@ class LightningRL(LightningSettings, Algorithm):
             batch = builder.finish(values_by_call(rows, values), lam=lam)
         self._update_constants(batch)
         self.last_batch = batch
-        if not self._air_was_idle and has_idle_air(batch):
+        if not self._air_was_idle and metrics.has_idle_air(batch):
             self._air_was_idle = True
             trainer.note(
                 "air= had no effect in this step: no signal found a tool call (`with "
@@ -521,7 +503,7 @@ class LightningRL(LightningSettings, Algorithm):
         if update:
             await trainer.publish()
         extra = self._overlap_metrics if self.overlap else self._resample_metrics(episodes)
-        return {**rollout_metrics(episodes), **extra, **batch_metrics(batch), **update}
+        return metrics.rollout_metrics(episodes) | extra | metrics.batch_metrics(batch) | update
 
     @property
     def _fixes_constants(self) -> bool:
@@ -557,7 +539,7 @@ class LightningRL(LightningSettings, Algorithm):
     async def _update(self, trainer: TrainerContext, batch: Batch) -> Metrics:
         if not batch.rows:
             trainer.explain(batch.explanations)
-            trainer.note(why_no_rows(batch))
+            trainer.note(metrics.why_no_rows(batch))
             return {}
         seed = random.Random(f"{self.seed}/{trainer.step}").randrange(2**31)
         parts = split_minibatches(batch, self.minibatches, seed)
@@ -574,10 +556,10 @@ class LightningRL(LightningSettings, Algorithm):
             trainer.learner.capabilities.check_temperatures(part.rows)
             update = partial(trainer.learner.update, part.rows, self.loss, old_logprobs=logprobs)
             results.append(await trainer.learn(update))
-        merged = merge_updates(results)
+        merged = metrics.merge_updates(results)
         after = await trainer.learn(partial(trainer.learner.score, probe))
-        merged["approx_kl"] = approximate_kl(probe, before, after)
-        for alarm in alarms(merged):
+        merged["approx_kl"] = metrics.approximate_kl(probe, before, after)
+        for alarm in metrics.alarms(merged):
             trainer.note(alarm)
         if self.critic is not None:
             merged["lambda"] = self._critic_warmup.lambda_(self.critic)
@@ -668,5 +650,5 @@ def _credit(credit: str | Credit, gamma: float | None) -> Credit:
 def _air(air: AIR | bool | None) -> AIR | None:
     if isinstance(air, bool):
         return AIR() if air else None
-    check_kind("air", air, AIR)
+    validation.check_kind("air", air, AIR)
     return air

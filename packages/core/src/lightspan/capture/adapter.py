@@ -218,19 +218,6 @@ class FrameworkCall:
         return is_ok and all(ends and not ends[0] for ends in self._inner)
 
 
-def start_inner_calls(calls: Iterable[FrameworkCall]) -> CallEnd | None:
-    """Record that a call begins inside each of `calls`; None if there are none."""
-    ends = [call.start_inner() for call in calls]
-    if not ends:
-        return None
-
-    def notify_end(is_answered: bool) -> None:
-        for end in ends:
-            end(is_answered)
-
-    return notify_end
-
-
 # --- errors ---------------------------------------------------------------------------------
 def add_capture_error(recorder: Recorder, adapter: str, error: Exception) -> None:
     """Record an error of an adapter: the attempt is not trained, and the app gets no error."""

@@ -13,14 +13,7 @@ from dataclasses import dataclass, replace
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
-from lightspan.capture.static_analysis import (
-    closure_values,
-    is_user_code,
-    module_of,
-    names_in,
-    package_of,
-    references,
-)
+from lightspan.capture import static_analysis
 from lightspan.plugins import installed_plugins
 from lightspan.schema.routing import AgentPaths, join_path
 
@@ -35,7 +28,7 @@ def frameworks() -> frozenset[str]:
 
 def _is_lightspan(thing: Any) -> bool:
     """Return whether an object is from a distribution of lightspan, including one in a checkout."""
-    root = package_of(thing)
+    root = static_analysis.package_of(thing)
     return root == "lightspan" or root.startswith("lightspan_")
 
 
@@ -108,7 +101,7 @@ class AgentSearch(Generic[W]):
             self.look_at_all(thing, where)
         elif self.is_others(thing):
             self.complete = False
-        elif is_user_code(thing, self.installed) and not _is_lightspan(thing):
+        elif static_analysis.is_user_code(thing, self.installed) and not _is_lightspan(thing):
             self._user_code(thing, where)
 
     def mentions(self, names: set[str], where: W) -> None:
@@ -127,26 +120,26 @@ class AgentSearch(Generic[W]):
         Of lightspan's own modules only those with the names that an app calls (`lightspan.agent`)
         count.
         """
-        root = package_of(thing)
+        root = static_analysis.package_of(thing)
         if root == "lightspan":
-            module = thing.__name__ if isinstance(thing, ModuleType) else module_of(thing)
+            module = static_analysis.module_of(thing)
             return module == "lightspan" or module.startswith("lightspan.capture.")
         return root in self._other_frameworks
 
     def references(self, function: FunctionType) -> Iterator[Any]:
         """Yield a function's closure values, defaults and the globals that it mentions."""
-        names = set(names_in(function.__code__, texts=self.reads_texts))
-        yield from references(function, names, installed=self.installed)
+        names = set(static_analysis.names_in(function.__code__, texts=self.reads_texts))
+        yield from static_analysis.references(function, names, installed=self.installed)
 
     @staticmethod
     def closure(function: FunctionType) -> Iterator[Any]:
         """Yield the values of a function's closure."""
-        yield from closure_values(function)
+        yield from static_analysis.closure_values(function)
 
     @staticmethod
     def package(thing: Any) -> str:
         """Return the top-level package of a module, function, class or object."""
-        return package_of(thing)
+        return static_analysis.package_of(thing)
 
     def _user_code(self, thing: Any, where: W) -> None:
         if isinstance(thing, FunctionType):
@@ -158,9 +151,9 @@ class AgentSearch(Generic[W]):
             self.look_at_all((type(thing), *getattr(thing, "__dict__", {}).values()), where)
 
     def _function(self, function: FunctionType, where: W) -> None:
-        names = set(names_in(function.__code__, texts=self.reads_texts))
+        names = set(static_analysis.names_in(function.__code__, texts=self.reads_texts))
         self.mentions(names, where)
         if names & (self.makers | self._other_frameworks):
             self.complete = False
-        for thing in list(references(function, names, installed=self.installed)):
+        for thing in list(static_analysis.references(function, names, installed=self.installed)):
             self.refers(thing, names, where)

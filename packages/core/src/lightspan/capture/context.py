@@ -36,16 +36,8 @@ from lightspan.capture.context_types import (
     Resolver as Resolver,
 )
 from lightspan.capture.recorder import LostRewardRecorder, NullRecorder
-from lightspan.schema import semconv as c
+from lightspan.schema import semconv as c, spans
 from lightspan.schema.records import Mode
-from lightspan.schema.spans import (
-    Attributes,
-    Span,
-    SpanKind,
-    clean_attributes,
-    new_span_id,
-    now_ns,
-)
 
 _agent: Final[ContextVar[generator_context.Entry]] = ContextVar("lightspan_acting", default=None)
 
@@ -349,14 +341,14 @@ def call_listeners() -> Sequence[CallListener]:
 def make_span(
     current: AgentContext,
     name: str,
-    kind: SpanKind,
-    attributes: Attributes,
+    kind: spans.SpanKind,
+    attributes: spans.Attributes,
     *,
     span_id: str | None = None,
     start_ns: int | None = None,
     end_ns: int | None = None,
     **fields: Any,
-) -> Span:
+) -> spans.Span:
     """Return a span of the current attempt, a child of the innermost open span.
 
     Args:
@@ -369,11 +361,11 @@ def make_span(
         end_ns: end, nanoseconds since the epoch; None for now.
         fields: more fields of the span.
     """
-    scope, ended = current.scope, now_ns() if end_ns is None else end_ns
+    scope, ended = current.scope, spans.now_ns() if end_ns is None else end_ns
     if c.AGENT_PATH not in attributes:
         attributes = {c.AGENT_PATH: current.path, **attributes}
-    return Span(
-        span_id=new_span_id() if span_id is None else span_id,
+    return spans.Span(
+        span_id=spans.new_span_id() if span_id is None else span_id,
         trace_id=scope.trace_id,
         name=name,
         rollout_id=scope.rollout_id,
@@ -382,19 +374,19 @@ def make_span(
         parent_id=current.parent_span_id,
         start_ns=ended if start_ns is None else start_ns,
         end_ns=ended,
-        attributes=clean_attributes(attributes),
+        attributes=spans.clean_attributes(attributes),
         **fields,
     )
 
 
-def agent_attributes(name: str, around: Sequence[Frame] = ()) -> Attributes:
+def agent_attributes(name: str, around: Sequence[Frame] = ()) -> spans.Attributes:
     """Return the attributes of every AGENT span, except the path.
 
     Args:
         name: name of the agent.
         around: frames of the agents around it.
     """
-    attributes: Attributes = {
+    attributes: spans.Attributes = {
         c.OPERATION_NAME: "invoke_agent",
         c.AGENT_NAME: name,
         c.OPENINFERENCE_KIND: "AGENT",

@@ -155,15 +155,12 @@ class AttemptHandle(Protocol):
     @property
     def context(self) -> AgentContext:
         """The context inside the attempt."""
-        ...
 
     def close(self, error: BaseException | str | None = None) -> None:
         """End the attempt; it has failed if `error` is given. Never raises."""
-        ...
 
     def close_unless_empty(self) -> None:
         """End the attempt, or discard it if nothing was recorded in it. Never raises."""
-        ...
 
 
 AttemptFactory = Callable[[AgentContext, str | None, Any], AttemptHandle]

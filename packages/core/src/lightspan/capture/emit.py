@@ -11,19 +11,10 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ContextDecorator, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
-from lightspan.capture.context import (
-    AgentContext,
-    AttemptHandle,
-    agent_attributes,
-    current_agent,
-    current_context,
-    leave_step,
-    make_span,
-    set_agent_in_block,
-    start_attempt,
-)
+from lightspan.capture import context
 from lightspan.errors import RewardError
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import dump_json
@@ -41,6 +32,8 @@ from lightspan.schema.spans import (
     text_of,
 )
 
+_Opened = tuple[context.AgentContext, Span, Callable[[], None], context.AttemptHandle | None]
+"""Context, span, undo of the frame and attempt of an open block."""
 RESPONSE_ID_PREFIXES: Final = ("chatcmpl-", "cmpl-", "resp_")
 """Prefixes of the gateway's response ids, before the call id: of chat completions, text completions
 and the Responses API."""
@@ -111,14 +104,15 @@ def emit_exception(error: BaseException) -> Span | None:
 
 
 def _emit(name: str, kind: SpanKind, attributes: Attributes, **fields: Any) -> Span | None:
-    current = current_agent()
+    current = context.current_agent()
     if current is None:
         return None
-    span = make_span(current, name, kind, attributes, **fields)
+    span = context.make_span(current, name, kind, attributes, **fields)
     current.scope.recorder.add(span)
     return span
 
 
+@dataclass(eq=False)
 class _Block(ContextDecorator):
     """A `with` block or decorator that records one span.
 
@@ -132,21 +126,12 @@ class _Block(ContextDecorator):
         agent: name of the agent whose frame is pushed; None for no frame.
     """
 
-    def __init__(
-        self,
-        name: str,
-        kind: SpanKind,
-        attributes: Attributes,
-        input: Any = None,
-        agent: str | None = None,
-    ) -> None:
-        self._name = name
-        self._kind = kind
-        self._attributes = attributes
-        self._input = input
-        self._agent = agent
-        self._open: list[tuple[AgentContext, Span, Callable[[], None], AttemptHandle | None]] = []
-        """Context, span, undo of the frame and attempt of each open block."""
+    name: str
+    kind: SpanKind
+    attributes: Attributes
+    input: Any = None
+    agent: str | None = None
+    _open: list[_Opened] = field(default_factory=list, init=False)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:  # type: ignore[override]
         if inspect.isgeneratorfunction(function):
@@ -207,35 +192,37 @@ class _Block(ContextDecorator):
         return wrapped
 
     def _recreate_cm(self) -> Self:
-        return type(self)(self._name, self._kind, dict(self._attributes), self._input, self._agent)
+        return replace(self, attributes=dict(self.attributes))
 
     def __enter__(self) -> Span | None:
-        current = current_context()
+        current = context.current_context()
         if current is None:
             return None
-        name, attributes = self._agent, self._attributes
-        current, attempt = start_attempt(current, self._name if name is None else name, self._input)
+        name, attributes = self.agent, self.attributes
+        current, attempt = context.start_attempt(
+            current, self.name if name is None else name, self.input
+        )
         try:
             if name is None:
                 inside = current.enter_tool()
             else:
                 inside = current.enter_agent(name)
-                attributes = {**attributes, **agent_attributes(name, current.frames)}
-            span = make_span(
+                attributes = {**attributes, **context.agent_attributes(name, current.frames)}
+            span = context.make_span(
                 current,
-                self._name,
-                self._kind,
+                self.name,
+                self.kind,
                 attributes,
                 span_id=inside.parent_span_id,
                 status=SpanStatus.OK,
             )
         except Exception as error:  # a capture error must not reach the app
-            current.add_capture_error(f"{self._name}", error)
+            current.add_capture_error(f"{self.name}", error)
             if attempt is not None:
                 attempt.close()
             return None
         span = span.replace(attributes={**span.attributes, c.AGENT_PATH: clean_text(inside.path)})
-        leave = set_agent_in_block(inside, sys._getframe(1))
+        leave = context.set_agent_in_block(inside, sys._getframe(1))
         self._open.append((current, span, leave, attempt))
         return span
 
@@ -262,10 +249,10 @@ class _BetweenSteps:
     """A block around a `yield`, in which the generator's agent does not act."""
 
     def __enter__(self) -> None:
-        leave_step(sys._getframe(1))
+        context.leave_step(sys._getframe(1))
 
     def __exit__(self, *error: object) -> None:
-        current_context()  # sets the generator's agent again
+        context.current_context()  # sets the generator's agent again
 
 
 def agent(name: str, *, input: Any = None) -> _Block:
@@ -333,7 +320,7 @@ def current_attempt_id() -> str | None:
 
     It is None outside an attempt, and in one that is not recorded.
     """
-    current = current_agent()
+    current = context.current_agent()
     if current is None or not current.scope.recorder.keeps:
         return None
     return current.scope.attempt_id or None

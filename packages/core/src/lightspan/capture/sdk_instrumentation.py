@@ -50,14 +50,7 @@ from lightspan.capture.prompt_overrides import (
 )
 from lightspan.capture.response_observer import as_mapping, observe
 from lightspan.capture.sdks import ANTHROPIC, SDKS, Sdk
-from lightspan.schema import semconv as c
-from lightspan.schema.genai_attributes import (
-    StreamedAnswer,
-    answer_attributes,
-    has_content,
-    request_attributes,
-    requested_choices,
-)
+from lightspan.schema import genai_attributes, semconv as c
 from lightspan.schema.genai_messages import MAPPING
 from lightspan.schema.records import Mode
 from lightspan.schema.redaction import add_client_key
@@ -349,7 +342,7 @@ class SdkCall:
             answer: the answer as far as it arrived; None to take it from the exception.
         """
         is_abandoned = isinstance(error, GeneratorExit)
-        self.notify_end(is_abandoned and has_content(answer or {}))
+        self.notify_end(is_abandoned and genai_attributes.has_content(answer or {}))
         if is_abandoned or isinstance(error, asyncio.CancelledError):
             # Also at the gateway, which may notice it only after the attempt was reported.
             outcome = CallOutcome.CANCELLED
@@ -361,7 +354,7 @@ class SdkCall:
             return  # the gateway recorded its answer
         if answer is None:
             answer = as_mapping(getattr(error, "completion", None))  # of LengthFinishReasonError
-        attributes = {c.CALL_OUTCOME: outcome, **answer_attributes(answer)}
+        attributes = {c.CALL_OUTCOME: outcome, **genai_attributes.answer_attributes(answer)}
         if is_abandoned:  # which is not an error
             self.record(attributes, SpanStatus.UNSET)
             return
@@ -372,11 +365,14 @@ class SdkCall:
         """Record the answer, unless the gateway does."""
         self.notify_end(True)
         if not self.is_recorded_elsewhere:
-            self.record({c.CALL_OUTCOME: CallOutcome.OK.value, **answer_attributes(answer)})
+            self.record(
+                {c.CALL_OUTCOME: CallOutcome.OK.value, **genai_attributes.answer_attributes(answer)}
+            )
 
-    def new_answer(self) -> StreamedAnswer:
+    def new_answer(self) -> genai_attributes.StreamedAnswer:
         """Return a collector for the chunks of the answer."""
-        return StreamedAnswer(choices=requested_choices(self.body))
+        choices = genai_attributes.requested_choices(self.body)
+        return genai_attributes.StreamedAnswer(choices=choices)
 
     def register_pending(self, give_up: Callable[[], None], response: Any) -> None:
         """Register the answer as open.
@@ -409,7 +405,7 @@ class SdkCall:
         }
         if not self.is_redirected:
             common |= self._server()
-        common |= request_attributes(self._sent_body())
+        common |= genai_attributes.request_attributes(self._sent_body())
         if self.reading is not None:
             common |= reading_attributes(self.reading)
         span = make_span(

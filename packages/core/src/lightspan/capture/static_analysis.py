@@ -58,14 +58,15 @@ def closure_values(function: FunctionType) -> Iterator[Any]:
 
 def module_of(thing: Any) -> str:
     """Return the module of a function or class, or of an object's class; empty if it has none."""
+    if isinstance(thing, ModuleType):
+        return thing.__name__
     owner = thing if isinstance(thing, type | FunctionType) else type(thing)
     return str(getattr(owner, "__module__", "") or "")
 
 
 def package_of(thing: Any) -> str:
     """Return the top-level package of a module, function, class or object."""
-    module = thing.__name__ if isinstance(thing, ModuleType) else module_of(thing)
-    return module.partition(".")[0]
+    return module_of(thing).partition(".")[0]
 
 
 def is_user_code(thing: Any, installed: Collection[str] = ()) -> bool:

@@ -43,9 +43,8 @@ def install() -> None:
     for package, owner, method, make in _PATCHES:
         with contextlib.suppress(Exception):  # not installed, or of a version without the method
             patched = getattr(importlib.import_module(package), owner)
-            state.http_patches.append(
-                Patch(patched, method, partial(make, getattr(patched, method)))
-            )
+            original = getattr(patched, method)
+            state.http_patches.append(Patch(patched, method, partial(make, original)))
 
 
 def uninstall() -> None:

@@ -40,6 +40,7 @@ from typing import Final, Literal, NamedTuple, get_args
 import msgspec
 
 from lightspan.errors import ConfigError, DataError
+from lightspan.lightning import baselines
 from lightspan.lightning.advantages import (
     BATCH_ESTIMATORS,
     ESTIMATORS,
@@ -52,16 +53,6 @@ from lightspan.lightning.advantages import (
     normalise,
 )
 from lightspan.lightning.air import AIR, Shaping, check_air, shape, shaping_metrics
-from lightspan.lightning.baselines import (
-    Baseline,
-    CallCredit,
-    Comparison,
-    at_grpo,
-    by_rollout,
-    by_state,
-    by_turn,
-    gigpo,
-)
 from lightspan.lightning.credit import (
     DEFAULT_PRIOR,
     Credit,
@@ -117,7 +108,7 @@ class BatchConfig:
         _check_baseline(self.estimator, self.credit)
 
 
-_ESTIMATORS_OF: Final[Mapping[Baseline, tuple[Estimator, ...]]] = {
+_ESTIMATORS_OF: Final[Mapping[baselines.Baseline, tuple[Estimator, ...]]] = {
     "critic": ("ppo",),
     "at_grpo": ("grpo",),
     "gigpo": ("grpo", "dr_grpo"),
@@ -438,7 +429,7 @@ def _statistics(
 
 def _comparisons(
     members: Sequence[_Member], statistics: _Statistics, config: BatchConfig
-) -> dict[TransitionKey, Comparison]:
+) -> dict[TransitionKey, baselines.Comparison]:
     """Return baseline and scale of each selected call."""
     has_potential = config.air is not None and config.air.mode == "potential"
     state_key = getattr(config.credit, "key", None)
@@ -453,7 +444,7 @@ def _comparisons(
             state = state_of(call, episode.task_id, turn) if state_key else None
             keys.append((episode.attempt_id, *call.key))
             calls.append(
-                CallCredit(
+                baselines.CallCredit(
                     rollout_id=episode.rollout_id,
                     population=(group, unit),
                     agent_path=call.agent_path,
@@ -479,7 +470,7 @@ def _critic_comparisons(
     config: BatchConfig,
     values: Mapping[str, Mapping[CallKey, float]],
     lam: float,
-) -> dict[TransitionKey, Comparison]:
+) -> dict[TransitionKey, baselines.Comparison]:
     """Return baseline and scale of each call with a value: the baseline is its credit minus its
     generalised advantage."""
     gamma = getattr(config.credit, "gamma", 1.0)
@@ -491,7 +482,7 @@ def _critic_comparisons(
         for call in turns.calls:
             if call.key in advantages:
                 unit = _unit(call.agent_path, config)
-                comparisons[episode.attempt_id, *call.key] = Comparison(
+                comparisons[episode.attempt_id, *call.key] = baselines.Comparison(
                     baseline=to_go[call.key] - advantages[call.key],
                     scale=statistics[episode.rollout_id, unit].scale,
                     others=0,
@@ -504,25 +495,27 @@ def _critic_comparisons(
     return comparisons
 
 
-def _compare(calls: Sequence[CallCredit], config: BatchConfig) -> list[Comparison]:
+def _compare(
+    calls: Sequence[baselines.CallCredit], config: BatchConfig
+) -> list[baselines.Comparison]:
     rule, estimator = config.credit, config.estimator
     match baseline_of(rule):
         case "rollout":
-            return by_rollout(calls, estimator)
+            return baselines.by_rollout(calls, estimator)
         case "anchor":
-            return by_state(calls, estimator, getattr(rule, "prior", DEFAULT_PRIOR))
+            return baselines.by_state(calls, estimator, getattr(rule, "prior", DEFAULT_PRIOR))
         case "at_grpo":
-            return at_grpo(calls)
+            return baselines.at_grpo(calls)
         case "gigpo":
-            return gigpo(calls, estimator, getattr(rule, "omega", 1.0))
+            return baselines.gigpo(calls, estimator, getattr(rule, "omega", 1.0))
         case _:
-            return by_turn(calls, estimator)
+            return baselines.by_turn(calls, estimator)
 
 
 def _explain(
     members: Sequence[_Member],
     statistics: _Statistics,
-    comparisons: Mapping[TransitionKey, Comparison],
+    comparisons: Mapping[TransitionKey, baselines.Comparison],
     config: BatchConfig,
 ) -> dict[TransitionKey, Explanation]:
     weights = _token_weights(members, config)

@@ -389,13 +389,10 @@ def _from_record(
     rewards: Mapping[str, tuple[EmittedReward, ...]],
 ) -> Call:
     spans = llm.get(record.call_id)
-    if spans is None:
-        span, outcome = None, record.outcome
-    else:
-        span = spans[0] if len(spans) == 1 else _primary(spans)
-        outcome = record.outcome
-        if outcome is _OK:
-            outcome = _outcome(spans)
+    span = None if spans is None else _primary(spans)
+    outcome = record.outcome
+    if spans is not None and outcome is _OK:
+        outcome = _outcome(spans)
     start, end = record.sequence_start, record.sequence_end
     if not end and span is not None and span.sequence_start is not None:
         start, end = _sequence(span)

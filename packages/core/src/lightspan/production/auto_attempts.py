@@ -18,17 +18,9 @@ import msgspec
 from lightspan.capture import context
 from lightspan.capture.context import AgentContext, AttemptContext, AttemptHandle, make_span
 from lightspan.capture.recorder import NullRecorder, Recorder
-from lightspan.production import exporters
+from lightspan.production import exporters, store_writer
 from lightspan.production.options import SERVICE_NAME, RecordOptions
 from lightspan.production.redact import Redactor
-from lightspan.production.store_writer import (
-    EPOCH,
-    PendingWrite,
-    StoreWriter,
-    attempt_report,
-    attempt_write,
-    text_size,
-)
 from lightspan.schema import clock, genai_messages, semconv as c
 from lightspan.schema.records import AttemptRef, AttemptStatus, Json, Mode, Outcome
 from lightspan.schema.semconv import exception_attributes
@@ -95,7 +87,7 @@ class OpenAttempt(Recorder):
             if redacted is None:
                 self._omitted += 1
             else:
-                self.size += text_size(redacted.attributes)
+                self.size += store_writer.text_size(redacted.attributes)
         if redacted is not None:
             super().add(redacted)
         if self._is_written:
@@ -145,7 +137,7 @@ class OpenAttempt(Recorder):
         self._owner.writer.put(self.take, self.size)
 
     # --- in the writer's thread -----------------------------------------------------------
-    def take(self) -> PendingWrite:
+    def take(self) -> store_writer.PendingWrite:
         """Remove and return the unwritten spans: the whole attempt, or its late spans."""
         with self._lock:
             spans, self._spans = self._spans, []
@@ -153,7 +145,7 @@ class OpenAttempt(Recorder):
             self.size = 0
         exporters.export(spans)
         if is_late:
-            return PendingWrite(AttemptRef(self.attempt_id, EPOCH), spans)
+            return store_writer.PendingWrite(AttemptRef(self.attempt_id, store_writer.EPOCH), spans)
         errors = self.capture_errors()
         errors += [
             f"redact failed on {count} spans ({kind}): their content was dropped"
@@ -161,19 +153,18 @@ class OpenAttempt(Recorder):
         ]
         if self._is_interrupted:
             errors.append("the process ended first")
-        return attempt_write(
+        status, outcome = self._outcome(spans)
+        return store_writer.attempt_write(
             self.attempt_id,
             self.rollout_id,
             self._owner.options.service,
             task_of(spans, is_call=self.is_call),
             spans,
             started_at=min([self._started_at, *(span.start_ns / 1e9 for span in spans)]),
-            report=attempt_report(
-                self.attempt_id,
-                *self._outcome(spans),
-                message=f"{self._omitted} spans were left out by redact" * bool(self._omitted),
-                capture_errors=errors,
-            ),
+            status=status,
+            outcome=outcome,
+            message=f"{self._omitted} spans were left out by redact" * bool(self._omitted),
+            capture_errors=errors,
         )
 
     def _outcome(self, spans: list[Span]) -> tuple[AttemptStatus, Outcome]:
@@ -289,7 +280,7 @@ class OpenAttempts:
     def __init__(self, options: RecordOptions) -> None:
         self.options = options
         self.redactor = Redactor(options.redact)
-        self.writer = StoreWriter(options.store, options.service)
+        self.writer = store_writer.StoreWriter(options.store, options.service)
         self._resource = {SERVICE_NAME: options.service}
         self._open: dict[str, OpenAttempt] = {}
         self._has_warned = False

@@ -132,11 +132,9 @@ def _fetch(origin: str, key: str) -> dict[str, Any]:
             return None
 
     opener = request.build_opener(request.ProxyHandler({}), NoRedirect())
-    headers = {"Authorization": f"Bearer {key}"}
+    call = request.Request(origin + ROUTING_PATH, headers={"Authorization": f"Bearer {key}"})
     try:
-        with opener.open(
-            request.Request(origin + ROUTING_PATH, headers=headers), timeout=_TIMEOUT_S
-        ) as response:
+        with opener.open(call, timeout=_TIMEOUT_S) as response:
             answer = msgspec.json.decode(response.read())
     except http_errors.HTTPError as error:
         with error:

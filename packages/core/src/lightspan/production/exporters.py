@@ -25,11 +25,9 @@ class SpanExporter(Protocol):
 
     def check(self) -> None:
         """Raise `ConfigError` if an export is asked for that is not possible."""
-        ...
 
     def enqueue(self, spans: Sequence[Span]) -> None:
         """Export spans, if that is asked for. Never blocks."""
-        ...
 
     def training_export(self, service: str, report: Callable[[str], None]) -> Any:
         """Return the export of a training: `lightspan_otel.training_export.TrainingExport`, or an
@@ -39,7 +37,6 @@ class SpanExporter(Protocol):
             service: service name of the spans, unless the environment names one.
             report: prints a message about spans that were not exported.
         """
-        ...
 
 
 def find_exporter() -> SpanExporter | None:

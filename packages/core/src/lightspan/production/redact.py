@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from lightspan.errors import ConfigError
 from lightspan.schema import semconv as c
+from lightspan.schema.content import CONTENT
 from lightspan.schema.genai_messages import dump_json
 from lightspan.schema.spans import (
     Attributes,
@@ -34,18 +35,7 @@ from lightspan.schema.spans import (
 Redact = Callable[[Span], Span | None]
 """Takes a span; returns the span to keep, or None."""
 
-_JSON_ATTRIBUTES: Final = frozenset(
-    {
-        c.INPUT_MESSAGES,
-        c.OUTPUT_MESSAGES,
-        c.TOOL_DEFINITIONS,
-        c.TOOL_CALL_ARGUMENTS,
-        c.TOOL_CALL_RESULT,
-        c.OBJECT_JSON,
-        c.OPERATION_INPUT,
-        c.OPERATION_OUTPUT,
-    }
-)
+_JSON_ATTRIBUTES: Final = (CONTENT - {c.PROMPT_ORIGINAL}) | {c.TOOL_DEFINITIONS}
 """Attributes whose text may be JSON: each text in it is changed by itself, without escapes."""
 
 _MESSAGE_ATTRIBUTES: Final = frozenset({c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.TOOL_DEFINITIONS})

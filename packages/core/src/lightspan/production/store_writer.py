@@ -20,26 +20,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from lightspan.errors import (
-    ConflictError,
-    DataError,
-    IllegalMoveError,
-    LightspanError,
-    NotFoundError,
-    StoreFormatError,
-)
-from lightspan.schema.records import (
-    Attempt,
-    AttemptRef,
-    AttemptStatus,
-    Claim,
-    Json,
-    Mode,
-    Outcome,
-    Report,
-    Rollout,
-    fingerprint,
-)
+from lightspan import errors
+from lightspan.schema import records
 from lightspan.schema.spans import Span
 from lightspan.stores import open_store
 from lightspan.stores.protocol import RETRY_BACKOFF_S, Store
@@ -64,12 +46,12 @@ _MAX_PIECE_SPANS: Final = 64
 _MAX_PIECE_TEXT: Final = 512 * 1024
 """Approximate maximum number of characters of their text in one transaction."""
 _PERMANENT_ERRORS: Final = (
-    ConflictError,
-    DataError,
-    IllegalMoveError,
-    NotFoundError,
+    errors.ConflictError,
+    errors.DataError,
+    errors.IllegalMoveError,
+    errors.NotFoundError,
     OverflowError,
-    StoreFormatError,
+    errors.StoreFormatError,
     TypeError,
     ValueError,
 )
@@ -79,22 +61,24 @@ _PERMANENT_ERRORS: Final = (
 class PendingWrite(NamedTuple):
     """The part of an attempt that is to be written."""
 
-    ref: AttemptRef
+    ref: records.AttemptRef
     spans: Sequence[Span]
-    claim: Claim | None = None
+    claim: records.Claim | None = None
     """None for more spans of an attempt that was written before."""
-    report: Report | None = None
+    report: records.Report | None = None
 
 
 def attempt_write(
     attempt_id: str,
     rollout_id: str,
     service: str,
-    task: Json,
+    task: records.Json,
     spans: Sequence[Span],
     *,
     started_at: float,
-    report: Report,
+    status: records.AttemptStatus,
+    outcome: records.Outcome,
+    **end: Any,
 ) -> PendingWrite:
     """Return the write of a whole attempt that no runner claimed.
 
@@ -105,17 +89,19 @@ def attempt_write(
         task: input of the attempt.
         spans: its spans.
         started_at: start, seconds since the epoch.
-        report: its end.
+        status: how it ended.
+        outcome: outcome of its report.
+        **end: further fields of the report.
     """
-    rollout = Rollout(
+    rollout = records.Rollout(
         rollout_id=rollout_id,
         task=task,
-        task_id=fingerprint(task),
+        task_id=records.fingerprint(task),
         run_id=service,
-        mode=Mode.PRODUCTION,
+        mode=records.Mode.PRODUCTION,
         max_infrastructure_tries=1,
     )
-    attempt = Attempt(
+    attempt = records.Attempt(
         attempt_id=attempt_id,
         rollout_id=rollout_id,
         number=1,
@@ -125,21 +111,9 @@ def attempt_write(
         lease_until=float("inf"),
         started_at=started_at,
     )
-    claim = Claim(rollout=rollout, attempt=attempt)
-    return PendingWrite(AttemptRef(attempt_id, EPOCH), spans, claim, report)
-
-
-def attempt_report(
-    attempt_id: str, status: AttemptStatus, outcome: Outcome, **more: object
-) -> Report:
-    """Return the report of an attempt that no runner claimed."""
-    return Report(
-        attempt_id=attempt_id,
-        epoch=EPOCH,
-        status=status,
-        outcome=outcome,
-        **more,  # type: ignore[arg-type]
-    )
+    claim = records.Claim(rollout=rollout, attempt=attempt)
+    report = attempt.report(status, outcome, **end)
+    return PendingWrite(records.AttemptRef(attempt_id, EPOCH), spans, claim, report)
 
 
 class StoreWriter:
@@ -274,7 +248,7 @@ class StoreWriter:
                 if is_closing and (error or not (writes or self._queue)):
                     return
         finally:
-            with contextlib.suppress(LightspanError, OSError, RuntimeError):
+            with contextlib.suppress(errors.LightspanError, OSError, RuntimeError):
                 await store.close()
 
     def _dequeue(

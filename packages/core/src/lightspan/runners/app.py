@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, overload
 
-from lightspan.capture.context import (
-    AttemptContext,
-    AttemptHandle,
-    attempt_scope,
-    current_context,
-    start_attempt,
-)
+from lightspan.capture import context
 from lightspan.errors import AppError
 from lightspan.runners.command.command import PREFIX, Command
 from lightspan.schema.llm import LLM
@@ -56,7 +50,7 @@ class Inputs:
         }
 
 
-def attempt_llm(scope: AttemptContext) -> LLM | None:
+def attempt_llm(scope: context.AttemptContext) -> LLM | None:
     """Return the app's argument `llm`: the gateway with the call token; None if the gateway serves
     no agent."""
     if scope.gateway_url is None or not scope.routing.serves:
@@ -112,23 +106,23 @@ class App:
         self.__qualname__ = str(getattr(function, "__qualname__", type(function).__name__))
         self.__name__ = str(getattr(function, "__name__", type(function).__name__))
         self.function = function
-        self.is_async = _is_async(function)
+        self.is_async = is_async(function)
         self._arguments = _arguments(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; in production the call is an attempt (`lightspan.record`)."""
         task = kwargs.get("task", args[0] if args else None)
-        current = current_context()
-        root = None if current is None else start_attempt(current, self.__name__, task)[1]
+        current = context.current_context()
+        root = None if current is None else context.start_attempt(current, self.__name__, task)[1]
         if root is None:
             return self.function(*args, **kwargs)
         if self.is_async:
             return self._await_in(root, args, kwargs)
-        with attempt_scope(root):
+        with context.attempt_scope(root):
             return self.function(*args, **kwargs)
 
-    async def _await_in(self, root: AttemptHandle, args: Any, kwargs: Any) -> Any:
-        with attempt_scope(root):
+    async def _await_in(self, root: context.AttemptHandle, args: Any, kwargs: Any) -> Any:
+        with context.attempt_scope(root):
             return await self.function(*args, **kwargs)
 
     def call(self, inputs: Inputs) -> Any | Awaitable[Any]:
@@ -333,7 +327,8 @@ def check_name(reference: str, kind: str) -> None:
         raise AppError(f"an {kind} is named module:name, not {reference!r}")
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., Any]) -> bool:
+    """Return whether what a function, or an object that is called, returns has to be awaited."""
     method = getattr(function, "__call__", None)  # noqa: B004 - objects with an async __call__
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
 

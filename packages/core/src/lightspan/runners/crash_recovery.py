@@ -12,14 +12,7 @@ from typing import Final
 
 from lightspan.runners.command.reward import signal_name
 from lightspan.runners.outcome import STOPPED
-from lightspan.schema.records import (
-    Attempt,
-    AttemptStatus,
-    Outcome,
-    Report,
-    Rollout,
-    RolloutStatus,
-)
+from lightspan.schema import records
 from lightspan.stores.protocol import Store
 
 _ROLLOUTS_PER_QUERY: Final = 1_000
@@ -40,15 +33,17 @@ class ProcessExit:
     how: str
     is_blameless: bool = False
 
-    def reports(self, running: Sequence[tuple[Rollout, Attempt]]) -> list[Report]:
+    def reports(
+        self, running: Sequence[tuple[records.Rollout, records.Attempt]]
+    ) -> list[records.Report]:
         """Return the reports of the attempts that were under way."""
         if self.is_blameless:
             return [attempt.report(**STOPPED._asdict()) for _, attempt in running]
         others = len(running) - 1
         return [
             attempt.report(
-                AttemptStatus.LOST,
-                Outcome.INFRASTRUCTURE,
+                records.AttemptStatus.LOST,
+                records.Outcome.INFRASTRUCTURE,
                 f"it is run again, alone, because it ran with {others} others when the runner's "
                 f"process {self.how}"
                 if others
@@ -69,9 +64,11 @@ def describe_exit(exit_code: int | None) -> str:
     return f"died by signal {-exit_code}" + (f" ({name})" if name else "")
 
 
-async def requeue_attempts(death: ProcessExit, store: Store, run_id: str | None) -> list[Report]:
+async def requeue_attempts(
+    death: ProcessExit, store: Store, run_id: str | None
+) -> list[records.Report]:
     """End the attempts that the process had under way; return their reports."""
-    running = await store.rollouts(run_id=run_id, status=[RolloutStatus.RUNNING])
+    running = await store.rollouts(run_id=run_id, status=[records.RolloutStatus.RUNNING])
     rollouts = {state.rollout.rollout_id: state.rollout for state in running}
     ids = list(rollouts)
     attempts = [
@@ -79,7 +76,7 @@ async def requeue_attempts(death: ProcessExit, store: Store, run_id: str | None)
         for start in range(0, len(ids), _ROLLOUTS_PER_QUERY)
         for attempt in await store.attempts(ids[start : start + _ROLLOUTS_PER_QUERY])
         if f"{attempt.runner_id}-".startswith(f"{death.runner}-")
-        and attempt.status is AttemptStatus.RUNNING
+        and attempt.status is records.AttemptStatus.RUNNING
     ]
     reports = death.reports(attempts)
     await store.report(reports)

@@ -79,15 +79,12 @@ class Runners(Protocol):
 
     async def start(self, plan: RunnerPlan) -> None:
         """Start the runners. Raises `AppError` if the app cannot be imported where they run."""
-        ...
 
     async def stop(self) -> None:
         """End the runners; attempts under way are lost and requeued. Idempotent."""
-        ...
 
     def check(self) -> None:
         """Raise `LightspanError` if the runners cannot go on."""
-        ...
 
 
 @runtime_checkable
@@ -96,7 +93,6 @@ class WatchedRunners(Runners, Protocol):
 
     async def watch(self, store: Store, print_line: Callable[[str], None]) -> None:
         """Print which runners come and go, until cancelled."""
-        ...
 
 
 def check_importable(app: str) -> None:

@@ -100,9 +100,7 @@ class Runner:
             sdk_instrumentation.install()  # before a thread of the app begins to import an SDK
         leases = None
         if not self.config.has_watchdog:
-            leases = asyncio.create_task(
-                self.extend_leases(self.store, asyncio.get_running_loop()),
-            )
+            leases = asyncio.create_task(self.extend_leases(self.store, asyncio.get_running_loop()))
         try:
             async with self.app.opened():
                 await self._claim_loop()

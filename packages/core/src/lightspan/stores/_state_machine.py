@@ -17,6 +17,7 @@ claims it, because the supervisor of the dead process may be gone. A rollout wit
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -65,11 +66,9 @@ class Lookup(Protocol):
 
     def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
         """Return the packed rollouts that exist, by id."""
-        ...
 
     def attempts_by_id(self, attempt_ids: Sequence[str]) -> dict[str, Attempt]:
         """Return the attempts that exist, by id."""
-        ...
 
 
 class Tables(Lookup, Protocol):
@@ -77,13 +76,11 @@ class Tables(Lookup, Protocol):
 
     def next_change(self) -> int:
         """Return the next number of the cursor of `Store.watch`."""
-        ...
 
     def insert_rollouts(self, rows: Sequence[tuple[PackedRollout, Progress]]) -> None: ...
 
     def progress(self, rollout_ids: Sequence[str]) -> dict[str, Progress]:
         """Return the progress of the rollouts that exist, by id."""
-        ...
 
     def update_rollouts(self, rows: Sequence[Progress]) -> None: ...
 
@@ -96,7 +93,6 @@ class Tables(Lookup, Protocol):
             is_idle: whether the caller runs nothing: it gets one that must run alone, if there is
                 one, and no other.
         """
-        ...
 
     def insert_attempts(self, rows: Sequence[Attempt]) -> None: ...
 
@@ -104,7 +100,6 @@ class Tables(Lookup, Protocol):
 
     def expired(self, now: float, limit: int) -> list[Attempt]:
         """Return running attempts whose lease ended by `now`, in store time, earliest end first."""
-        ...
 
 
 def enqueue(tables: Tables, items: Sequence[PackedRollout], now: float) -> list[None]:
@@ -285,28 +280,26 @@ def check_known(what: str, ids: Iterable[str], stored: Mapping[str, object]) -> 
             raise NotFoundError(f"this store has no {what} {id!r}")
 
 
+@dataclass(slots=True)
 class Ledger:
     """The attempts and rollouts of one batch: read together, changed here, written together."""
 
-    def __init__(
-        self,
-        tables: Tables,
-        attempts: dict[str, Attempt],
-        now: float,
-        rollouts: dict[str, Progress] | None = None,
-    ) -> None:
-        if rollouts is None:
-            rollouts = tables.progress([attempt.rollout_id for attempt in attempts.values()])
-        self._tables = tables
-        self._now = now
-        self._attempts = attempts
-        self._rollouts = rollouts
-        self._ended: list[Attempt] = []
-        self._moved: list[Progress] = []
+    tables: Tables
+    attempts: dict[str, Attempt]
+    now: float
+    rollouts: dict[str, Progress] = field(default_factory=dict)
+    """Those of the attempts, if there are none."""
+    _ended: list[Attempt] = field(default_factory=list)
+    _moved: list[Progress] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.rollouts:
+            ids = [attempt.rollout_id for attempt in self.attempts.values()]
+            self.rollouts = self.tables.progress(ids)
 
     def apply(self, item: Report) -> bool:
         """Apply a report; return whether it is in force, now or since an equal report."""
-        attempt = self._attempts[item.attempt_id]
+        attempt = self.attempts[item.attempt_id]
         if attempt.epoch != item.epoch:
             return False
         if attempt.sealed:
@@ -316,11 +309,11 @@ class Ledger:
 
     def cancel(self, rollout_id: str) -> bool:
         """Cancel a rollout; return False if it had ended."""
-        before = self._rollouts[rollout_id]
+        before = self.rollouts[rollout_id]
         if before.status.final:
             return False
         if before.status is RolloutStatus.RUNNING and before.attempt_id is not None:
-            attempt = self._attempts[before.attempt_id]
+            attempt = self.attempts[before.attempt_id]
             status, outcome = AttemptStatus.CANCELLED, Outcome.CANCELLED
             self.end(attempt.report(status, outcome, "the rollout was cancelled"))
         else:
@@ -329,12 +322,12 @@ class Ledger:
 
     def end(self, item: Report) -> None:
         """Seal a running attempt and move its rollout."""
-        attempt = _sealed(self._attempts[item.attempt_id], item, self._now)
-        before = self._rollouts[attempt.rollout_id]
+        attempt = _sealed(self.attempts[item.attempt_id], item, self.now)
+        before = self.rollouts[attempt.rollout_id]
         tries = _tries_after(before, attempt, item)
         status = rollout_status_after(attempt.status, tries, before.max_infrastructure_tries)
         has_bad_neighbours = not item.counts and before.attempts - tries >= MAX_BAD_NEIGHBOURS
-        self._attempts[attempt.attempt_id] = attempt
+        self.attempts[attempt.attempt_id] = attempt
         self._ended.append(attempt)
         self._move(before, status, tries, alone=item.alone or has_bad_neighbours)
 
@@ -347,15 +340,15 @@ class Ledger:
             status=status,
             alone=alone and status is RolloutStatus.QUEUED,
             infrastructure_tries=tries,
-            finished_at=self._now if status.final else None,
-            change=self._tables.next_change(),
+            finished_at=self.now if status.final else None,
+            change=self.tables.next_change(),
         )
-        self._rollouts[after.rollout_id] = after
+        self.rollouts[after.rollout_id] = after
         self._moved.append(after)
 
     def write(self) -> None:
-        self._tables.update_attempts(self._ended)
-        self._tables.update_rollouts(self._moved)
+        self.tables.update_attempts(self._ended)
+        self.tables.update_rollouts(self._moved)
 
 
 def _sealed(before: Attempt, item: Report, now: float) -> Attempt:

@@ -7,7 +7,6 @@ implementation passes `lightspan_testing.StoreSuite`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Final, Protocol, Self, runtime_checkable
 
 import msgspec
@@ -96,34 +95,25 @@ class Store(Protocol):
     @property
     def url(self) -> str:
         """The URL with which `open_store` opens the same store; `memory:` cannot be shared."""
-        ...
 
     async def open(self) -> None: ...
 
     async def close(self) -> None:
         """Close the store after the writes under way. Idempotent."""
-        ...
 
     async def __aenter__(self) -> Self:
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # --- resources and policies -----------------------------------------------------------
     async def put_resources(self, resources: NamedResources) -> str:
         """Store resources and return their id, which is equal for equal content."""
-        ...
 
     async def get_resources(self, resources_id: str) -> NamedResources:
         """Return the resources with an id; raise `NotFoundError` if there are none."""
-        ...
 
     async def allot_version(
         self, policy: str, run_id: str = "", step: int = 0, *, request_id: str | None = None
@@ -133,7 +123,6 @@ class Store(Protocol):
         A repeated request with the same `request_id` for the same policy gets the same version.
         Without a `request_id` it gets another one, and one version is skipped.
         """
-        ...
 
     async def policy_versions(self, policy: str) -> list[PolicyVersion]: ...
 
@@ -145,7 +134,6 @@ class Store(Protocol):
             ConflictError: an id is stored with another content; nothing is queued then.
             IllegalMoveError: a rollout of `Mode.PRODUCTION`, which cannot be run again.
         """
-        ...
 
     async def start(self, claims: Sequence[Claim]) -> None:
         """Store rollouts of `Mode.PRODUCTION` with their attempts, which the caller already runs.
@@ -158,7 +146,6 @@ class Store(Protocol):
             IllegalMoveError: a rollout of another mode, or an attempt that is not the rollout's
                 first, running one.
         """
-        ...
 
     async def claim(
         self,
@@ -189,7 +176,6 @@ class Store(Protocol):
             ConflictError: another runner has claimed under this `request_id`.
             DataError: a `request_id` that `records.new_id` does not make.
         """
-        ...
 
     async def await_work(
         self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
@@ -203,7 +189,6 @@ class Store(Protocol):
         Args:
             timeout_s: maximum seconds to wait.
         """
-        ...
 
     async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
         """Extend leases; return the attempts that are lost, which the caller must stop.
@@ -211,7 +196,6 @@ class Store(Protocol):
         An expired lease is lost at the next `claim` or `expire` of any caller. Until then its
         runner may still extend it or report.
         """
-        ...
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
         """End attempts; return, per report, whether it is in force, now or since an equal report.
@@ -225,7 +209,6 @@ class Store(Protocol):
             IllegalMoveError: a status is not final; nothing is written then.
             NotFoundError: an attempt is unknown; nothing is written then.
         """
-        ...
 
     async def finish(self, report: Report, spans: Sequence[Span]) -> bool:
         """Store an attempt's last spans (`add_spans`), then end it (`report`).
@@ -242,7 +225,6 @@ class Store(Protocol):
 
     async def expire(self) -> int:
         """End every attempt whose lease expired; return how many this call ended."""
-        ...
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         """Cancel the rollouts that have not ended, and their running attempts.
@@ -253,7 +235,6 @@ class Store(Protocol):
         Raises:
             NotFoundError: a rollout is unknown; nothing is cancelled then.
         """
-        ...
 
     async def rollouts(
         self,
@@ -270,7 +251,6 @@ class Store(Protocol):
         Raises:
             NotFoundError: one of `rollout_ids` is unknown.
         """
-        ...
 
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
@@ -279,11 +259,9 @@ class Store(Protocol):
 
         Level-triggered: a missed notification delays a change and never loses it.
         """
-        ...
 
     async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
         """Return the number of rollouts per status, without the statuses of none."""
-        ...
 
     async def prune(self, older_than_s: float, limit: int = PRUNED_AT_ONCE) -> int:
         """Delete at most `limit` rollouts that ended more than `older_than_s` seconds ago.
@@ -298,7 +276,6 @@ class Store(Protocol):
         Raises:
             DataError: `older_than_s` is not a number of seconds, or `limit` is less than 1.
         """
-        ...
 
     # --- peers ----------------------------------------------------------------------------
     async def announce(self, peer: Peer) -> None:
@@ -306,32 +283,25 @@ class Store(Protocol):
 
         A peer announces itself every few seconds; other peers take a silent one for gone.
         """
-        ...
 
     async def withdraw(self, peer_id: str) -> None:
         """Delete a peer. Idempotent."""
-        ...
 
     async def peers(self) -> list[Peer]:
         """Return the peers of the last day, sorted by id, with `silent_s` set."""
-        ...
 
     # --- attempts, spans and calls --------------------------------------------------------
     async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
         """Return all attempts of rollouts, in the order of `rollout_ids`, then by number."""
-        ...
 
     async def attempt(self, attempt_id: str) -> Attempt:
         """Return an attempt; raise `NotFoundError` if it is unknown."""
-        ...
 
     async def claim_of_token(self, call_token: str) -> Claim | None:
         """Return the rollout and attempt of a call token; None for an unknown token."""
-        ...
 
     async def mark_damaged(self, attempt_id: str, reason: str) -> None:
         """Add a capture error to an attempt, also to a sealed one: it only excludes training."""
-        ...
 
     async def add_spans(self, attempt: AttemptRef, spans: Sequence[Span]) -> int:
         """Store spans; return how many of the stored ones are late. Repeating one is a no-op.
@@ -340,7 +310,6 @@ class Store(Protocol):
             DataError: a span is another attempt's, or has a value that cannot be stored.
             NotFoundError: the attempt is unknown.
         """
-        ...
 
     async def add_calls(self, calls: Sequence[StoredCall]) -> list[bool]:
         """Store model calls with their token records, atomically; return, per call, if it is late.
@@ -353,7 +322,6 @@ class Store(Protocol):
             DataError: as in `add_spans`; nothing is written then.
             NotFoundError: as in `add_spans`; nothing is written then.
         """
-        ...
 
     async def mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
         """Change the outcome of a call, after a failed delivery or a retry that succeeded.
@@ -364,15 +332,12 @@ class Store(Protocol):
         Raises:
             NotFoundError: the call is unknown.
         """
-        ...
 
     async def spans(self, attempt_ids: Sequence[str]) -> dict[str, list[Span]]:
         """Return the spans of each attempt, in the order in which they arrived."""
-        ...
 
     async def token_records(self, attempt_ids: Sequence[str]) -> dict[str, list[TokenRecord]]:
         """Return the token records of each attempt, sorted by (sequence_start, call_id, choice)."""
-        ...
 
 
 class StorePlugin(Protocol):
@@ -394,7 +359,6 @@ class StorePlugin(Protocol):
         Raises:
             ConfigError: the URL cannot be read.
         """
-        ...
 
     def public_url(self, url: str) -> str:
         """Return the URL without its secrets, which stay in this process (`keep_secrets`).
@@ -402,7 +366,6 @@ class StorePlugin(Protocol):
         Raises:
             ConfigError: the URL cannot be read.
         """
-        ...
 
     def take_credentials(self, url: str) -> None:
         """Move a URL's credentials from the environment, where apps find them, to this process.
@@ -410,8 +373,6 @@ class StorePlugin(Protocol):
         Raises:
             ConfigError: a variable that the URL names is not set.
         """
-        ...
 
     def relay_url(self, url: str) -> str:
         """Return the URL that relays model calls to trainings' gateways; empty without a server."""
-        ...

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from lightspan.errors import RewardError
@@ -33,6 +34,7 @@ WATCH_TIMEOUT_S: Final = 0.5
 """Timeout of one long poll of the store, in seconds."""
 
 
+@dataclass(eq=False)
 class Collector:
     """Runs batches of rollouts of one training run.
 
@@ -44,26 +46,18 @@ class Collector:
         failure_reward: reward if the app failed; None leaves the rollout unscored.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        runners: Runners,
-        engine: TokenEngine | None,
-        reporter: Reporter,
-        failure_reward: float | None = None,
-    ) -> None:
-        self._store = store
-        self._runners = runners
-        self._engine = engine
-        self._reporter = reporter
-        self._failure_reward = failure_reward
-        self.in_flight = InFlight()
-        self._cursor = 0
-        self._since = 0.0
-        """Start of the current period with groups in flight (monotonic)."""
-        self._expired = time.monotonic()
-        """Last check for expired leases (monotonic)."""
-        self._seconds = 0.0
+    store: Store
+    runners: Runners
+    engine: TokenEngine | None
+    reporter: Reporter
+    failure_reward: float | None = None
+    in_flight: InFlight = field(default_factory=InFlight, init=False)
+    _cursor: int = 0
+    _since: float = 0.0
+    """Start of the current period with groups in flight (monotonic)."""
+    _expired: float = field(default_factory=time.monotonic)
+    """Last check for expired leases (monotonic)."""
+    _seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -89,9 +83,9 @@ class Collector:
         if not self.in_flight:
             self._since = time.monotonic()
             # Skip earlier changes, which cannot concern these rollouts.
-            changes = await self._store.watch(self._cursor, run_id=rollouts[0].run_id)
+            changes = await self.store.watch(self._cursor, run_id=rollouts[0].run_id)
             self._cursor = max(self._cursor, changes.cursor)
-        await self._store.enqueue(rollouts)
+        await self.store.enqueue(rollouts)
         self.in_flight.add(rollouts)
 
     async def take(
@@ -106,22 +100,22 @@ class Collector:
         self.in_flight.check(count, first)
         if not count:
             return [], []
-        progress = _Progress(self._engine)
+        progress = _Progress(self.engine)
         total, shown = self.in_flight.size(count, first)
-        self._reporter.start(title, total)
-        self._reporter.advance(shown)
+        self.reporter.start(title, total)
+        self.reporter.advance(shown)
         while (groups := self.in_flight.ready(count, first)) is None:
             ended = self.in_flight.update(await self._poll_ended())
-            attempts = await last_attempts(self._store, ended)
+            attempts = await last_attempts(self.store, ended)
             for state, attempt in zip(ended, attempts, strict=True):
                 progress.add(state, attempt)
             _, done = self.in_flight.size(count, first)
-            self._reporter.advance(done - shown, **progress.values())
+            self.reporter.advance(done - shown, **progress.values())
             shown = done
         states = self.in_flight.pop(groups)
         if not self.in_flight:
             self._seconds += time.monotonic() - self._since
-        episodes = await read_episodes(self._store, states, failure_reward=self._failure_reward)
+        episodes = await read_episodes(self.store, states, failure_reward=self.failure_reward)
         return [state.rollout for state in states], episodes
 
     async def _poll_ended(self) -> list[RolloutState]:
@@ -130,13 +124,13 @@ class Collector:
         Raises:
             LightspanError: the runners cannot continue.
         """
-        changes = await self._store.watch(
+        changes = await self.store.watch(
             self._cursor, run_id=self.in_flight.run_id, timeout_s=WATCH_TIMEOUT_S
         )
         self._cursor = changes.cursor
-        self._runners.check()
+        self.runners.check()
         if time.monotonic() - self._expired > EXPIRE_INTERVAL_S:
-            await self._store.expire()
+            await self.store.expire()
             self._expired = time.monotonic()
         return [state for state in changes.rollouts if state.status.final]
 

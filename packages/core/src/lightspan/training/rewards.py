@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
@@ -26,7 +26,7 @@ from lightspan.errors import ConfigError, RewardError
 from lightspan.lightning.answers import answer_of
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rollout_checks import app_failed
-from lightspan.runners.app import find
+from lightspan.runners.app import find, is_async
 from lightspan.schema.records import Json
 from lightspan.schema.reward import parse_reward
 from lightspan.schema.spans import text_of
@@ -90,11 +90,9 @@ class Scoring(Protocol):
             BudgetError: the scorer's call budget is used up.
             EngineError: the scorer's model can never answer.
         """
-        ...
 
     def spent(self) -> Mapping[str, float]:
         """Return cost → amount since the scorer was opened; empty for a free scorer."""
-        ...
 
 
 @runtime_checkable
@@ -104,18 +102,15 @@ class Scorer(Protocol):
     @property
     def name(self) -> str:
         """Name of the reward and of its file in the run's folder."""
-        ...
 
     def config(self) -> dict[str, Json]:
         """Return the settings that decide the rewards, for `config.json`.
 
         A run is resumed with equal ones only.
         """
-        ...
 
     def opened(self, place: ScoringPosition) -> AbstractAsyncContextManager[Scoring]:
         """Open the scorer for a run."""
-        ...
 
 
 def as_scorer(reward: Scorer | Callable[..., Any] | str) -> Scorer:
@@ -189,8 +184,7 @@ class FunctionScorer:
 
     @cached_property
     def _is_async(self) -> bool:
-        call = getattr(self.function, "__call__", None)  # noqa: B004 - an async __call__
-        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
+        return is_async(self.function)
 
     @property
     def name(self) -> str:
@@ -318,6 +312,7 @@ async def scored_groups(scoring: Scoring, members: Sequence[Member]) -> dict[str
     }
 
 
+@dataclass(eq=False)
 class Rewards:
     """Scores the episodes of one session.
 
@@ -328,19 +323,12 @@ class Rewards:
         failure_reward: the algorithm's `failure_reward`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        scoring: Scoring,
-        store: Callable[[str, Mapping[str, Scored]], None],
-        failure_reward: float | None,
-    ) -> None:
-        self._name = name
-        self._scoring = scoring
-        self._store = store
-        self._failure_reward = failure_reward
-        self._unscored = 0
-        self._reported: dict[str, float] = {}
+    name: str
+    scoring: Scoring
+    store: Callable[[str, Mapping[str, Scored]], None]
+    failure_reward: float | None
+    _unscored: int = 0
+    _reported: Mapping[str, float] = field(default_factory=dict)
 
     async def apply(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Episode]:
         """Return the episodes with their rewards, in the same order.
@@ -350,18 +338,18 @@ class Rewards:
             StoreError: the scores cannot be stored.
         """
         members = [Member(task, episode) for task, episode in zip(tasks, episodes, strict=True)]
-        scores = await scored_groups(self._scoring, members)
+        scores = await scored_groups(self.scoring, members)
         self._unscored += sum(score.value is None for score in scores.values())
-        self._store(self._name, scores)
+        self.store(self.name, scores)
         return [
-            with_reward(e, scores.get(e.rollout_id), failure_reward=self._failure_reward)
+            with_reward(e, scores.get(e.rollout_id), failure_reward=self.failure_reward)
             for e in episodes
         ]
 
     def metrics(self) -> dict[str, float]:
         """Return the number of unscored rollouts and the scorer's costs since the last call."""
-        total = {"unscored": float(self._unscored), **self._scoring.spent()}
-        new = {f"{self._name}/{k}": v - self._reported.get(k, 0.0) for k, v in total.items()}
+        total = {"unscored": float(self._unscored), **self.scoring.spent()}
+        new = {f"{self.name}/{k}": v - self._reported.get(k, 0.0) for k, v in total.items()}
         self._reported = total
         return new
 

@@ -20,16 +20,9 @@ from lightspan.progress import Reporter, default_reporter, plural
 from lightspan.protocols.engine import EngineSpec, TokenEngine
 from lightspan.protocols.learner import Learner, LearnerSpec
 from lightspan.runners.protocol import Runners
+from lightspan.schema import validation
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Route
-from lightspan.schema.validation import (
-    MAX_S,
-    check_choice,
-    check_device_name,
-    check_number,
-    check_whole,
-    parse_gateway_address,
-)
 from lightspan.stores import public_url
 from lightspan.training.folder import RunFolder
 from lightspan.training.rewards import Scorer, as_scorer
@@ -96,12 +89,12 @@ class TrainerSettings:
     def __post_init__(self) -> None:
         for name, minimum in _MIN_VALUES.items():
             if (value := getattr(self, name)) is not None:
-                check_whole(name, value, minimum)
-        check_choice("keep", self.keep, ("last", "best"))
-        check_number("epochs", self.epochs, above=0)
-        check_number("lease_s", self.lease_s, above=0, high=MAX_S)
+                validation.check_whole(name, value, minimum)
+        validation.check_choice("keep", self.keep, ("last", "best"))
+        validation.check_number("epochs", self.epochs, above=0)
+        validation.check_number("lease_s", self.lease_s, above=0, high=validation.MAX_S)
         if self.validate_temperature is not None:
-            check_number("validate_temperature", self.validate_temperature, low=0)
+            validation.check_number("validate_temperature", self.validate_temperature, low=0)
         if self.selection_setting and self.validate_every is None:
             raise ConfigError(
                 f"{self.selection_setting} compares steps that were evaluated: give "
@@ -114,9 +107,9 @@ class TrainerSettings:
         self._check_policies()
         self._check_parts()
         if self.engine is None or self.learner_spec is not None:
-            check_device_name(self.device)
+            validation.check_device_name(self.device)
         if self.gateway is not None:
-            parse_gateway_address(self.gateway)
+            validation.parse_gateway_address(self.gateway)
         if isinstance(self.engine, str):
             _ = self.engine_spec  # raises for an unknown plugin
         if self.learner_spec is not None:
@@ -130,7 +123,11 @@ class TrainerSettings:
     @property
     def gateway_place(self) -> tuple[str, int]:
         """Interface and port of the gateway; port 0 picks a free one."""
-        return ("127.0.0.1", 0) if self.gateway is None else parse_gateway_address(self.gateway)
+        return (
+            ("127.0.0.1", 0)
+            if self.gateway is None
+            else validation.parse_gateway_address(self.gateway)
+        )
 
     @cached_property
     def engine_spec(self) -> EngineSpec | None:

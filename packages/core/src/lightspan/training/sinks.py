@@ -45,15 +45,12 @@ class MetricSink(Protocol):
 
     def open(self, run: SinkRun) -> None:
         """Open the record of the run, which exists already if the run is resumed."""
-        ...
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Log finite metrics of one iteration; several calls may have the same step."""
-        ...
 
     def close(self) -> None:
         """Close the record after everything has been sent."""
-        ...
 
 
 class Sinks:

@@ -12,14 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self
 
-from lightspan.schema import genai_messages as genai, semconv as c
-from lightspan.schema.openai_responses import (
-    ItemError,
-    instructions_of,
-    items_to_messages,
-    refused,
-    tools_to_chat,
-)
+from lightspan.schema import genai_messages as genai, openai_responses as responses, semconv as c
 from lightspan.schema.records import Mode
 from lightspan.schema.spans import Span
 from lightspan.schema.token_records import CallOutcome, Sampling
@@ -280,7 +273,7 @@ def parse_response(
             unsupported["include"] = others
 
     fields = shared.read_fields(body, RULES, mode, forced, adjust)
-    messages, tools, instructions = _messages(body), _tools(body), instructions_of(body)
+    messages, tools, instructions = _messages(body), _tools(body), responses.instructions_of(body)
     return ResponseRequest(
         **fields,
         **read_tools(body, tools, ("text.format", (body.get("text") or {}).get("format"))),
@@ -297,8 +290,8 @@ def _messages(body: Mapping[str, Any]) -> list[Message]:
     if not isinstance(items, str | list) or not items:
         raise bad_request("'input' must be a non-empty text or array of items", "input")
     try:
-        return items_to_messages(items, refused)
-    except ItemError as error:
+        return responses.items_to_messages(items, responses.refused)
+    except responses.ItemError as error:
         code = c.UNSUPPORTED_CONTENT if error.is_media else None
         raise bad_request(str(error), error.where, code) from error
 
@@ -312,7 +305,7 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
             raise bad_request(
                 f"{where} is of type {kind!r}: only functions with a name are supported", where
             )
-    return None if tools is None else tools_to_chat(tools)
+    return None if tools is None else responses.tools_to_chat(tools)
 
 
 def recorded_conversation(span: Span) -> Conversation:

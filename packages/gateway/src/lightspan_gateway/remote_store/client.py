@@ -39,17 +39,9 @@ from lightspan.schema.redaction import clean_text
 from lightspan.schema.semconv import HEADER_PROTOCOL, HEADER_VERSION, PROTOCOL_VERSION
 from lightspan.stores.protocol import RETRY_BACKOFF_S
 from lightspan.stores.timings import StoreTimings
+from lightspan_gateway.remote_store import rpc
 from lightspan_gateway.remote_store.errors import Failure
 from lightspan_gateway.remote_store.request_batcher import RequestBatcher
-from lightspan_gateway.remote_store.rpc import (
-    CONTENT_TYPE,
-    PATH,
-    POLL_S,
-    Greeting,
-    Operation,
-    decode,
-    encode,
-)
 from lightspan_gateway.remote_store.url import RemoteAddress
 
 T = TypeVar("T")
@@ -72,7 +64,7 @@ _PLAIN_HTTP: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 _sleep = asyncio.sleep
 _failure_decoder = msgspec.msgpack.Decoder(Failure)
 _batch_decoder = msgspec.msgpack.Decoder(list[tuple[int, bytes]])
-_greeting_decoder = msgspec.msgpack.Decoder(Greeting)
+_greeting_decoder = msgspec.msgpack.Decoder(rpc.Greeting)
 
 
 class Response(NamedTuple):
@@ -102,7 +94,7 @@ class ServerConnection:
         self._address = address
         self._key = key
         self._timings = timings
-        self._tasks: dict[asyncio.Task[bytes], Operation] = {}
+        self._tasks: dict[asyncio.Task[bytes], rpc.Operation] = {}
         self._batcher = RequestBatcher(self._send_batch)
         self._lock = threading.Lock()
         self._is_closed = False
@@ -115,7 +107,7 @@ class ServerConnection:
         self._thread.start()
         self._session = self._run(self._open_session())
 
-    def greet(self) -> Greeting:
+    def greet(self) -> rpc.Greeting:
         """Return the server's greeting. Blocks.
 
         Raises:
@@ -125,7 +117,7 @@ class ServerConnection:
         return self._run(self._greet())
 
     def call(
-        self, operation: Operation, body: bytes, lease_s: float | None = None
+        self, operation: rpc.Operation, body: bytes, lease_s: float | None = None
     ) -> asyncio.Future[bytes]:
         """Send a request; return a future of the running loop for the body of the answer.
 
@@ -154,7 +146,7 @@ class ServerConnection:
 
     # --- in the thread --------------------------------------------------------------------
     async def _open_session(self) -> aiohttp.ClientSession:
-        headers = {HEADER_PROTOCOL: str(PROTOCOL_VERSION), "Content-Type": CONTENT_TYPE}
+        headers = {HEADER_PROTOCOL: str(PROTOCOL_VERSION), "Content-Type": rpc.CONTENT_TYPE}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         return aiohttp.ClientSession(
@@ -171,18 +163,18 @@ class ServerConnection:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._session.close()
 
-    async def _greet(self) -> Greeting:
+    async def _greet(self) -> rpc.Greeting:
         send = partial(self._send, "GET", "", None, self._timings.read_timeout_s)
         body = await self._retry("", send, GREETING_BACKOFF_S)
         try:
-            greeting = decode(_greeting_decoder, body, "its greeting")
+            greeting = rpc.decode(_greeting_decoder, body, "its greeting")
         except DataError as error:
             raise self._no_server(str(error)) from error
         if greeting.protocol != PROTOCOL_VERSION:
             raise self._other_version(str(greeting.protocol), greeting.lightspan)
         return greeting
 
-    async def _answer(self, operation: Operation, body: bytes, lease_s: float | None) -> bytes:
+    async def _answer(self, operation: rpc.Operation, body: bytes, lease_s: float | None) -> bytes:
         task = asyncio.current_task()
         assert task is not None
         self._tasks[task] = operation
@@ -198,12 +190,12 @@ class ServerConnection:
             del self._tasks[task]
 
     def _sender(
-        self, operation: Operation, body: bytes, lease_s: float | None
+        self, operation: rpc.Operation, body: bytes, lease_s: float | None
     ) -> Callable[[], Awaitable[Response]]:
         if operation.is_batchable and len(body) <= MAX_BATCHED_BYTES:
             return partial(self._batcher.send, (operation.name, body))
         timings = self._timings
-        timeout_s = timings.read_timeout_s + (POLL_S if operation.is_long_poll else 0.0)
+        timeout_s = timings.read_timeout_s + (rpc.POLL_S if operation.is_long_poll else 0.0)
         if lease_s is not None:
             timeout_s = max(timings.min_read_timeout_s, lease_s / 4)
             timeout_s = min(timings.read_timeout_s, timeout_s)
@@ -238,10 +230,10 @@ class ServerConnection:
         if len(items) == 1:
             [(name, body)] = items
             return [await self._send("POST", f"/{name}", body, timeout_s)]
-        response = await self._send("POST", "", encode(items), timeout_s)
+        response = await self._send("POST", "", rpc.encode(items), timeout_s)
         if not response.protocol or response.status != 200:
             return [response] * len(items)
-        answers = decode(_batch_decoder, response.body, "the answers to a batch")
+        answers = rpc.decode(_batch_decoder, response.body, "the answers to a batch")
         return [response._replace(status=status, body=body) for status, body in answers]
 
     async def _send(
@@ -251,7 +243,7 @@ class ServerConnection:
         try:
             async with self._session.request(
                 method,
-                f"{self._address.base}{PATH}{path}",
+                f"{self._address.base}{rpc.PATH}{path}",
                 data=io.BytesIO(body) if body and len(body) > _LARGE_BODY else body,
                 allow_redirects=False,  # the key would be sent too
                 timeout=aiohttp.ClientTimeout(
@@ -300,7 +292,7 @@ class ServerConnection:
         where = f"store {self._address.url}{f', {name}' if name else ''}"
         if response.protocol:
             try:
-                failure = decode(_failure_decoder, response.body, "the error")
+                failure = rpc.decode(_failure_decoder, response.body, "the error")
             except DataError:
                 return StoreError(f"{where}: the server answered with status {response.status}")
             if response.status == 401:

@@ -22,13 +22,8 @@ from lightspan.training.backends import uses_base
 from lightspan.training.folder import RunFolder
 from lightspan.training.manifest import ServedRun, quoted, read_served
 from lightspan_gateway.http_server import check_port
+from lightspan_gateway.serving import public_access
 from lightspan_gateway.serving.model_folder import is_model_folder, not_servable, served_model
-from lightspan_gateway.serving.public_access import (
-    ServingGateway,
-    UsageCounter,
-    check_open,
-    is_name,
-)
 from lightspan_gateway.serving.signals import stop_signals
 from lightspan_torch.engine.config import Transformers
 from lightspan_torch.engine.hub import is_adapter
@@ -73,7 +68,7 @@ class ServeOptions:
                     f"--api-key-env {self.api_key_env}: that variable is not set; it must hold the "
                     "key that callers send"
                 )
-        check_open(self.host, key)
+        public_access.check_open(self.host, key)
         return key
 
     def upstream_endpoint(self) -> LLM | None:
@@ -141,7 +136,7 @@ def serve(
     options: ServeOptions | None = None,
     *,
     reporter: Reporter | None = None,
-    ready: Callable[[ServingGateway], None] | None = None,
+    ready: Callable[[public_access.ServingGateway], None] | None = None,
 ) -> None:
     """Serve a run, or a model, until SIGINT or SIGTERM.
 
@@ -171,7 +166,7 @@ def serve(
         await engine.start()
         try:
             await models.merge(engine, lines)
-            gateway = ServingGateway(
+            gateway = public_access.ServingGateway(
                 engine,
                 served.routing,
                 key=key,
@@ -197,7 +192,7 @@ def serve(
     asyncio.run(run())
 
 
-def _usage_summary(usage: UsageCounter) -> str:
+def _usage_summary(usage: public_access.UsageCounter) -> str:
     parts = [
         f"{agent} {count} ({policy})"
         for agent, policies in usage.summary().items()
@@ -312,7 +307,7 @@ def _target_text(target: Target, options: ServeOptions) -> str:
 
 def _paths(routing: Routing) -> dict[str, str]:
     """Return the path of each agent's base URL, and that for an app without named agents."""
-    names = [rule.pattern for rule in routing.rules if is_name(rule)]
+    names = [rule.pattern for rule in routing.rules if public_access.is_name(rule)]
     answered = [name for name in names if routing.target(name).route is not Route.APP]
     paths = {name: f"/agents/{name}/v1" for name in answered}
     whole = routing.target("app")

@@ -9,14 +9,7 @@ from typing import Final, NamedTuple
 
 from aiohttp import web
 
-from lightspan import __version__
-from lightspan.errors import (
-    DataError,
-    LightspanError,
-    StoreClosedError,
-    StoreError,
-    StoreUnreachableError,
-)
+from lightspan import __version__, errors
 from lightspan.schema.semconv import HEADER_PROTOCOL, HEADER_VERSION, PROTOCOL_VERSION
 from lightspan_gateway.api_errors import ApiError
 from lightspan_gateway.remote_store.errors import Failure
@@ -47,7 +40,7 @@ async def reply_with(work: Awaitable[bytes]) -> Reply:
         return Reply(200, await work)
     except ApiError as error:
         status, failure = error.status, Failure(kind="StoreError", message=error.message)
-    except LightspanError as error:
+    except errors.LightspanError as error:
         status, failure = _status_of(error), Failure.of(error)
     except (ConnectionError, web.HTTPException):
         raise
@@ -58,11 +51,15 @@ async def reply_with(work: Awaitable[bytes]) -> Reply:
     return Reply(status, encode(failure))
 
 
-def _status_of(error: LightspanError) -> int:
+def _status_of(error: errors.LightspanError) -> int:
     """Return 400 for an invalid operation, 503 if a retry may help, else 409."""
-    if isinstance(error, DataError):
+    if isinstance(error, errors.DataError):
         return 400
-    retriable = (StoreError, StoreClosedError, StoreUnreachableError)  # without their subclasses
+    retriable = (
+        errors.StoreError,
+        errors.StoreClosedError,
+        errors.StoreUnreachableError,
+    )  # without their subclasses
     return 503 if type(error) in retriable else 409
 
 

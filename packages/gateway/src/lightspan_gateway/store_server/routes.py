@@ -23,4 +23,3 @@ class StoreRoute(Protocol):
             request: the request; its body is not read yet.
             role: the sender's role, or the error for a sender without one.
         """
-        ...

@@ -16,14 +16,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from lightspan import __version__
-from lightspan.errors import (
-    ConfigError,
-    StoreClosedError,
-    StoreError,
-    StoreFormatError,
-    how_to_install,
-)
+from lightspan import __version__, errors
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.schema.records import Mode
 from lightspan.schema.redaction import clean_text
@@ -33,16 +26,8 @@ from lightspan_gateway.access_policy import token_of
 from lightspan_gateway.api_errors import ApiError
 from lightspan_gateway.http_server import HttpServer
 from lightspan_gateway.limits import StoreServerLimits
+from lightspan_gateway.remote_store import rpc
 from lightspan_gateway.remote_store.roles import Role
-from lightspan_gateway.remote_store.rpc import (
-    OPERATIONS,
-    PATH,
-    POLL_S,
-    Greeting,
-    Operation,
-    encode,
-    read_batch,
-)
 from lightspan_gateway.serving.loopback import check_local
 from lightspan_gateway.store_server.api_keys import Keys
 from lightspan_gateway.store_server.gateway_proxy import GatewayProxy
@@ -80,7 +65,7 @@ class StoreServer(HttpServer):
     ) -> None:
         limits = limits or StoreServerLimits()
         if not store.capabilities.durable:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"store {store.url} is not durable, and its clients could not notice the loss of "
                 "acknowledged data: serve a file (sqlite:///path.db) or a database"
             )
@@ -106,9 +91,9 @@ class StoreServer(HttpServer):
         return [
             web.get("/health", self._health),
             *(web.post(route.PATH, partial(self._extra, route)) for route in self._extra_routes),
-            web.get(PATH, self._authorized(self._greet)),
-            web.post(PATH, self._authorized(self._batch)),
-            web.post(f"{PATH}/{{operation}}", self._authorized(self._single)),
+            web.get(rpc.PATH, self._authorized(self._greet)),
+            web.post(rpc.PATH, self._authorized(self._batch)),
+            web.post(f"{rpc.PATH}/{{operation}}", self._authorized(self._single)),
             *self._proxy.routes(),
             web.route("*", "/{path:.*}", self._authorized(self._not_found)),
         ]
@@ -118,7 +103,7 @@ class StoreServer(HttpServer):
         try:
             async with asyncio.timeout(self._health_timeout_s):
                 await self._store.policy_versions("")
-        except (StoreError, TimeoutError) as error:
+        except (errors.StoreError, TimeoutError) as error:
             reason = error or f"within {self._health_timeout_s:g} s"
             log.warning("the store does not answer: %s", reason)
             return web.json_response({"status": "failed"}, status=503)
@@ -135,8 +120,8 @@ class StoreServer(HttpServer):
 
     async def _greet(self, request: web.Request, role: Role) -> bytes:
         power_loss = self._store.capabilities.power_loss
-        return encode(
-            Greeting(protocol=PROTOCOL_VERSION, lightspan=__version__, power_loss=power_loss)
+        return rpc.encode(
+            rpc.Greeting(protocol=PROTOCOL_VERSION, lightspan=__version__, power_loss=power_loss)
         )
 
     async def _single(self, request: web.Request, role: Role) -> bytes:
@@ -153,18 +138,18 @@ class StoreServer(HttpServer):
         async def execute(name: str, body: bytes) -> bytes:
             operation = _operation_of(name, role)
             if not operation.is_batchable:
-                raise ApiError(400, f"{name} must not be in a batch: send it to {PATH}/{name}")
+                raise ApiError(400, f"{name} must not be in a batch: send it to {rpc.PATH}/{name}")
             return await self._execute(operation, role, body)
 
         async with self._slots:
-            items = read_batch(await read_body(request, self._limits.max_body_bytes))
-            return encode(await asyncio.gather(*(reply_with(execute(*item)) for item in items)))
+            items = rpc.read_batch(await read_body(request, self._limits.max_body_bytes))
+            return rpc.encode(await asyncio.gather(*(reply_with(execute(*item)) for item in items)))
 
     async def _not_found(self, request: web.Request, role: Role) -> bytes:
         missing = f"no such address: {request.method} {request.path}"
         if request.path == "/v1/traces":  # a route of lightspan-otel
-            raise ApiError(404, f"{missing}; the server needs {how_to_install('otel')}")
-        raise ApiError(404, f"{missing}; see {PATH}")
+            raise ApiError(404, f"{missing}; the server needs {errors.how_to_install('otel')}")
+        raise ApiError(404, f"{missing}; see {rpc.PATH}")
 
     # --- authorisation --------------------------------------------------------------------
     def _role_of(self, request: web.Request) -> Role:
@@ -191,7 +176,7 @@ class StoreServer(HttpServer):
                 raise ApiError(403, "a tracer's key may only send traces, to /v1/traces")
             protocol = request.headers.get(HEADER_PROTOCOL, "none")
             if protocol != str(PROTOCOL_VERSION):
-                raise StoreFormatError(
+                raise errors.StoreFormatError(
                     f"the server's lightspan ({__version__}) speaks protocol {PROTOCOL_VERSION}, "
                     f"the client's {clean_text(protocol):.20}: install the same version of "
                     "lightspan on both sides"
@@ -204,15 +189,17 @@ class StoreServer(HttpServer):
         return handle
 
     # --- operations -----------------------------------------------------------------------
-    async def _execute(self, operation: Operation, role: Role, body: bytes) -> bytes:
+    async def _execute(self, operation: rpc.Operation, role: Role, body: bytes) -> bytes:
         arguments = operation.read_arguments(body)
         method = getattr(self._store, operation.name)
         if operation.is_long_poll:
-            arguments["timeout_s"] = min(arguments["timeout_s"], POLL_S)
+            arguments["timeout_s"] = min(arguments["timeout_s"], rpc.POLL_S)
             answer = await self._until_stopping(method(**arguments))
         else:
             answer = await method(**arguments)
-        return encode(_without_secrets(operation.name, answer) if role is Role.RUNNER else answer)
+        return rpc.encode(
+            _without_secrets(operation.name, answer) if role is Role.RUNNER else answer
+        )
 
     async def _until_stopping(self, work: Awaitable[Any]) -> Any:
         polling = asyncio.ensure_future(work)
@@ -220,18 +207,20 @@ class StoreServer(HttpServer):
         try:
             await asyncio.wait([polling, stopping], return_when=asyncio.FIRST_COMPLETED)
             if not polling.done():
-                raise StoreClosedError("the server is stopping")
+                raise errors.StoreClosedError("the server is stopping")
             return polling.result()
         finally:
             polling.cancel()
             stopping.cancel()
 
 
-def _operation_of(name: str, role: Role) -> Operation:
+def _operation_of(name: str, role: Role) -> rpc.Operation:
     """Return an operation that the role may call. Raises `ApiError`."""
-    operation = OPERATIONS.get(name)
+    operation = rpc.OPERATIONS.get(name)
     if operation is None:
-        raise ApiError(404, f"a store has no operation {name!r}; it has {', '.join(OPERATIONS)}")
+        raise ApiError(
+            404, f"a store has no operation {name!r}; it has {', '.join(rpc.OPERATIONS)}"
+        )
     if role not in operation.roles:
         allowed = ", ".join(sorted(operation.roles))
         raise ApiError(403, f"a {role}'s key may not call {name}, only that of: {allowed}")

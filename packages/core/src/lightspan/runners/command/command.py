@@ -20,12 +20,7 @@ import msgspec
 
 from lightspan.capture.context import AgentContext, current_agent, make_span
 from lightspan.errors import AppError, ConfigError
-from lightspan.runners.command.environment import (
-    RESERVED,
-    TASK_FILE_VARIABLE,
-    TASK_VARIABLE,
-    program_environment,
-)
+from lightspan.runners.command import environment
 from lightspan.runners.command.process import Ended, Tail, Watchdog, guarding, run_program
 from lightspan.runners.command.reward import (
     ProgramError,
@@ -210,7 +205,9 @@ class Command:
                         watchdog=watchdog,
                         stdout=stdout,
                         stderr=stderr,
-                        env=program_environment(os.environ, self.env, scope, model, variables),
+                        env=environment.program_environment(
+                            os.environ, self.env, scope, model, variables
+                        ),
                         cwd=None if self.cwd is None else str(self.cwd),
                         timeout_s=self.timeout_s,
                     )
@@ -235,19 +232,19 @@ class Command:
         block."""
         data = msgspec.json.encode(task)
         if self.task == "environment":
-            size = len(TASK_VARIABLE) + 1 + len(data)
+            size = len(environment.TASK_VARIABLE) + 1 + len(data)
             if size > _MAX_VARIABLE_LENGTH:
                 raise ProgramError(
                     f"the task has {len(data)} bytes, more than fit into an environment variable: "
                     'use a file (task="file")'
                 )
-            yield {TASK_VARIABLE: data.decode()}
+            yield {environment.TASK_VARIABLE: data.decode()}
             return
         path = watchdog.folder / f"{new_id('task')}.json"
         with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(data)
         try:
-            yield {TASK_FILE_VARIABLE: str(path)}
+            yield {environment.TASK_FILE_VARIABLE: str(path)}
         finally:
             path.unlink(missing_ok=True)
 
@@ -305,7 +302,7 @@ def _check_texts(name: str, values: Sequence[object]) -> None:
 
 
 def _check_variable(name: str) -> None:
-    if not name or "=" in name or name.startswith(RESERVED):
+    if not name or "=" in name or name.startswith(environment.RESERVED):
         raise ConfigError(
             f"env of a command cannot set {name!r}: lightspan sets it, or it is no variable name"
         )

@@ -13,6 +13,7 @@ import contextlib
 import queue
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from typing import Any, Final, TypeVar
 
@@ -33,23 +34,18 @@ _TRANSACTION_S: Final = 0.004
 """Seconds after which a transaction takes no further job."""
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """Items to write, and the future of their results."""
 
-    __slots__ = ("cost", "future", "items", "loop", "work")
+    work: Work[Any, Any]
+    items: Sequence[Any]
+    cost: int
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[list[Any]] = field(init=False)
 
-    def __init__(
-        self,
-        work: Work[Any, Any],
-        items: Sequence[Any],
-        cost: int,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.work = work
-        self.items = items
-        self.cost = cost
-        self.loop = loop
-        self.future: asyncio.Future[list[Any]] = loop.create_future()
+    def __post_init__(self) -> None:
+        self.future = self.loop.create_future()
 
 
 Answer = list[Any] | BaseException
@@ -106,11 +102,16 @@ class Committer(ABC):
 
 
 def run_jobs(jobs: Sequence[Job]) -> list[list[Any]]:
-    """Run the first jobs, as many as `_TRANSACTION_S` allows, and return their results."""
+    """Run the first jobs, as many as `_TRANSACTION_S` allows, and return their results.
+
+    Adjacent jobs of one kind run as one call.
+    """
     answers: list[list[Any]] = []
     end = clock.monotonic() + _TRANSACTION_S
     for _, adjacent in groupby(jobs, key=lambda job: job.work):
-        answers += _run_together(list(adjacent))
+        together = list(adjacent)
+        results = iter(together[0].work([item for job in together for item in job.items]))
+        answers += [[next(results) for _ in job.items] for job in together]
         if len(answers) < len(jobs) and clock.monotonic() > end:
             break
     return answers
@@ -131,12 +132,6 @@ def resolve(answers: Iterable[tuple[Job, Answer]]) -> None:
             job.future.set_exception(answer)
         else:
             job.future.set_result(answer)
-
-
-def _run_together(jobs: Sequence[Job]) -> list[list[Any]]:
-    """Run jobs of one kind as one call and return the results of each."""
-    results = iter(jobs[0].work([item for job in jobs for item in job.items]))
-    return [[next(results) for _ in job.items] for job in jobs]
 
 
 def _resolve_in_loops(answers: Iterable[tuple[Job, Answer]]) -> None:

@@ -6,6 +6,7 @@ In `queries.sql` of this package `?` and `:name` stand for values and `IN (?...)
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import resources
 from typing import Final
 
@@ -16,15 +17,18 @@ _PACKAGE: Final = "lightspan.stores._sql"
 resources.files(_PACKAGE)
 
 
+@cache
 def named_queries(package: str, translate: Callable[[str], str]) -> dict[str, str]:
     """Return the queries by name: the shared ones, translated, and those of a package's own file.
 
-    A query of the package replaces a shared one of the same name.
+    A query of the package replaces a shared one of the same name. They are read once, because an
+    upgrade may replace the files.
     """
     shared = {name: translate(query) for name, query in _load_queries(_PACKAGE).items()}
     return shared | _load_queries(package)
 
 
+@cache
 def queries_of_one(package: str, translate: Callable[[str], str]) -> dict[str, str]:
     """Return the shared queries whose only value is a list, for one item: without a list's cost."""
     own = _load_queries(package)

@@ -10,22 +10,11 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final, ParamSpec, TypeVar
 
-from lightspan.schema import clock
-from lightspan.schema.records import (
-    Attempt,
-    AttemptRef,
-    Claim,
-    Mode,
-    Peer,
-    Report,
-    Rollout,
-    RolloutState,
-    RolloutStatus,
-)
+from lightspan.schema import clock, records
 from lightspan.schema.resources import NamedResources, encode_resources, resources_id
 from lightspan.schema.spans import Span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
-from lightspan.stores import _leases
+from lightspan.stores import _leases, _validation
 from lightspan.stores._encoding import pack_call, pack_peer, pack_rollout, pack_span
 from lightspan.stores._idempotency import check_id
 from lightspan.stores._process_local import OpenedStore
@@ -33,13 +22,6 @@ from lightspan.stores._signal import Signal
 from lightspan.stores._sql.connections import CHUNK, OpenDatabase, cost_of, in_chunks
 from lightspan.stores._sql.group_commit import GROUP_COST, Work
 from lightspan.stores._state_machine import StartedRollout, check_starts
-from lightspan.stores._validation import (
-    check_integer,
-    check_lease,
-    check_pruning,
-    check_rewards,
-    check_timeout,
-)
 from lightspan.stores.protocol import PRUNED_AT_ONCE, Changes, PolicyVersion, StoredCall
 
 P = ParamSpec("P")
@@ -72,6 +54,9 @@ class SQLStore(OpenedStore[D]):
     async def close(self) -> None:
         await super().close()
         self._signal.notify()
+
+    def _listen(self) -> None:
+        """Prepare to notice changes that other processes make during a wait."""
 
     async def _read(self, query: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a query of the reader in its thread and return its result."""
@@ -112,7 +97,7 @@ class SQLStore(OpenedStore[D]):
     async def allot_version(
         self, policy: str, run_id: str = "", step: int = 0, *, request_id: str | None = None
     ) -> int:
-        check_integer("step", step)
+        _validation.check_integer("step", step)
         if request_id is not None:
             check_id(request_id)
         work = self._opened.moving.allot_versions
@@ -123,12 +108,12 @@ class SQLStore(OpenedStore[D]):
         return await self._read(self._opened.reader.policy_versions, policy)
 
     # --- rollouts -------------------------------------------------------------------------
-    async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
+    async def enqueue(self, rollouts: Sequence[records.Rollout]) -> None:
         packed = [pack_rollout(rollout) for rollout in rollouts]
         database = self._opened
         await self._write(database.enqueue, packed, check=database.check_new)
 
-    async def start(self, claims: Sequence[Claim]) -> None:
+    async def start(self, claims: Sequence[records.Claim]) -> None:
         starts = [StartedRollout(pack_rollout(claim.rollout), claim.attempt) for claim in claims]
         await self._write(self._opened.start, starts, check=check_starts)
 
@@ -141,9 +126,9 @@ class SQLStore(OpenedStore[D]):
         idle: bool = True,
         *,
         request_id: str | None = None,
-    ) -> list[Claim]:
+    ) -> list[records.Claim]:
         request = _leases.claim_request(runner_id, slots, lease_s, run_id, idle, request_id)
-        claims: list[Claim] = []
+        claims: list[records.Claim] = []
         count = 0
         while True:
             part = request.part(count, CHUNK)
@@ -155,14 +140,16 @@ class SQLStore(OpenedStore[D]):
             if claimed.total < part.slots or count >= slots:
                 return claims
 
-    async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
-        check_lease(lease_s)
+    async def heartbeat(
+        self, attempts: Sequence[records.AttemptRef], lease_s: float
+    ) -> list[records.AttemptRef]:
+        _validation.check_lease(lease_s)
         items = [(ref, lease_s) for ref in attempts]
         extended = await self._write(self._opened.heartbeat, items)
         return [ref for ref, is_extended in zip(attempts, extended, strict=True) if not is_extended]
 
-    async def report(self, reports: Sequence[Report]) -> list[bool]:
-        check_rewards(reports)
+    async def report(self, reports: Sequence[records.Report]) -> list[bool]:
+        _validation.check_rewards(reports)
         database = self._opened
         return await self._write(database.report, reports, check=database.check_reports)
 
@@ -184,22 +171,24 @@ class SQLStore(OpenedStore[D]):
         rollout_ids: Sequence[str] | None = None,
         *,
         run_id: str | None = None,
-        mode: Mode | None = None,
+        mode: records.Mode | None = None,
         step: int | None = None,
-        status: Sequence[RolloutStatus] | None = None,
+        status: Sequence[records.RolloutStatus] | None = None,
         limit: int | None = None,
-    ) -> list[RolloutState]:
+    ) -> list[records.RolloutState]:
         for name, value in (("step", step), ("limit", limit)):
             if value is not None:
-                check_integer(name, value)
+                _validation.check_integer(name, value)
         filters = {"run_id": run_id, "mode": mode, "step": step, "status": status}
         return await self._read(self._opened.reader.rollouts, rollout_ids, limit, filters)
 
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
-        check_integer("cursor", cursor)
-        check_timeout(timeout_s)
+        _validation.check_integer("cursor", cursor)
+        _validation.check_timeout(timeout_s)
+        if timeout_s > 0:
+            self._listen()
         deadline = clock.monotonic() + timeout_s
         interval, max_interval = self._poll_intervals_s
         with self._signal.waiter() as waiter:
@@ -214,7 +203,9 @@ class SQLStore(OpenedStore[D]):
     async def await_work(
         self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
     ) -> bool:
-        check_timeout(timeout_s)
+        _validation.check_timeout(timeout_s)
+        if timeout_s > 0:
+            self._listen()
         deadline = clock.monotonic() + timeout_s
         interval, max_interval = _WORK_POLL_INTERVALS_S
         with self._signal.waiter() as waiter:
@@ -229,11 +220,11 @@ class SQLStore(OpenedStore[D]):
                 await waiter.wait(min(remaining, random.uniform(0.5, 1.0) * interval))
                 interval = min(1.5 * interval, max_interval)
 
-    async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
+    async def count(self, run_id: str | None = None) -> dict[records.RolloutStatus, int]:
         return await self._read(self._opened.reader.count, run_id)
 
     async def prune(self, older_than_s: float, limit: int = PRUNED_AT_ONCE) -> int:
-        check_pruning(older_than_s, limit)
+        _validation.check_pruning(older_than_s, limit)
         total = 0
         while total < limit:
             part = min(_PRUNE_CHUNK, limit - total)
@@ -247,23 +238,23 @@ class SQLStore(OpenedStore[D]):
         return total
 
     # --- peers ----------------------------------------------------------------------------
-    async def announce(self, peer: Peer) -> None:
+    async def announce(self, peer: records.Peer) -> None:
         await self._write(self._opened.announce, [(peer.peer_id, pack_peer(peer))])
 
     async def withdraw(self, peer_id: str) -> None:
         await self._write(self._opened.adding.drop_peers, [peer_id])
 
-    async def peers(self) -> list[Peer]:
+    async def peers(self) -> list[records.Peer]:
         return await self._read(self._opened.reader.peers)
 
     # --- attempts, spans and calls --------------------------------------------------------
-    async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
+    async def attempts(self, rollout_ids: Sequence[str]) -> list[records.Attempt]:
         return await self._read(self._opened.reader.attempts, rollout_ids)
 
-    async def attempt(self, attempt_id: str) -> Attempt:
+    async def attempt(self, attempt_id: str) -> records.Attempt:
         return await self._read(self._opened.reader.attempt, attempt_id)
 
-    async def claim_of_token(self, call_token: str) -> Claim | None:
+    async def claim_of_token(self, call_token: str) -> records.Claim | None:
         # The client may send any text. One that a database cannot take is not a call token.
         if not call_token.isascii() or "\0" in call_token:
             return None
@@ -272,7 +263,7 @@ class SQLStore(OpenedStore[D]):
     async def mark_damaged(self, attempt_id: str, reason: str) -> None:
         await self._write(self._opened.mark_damaged, [(attempt_id, reason)])
 
-    async def add_spans(self, attempt: AttemptRef, spans: Sequence[Span]) -> int:
+    async def add_spans(self, attempt: records.AttemptRef, spans: Sequence[Span]) -> int:
         packed = [pack_span(attempt, span) for span in spans]
         database = self._opened
         if not packed:  # no write checks that the attempt exists

@@ -25,33 +25,10 @@ from lightspan.schema.records import (
 from lightspan.schema.resources import NamedResources, decode_resources
 from lightspan.schema.spans import Span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
-from lightspan.stores import _state_machine
-from lightspan.stores._encoding import (
-    PackedCall,
-    PackedRollout,
-    PackedSpan,
-    supersedes,
-    unpack_peer,
-    unpack_record,
-    unpack_rollout,
-    unpack_span,
-)
+from lightspan.stores import _encoding, _state_machine
 from lightspan.stores._leases import attempt_of_token
-from lightspan.stores._sql.rows import (
-    ALONE,
-    QUEUED,
-    AttemptKey,
-    attempt_changes,
-    attempt_row,
-    progress_row,
-    queue_row,
-    read_attempt,
-    read_progress,
-    read_state,
-    record_rows,
-    rollout_row,
-    span_row,
-)
+from lightspan.stores._sql import rows as codec
+from lightspan.stores._sql.queries import named_queries, queries_of_one
 from lightspan.stores._state_machine import Progress, check_known, find_attempts
 from lightspan.stores.protocol import PEER_KEPT_S, Changes, PolicyVersion
 
@@ -85,23 +62,24 @@ class Ends:
 class SQLTables(ABC):
     """A connection that runs queries by their names."""
 
+    package: ClassVar[str]
+    """Package with the queries of this database."""
     filters: ClassVar[Mapping[str, str]] = _FILTERS
 
     @abstractmethod
     def now(self) -> float:
         """Return the store's time, in seconds since the epoch."""
 
-    @abstractmethod
     def _queries(self) -> Mapping[str, str]:
-        """Return the queries by name."""
+        return named_queries(self.package, self._translate)
 
-    @abstractmethod
     def _queries_of_one(self) -> Mapping[str, str]:
-        """Return the queries whose only value is a list, for one item."""
+        return queries_of_one(self.package, self._translate)
 
+    @staticmethod
     @abstractmethod
-    def _translate(self, query: str) -> str:
-        """Translate a shared query to the database's dialect."""
+    def _translate(query: str) -> str:
+        """Translate a query from the shared dialect."""
 
     @abstractmethod
     def _run(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
@@ -128,7 +106,7 @@ class SQLTables(ABC):
         return self._execute(name, self._list(ids))
 
     def _read_attempt(self, row: Sequence[Any]) -> Attempt:
-        return read_attempt(row, self._read_text)
+        return codec.read_attempt(row, self._read_text)
 
     def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
         return dict(self._execute_for("bodies", rollout_ids))
@@ -146,10 +124,10 @@ class SQLTables(ABC):
             [(first, last)] = self._execute("ends_of_runs")
             run_id = first if first == last else None
         query = self._queries()["queued" if run_id is None else "queued_of_run"]
-        values = {"limit": limit, "run_id": run_id, "queued": QUEUED}
-        alone = self._run(query, {**values, "limit": 1, "queued": ALONE}) if is_idle else []
+        values = {"limit": limit, "run_id": run_id, "queued": codec.QUEUED}
+        alone = self._run(query, {**values, "limit": 1, "queued": codec.ALONE}) if is_idle else []
         rows = alone or self._run(query, values)
-        return [(read_progress(row[:-1]), unpack_rollout(row[-1])) for row in rows]
+        return [(codec.read_progress(row[:-1]), _encoding.unpack_rollout(row[-1])) for row in rows]
 
 
 class WriteTables(SQLTables, _state_machine.Tables):
@@ -186,37 +164,39 @@ class WriteTables(SQLTables, _state_machine.Tables):
         self._insert("insert_version", [(policy, version, run_id, step, request_id)])
         return version
 
-    def add_spans(self, items: Sequence[PackedSpan]) -> list[bool]:
+    def add_spans(self, items: Sequence[_encoding.PackedSpan]) -> list[bool]:
         """Insert the spans that are new; return, per span, whether the stored one is late."""
         attempts = self._attempt_keys([*{item.attempt_id for item in items}])
-        rows = [span_row(attempts[item.attempt_id], item) for item in items]
+        rows = [codec.span_row(attempts[item.attempt_id], item) for item in items]
         if self._insert("insert_spans", rows) == len(rows):
             return [bool(late) for _, _, _, late, _ in rows]
         return [bool(self._execute("span_is_late", row[0], row[1])[0][0]) for row in rows]
 
-    def add_calls(self, items: Sequence[PackedCall]) -> list[bool]:
+    def add_calls(self, items: Sequence[_encoding.PackedCall]) -> list[bool]:
         """Insert the calls that are new; return, per call, whether the stored one is late."""
         attempts = self._attempt_keys([item.span.attempt_id for item in items])
-        spans = [span_row(attempts[item.span.attempt_id], item.span) for item in items]
+        spans = [codec.span_row(attempts[item.span.attempt_id], item.span) for item in items]
         if self._insert("insert_spans", spans) < len(spans):
             return [self._add_call_again(attempts[item.span.attempt_id], item) for item in items]
-        rows = [row for item in items for row in record_rows(attempts[item.span.attempt_id], item)]
+        rows = [
+            row for item in items for row in codec.record_rows(attempts[item.span.attempt_id], item)
+        ]
         self._insert("insert_records", rows)
         return [bool(late) for _, _, _, late, _ in spans]
 
-    def _add_call_again(self, attempt: AttemptKey, call: PackedCall) -> bool:
+    def _add_call_again(self, attempt: codec.AttemptKey, call: _encoding.PackedCall) -> bool:
         """Write a call whose span is stored: of this very call, or of an earlier try of it."""
-        position, span_id, call_id, late, body = span_row(attempt, call.span)
+        position, span_id, call_id, late, body = codec.span_row(attempt, call.span)
         [(stored_late, stored_body)] = self._execute("span_of", position, span_id)
         if stored_body != body:
-            if supersedes(call.span, late, stored_body, bool(stored_late)):
+            if _encoding.supersedes(call.span, late, stored_body, bool(stored_late)):
                 self._execute("drop_records", position, call_id)
                 self._execute("drop_outcome", position, call_id)
                 self._execute("replace_span", late, body, position, span_id)
                 stored_late = late
             elif self._execute("has_records", position, call_id):
                 return bool(stored_late)
-        self._insert("insert_records", record_rows(attempt, call))
+        self._insert("insert_records", codec.record_rows(attempt, call))
         return bool(stored_late)
 
     def put_peers(self, items: Sequence[tuple[str, float, bytes]]) -> list[None]:
@@ -231,9 +211,9 @@ class WriteTables(SQLTables, _state_machine.Tables):
             self._execute("drop_peer", peer_id)
         return [None] * len(peer_ids)
 
-    def _attempt_keys(self, attempt_ids: Sequence[str]) -> dict[str, AttemptKey]:
+    def _attempt_keys(self, attempt_ids: Sequence[str]) -> dict[str, codec.AttemptKey]:
         attempts = {
-            attempt_id: AttemptKey(position, epoch, AttemptStatus(status).final)
+            attempt_id: codec.AttemptKey(position, epoch, AttemptStatus(status).final)
             for attempt_id, position, epoch, status in self._writer_rows(attempt_ids)
         }
         check_known("attempt", attempt_ids, attempts)
@@ -283,27 +263,29 @@ class WriteTables(SQLTables, _state_machine.Tables):
         self.moved = True
         return ends.change
 
-    def insert_rollouts(self, rows: Sequence[tuple[PackedRollout, Progress]]) -> None:
+    def insert_rollouts(self, rows: Sequence[tuple[_encoding.PackedRollout, Progress]]) -> None:
         ends = self._current_ends()
         numbered = list(enumerate(rows, ends.position + 1))
         ends.position += len(rows)
-        self._insert("insert_rollouts", [rollout_row(n, *row) for n, row in numbered])
+        self._insert("insert_rollouts", [codec.rollout_row(n, *row) for n, row in numbered])
         self._insert("insert_bodies", [(n, new.body) for n, (new, _) in numbered])
 
     def progress(self, rollout_ids: Sequence[str]) -> dict[str, Progress]:
-        return {row[0]: read_progress(row) for row in self._execute_for("progress", rollout_ids)}
+        return {
+            row[0]: codec.read_progress(row) for row in self._execute_for("progress", rollout_ids)
+        }
 
     def update_rollouts(self, rows: Sequence[Progress]) -> None:
         reported = [row for row in rows if row.status in _AFTER_RUNNING]
         others = [row for row in rows if row.status not in _AFTER_RUNNING]
-        self._update("update_rollouts", [progress_row(row) for row in reported])
-        self._update("update_queue", [queue_row(row) for row in others])
+        self._update("update_rollouts", [codec.progress_row(row) for row in reported])
+        self._update("update_queue", [codec.queue_row(row) for row in others])
 
     def insert_attempts(self, rows: Sequence[Attempt]) -> None:
-        self._insert("insert_attempts", [attempt_row(row, self._pack_text) for row in rows])
+        self._insert("insert_attempts", [codec.attempt_row(row, self._pack_text) for row in rows])
 
     def update_attempts(self, rows: Sequence[Attempt]) -> None:
-        changes = [(*attempt_changes(row, self._pack_text), row.attempt_id) for row in rows]
+        changes = [(*codec.attempt_changes(row, self._pack_text), row.attempt_id) for row in rows]
         self._update("update_attempts", changes)
 
     def expired(self, now: float, limit: int) -> list[Attempt]:
@@ -328,7 +310,7 @@ class ReadTables(SQLTables):
     def peers(self) -> list[Peer]:
         now = self.now()
         rows = self._execute("peers", now - PEER_KEPT_S)
-        return [unpack_peer(body, now - seen_at) for seen_at, body in rows]
+        return [_encoding.unpack_peer(body, now - seen_at) for seen_at, body in rows]
 
     def rollouts(
         self, rollout_ids: Sequence[str] | None, limit: int | None, filters: dict[str, Any]
@@ -360,7 +342,7 @@ class ReadTables(SQLTables):
         query += f" ORDER BY {order}"
         if limit is not None:
             query += f" LIMIT {limit:d}"
-        return [read_state(row) for row in self._run(query, values)]
+        return [codec.read_state(row) for row in self._run(query, values)]
 
     def queued_runs(self) -> set[str]:
         """Return the runs that have a queued rollout."""
@@ -390,18 +372,18 @@ class ReadTables(SQLTables):
             if not secrets.compare_digest(attempt.call_token.encode(), call_token.encode()):
                 return None
             body = self.bodies([attempt.rollout_id])[attempt.rollout_id]
-            return Claim(rollout=unpack_rollout(body), attempt=attempt)
+            return Claim(rollout=_encoding.unpack_rollout(body), attempt=attempt)
         return None
 
     def spans(self, attempt_ids: Sequence[str]) -> dict[str, list[Span]]:
         spans: dict[str, list[Span]] = {attempt_id: [] for attempt_id in attempt_ids}
         for attempt_id, body, late, outcome in self._execute("spans", self._list(list(spans))):
-            spans[attempt_id].append(unpack_span(body, bool(late), outcome))
+            spans[attempt_id].append(_encoding.unpack_span(body, bool(late), outcome))
         return spans
 
     def token_records(self, attempt_ids: Sequence[str]) -> dict[str, list[TokenRecord]]:
         records: dict[str, list[TokenRecord]] = {attempt_id: [] for attempt_id in attempt_ids}
         rows = self._execute("token_records", self._list(list(records)))
         for attempt_id, head, *arrays, late, outcome in rows:
-            records[attempt_id].append(unpack_record(head, arrays, bool(late), outcome))
+            records[attempt_id].append(_encoding.unpack_record(head, arrays, bool(late), outcome))
         return records

@@ -5,22 +5,20 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any, ClassVar, Final
 
 import msgspec
 
 from lightspan.schema.records import Attempt
-from lightspan.stores._sql.queries import named_queries, queries_of_one
 from lightspan.stores._sql.tables import Ends, ReadTables, SQLTables, WriteTables
 
 _ROWS_PER_STATEMENT: Final = 64
-_PACKAGE: Final = "lightspan.stores.sqlite"
 _LISTS: Final = re.compile(r"IN \((\?|:\w+)\.\.\.\)")
 _json = msgspec.json.Encoder()
 
 
 class _Connection(SQLTables):
+    package = "lightspan.stores.sqlite"
     # The plus makes SQLite search by the cursor instead of by the run.
     filters: ClassVar[Mapping[str, str]] = {
         **SQLTables.filters,
@@ -34,14 +32,10 @@ class _Connection(SQLTables):
     def now(self) -> float:
         return self._clock()
 
-    def _queries(self) -> Mapping[str, str]:
-        return queries()
-
-    def _queries_of_one(self) -> Mapping[str, str]:
-        return _queries_of_one()
-
-    def _translate(self, query: str) -> str:
-        return _translate(query)
+    @staticmethod
+    def _translate(query: str) -> str:
+        """Make lists JSON arrays: SQLite has no values that are lists."""
+        return _LISTS.sub(r"IN (SELECT value FROM json_each(\1))", query)
 
     def _run(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         return self._db.execute(query, values).fetchall()
@@ -106,19 +100,3 @@ class SQLiteWriteTables(_Connection, WriteTables):
 
 class SQLiteReadTables(_Connection, ReadTables):
     """The reader's tables."""
-
-
-@cache
-def queries() -> Mapping[str, str]:
-    """Return the queries by name, loaded once: an upgrade may replace the files meanwhile."""
-    return named_queries(_PACKAGE, _translate)
-
-
-@cache
-def _queries_of_one() -> Mapping[str, str]:
-    return queries_of_one(_PACKAGE, _translate)
-
-
-def _translate(query: str) -> str:
-    """Make lists JSON arrays: SQLite has no values that are lists."""
-    return _LISTS.sub(r"IN (SELECT value FROM json_each(\1))", query)
