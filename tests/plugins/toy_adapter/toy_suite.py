@@ -9,7 +9,7 @@ import openai
 import pytest
 from toyframe import Agent, AgentTool, Team, Tool
 
-from lightspan.capture import emit
+from lightspan.capture import context
 from lightspan_testing.adapter_suite import (
     AdapterSuite,
     App,
@@ -30,7 +30,7 @@ class TestSuite(AdapterSuite):
         "fallback": "toyframe asks by the OpenAI SDK only",
         "recovered": "toyframe asks by the OpenAI SDK only",
     }
-    notes_starts: ClassVar = (emit, "make_span")
+    notes_starts: ClassVar = (context, "make_span")
     program = """
         import asyncio, sys
         import openai, toyframe
