@@ -267,3 +267,16 @@ def test_a_stream_that_is_left(call_ends: list[bool], is_begun: bool) -> None:
             next(stream)
         assert call_ends == []
     assert call_ends == [is_begun]
+
+
+def test_another_instrumentation_that_puts_the_original_back(
+    gateway: ScriptedServer, elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As OpenInference does when it is uninstalled: the next attempt wraps the SDK again."""
+    original = openai.OpenAI.request
+    with client_of(elsewhere) as client:
+        for _ in range(2):
+            with acting_as(gateway, "writer"):
+                assert WAYS["create"](client) == "from the gateway"
+            monkeypatch.setattr(openai.OpenAI, "request", original)
+    assert len(gateway.requests) == 2

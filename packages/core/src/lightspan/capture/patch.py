@@ -23,8 +23,20 @@ class Patch:
         must do nothing."""
         self._owner, self._name = owner, name
         self._before = vars(owner).get(name, _INHERITED)
+        self._original = getattr(owner, name)
         self._ours = make(self)
         setattr(owner, name, self._ours)
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the attribute, unwrapped, is the original: another instrumentation, which had
+        wrapped the original first, has put it back."""
+        function = vars(self._owner).get(self._name, self._original)
+        while function is not None and function is not self._ours:
+            if function is self._original:
+                return True
+            function = getattr(function, "__wrapped__", None)
+        return False
 
     def undo(self) -> None:
         """Restore the attribute, unless another patch has replaced it since."""

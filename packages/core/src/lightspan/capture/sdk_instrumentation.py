@@ -91,8 +91,11 @@ def install() -> None:
 
 def _wrap_now_or_later(sdk: Sdk) -> None:
     hook = state.import_hooks.get(sdk.name)  # read first: it is removed after the patches are set
-    if sdk.name in state.sdk_patches:
+    patches = state.sdk_patches.get(sdk.name, [])
+    if patches and not any(patch.is_removed for patch in patches):
         return
+    for patch in patches:
+        patch.undo()
     module = sys.modules.get(sdk.name)
     # An import that is under way is left to its own thread, which may need `state.lock`.
     if module is not None and not getattr(module.__spec__, "_initializing", False):
