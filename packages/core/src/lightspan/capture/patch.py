@@ -29,14 +29,11 @@ class Patch:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the attribute, unwrapped, is the original: another instrumentation, which had
-        wrapped the original first, has put it back."""
-        function = vars(self._owner).get(self._name, self._original)
-        while function is not None and function is not self._ours:
-            if function is self._original:
-                return True
-            function = getattr(function, "__wrapped__", None)
-        return False
+        """Whether another instrumentation, which had wrapped the attribute before this patch, has
+        put its original back."""
+        layers = _layers(vars(self._owner).get(self._name, self._original))
+        is_reached = any(layer is self._ours for layer in layers)
+        return not is_reached and layers[-1] is _layers(self._original)[-1]
 
     def undo(self) -> None:
         """Restore the attribute, unless another patch has replaced it since."""
@@ -47,3 +44,11 @@ class Patch:
             delattr(self._owner, self._name)
         else:
             setattr(self._owner, self._name, self._before)
+
+
+def _layers(function: Any) -> list[Any]:
+    """Return a function, the one that it wraps, and so on to the innermost."""
+    layers = [function]
+    while (wrapped := getattr(layers[-1], "__wrapped__", None)) is not None:
+        layers.append(wrapped)
+    return layers
