@@ -27,7 +27,7 @@ class Patch:
         setattr(owner, name, self._ours)
 
     def undo(self) -> None:
-        """Restore the attribute, unless another patch has replaced it since."""
+        """Restore the attribute, unless it has been replaced again since."""
         self.on = False
         if vars(self._owner).get(self._name) is not self._ours:
             return
