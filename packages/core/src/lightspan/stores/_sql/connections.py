@@ -116,9 +116,9 @@ class OpenDatabase(ABC):
         return [_leases.expire(self.moving, limit, self.moving.now()) for limit in limits]
 
     def prune(self, items: Sequence[tuple[float, int]]) -> list[int]:
-        """Delete rollouts; return how many for each (age in seconds, limit).
+        """Delete rollouts for each (age in seconds, limit), and return how many for each.
 
-        For each pair, at most `limit` rollouts that ended longer ago are deleted.
+        At most `limit` rollouts that ended longer ago than the age are deleted for each pair.
         """
         now = self.moving.now()
         return [self.moving.prune(now - older_than_s, limit) for older_than_s, limit in items]

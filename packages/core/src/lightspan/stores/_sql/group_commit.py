@@ -53,7 +53,7 @@ Answer = list[Any] | BaseException
 
 
 class Committer(ABC):
-    """The committing of groups of jobs from a queue, in a thread that None in the queue ends."""
+    """Base class of writers that commit jobs of a queue in groups; None in the queue ends them."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[list[Job] | None] = queue.SimpleQueue()
