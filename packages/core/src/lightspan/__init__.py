@@ -117,7 +117,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _find(name: str) -> Any:
-    """Import a name of the core, or a plugin's from an entry point of `lightspan.api`."""
+    """Import and return `lightspan.<name>`, from the core or from a plugin (`lightspan.api`)."""
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     from lightspan.plugins import extra_of, installed_plugins

@@ -1,7 +1,7 @@
 """Search and termination of the child processes that a process would leave running.
 
-Processes with another session are left out: a `Command`'s programs have a watchdog, and processes
-that an app detaches are to continue. Without `/proc` nothing is found.
+Processes in another session are left out: the programs of a `Command` have a watchdog, and a
+process that an app detaches must continue. Without `/proc` nothing is found.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class _Process(NamedTuple):
     parent: int
     session: int
     started: str
-    """Start time, which with the pid identifies a process."""
+    """Start time as in `/proc`; with the pid it identifies a process."""
 
 
 def left_by(pid: int) -> list[_Process]:
-    """Return all descendants of a process in its session."""
+    """Return all descendants of a process that are in the same session."""
     processes = [process for path in _PROC.glob("[0-9]*") if (process := _read(path)) is not None]
     session = next((process.session for process in processes if process.pid == pid), None)
     pids, descendants = {pid}, list[_Process]()
@@ -45,7 +45,7 @@ def kill(processes: Iterable[_Process]) -> None:
 
 
 def _read(path: Path) -> _Process | None:
-    """Return a process; None if it has ended or cannot be read."""
+    """Return the process of a folder in `/proc`; None if it has ended or cannot be read."""
     try:
         fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

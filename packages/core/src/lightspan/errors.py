@@ -158,12 +158,12 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
 def how_to_install(extra: str = "", *, python: str = "", version: str = "") -> str:
     """Return the command that installs lightspan, for an error message.
 
-    lightspan is on no package index yet, and another project may register the name: the command
-    installs from a checkout, with every folder that an extra needs.
+    lightspan is on no package index yet, and another project may register the name. So the command
+    installs from a checkout, with every folder that the extra needs.
 
     Args:
-        extra: extra of `lightspan`, such as `train`.
-        python: interpreter of the environment; empty for the `pip` of the active one.
+        extra: extra of `lightspan`, such as `train`; empty for the core alone.
+        python: interpreter of the environment; empty for the active environment.
         version: version of the checkout; empty for any.
     """
     pip = f"{python} -m pip" if python else "pip"

@@ -1,7 +1,7 @@
 """The API for adapters of agent frameworks; docs/adapters.md explains how to write one.
 
 An adapter sets the acting agent while the framework's code runs, and records AGENT and TOOL spans.
-It imports nothing else of lightspan but the names of `lightspan` itself and `lightspan.errors`.
+Of lightspan it imports only this module, `lightspan` itself and `lightspan.errors`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ class Adapter:
 
     Args:
         name: name of the adapter's module.
-        scopes: OpenTelemetry's instrumentation scopes whose spans describe the same agents; they
-            are ignored while the adapter is enabled.
+        scopes: OpenTelemetry's instrumentation scopes whose spans describe the same agents; these
+            spans are ignored while the adapter is enabled.
         resolver: returns the context of the acting agent, given that of the pushed frames; for a
-            framework whose callbacks cannot push frames.
-        open_calls: returns the framework's model calls that are open in a context.
+            framework whose callbacks cannot push frames. None for other frameworks.
+        open_calls: returns the framework's model calls that are open in a context; None if the
+            adapter records none.
     """
 
     name: str
@@ -64,7 +65,10 @@ class Adapter:
     open_calls: Callable[[AgentContext], Iterable[FrameworkCall]] | None = None
 
     def call_listener(self, context: AgentContext) -> CallEnd | None:
-        """Record that a model call begins inside the framework's open calls."""
+        """Record that a recorded model call begins inside the framework's open calls.
+
+        Returns the function to call at its end; None if no call of the framework is open.
+        """
         calls = () if self.open_calls is None else self.open_calls(context)
         ends = [call.start_inner() for call in calls]
 
@@ -82,7 +86,7 @@ class Adapter:
             context.add_call_listener(self.call_listener)
 
     def enable(self) -> None:
-        """Listen, and record in production if the environment is set up for it."""
+        """Register the adapter (`listen`), and record in production if the environment says so."""
         self.listen()
         adapter.claim_scope(self.name, self.scopes)
         record.hold(self.name)
@@ -98,18 +102,18 @@ class Adapter:
     def start_call(
         self, context: AgentContext, around: Iterable[FrameworkCall] | None = None
     ) -> FrameworkCall:
-        """Announce a model call of the framework, and return it.
+        """Announce that a model call of the framework begins, and return the call.
 
         Args:
             context: context of the calling agent.
-            around: framework calls that this one is inside; None for those of `open_calls`.
+            around: framework calls inside which the call is made; None for those of `open_calls`.
         """
         if around is None:
             return FrameworkCall(context)
         return FrameworkCall(context, around, besides=self.call_listener)
 
     def add_capture_error(self, recorder: Recorder, error: Exception) -> None:
-        """Record an error of the adapter: the attempt is not trained, and the app gets no error."""
+        """Record the adapter's error as a capture error: the attempt is excluded from training."""
         adapter.add_capture_error(recorder, self.name, error)
 
 

@@ -58,13 +58,13 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
 
 
 def extra_of(kind: str, name: str) -> str | None:
-    """Return the extra that installs a plugin of this repository; None for another plugin."""
+    """Return the extra that installs a plugin; None if the plugin is not of this repository."""
     return _EXTRAS.get(kind, {}).get(name)
 
 
 @functools.cache
 def installed_plugins(kind: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a kind by name, sorted; of several with one name the first."""
+    """Return the entry points of a kind by name, sorted; the first of several with one name."""
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=f"lightspan.{kind}"):
         points.setdefault(point.name, point)
@@ -72,11 +72,11 @@ def installed_plugins(kind: str) -> dict[str, EntryPoint]:
 
 
 def load_plugin(kind: str, name: str) -> Any:
-    """Load a plugin.
+    """Load a plugin, and return the object that its entry point names.
 
     Raises:
-        ConfigError: no installed distribution has a plugin of this name, or it needs a module that
-            is not installed.
+        ConfigError: no installed distribution has the plugin, or the plugin needs a module that is
+            not installed.
     """
     point = installed_plugins(kind).get(name)
     extra = extra_of(kind, name)
@@ -96,11 +96,11 @@ def load_plugin(kind: str, name: str) -> Any:
 def lazy_exports(
     package: str, modules: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return a package's `__getattr__`, `__dir__` and `__all__`: names that are imported on demand.
+    """Return `__getattr__`, `__dir__` and `__all__` for a package that imports names on demand.
 
     Args:
         package: `__name__` of the package.
-        modules: public name → its module.
+        modules: public name → module that has it.
     """
 
     def get(name: str) -> Any:

@@ -12,13 +12,13 @@ PLAIN_INTERVAL_S: Final = 10.0
 """Seconds between two lines of progress."""
 
 _CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Control characters except newline and tab, and those that change the writing direction."""
+"""Control characters except newline and tab, and characters that change the writing direction."""
 
 
 def escape_control(text: str) -> str:
-    """Return a text with the control characters escaped that could command a terminal (`\\x1b`).
+    """Return a text with control characters, which could command a terminal, escaped (`\\x1b`).
 
-    Names, answers and errors come from apps and models, so every printed line passes through here.
+    It is applied to every printed line: names, answers and errors come from apps and models.
     """
     return _CONTROL.sub(
         lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n")
@@ -31,7 +31,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:
-    """Print a text for a person, with escaped control characters; None for the standard output."""
+    """Print a text with escaped control characters to `stream`; None for the standard output."""
     print(escape_control(text), file=stream or sys.stdout, flush=True)
 
 
@@ -39,23 +39,23 @@ class Reporter(Protocol):
     """A destination of progress."""
 
     def start(self, title: str, total: int) -> None:
-        """Begin a piece of work of `total` units, and end the one before."""
+        """Begin to show a piece of work of `total` units; end the piece of work before."""
 
     def advance(self, count: int = 1, **values: float | str) -> None:
-        """Report units done, with values to show."""
+        """Report that `count` more units are done, with values to show."""
 
     def finish(self, summary: str = "") -> None:
-        """End the piece of work."""
+        """End the piece of work, and print `summary` unless it is empty."""
 
     def line(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line of text that stays when the progress is updated."""
 
 
 class PlainReporter:
-    """A reporter of plain lines: one at the end, and at most one per `interval_s` before.
+    """A reporter of plain lines: the summary, and before it at most one line per `interval_s`.
 
     Args:
-        stream: destination of the lines; None for the standard output at the time of a line.
+        stream: destination of the lines; None for `sys.stdout` at the time of each line.
         interval_s: seconds between two lines of progress.
     """
 
@@ -98,7 +98,7 @@ class TerminalReporter:
     """A reporter with progress bars of rich.
 
     Args:
-        console: None for the standard output.
+        console: console of rich; None for one on the standard output.
     """
 
     def __init__(self, console: Any = None) -> None:

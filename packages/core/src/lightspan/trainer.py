@@ -44,16 +44,16 @@ class Trainer:
         steps: number of iterations; None for `epochs`.
         epochs: passes over the training tasks if `steps` is None.
         folder: folder of the run; None for `runs/<date and time>`.
-        validate_every: steps between evaluations, in addition to those before and after training.
-            With a selection split (`fit(selection=)`) these evaluate the split, and held-out tasks
-            are evaluated before and after training only.
-        keep: which weights are the result: those of the `"last"` step, or of the `"best"` step by
-            the selection split of `fit` (the first of equals).
+        validate_every: steps between evaluations on the held-out tasks, which are evaluated before
+            and after training in any case. With a selection split (`fit(selection=)`), steps
+            between evaluations on that split.
+        keep: weights that are the result: those of the `"last"` step, or of the `"best"` step on
+            the selection split of `fit` (the first of equally good ones).
         patience: number of consecutive evaluations on the selection split without improvement
             after which training stops. None trains all steps.
         validate_temperature: sampling temperature of the trained agents in evaluations; None for
             the app's own. 0 is greedy decoding.
-        checkpoint_every: steps between checkpoints, in addition to that after the last step.
+        checkpoint_every: steps between checkpoints; there is always one after the last step.
         engine: None for transformers in this process, `Transformers(…)` for its settings;
             `VLLM(python=…)` for vLLM servers that start and end with the run; the name of a plugin
             (entry point of `lightspan.engines`); or your own engine.
@@ -63,20 +63,21 @@ class Trainer:
         store: URL of the store; None for a SQLite file in the folder.
         device: device of engine and learner, such as `"cuda"`; `Torch(device=…)` overrides it.
         metric: name of the reward in reports and plots.
-        cluster: key of the held-out tasks whose value names what correlated tasks share, such as
-            `"db"` or `"document"`; intervals are then over clusters. None: tasks are independent.
+        cluster: key of the held-out tasks, such as `"db"` or `"document"`. Tasks with the same
+            value of the key are correlated, so confidence intervals are over groups of them. None:
+            all tasks are independent.
         max_frozen_calls: maximum number of calls of frozen agents to endpoints (the app's own, or
             an `LLM`), across restarts; above it `fit` stops after the batch.
         sinks: destinations of metrics in addition to the folder: `"tensorboard"`, `"wandb"`,
             `"mlflow"`, `"trackio"`, or a sink of `lightspan.training.sinks`.
         reporter: reporter of progress.
-        lease_s: lease of an attempt, in seconds; without a heartbeat for so long it is lost.
+        lease_s: seconds without a heartbeat of the runner after which an attempt is lost.
         reward: source of rewards in place of the app: a `Judge`, a function of `task`, `answer`,
-            `episode` or `episodes` (`docs/rewards.md`), or the name of one (`module:name`), which
-            this process imports. The app's reward is stored too.
-        gateway: address on which the gateway listens, `"HOST"` or `"HOST:PORT"`: one of this
-            machine that the store's server can reach, if that is another machine. None: a loopback
-            address.
+            `episode` or `episodes` (`docs/rewards.md`), or the name of a function (`module:name`),
+            which this process imports. The app's reward is stored too. None: the app's reward.
+        gateway: address of this machine on which the gateway listens, `"HOST"` or `"HOST:PORT"`. If
+            the store's server is on another machine, it must be able to reach the address. None: a
+            loopback address.
 
     Raises:
         ConfigError: an option is invalid.
@@ -111,19 +112,20 @@ class Trainer:
         agents: Sequence[str] | None = None,
         resume: bool = False,
     ) -> FitResult:
-        """Train and return the result; works inside a running event loop too.
+        """Train and return the result; may be called inside a running event loop.
 
         Args:
             app: the user's program, importable as `module:name`, or a `Command`. The text
                 `"module:name"` is an app that only the runners import.
             train: training tasks.
-            val: held-out tasks, on which the result is reported.
-            selection: tasks for the evaluations between steps (`validate_every`) by which steps
-                are compared (`keep="best"`, `patience`), disjoint from `val`. As the highest of
-                several scores is biased upwards, it is never the result. Or the share of `train` to
-                take for it, such as 0.1, drawn by the algorithm's seed.
-            agents: paths of all agents, if known (an adapter's `agents()`): a pattern that matches
-                none is then an error at once.
+            val: held-out tasks, on which the result is reported; None for none.
+            selection: selection split: tasks, disjoint from `val`, for evaluations between steps
+                (`validate_every`), by which steps are compared (`keep="best"`, `patience`). Or the
+                share of `train` to take as the split, such as 0.1, drawn by the algorithm's seed.
+                Its scores are not reported as the result: the highest of several scores is biased
+                upwards. None for no split.
+            agents: paths of all agents (an adapter's `agents()`), so that a pattern that matches
+                none of them is an error at once; None for those of the app, if it names any.
             resume: whether to resume from the folder's latest checkpoint. Without a checkpoint
                 the run starts anew; a complete run is not trained again.
 
@@ -144,7 +146,7 @@ class Trainer:
     ) -> Evaluation:
         """Run the app once per task in val mode and return the evaluation.
 
-        The record of the training in the folder stays unchanged.
+        What the folder records of the training stays unchanged.
 
         Args:
             app: as for `fit`.
@@ -180,9 +182,10 @@ class Trainer:
             tasks: training tasks of `fit`; a few of them are run.
             val: held-out tasks of `fit`; none of them is run.
             selection: selection split of `fit`; none of its tasks is run.
-            agents: paths of all agents, if known: the report lists those without calls.
-            count: number of tasks to run, the first that `fit` would take.
-            group_size: rollouts per task; None for the algorithm's, at most 4.
+            agents: paths of all agents, of which the report lists those without calls; None for
+                those of the app, if it names any.
+            count: number of tasks to run: the first ones that `fit` would take.
+            group_size: rollouts per task; None for the algorithm's number, at most 4.
             folder: folder in which to keep the rollouts for `lightspan inspect`; None keeps
                 nothing. The trainer's own folder stays unchanged.
 
@@ -237,9 +240,12 @@ class Trainer:
             return evaluation
 
     def _check_app(self, app: App) -> App:
-        """Return the app after checking that its agents are served and its arguments provided.
+        """Check that an app's agents are served and its arguments provided; return the app.
 
-        In a runner process, which only imports the script, this ends the process.
+        In a runner's process, which only imports the user's script, end the process.
+
+        Raises:
+            ConfigError: a check failed.
         """
         end_if_imported_by_a_runner()
         algorithm = self.algorithm

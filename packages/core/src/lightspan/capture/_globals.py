@@ -52,7 +52,7 @@ class State:
     misattributed_count: int = 0
     """Number of model calls so far that belong to no open attempt."""
     misattributed_reason: str = ""
-    """Message about the last such call."""
+    """Message about the last model call that belongs to no open attempt."""
     clients: dict[tuple[str, str], Any] = field(default_factory=dict)
     """SDK and origin → client to the gateway."""
     async_clients: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], Any]] = field(
@@ -66,15 +66,18 @@ class State:
     """Callbacks that run before an attempt is opened."""
     call_listeners: list[CallListener] = field(default_factory=list)
     steps: dict[FrameType, GeneratorSteps] = field(default_factory=dict)
-    """Generator → its open blocks, until the last of them ends (an abandoned one ends them)."""
+    """Stack frame of a generator → its open blocks. Removed when the last block ends, also when the
+    generator is abandoned."""
     connections: list[AgentContext] = field(default_factory=list)
     """Contexts of the servers that the process is connected to; the last one applies."""
     attempt_factory: AttemptFactory | None = None
-    """Opens attempts for what begins outside every attempt."""
+    """Opens an attempt for an agent, function or model call that begins outside every attempt; None
+    opens none."""
     active_prompts: list[ActivePrompts] = field(default_factory=list)
     """Prompts of `lightspan.apply_prompts`; the last ones apply."""
     ambient: AgentContext | None = None
-    """Context outside every attempt; None unless the process is connected or records."""
+    """Context outside every attempt; None unless the process is connected, records or applies
+    prompts."""
 
 
 state: Final = State()

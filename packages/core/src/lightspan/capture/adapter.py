@@ -32,7 +32,7 @@ MAX_TEXT_LENGTH: Final = 65_536
 # --- versions -------------------------------------------------------------------------------
 @contextmanager
 def require_framework(adapter: str, framework: str, floor: str) -> Iterator[None]:
-    """Check a framework's installed version around an adapter's imports of it.
+    """Check a framework's installed version; the block is the adapter's imports of the framework.
 
     Args:
         adapter: name of the adapter's distribution.
@@ -107,7 +107,7 @@ class SpanEnd(NamedTuple):
 
     @classmethod
     def from_error(cls, error: BaseException) -> SpanEnd:
-        """Return the end by an exception; a closed generator was abandoned."""
+        """Return the end of an operation that raised `error`; UNSET if it is GeneratorExit."""
         if isinstance(error, GeneratorExit):
             return cls(SpanStatus.UNSET)
         attributes = semconv.exception_attributes(error)
@@ -118,7 +118,7 @@ SUCCEEDED: Final = SpanEnd()
 
 
 def error_attributes(attributes: Mapping[str, Any]) -> Attributes:
-    """Return the attributes that describe an error."""
+    """Return those of `attributes` that describe an error."""
     return {key: attributes[key] for key in _ERROR_KEYS if key in attributes}
 
 
@@ -136,11 +136,11 @@ def end_span(
     """Return the span of an agent, tool call or model call that has ended now.
 
     Args:
-        around: the context in which it began.
+        around: the context in which the agent, tool call or model call began.
         kind: kind of the span; AGENT and TOOL spans get the attributes that all adapters write.
         name: name of the agent or tool; for another kind, name of the span.
         end: status, message and attributes of the end.
-        span_id: id of the frame that was pushed for it; None for a new id.
+        span_id: id of the span, that of the frame pushed for an agent; None for a new id.
         start_ns: start, nanoseconds since the epoch; None for now.
         attributes: more attributes.
         links: id and attributes of other spans of the attempt.
@@ -175,13 +175,13 @@ def end_span(
 class FrameworkCall:
     """A framework's model call, which its adapter records unless a call inside it is recorded.
 
-    A client may try another URL or client where one fails: the framework's call is recorded only if
-    no call inside it is under way or brought the answer. Thread-safe.
+    A framework's client may try another URL or client after a failure. So the framework's call is
+    recorded only if no call inside it is under way or was answered. Thread-safe.
 
     Args:
         context: context of the calling agent; the call is announced to all listeners.
-        around: framework calls that this one is inside.
-        besides: listener that is not notified.
+        around: framework calls inside which this one is made.
+        besides: listener that is not notified; None notifies all.
     """
 
     def __init__(
@@ -192,18 +192,18 @@ class FrameworkCall:
         besides: CallListener | None = None,
     ) -> None:
         self._inner: list[list[bool]] = []
-        """Each call inside: empty while it is open, then whether it was answered."""
+        """A list per call inside: empty while it is open, then with whether it was answered."""
         self._ends = [notify_call_start(context, besides=besides)]
         self._ends += [call.start_inner() for call in around]
 
     def start_inner(self) -> CallEnd:
-        """Record that a call inside begins; return a function for whether it was answered."""
+        """Record that a call inside begins; return the function to call at its end."""
         ends: list[bool] = []
         self._inner.append(ends)
         return ends.append
 
     def end(self, *, is_answered: bool) -> None:
-        """Notify the listeners and the calls around this one that it has ended."""
+        """Notify the listeners and the calls around this call that this call has ended."""
         for end in self._ends:
             end(is_answered)
 
@@ -220,13 +220,13 @@ class FrameworkCall:
 
 # --- errors ---------------------------------------------------------------------------------
 def add_capture_error(recorder: Recorder, adapter: str, error: Exception) -> None:
-    """Record an error of an adapter: the attempt is not trained, and the app gets no error."""
+    """Record an adapter's error as a capture error, which excludes the attempt from training."""
     recorder.add_capture_error(f"{adapter}: {type(error).__name__}: {text_of(error)}")
 
 
 # --- OpenTelemetry's instrumentation scopes -------------------------------------------------
 def claim_scope(adapter: str, scopes: Iterable[str]) -> None:
-    """Ignore the spans of instrumentation scopes, since an adapter records the same agents.
+    """Ignore the spans of OpenTelemetry scopes, because an adapter records the same agents.
 
     Args:
         adapter: name of the adapter.
@@ -241,7 +241,7 @@ def release_scope(adapter: str) -> None:
 
 
 def is_claimed(scope: str) -> bool:
-    """Return whether an adapter claims an instrumentation scope."""
+    """Return whether an adapter has claimed an instrumentation scope (`claim_scope`)."""
     return any(scope in scopes for scopes in state.claims.values())
 
 
@@ -275,10 +275,10 @@ def patch_subclasses(base: Any, wrap: Callable[[type], None]) -> Patch:
 
 
 class Instrumentation:
-    """The result of `instrument()`: a context manager that undoes the call.
+    """The result of `instrument()`: a context manager that undoes it at the end of the block.
 
     Args:
-        undo: the adapter's `uninstrument`; None if the call changed nothing.
+        undo: the adapter's `uninstrument`; None if `instrument()` changed nothing.
     """
 
     def __init__(self, undo: Callable[[], None] | None) -> None:

@@ -21,8 +21,8 @@ _MAX_VISITS: Final = 2_000
 
 
 def frameworks() -> frozenset[str]:
-    """Return the top-level modules whose agents have names: lightspan's and those of installed
-    adapters."""
+    """Return the top-level modules of the frameworks that have agents: lightspan itself, and those
+    with an installed adapter."""
     return frozenset(("lightspan", *installed_plugins("frameworks")))
 
 
@@ -50,11 +50,11 @@ class AgentSearch(Generic[W]):
     """A search for agents; an adapter's subclass handles the framework's classes."""
 
     makers: ClassVar[frozenset[str]] = frozenset()
-    """Names in a function's code that mean that it may create agents."""
+    """Names of functions that create agents. A function that mentions one may create agents."""
     installed: ClassVar[tuple[str, ...]] = ()
-    """Packages whose code brings no agents, wherever they are; the adapter's framework is one."""
+    """Packages that never count as the user's code; includes the adapter's framework."""
     reads_texts: ClassVar[bool] = True
-    """Whether a text in a function's code may name an object that the function uses."""
+    """Whether text constants of a function count as names of objects that the function uses."""
 
     def __init__(self) -> None:
         self.complete = True
@@ -105,20 +105,20 @@ class AgentSearch(Generic[W]):
             self._user_code(thing, where)
 
     def mentions(self, names: set[str], where: W) -> None:
-        """Handle the names that a function mentions; a whole app without agents counts as one
-        agent."""
+        """Handle the `names` that a function mentions. By default, if the function is outside of
+        all agents and none was found before, the whole app is added as one agent."""
         if not where.names and not self.paths:
             self.add(where)
 
     def refers(self, thing: Any, names: set[str], where: W) -> None:
-        """Visit an object to which a function refers that mentions these names."""
+        """Visit an object to which a function refers; the function mentions all of `names`."""
         self.look(thing, where)
 
     def is_others(self, thing: Any) -> bool:
-        """Return whether an object is from another framework, which may name agents.
+        """Return whether an object is from a framework other than the adapter's.
 
-        Of lightspan's own modules only those with the names that an app calls (`lightspan.agent`)
-        count.
+        Such an object may add agents. Of lightspan, only the modules with what an app calls
+        (`lightspan.agent`) count.
         """
         root = static_analysis.package_of(thing)
         if root == "lightspan":

@@ -51,7 +51,11 @@ def current_context() -> AgentContext | None:
 
 
 def _current_in_generators(entry: generator_context.Entry) -> AgentContext | None:
-    """Return the context where a generator may be running or may have left an entry behind."""
+    """Return the current context, given that blocks may be open in generators.
+
+    Args:
+        entry: value of the ContextVar.
+    """
     running = generator_context.running(state.steps)
     current = generator_context.current_entries(entry, running)
     if running and not generator_context.is_set_in(current, running[0]):
@@ -81,7 +85,7 @@ def resolve_agent(current: AgentContext, *, before: Resolver | None = None) -> A
 
     Args:
         current: the context of the pushed frames.
-        before: resolver that, with all later ones, is not called; None calls every resolver.
+        before: the first resolver that is not called, like all after it; None calls all.
     """
     for resolver in state.resolvers:
         if resolver is before:
@@ -94,10 +98,10 @@ def resolve_agent(current: AgentContext, *, before: Resolver | None = None) -> A
 
 
 def set_agent(agent: AgentContext | None) -> Callable[[], None]:
-    """Set the acting agent; None for no attempt.
+    """Set the context of the acting agent; None for no attempt.
 
     Returns:
-        A function that undoes it. In another context than this one it does nothing.
+        A function that restores the context before. In another task or thread it does nothing.
     """
     entry: generator_context.Entry = None if agent is state.ambient else agent
     running = generator_context.running(state.steps) if state.steps else ()
@@ -118,14 +122,14 @@ def _reset(token: Token[generator_context.Entry]) -> None:
 
 
 def set_agent_in_block(agent: AgentContext, entering: FrameType) -> Callable[[], None]:
-    """Set the acting agent in a `with` block, which in a generator covers its own steps only.
+    """Set the acting agent in a `with` block; in a generator, only while the generator runs.
 
     Args:
         agent: the acting agent.
         entering: the stack frame that enters the block.
 
     Returns:
-        A function that undoes it, in any context.
+        A function that restores the context before, in any task or thread.
     """
     generator = generator_context.generator_of(entering)
     if generator is None:
@@ -167,7 +171,10 @@ def disconnect(connection: AgentContext) -> None:
 
 
 def set_attempt_factory(factory: AttemptFactory | None) -> None:
-    """Open attempts for what begins outside every attempt; None stops that."""
+    """Set the function that opens an attempt for an agent, function or call outside every attempt.
+
+    None opens no further attempts.
+    """
     state.attempt_factory = factory
     _update_ambient()
 
@@ -197,7 +204,7 @@ def start_attempt(
     *,
     before: Resolver | None = None,
 ) -> tuple[AgentContext, AttemptHandle | None]:
-    """Return the context in which something begins; in production, open an attempt if none is open.
+    """Open an attempt in production if none is open, and return the context of the acting agent.
 
     Resolvers are called first: for a framework that cannot push frames, only its resolver can find
     the open attempt.
@@ -205,12 +212,12 @@ def start_attempt(
     Args:
         current: the context of the pushed frames.
         name: name of the agent, team or function that begins; None for a lone model call.
-        input: its input; None if that is not known.
+        input: input of the agent, team or function; None if it is not known.
         before: see `resolve_agent`.
 
     Returns:
-        The context of the acting agent, and the opened attempt. The latter is None if an attempt
-        was open already or nothing is recorded.
+        The context of the acting agent, and the opened attempt; None for the attempt if one was
+        open already or the process does not record.
     """
     around = resolve_agent(current, before=before) if state.resolvers else current
     if state.attempt_factory is None or not around.scope.is_outside:
@@ -221,7 +228,7 @@ def start_attempt(
 
 @contextmanager
 def attempt_scope(attempt: AttemptHandle) -> Iterator[None]:
-    """Enter an automatically opened attempt for a block, and close it at the end."""
+    """Make an automatically opened attempt current in a block, and close the attempt at its end."""
     leave = set_agent(attempt.context)
     try:
         yield
@@ -279,14 +286,15 @@ def resolvers() -> Sequence[Resolver]:
 
 # --- model calls ----------------------------------------------------------------------------
 def notify_call_start(context: AgentContext, *, besides: CallListener | None = None) -> CallEnd:
-    """Notify the listeners of a model call that the caller records, unless a call inside it is.
+    """Notify the call listeners that a model call begins, which the caller is going to record.
 
     Args:
         context: the context of the calling agent.
-        besides: listener that is not notified: the caller's own.
+        besides: the caller's own listener, which is not notified; None notifies all.
 
     Returns:
-        A function to call at the end of the call. Neither function raises.
+        A function to call once at the end of the model call, with whether it was answered. Neither
+        it nor this function raises.
     """
     ends: list[CallEnd] = []
     for listener in state.call_listeners:
@@ -317,7 +325,7 @@ def notify_call_start(context: AgentContext, *, besides: CallListener | None = N
 
 
 def _ignore_end(is_answered: bool) -> None:
-    """Do nothing at the end of a call that no listener wants."""
+    """Do nothing; returned by `notify_call_start` if no listener waits for the call's end."""
 
 
 def add_call_listener(listener: CallListener) -> None:

@@ -1,9 +1,10 @@
 """Propagation of the current context into threads, executors and pools, in runners only.
 
 `threading.Thread`, `ThreadPoolExecutor` and multiprocessing's `ThreadPool` start work in an empty
-context before Python 3.14, so a model call in a raw thread would have no agent. Runners call
-`carry`; outside an attempt nothing changes. A worker that is fed by a queue keeps the context in
-which it was started (`misattributed_calls`). In other processes nothing is recorded or redirected.
+context before Python 3.14, so a model call in a new thread would have no agent. Runners call
+`carry`; a thread started outside an attempt is not changed. A worker thread that takes work from a
+queue keeps the context in which it was started (`misattributed_calls`). In a child process of a
+runner nothing is recorded or redirected.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _POOL_METHODS: Final = ("apply_async", "_map_async", "imap", "imap_unordered")
 
 
 def carry() -> bool:
-    """Make threads started inside an attempt inherit its context; return False if they did
-    already."""
+    """Make threads started in an attempt inherit its context; return False if `carry` was called
+    before."""
     if state.thread_patches:
         return False
     changes: list[tuple[Any, str, Any]] = [
@@ -54,10 +55,10 @@ def stop_carrying() -> None:
 
 
 def _leave_child() -> None:
-    """Undo everything in a forked process, as in a spawned one.
+    """Undo `carry` and all wrapping in a forked child process, so that it captures nothing.
 
-    The child has the context of the thread that forked it, though it may work for several attempts
-    as a pool's processes do. Its connections would be shared with its parent.
+    The child has the context of the thread that forked it, but like the processes of a pool it may
+    work for several attempts. It would share the connections of its parent.
     """
     if state.thread_patches:
         state.lock = threading.Lock()  # a thread of the parent may have held it

@@ -26,7 +26,7 @@ _NAME: Final = itemgetter(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptContext:
-    """An attempt as the app's process knows it."""
+    """The data of an attempt in the app's process."""
 
     rollout_id: str = ""
     """Empty outside every attempt."""
@@ -41,16 +41,16 @@ class AttemptContext:
     root_span_id: str | None = None
     """Id of the attempt's own span, the parent of the outermost agents."""
     instructions: Instructions | None = None
-    """Instructions that replace the app's own; None keeps those."""
+    """Instructions that replace the app's own; None keeps the app's."""
     recorder: Recorder = field(default_factory=Recorder, repr=False)
     follows_urls: bool = False
-    """Whether only calls whose client has the gateway's URL are redirected, for any agent."""
+    """Whether a call is redirected only if its client's base URL is the gateway's."""
     is_outside: bool = False
-    """Whether this stands for the process outside every attempt."""
+    """Whether this is no attempt, but the context of the process outside every attempt."""
 
     @property
     def is_rollout(self) -> bool:
-        """Whether a runner opened this attempt, not the app itself in production."""
+        """Whether this is an attempt that a runner opened, not the app in production."""
         return not self.is_outside and self.mode is not Mode.PRODUCTION
 
 
@@ -67,14 +67,14 @@ class AgentContext:
     parent_span_id: str | None = None
     """Id of the innermost open span (agent or tool), the parent of the next span."""
     notes: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Adapter → its data about this context, which is pushed and popped with the frames."""
+    """Adapter → data that the adapter keeps with this context."""
 
     @property
     def path(self) -> str:
         return join_path(map(_NAME, self.frames))
 
     def within(self, span_id: str | None, frames: tuple[Frame, ...]) -> AgentContext:
-        """Return this context with another parent span and other frames."""
+        """Return this context with the given parent span and frames."""
         return AgentContext(self.scope, frames, span_id, self.notes)  # `replace` is much slower
 
     def enter_agent(self, name: str) -> AgentContext:
@@ -90,7 +90,8 @@ class AgentContext:
     def is_routed(self) -> bool:
         """Whether a model call made now samples the policy or uses learned instructions.
 
-        The app's caches must not answer such a call, because their answer is another policy's.
+        The app's caches must not answer such a call, because a cached answer is from another
+        policy.
         """
         scope = self.scope
         if scope.mode is Mode.PRODUCTION:
@@ -102,11 +103,11 @@ class AgentContext:
         return scope.routing.target(self.path).route is not Route.APP
 
     def add_capture_error(self, problem: str, error: Exception) -> None:
-        """Record an error of lightspan: the attempt is not trained, and the app gets no error."""
+        """Record an error of lightspan, which excludes the attempt from training."""
         self.scope.recorder.add_capture_error(f"{problem}: {error!r}")
 
     def with_note(self, adapter: str, note: Any) -> AgentContext:
-        """Return this context with an adapter's note."""
+        """Return this context with `note` as the data of `adapter` (`notes`)."""
         notes = {**self.notes, adapter: note}
         return AgentContext(self.scope, self.frames, self.parent_span_id, notes)
 
@@ -137,7 +138,7 @@ class Place(NamedTuple):
 
 
 Resolver = Callable[[AgentContext], AgentContext | None]
-"""Maps the context of the pushed frames to that of the acting agent; None if it is unknown."""
+"""Returns the context of the acting agent, given that of the pushed frames; None if unknown."""
 
 CallEnd = Callable[[bool], None]
 """Called once when a model call ends, with whether it brought an answer.
@@ -150,7 +151,7 @@ CallListener = Callable[[AgentContext], CallEnd | None]
 
 
 class AttemptHandle(Protocol):
-    """An attempt that was opened automatically; its opener closes it once."""
+    """An attempt that was opened automatically, and that the function which opened it closes."""
 
     @property
     def context(self) -> AgentContext:

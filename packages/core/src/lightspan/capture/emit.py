@@ -33,7 +33,7 @@ from lightspan.schema.spans import (
 )
 
 _Opened = tuple[context.AgentContext, Span, Callable[[], None], context.AttemptHandle | None]
-"""Context, span, undo of the frame and attempt of an open block."""
+"""Of an open block: context around it, span, function that pops its frame, and its attempt."""
 RESPONSE_ID_PREFIXES: Final = ("chatcmpl-", "cmpl-", "resp_")
 """Prefixes of the gateway's response ids, before the call id: of chat completions, text completions
 and the Responses API."""
@@ -46,11 +46,11 @@ def emit_reward(
     call: str | None = None,
     span: Span | str | None = None,
 ) -> Span | None:
-    """Emit a reward for the attempt, for one model call or for one span.
+    """Emit a reward for the attempt, or for one model call (`call`) or span (`span`) of it.
 
     Args:
         value: a number, a bool (True is 1.0), or named dimensions; None emits nothing.
-        primary: dimension whose value is the reward (default: `"reward"`, else the first).
+        primary: dimension whose value is the reward; None for `"reward"`, or without it the first.
         call: a call id, or the `id` of an OpenAI response.
         span: a span or its id.
 
@@ -89,7 +89,7 @@ def emit_message(text: str) -> Span | None:
 
 
 def emit_object(value: Any) -> Span | None:
-    """Attach any value as JSON; a part that JSON cannot express becomes its `str`."""
+    """Attach a value to the attempt as JSON; a part that JSON cannot express becomes its `str`."""
     attributes: Attributes = {
         c.OBJECT_TYPE: type(value).__qualname__,
         c.OBJECT_JSON: dump_json(value),
@@ -98,7 +98,7 @@ def emit_object(value: Any) -> Span | None:
 
 
 def emit_exception(error: BaseException) -> Span | None:
-    """Attach an exception that the app handled."""
+    """Attach an exception that the app handled to the attempt."""
     attributes = exception_attributes(error)
     return _emit("lightspan.exception", SpanKind.EXCEPTION, attributes, status=SpanStatus.ERROR)
 
@@ -265,14 +265,14 @@ def agent(name: str, *, input: Any = None) -> _Block:
 
     Args:
         name: name of the agent or team.
-        input: its input, which is recorded with it.
+        input: input of the agent or team, recorded in its span; None if unknown.
     """
     attributes = _input_attributes(input)
     return _Block(f"invoke_agent {name}", SpanKind.AGENT, attributes, input, agent=name)
 
 
 def agent_span(name: str, *, input: Any = None) -> _Block:
-    """Open an agent's AGENT span and push its frame, as `agent` does, without recording the input.
+    """Set the acting agent as `agent` does, without recording its input in the span.
 
     Args:
         name: name of the agent or team.
@@ -296,13 +296,13 @@ def operation(name: str, *, input: Any = None, **attributes: AttributeValue) -> 
 def tool(name: str, arguments: str = "", call_id: str = "") -> _Block:
     """Record a tool call as one span, in a `with` block or as a decorator.
 
-    The block gets the span, to whose attributes a result may be added, or None where nothing is
+    `with` yields the span, to whose attributes the block may add the result; None if nothing is
     recorded.
 
     Args:
         name: name of the tool.
         arguments: arguments of the call, as JSON.
-        call_id: id of the call in the model's answer.
+        call_id: id of the tool call in the model's answer; empty if unknown.
     """
     attributes: Attributes = {
         c.OPERATION_NAME: "execute_tool",
@@ -318,7 +318,7 @@ def tool(name: str, arguments: str = "", call_id: str = "") -> _Block:
 def current_attempt_id() -> str | None:
     """Return the id of the current attempt, for later feedback (`lightspan.feedback`).
 
-    It is None outside an attempt, and in one that is not recorded.
+    Returns None outside an attempt, and in an attempt that is not recorded.
     """
     current = context.current_agent()
     if current is None or not current.scope.recorder.keeps:

@@ -13,7 +13,7 @@ from lightspan.schema.records import Mode
 
 @contextmanager
 def open_scope(scope: AttemptContext) -> Iterator[AttemptContext]:
-    """Make an attempt the current one for a block. The first call wraps the SDKs' clients."""
+    """Make `scope` the current attempt in a block, after wrapping the SDKs' clients once."""
     try:
         sdk_instrumentation.install()
     except Exception as error:  # such as a broken SDK, which the app may not need

@@ -1,6 +1,6 @@
-"""Clean SDK clients that send calls to the gateway: one per SDK and origin.
+"""Clean clients of the SDKs, which send calls to the gateway: one per SDK and origin.
 
-They use nothing from the environment or from the app's own clients.
+A clean client uses nothing from the environment or from the app's own clients.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _MARK: Final = "_lightspan_clean"
 
 
 def is_clean(client: Any) -> bool:
-    """Return whether a client is one of lightspan's, whose requests are not redirected again."""
+    """Return whether `mark_clean` was called with a client."""
     return getattr(client, _MARK, False)
 
 
 def mark_clean(client: Any) -> None:
-    """Mark a client whose calls are not the app's: they are neither recorded nor redirected."""
+    """Mark a client as lightspan's own: its calls are neither recorded nor redirected."""
     setattr(client, _MARK, True)
 
 
 def sync_client(sdk: Sdk, origin: str) -> Any:
-    """Return the synchronous client of this process."""
+    """Return this process's synchronous client for an SDK and the gateway's `origin`."""
     key = (sdk.name, origin)
     with state.lock:
         if key not in state.clients:
@@ -65,7 +65,7 @@ class _AsyncClient:
 
 
 async def async_client(sdk: Sdk, origin: str) -> Any:
-    """Return the asynchronous client of the running event loop."""
+    """Return the running event loop's client for an SDK and the gateway's `origin`."""
     key = (sdk.name, origin)
     clients = state.async_clients.setdefault(asyncio.get_running_loop(), {})
     if key not in clients:
@@ -77,10 +77,10 @@ async def async_client(sdk: Sdk, origin: str) -> Any:
 
 
 def _tls_options(origin: str) -> dict[str, Any]:
-    """Return options to trust the system's authorities and the one in `SSL_CERT_FILE`.
+    """Return httpx's options to trust the system's authorities and the one in `SSL_CERT_FILE`.
 
-    The store's client trusts the same. httpx has its own list and, without `trust_env`, reads no
-    variable.
+    The store's client trusts the same authorities. By default httpx has its own list and, without
+    `trust_env`, reads no variable. Empty without TLS.
     """
     return {"verify": ssl.create_default_context()} if origin.startswith("https://") else {}
 

@@ -37,19 +37,19 @@ class GeneratorEntry(NamedTuple):
     agent: AgentContext | None
     steps: GeneratorSteps
     block: AgentContext
-    """Innermost block at that time."""
+    """Innermost block of the generator when the entry was set."""
     flow: object
-    """Task or thread of that step."""
+    """Task or thread that ran the step."""
     outer: Entry
     """Entry of the context before the step."""
 
 
 Entry = AgentContext | GeneratorEntry | None
-"""Value of the ContextVar."""
+"""Value of `context`'s ContextVar: an agent, an agent set in a generator, or none."""
 
 
 def inside(agent: AgentContext | None, steps: GeneratorSteps, before: Entry) -> GeneratorEntry:
-    """Return the entry for an agent that acts from now on in this step.
+    """Return the entry for an agent that acts from now on in the current step of a generator.
 
     Args:
         agent: the acting agent.
@@ -60,18 +60,18 @@ def inside(agent: AgentContext | None, steps: GeneratorSteps, before: Entry) -> 
 
 
 def without(steps: GeneratorSteps, entry: Entry) -> Entry:
-    """Return the entry that a context had before the step."""
+    """Return `entry`, or the entry around it if it was set in a step of the generator `steps`."""
     while isinstance(entry, GeneratorEntry) and entry.steps is steps:
         entry = entry.outer
     return entry
 
 
 def current_entries(entry: Entry, running: Sequence[GeneratorSteps]) -> Entry:
-    """Return the innermost entry whose step was not left.
+    """Return `entry`, or the next one around it that was not set in a step that was left.
 
     Args:
-        entry: entry of the context.
-        running: see `running`.
+        entry: value of the ContextVar.
+        running: result of `running`.
     """
     while isinstance(entry, GeneratorEntry) and _was_left(entry, running):
         entry = entry.outer
@@ -86,7 +86,7 @@ def _was_left(entry: GeneratorEntry, running: Sequence[GeneratorSteps]) -> bool:
 
 
 def is_set_in(entry: Entry, steps: GeneratorSteps) -> bool:
-    """Return whether the entry was set in this generator's innermost block."""
+    """Return whether `entry` was set in the innermost block of the generator `steps`."""
     return (
         isinstance(entry, GeneratorEntry)
         and entry.steps is steps
@@ -104,16 +104,16 @@ def current_flow() -> object:
 
 # --- the stack ------------------------------------------------------------------------------
 _HANDLE_RUN: Final = events.Handle._run.__code__
-"""Code of a callback's start: its context is independent of the code that runs the loop."""
+"""Code that runs a callback of an event loop, whose context does not come from its caller."""
 _GENERATOR: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _ENTER_METHODS: Final = ("__enter__", "__aenter__")
 
 
 def running(generators: Mapping[FrameType, GeneratorSteps]) -> Sequence[GeneratorSteps]:
-    """Return the blocks of the generators that are running here, the innermost generator first.
+    """Return the blocks of the generators on the current stack, the innermost generator first.
 
     Args:
-        generators: generators with open blocks.
+        generators: stack frame → blocks, of all generators with open blocks.
     """
     on_stack: list[GeneratorSteps] = []
     frame = sys._getframe(1) if generators else None
@@ -128,8 +128,8 @@ def running(generators: Mapping[FrameType, GeneratorSteps]) -> Sequence[Generato
 def generator_of(frame: FrameType) -> FrameType | None:
     """Return the generator in whose body a block is entered; None outside generators.
 
-    A context manager made from a generator function enters the block on behalf of its own `with`
-    statement, so the search continues there.
+    If a context manager enters the block in its own body (`@contextmanager`, `__enter__`), the
+    result is for the code whose `with` statement enters the context manager.
 
     Args:
         frame: stack frame that enters the block.

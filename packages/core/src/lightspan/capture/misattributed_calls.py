@@ -1,8 +1,8 @@
-"""Detection of model calls that a worker makes for an attempt that is over, or for none.
+"""Detection of model calls whose context is an attempt that is over, or none.
 
-A thread or task keeps the context in which it was started: a worker that serves several attempts
-calls the model in the name of the first. Such a call is missing from one of the open attempts, so
-every attempt that made no call gets a capture error.
+A thread or task keeps the context in which it was started. If a worker serves several attempts, its
+model calls are recorded for the first of them, and are missing from the attempt that it serves. Its
+attempt is unknown, so every open attempt that made no call gets a capture error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ADVICE: Final = (
     "`asyncio.create_task(…, context=context)` in a task"
 )
 
-# Separate from `context`'s ContextVar: new threads and tasks copy this one unchanged.
+# Not in `context`'s ContextVar, because new threads and tasks must copy the value unchanged.
 _home: Final[ContextVar[tuple[int, int] | None]] = ContextVar("lightspan_home", default=None)
 """Ids of the thread and the task that opened the attempt."""
 
@@ -33,7 +33,10 @@ def mark_home() -> None:
 
 
 def check_call(current: AgentContext | None) -> None:
-    """Count a model call that begins if it belongs to no open attempt."""
+    """Count a model call that begins in the context `current` if that is no open attempt's.
+
+    Only in a runner's process; elsewhere nothing is counted.
+    """
     if not state.thread_patches:
         return
     # The context of `lightspan.apply_prompts` is outside every attempt.
@@ -56,7 +59,7 @@ def count() -> int:
 
 
 def missing_call_reason(recorder: Recorder, before: int) -> str | None:
-    """Return why a call may be missing from an attempt; None if there is no sign of it.
+    """Return why a model call may be missing from an attempt; None if none seems missing.
 
     Args:
         recorder: recorder of the attempt.

@@ -1,9 +1,10 @@
-"""Recording of model calls by clients that use no SDK of `sdks`: as structure, without tokens.
+"""Recording of model calls by clients that use no SDK of `sdks`: as spans without tokens.
 
-The SDK instrumentation does not see the calls of another client (Ollama, LiteLLM, one of the
-user's own). Such a call is not redirected. An adapter that knows about it records it with
-`record_call`, so that the coverage shows a call that cannot be trained. The same applies to answers
-of a framework's cache, which adapters switch off where a call `is_routed`.
+The SDK instrumentation neither sees nor redirects the calls of other clients (Ollama, LiteLLM, a
+client of the user's own). An adapter whose framework makes such a call records it with
+`record_call`, so that the coverage shows a call that cannot be trained. An adapter records the
+answers of a framework's cache in the same way; it switches the cache off for a call that
+`is_routed`.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ class Client(NamedTuple):
     """A model client that is not wrapped."""
 
     name: str = ""
-    """Full name of its class; empty if the client is unknown."""
+    """Full name of the client's class; empty if the client is unknown."""
     url: str = ""
     """URL of its endpoint; empty if it cannot be read."""
     fix: str = ""
     """Change of the app that makes its calls trainable."""
 
     def attributes(self) -> Attributes:
-        """Return a span's attributes, without the URL's user and query, which may hold a key."""
+        """Return the client as attributes of a span, with only host and port of its URL."""
         if not self.name:
             return {}
         attributes: Attributes = {semconv.CLIENT: self.name, semconv.CLIENT_FIX: self.fix}
@@ -64,7 +65,7 @@ def client_of(client: Any, native: str) -> Client:
 
     Args:
         client: the framework's object.
-        native: the framework's client that uses a wrapped SDK.
+        native: name of the framework's client that uses a wrapped SDK, to advise in `fix`.
     """
     name = _class_name(type(client))
     places = [client, *(_read(client, key) for key in _SETTINGS)]
@@ -84,7 +85,7 @@ def _text(value: Any) -> str:
 
 
 def _class_name(kind: type) -> str:
-    """Return the class's name in its top-level package if that exports it, else in its module."""
+    """Return the full name of a class: in its top-level package if exported, else in its module."""
     package = kind.__module__.partition(".")[0]
     is_public = getattr(sys.modules.get(package), kind.__name__, None) is kind
     return f"{package if is_public else kind.__module__}.{kind.__qualname__}"
@@ -108,7 +109,7 @@ def record_call(
     client: Any = None,
     native: str = "",
 ) -> None:
-    """Record a model call, ended now, by a client that uses neither OpenAI's nor Anthropic's SDK.
+    """Record a model call that has just ended, by a client that uses no SDK of `sdks`.
 
     A call to the attempt's own gateway is left out, because the gateway records it.
 
@@ -118,8 +119,8 @@ def record_call(
         answer: the known part of the answer, as an OpenAI completion or response; empty for none.
         end: status, message and attributes of the end.
         start_ns: start, nanoseconds since the epoch.
-        client: the framework's client, if it is known.
-        native: the framework's client that uses OpenAI's SDK, for the advice in the report.
+        client: the framework's client; None if it is unknown.
+        native: name of the framework's client that uses OpenAI's SDK, to advise in the report.
     """
     description = Client() if client is None else client_of(client, native)
     gateway = context.scope.gateway_url

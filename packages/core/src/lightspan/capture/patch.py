@@ -36,7 +36,7 @@ class Patch:
         return not is_reached and layers[-1] is _layers(self._original)[-1]
 
     def undo(self) -> None:
-        """Restore the attribute, unless another patch has replaced it since."""
+        """Restore the attribute, unless it has been replaced again since."""
         self.on = False
         if vars(self._owner).get(self._name) is not self._ours:
             return

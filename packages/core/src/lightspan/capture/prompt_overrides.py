@@ -23,9 +23,9 @@ def prompt(name: str, text: str) -> str:
     """Return the text to use for a prompt of the app: a candidate, the learned text, or `text`
     itself.
 
-    A candidate is used in an attempt that evaluates one, the learned text after
-    `lightspan.apply_prompts`. Call it where the text is created, so that `optimize=["router"]`
-    finds it:
+    The candidate is returned in an attempt that evaluates it, the learned text after
+    `lightspan.apply_prompts`. Call the function where the app uses the text, so that
+    `optimize=["router"]` finds the prompt:
 
         ROUTER = "Which desk is this for? {mail}"
         …
@@ -33,9 +33,9 @@ def prompt(name: str, text: str) -> str:
 
     Args:
         name: name of the prompt in `optimize=`.
-        text: the same text in every call. It has placeholders, written as for `str.format`, that
-            the app fills afterwards; or it has none, and then the returned text must not be
-            formatted.
+        text: the app's own text, the same in every call. If it has placeholders, written as for
+            `str.format`, the app fills them in the returned text; if it has none, the app must not
+            format the returned text.
     """
     try:
         current = current_agent()
@@ -58,7 +58,7 @@ def prompt(name: str, text: str) -> str:
 
 
 def record_prompt(current: AgentContext, attributes: Attributes) -> None:
-    """Record how a prompt was read, in a separate span."""
+    """Record the `attributes` of a prompt that was read (`reading_attributes`), in its own span."""
     span = make_span(current, "lightspan.prompt", SpanKind.OTHER, attributes, status=SpanStatus.OK)
     current.scope.recorder.add(span)
 
@@ -72,7 +72,7 @@ def _instructions_of(current: AgentContext | None) -> Instructions | None:
 
 
 def _active_prompts(current: AgentContext | None) -> ActivePrompts | None:
-    """Return the prompts of `lightspan.apply_prompts` if they apply here."""
+    """Return the prompts of `lightspan.apply_prompts`; None if none apply in `current`."""
     # In a runner's process a call outside every attempt may belong to a rollout.
     if not state.active_prompts or state.thread_patches:
         return None
@@ -82,7 +82,7 @@ def _active_prompts(current: AgentContext | None) -> ActivePrompts | None:
 
 
 def reading_of(current: AgentContext, body: Body) -> Reading | None:
-    """Return how the agent's request has to be changed; None to leave it unchanged."""
+    """Return the instructions in a request's `body` and their replacement; None if none apply."""
     instructions = _instructions_of(current)
     reading = None if instructions is None else instructions.read(current.path, body)
     active = _active_prompts(current)
@@ -93,7 +93,7 @@ def reading_of(current: AgentContext, body: Body) -> Reading | None:
 
 
 def _warn_unless_applied(active: ActivePrompts, name: str, reading: Reading | None) -> None:
-    """Record the use of a learned text, and log a warning once if it is not applied."""
+    """Record that a learned text was requested; log a warning once if it is not applied."""
     if reading is None:
         return
     active.used_names.add(name)
@@ -121,7 +121,7 @@ def reading_attributes(reading: Reading) -> Attributes:
 
 
 def with_text(options: Any, reading: Reading) -> Any:
-    """Return a copy of a request with the text to send."""
+    """Return a copy of the request `options` with the text `reading.sent`."""
     slot, text = reading.slot, reading.sent
     assert slot is not None
     assert text is not None

@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 class Recorder:
     """A thread-safe collector of one attempt's spans.
 
-    It holds at most `limit` spans between two drains. Further spans are dropped and counted as a
-    capture error, so that the attempt is not trained.
+    It holds at most `limit` spans between two calls of `drain`. Further spans are dropped, which is
+    a capture error and excludes the attempt from training.
     """
 
     keeps = True
@@ -30,9 +30,9 @@ class Recorder:
         self.has_called = False
         """Whether the attempt has made a model call."""
         self.is_over = False
-        """Whether the attempt has ended; later calls in its name are not part of it."""
+        """Whether the attempt has ended; later calls are not part of it."""
         self.uncaptured: Counter[Request] = Counter()
-        """Requests to models without an SDK; counted in a dry run only."""
+        """Number of requests to models that were made without an SDK, counted in a dry run only."""
         self._limit = limit
         self._spans: list[Span] = []
         self._capture_errors: list[str] = []
@@ -48,7 +48,7 @@ class Recorder:
         return new_id("call")
 
     def add(self, span: Span) -> None:
-        """Keep a span with its keys redacted; count it as dropped where the limit is reached."""
+        """Add a span with API keys redacted; if the limit is reached, count it as dropped."""
         if span.status_message or not span.name.isascii():
             name, message = clean_text(span.name), bounded_text(span.status_message)
             span = span.replace(name=name, status_message=message)
@@ -71,17 +71,22 @@ class Recorder:
             self._capture_errors.append(bounded_text(reason))
 
     def register_pending(self, key: str, give_up: Callable[[], None]) -> None:
-        """Register open work; `give_up` records that it never ended."""
+        """Register an operation, such as a stream, that has begun.
+
+        Args:
+            key: id for `resolve_pending`.
+            give_up: records that the operation never ended; called by `cancel_pending`.
+        """
         with self._lock:
             self._pending[key] = give_up
 
     def resolve_pending(self, key: str) -> bool:
-        """Remove open work that has ended; return False if it was removed already."""
+        """Remove a pending operation that has ended; return False if it was removed before."""
         with self._lock:
             return self._pending.pop(key, None) is not None
 
     def cancel_pending(self) -> None:
-        """Record all open work as abandoned, such as streams that the app dropped."""
+        """Record all pending operations as abandoned, such as streams that the app dropped."""
         for give_up in list(self._pending.values()):
             give_up()
 
@@ -99,7 +104,7 @@ class Recorder:
 
 
 class NullRecorder(Recorder):
-    """A recorder that keeps nothing, for calls to served policies outside every attempt."""
+    """A recorder that keeps nothing, for calls that are not part of a recorded attempt."""
 
     keeps = False
 
@@ -114,12 +119,12 @@ class NullRecorder(Recorder):
         """Do nothing, since no attempt ends."""
 
     def resolve_pending(self, key: str) -> bool:
-        """Return False: nothing is recorded at the end."""
+        """Return False, so that the end of an answer is not recorded."""
         return False
 
 
 class LostRewardRecorder(NullRecorder):
-    """The recorder of a recording process outside every attempt."""
+    """The recorder outside every attempt of a process that records; it warns of lost rewards."""
 
     def add(self, span: Span) -> None:
         """Discard the span, and log a warning if it is a reward."""

@@ -5,8 +5,9 @@ the SDK is read at once. A `Stream` yields chunks, which pass through a wrapped 
 raw response (`with_raw_response`, `with_streaming_response`) an app may read bytes, text or lines,
 or get a `Stream` by `parse()`: its body passes through a wrapped stream.
 
-Whichever way an app abandons a stream, its response is closed, and a response closes its stream.
-The end is detected there, because the SDKs' own helpers close nothing else.
+However an app abandons a stream, the HTTP response is closed, and a response closes its stream of
+bytes. So the end is detected when the stream of bytes is closed: the SDKs' helpers close nothing
+else.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def observe(call: SdkCall, result: Any, *, streamed: bool) -> Any:
-    """Observe the result of a model call, and return it.
+    """Observe the result of a model call, and return the result.
 
     Args:
         call: the call, which records the answer.
@@ -47,7 +48,7 @@ def observe(call: SdkCall, result: Any, *, streamed: bool) -> Any:
 
 
 def as_mapping(result: Any, fields: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    """Return an answer of the SDK as JSON; empty for anything else.
+    """Return an SDK's answer as a JSON object; empty if `result` is not a pydantic model.
 
     Args:
         result: the SDK's object.
@@ -112,18 +113,18 @@ def _observe_parsed(stream: Any, answer: _ObservedAnswer) -> Any:
 
 # --- one answer -----------------------------------------------------------------------------
 class _ObservedAnswer:
-    """An answer while the app reads it, which ends once.
+    """An answer while the app reads it.
 
-    As a context manager it stands around the wait for a chunk.
+    As a context manager it is entered while the app waits for a chunk.
     """
 
     def __init__(self, call: SdkCall, body: _Body | None = None) -> None:
         self.body = body
-        """Collects the bytes; None while the app reads chunks."""
+        """Collector of the bytes; None if the app reads chunks."""
         self._call = call
         self._chunks = call.new_answer()
         self._reader: object = None
-        """Task or thread that waits for a chunk."""
+        """Task or thread that waits for a chunk; None if none does."""
 
     def register_pending(self, response: Any) -> None:
         """Register the answer as open until the attempt ends or `response` is deleted."""
@@ -145,11 +146,18 @@ class _ObservedAnswer:
             self.end(error)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the answer, by an error if there is one; GeneratorExit if the app abandoned it."""
+        """End the answer and record it.
+
+        Args:
+            error: error that ended it; GeneratorExit if the app abandoned it, None if complete.
+        """
         self._call.guarded(self._end, error)
 
     def abandon(self) -> None:
-        """End the answer because its response is closed, unless the SDK does so after reading."""
+        """End the answer as abandoned, because its response is being closed.
+
+        No-op if the SDK closes the response while it waits for a chunk.
+        """
         if self._reader is None or self._reader is not current_flow():
             self.end(GeneratorExit())
 
@@ -164,7 +172,7 @@ class _ObservedAnswer:
 
 
 class _Proxy:
-    """A wrapper of an iterator or stream that has its class and attributes."""
+    """A wrapper that has the class and attributes of the iterator or stream `inner`."""
 
     def __init__(self, inner: Any, answer: _ObservedAnswer) -> None:
         self._inner = inner
@@ -247,21 +255,21 @@ class _ObservedBytes(_Proxy):
 
 
 class _Content(NamedTuple):
-    """The content of a body."""
+    """The content of a response body, as far as it has arrived."""
 
     answer: Mapping[str, Any]
     complete: bool
-    """Whether everything that matters has arrived."""
+    """Whether the whole answer has arrived."""
     failure: Exception | None = None
-    """Error that the endpoint reported in a stream."""
+    """Error that the endpoint reported in the stream; None if there is none."""
 
 
 class _Body:
-    """The bytes of a body that the app has read.
+    """The bytes that the app has read of a response body.
 
     Args:
-        raw: the SDK's response.
-        new_answer: returns the collector of its events; None if the body is one JSON value.
+        raw: the SDK's raw response.
+        new_answer: returns a collector of the stream's events; None if the body is one JSON value.
     """
 
     def __init__(self, raw: Any, new_answer: Callable[[], StreamedAnswer] | None) -> None:

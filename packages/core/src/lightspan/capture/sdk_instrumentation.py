@@ -1,14 +1,16 @@
 """Instrumentation of the OpenAI and Anthropic SDKs by one wrapper around their clients' `request`.
 
 Inside an attempt, a call of an agent that the algorithm routes to the gateway is passed, as a copy
-of its request, to a clean client: nothing of the app's client (key, headers, query, cookies, auth)
-is sent, whenever that client was created, and the gateway's answer passes through the SDK's own
-machinery (raw responses, streams, `.parse()`). The calls of other agents go where the app sends
-them, and are recorded. If an agent's instructions are learned or learned ones apply
-(`prompt_overrides`), a copy of the request with other instructions is sent. Outside every attempt
-nothing changes unless the user enabled it.
+of its request, to a clean client (`gateway_clients`). Nothing of the app's client (key, headers,
+query, cookies, auth) is sent, even if it was created before the attempt. The SDK processes the
+gateway's answer as usual (raw responses, streams, `.parse()`). The calls of agents that are not
+routed go where the app sends them, and are recorded. If an agent's instructions are being learned,
+or learned instructions are applied (`prompt_overrides`), a copy of the request with the replaced
+instructions is sent. Outside every attempt nothing changes, unless the user records, connects or
+applies prompts.
 
-`request` is stable from openai 2.0 to 3.x and in anthropic; hooks on httpx miss the newest of both.
+`request` is stable from openai 2.0 to 3.x and in anthropic; hooks on httpx would miss the newest
+versions of both SDKs.
 """
 
 from __future__ import annotations
@@ -70,13 +72,13 @@ _FORWARDED_HEADERS: Final = (
 
 # --- installing -----------------------------------------------------------------------------
 def install() -> None:
-    """Wrap the SDKs that are imported, and the others once they are imported. Idempotent.
+    """Wrap the SDKs of `sdks`: now if they are imported already, else once they are. Idempotent.
 
-    No SDK is imported for it: importing openai or anthropic takes longer than everything else that
+    It imports no SDK, because importing openai or anthropic takes longer than everything else that
     a runner needs.
 
     Raises:
-        Exception: an imported SDK cannot be wrapped; the others are wrapped.
+        Exception: an imported SDK cannot be wrapped; the other SDK is wrapped all the same.
     """
     with state.lock:
         failed: Exception | None = None
@@ -126,8 +128,8 @@ def _wrap(sdk: Sdk) -> None:
 
 
 def uninstall() -> None:
-    """Restore the SDKs' classes. A wrapper around `request` that was set later continues to
-    work."""
+    """Undo `install`. Another library's wrapper that replaced `request` after `install` continues
+    to work."""
     with state.lock:
         while state.import_hooks:
             state.import_hooks.popitem()[1].stop()
@@ -184,7 +186,7 @@ def _async_wrapper(
 
 
 def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
-    """Return the model call that begins; None if it is not captured. Never raises."""
+    """Return the call for a request that begins; None if it is not captured. Never raises."""
     current, attempt = current_context(), None
     if is_clean(client) or (current is None and not state.thread_patches):
         return None
@@ -225,7 +227,11 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
 
 
 def _target(current: AgentContext, path: str, address: Any) -> Target:
-    """Return the target of a call by a client with this base URL."""
+    """Return the target of a model call, which the agent at `path` decides.
+
+    With `follows_urls`, a call of a client whose base URL `address` is not the gateway's goes to
+    the app's own endpoint.
+    """
     routing, gateway = current.scope.routing, current.scope.gateway_url
     if current.scope.follows_urls and gateway and not f"{address}/".startswith(f"{gateway}/"):
         return Target(route=Route.APP)
@@ -264,9 +270,9 @@ class SdkCall:
     notify_end: CallEnd
     """See `context.notify_call_start`."""
     reading: Reading | None
-    """Instructions of the request and those to send; None to leave them unchanged."""
+    """The request's instructions and those to send instead; None if none are learned or applied."""
     attempt: AttemptHandle | None
-    """Attempt that consists of this call alone."""
+    """Attempt that was opened for this call alone; None if the call is part of a larger one."""
 
     @property
     def is_redirected(self) -> bool:
@@ -275,7 +281,7 @@ class SdkCall:
 
     @property
     def is_recorded_elsewhere(self) -> bool:
-        """Whether the gateway records the call; one that serves production does not."""
+        """Whether the gateway records the call. A gateway that serves production records none."""
         return self.is_redirected and self.context.scope.mode is not Mode.PRODUCTION
 
     @property
@@ -290,13 +296,18 @@ class SdkCall:
             self.guarded(self.failed, error)
 
     def add_capture_error(self, action: str, error: Exception) -> None:
-        """Record that the call could not be redirected or recorded."""
+        """Record an error as a capture error of the attempt.
+
+        Args:
+            action: what failed, `"redirected"` or `"recorded"`.
+        """
         self.context.add_capture_error(f"a model call could not be {action}", error)
 
     def with_instructions(self, options: Any) -> Any:
-        """Return a copy of the request with the instructions to send, or the request itself.
+        """Return a copy of the request `options` with the instructions to send.
 
-        If that fails, a capture error is recorded and the app's request is sent.
+        Returns `options` itself if the instructions stay as they are, or cannot be replaced, which
+        is a capture error.
         """
         if self.reading is None:
             return options
@@ -313,7 +324,7 @@ class SdkCall:
             return options
 
     def redirect(self, client: Any, options: Any) -> Any:
-        """Return a copy of the request that the clean client can send."""
+        """Return a copy of the request `options` of `client` for the clean client to send."""
         sent = options.model_copy()
         sent.url = _model_path(self.sdk, options)
         sent.params = {}
@@ -338,7 +349,7 @@ class SdkCall:
         }
 
     def failed(self, error: BaseException, answer: Mapping[str, Any] | None = None) -> None:
-        """Record a call without an answer, or whose answer the app could not read or abandoned.
+        """Record the end of a call by an error; the app may have abandoned the answer.
 
         Args:
             error: exception that ended the call.
@@ -365,7 +376,7 @@ class SdkCall:
         self.record(attributes, SpanStatus.ERROR, text_of(error) or "error")
 
     def answered(self, answer: Mapping[str, Any]) -> None:
-        """Record the answer, unless the gateway does."""
+        """Record a call with its whole answer, unless the gateway records it."""
         self.notify_end(True)
         if not self.is_recorded_elsewhere:
             self.record(
@@ -378,18 +389,24 @@ class SdkCall:
         return genai_attributes.StreamedAnswer(choices=choices)
 
     def register_pending(self, give_up: Callable[[], None], response: Any) -> None:
-        """Register the answer as open.
+        """Register the answer as pending: the app has not read all of it.
 
         Args:
-            give_up: called when the attempt ends or, in production, `response` is deleted.
-            response: the source of the answer.
+            give_up: records that the app abandoned the answer; called when the attempt ends or, in
+                production, when `response` is deleted.
+            response: the HTTP response.
         """
         self.context.scope.recorder.register_pending(self.call_id, give_up)
         if self.context.scope.mode is Mode.PRODUCTION:  # where no runner cancels pending calls
             weakref.finalize(response, give_up).atexit = False
 
     def ended(self, answer: Mapping[str, Any], error: BaseException | None) -> None:
-        """Record the end of an open answer, by an error if there is one; only the first counts."""
+        """Record the end of a pending answer; a no-op if its end was recorded before.
+
+        Args:
+            answer: the answer as far as it arrived.
+            error: error that ended it; None if it is complete.
+        """
         if not self.context.scope.recorder.resolve_pending(self.call_id):
             return
         if error is None:
@@ -400,7 +417,7 @@ class SdkCall:
     def record(
         self, attributes: Attributes, status: SpanStatus = SpanStatus.OK, message: str = ""
     ) -> None:
-        """Record the call's span, and close the attempt that consists of it."""
+        """Record the call's span, and close the attempt that was opened for the call, if any."""
         common: Attributes = {
             c.AGENT_PATH: self.path,
             c.CALL_ID: self.call_id,
@@ -454,7 +471,7 @@ _TRANSPORTS: Final = ("httpx", "httpx2", "httpcore", "httpcore2")
 
 
 def _is_undelivered(error: BaseException) -> bool:
-    """Return whether the gateway's answer may be lost: the transport failed or was interrupted."""
+    """Return whether the transport failed or was interrupted, so that the answer may be lost."""
     if isinstance(error, OSError | asyncio.CancelledError | KeyboardInterrupt | SystemExit):
         return True
     names = {kind.__name__ for kind in type(error).__mro__}

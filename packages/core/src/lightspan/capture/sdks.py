@@ -16,11 +16,11 @@ class Sdk:
     """A client library.
 
     Args:
-        name: name of its module, and of its provider in GenAI attributes.
-        client: name of its client class; `Async…` is the asynchronous one.
-        wrapped: module and classes, sync and async, from which every client inherits `request`.
-        base: path at the end of its base URLs.
-        paths: paths of requests to a model; other requests are not captured.
+        name: name of the library's module, and of the provider in GenAI attributes.
+        client: name of the synchronous client class; `Async` + `client` is the asynchronous class.
+        wrapped: module, sync class and async class from which every client inherits `request`.
+        base: path at the end of base URLs.
+        paths: paths of requests to a model, below `base`; other requests are not captured.
     """
 
     name: str
@@ -40,8 +40,8 @@ class Sdk:
         return getattr(module, sync_class), getattr(module, async_class)
 
     def path(self, url: str) -> str | None:
-        """Return the path below `base` of a model request with any base path; None for other
-        requests."""
+        """Return which of `paths` a request's `url` ends with; None if it is no request to a
+        model."""
         return next((path for path in self.paths if url.endswith(path)), None)
 
 

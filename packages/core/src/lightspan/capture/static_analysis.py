@@ -13,7 +13,7 @@ def names_in(code: CodeType, *, texts: bool = False) -> Iterator[str]:
 
     Args:
         code: code of a function.
-        texts: whether to yield text constants too, for frameworks that look things up by text.
+        texts: whether to yield text constants too, for frameworks that look objects up by text.
     """
     yield from code.co_names
     for constant in code.co_consts:
@@ -30,11 +30,11 @@ def references(
 ) -> Iterator[Any]:
     """Yield the values of a function's closure, defaults and mentioned globals.
 
-    Of a user's module among those globals, the mentioned attributes are yielded too.
+    If a global is a module of the user, its attributes in `names` are yielded too.
 
     Args:
         function: a function of the app.
-        names: names that its code mentions.
+        names: names that the function's code mentions.
         installed: see `is_user_code`.
     """
     yield from closure_values(function)
@@ -70,7 +70,7 @@ def package_of(thing: Any) -> str:
 
 
 def is_user_code(thing: Any, installed: Collection[str] = ()) -> bool:
-    """Return whether an object belongs to the user's own code; installed code brings no agents.
+    """Return whether an object belongs to the user's own code, not to an installed package.
 
     Args:
         thing: a module, function, class or object.

@@ -32,12 +32,12 @@ _MODEL_PATHS: Final = (
 _GEMINI_PATHS: Final = (":generateContent", ":streamGenerateContent")
 """Paths of requests whose body names no model."""
 _PLUMBING: Final = ("httpx", "httpx2", "requests", "aiohttp", "urllib3", "contextlib", "asyncio")
-"""Packages between the caller and the patched method."""
+"""Packages on the stack between the calling package and the patched method, to skip."""
 _SDK_MODULES: Final = tuple(f"{sdk.name}._base_client" for sdk in SDKS)
 
 
 def install() -> None:
-    """Patch the HTTP clients that are installed; idempotent."""
+    """Patch the installed HTTP clients to record requests to models. Idempotent."""
     if state.http_patches:
         return
     for package, owner, method, make in _PATCHES:
@@ -80,16 +80,21 @@ _PATCHES: Final = (
     ("requests", "Session", "send", _send),
     ("aiohttp", "ClientSession", "_request", _aiohttp_request),
 )
-"""Package, class, method and wrapper; the wrapper returns the coroutine of an async method."""
+"""Package, class, method, and function that makes the replacement of the method."""
 
 
 def _body(request: Any) -> Any:
-    """Return the body of a request of httpx or requests; a stream is not read."""
+    """Return the body of a request of httpx or requests, without reading a stream."""
     return getattr(request, "body", None) or getattr(request, "content", None)
 
 
 def _record(read: Callable[[], tuple[Any, Any, Any]], *, is_aiohttp: bool = False) -> None:
-    """Record a request to a model. Never raises."""
+    """Record a request if it is to a model and no SDK made it. Never raises.
+
+    Args:
+        read: returns method, URL and body.
+        is_aiohttp: whether aiohttp sends the request.
+    """
     with contextlib.suppress(Exception):  # the app's request must be sent in any case
         current = current_agent()
         if current is None or current.scope.mode is not Mode.DEV:
@@ -112,7 +117,7 @@ def _record(read: Callable[[], tuple[Any, Any, Any]], *, is_aiohttp: bool = Fals
 
 
 def _model_of(url: str, body: Any) -> str | None:
-    """Return the model of a request, empty if it is not named; None if no model is called."""
+    """Return the model of a request, `""` for Gemini; None if the request is to no model."""
     path = urlsplit(url).path.rstrip("/")
     if path.endswith(_GEMINI_PATHS):
         return ""

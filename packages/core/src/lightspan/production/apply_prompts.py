@@ -1,8 +1,8 @@
 """Application of a run's prompts to the whole process: `lightspan.apply_prompts("runs/desk")`.
 
-The instructions of agents are replaced as they were in training, in requests that go where the app
-sends them. `lightspan.prompt` returns the learned text. This is independent of recording. Inside
-rollouts nothing changes.
+The instructions of agents are replaced, as in training, in requests that go where the app sends
+them. `lightspan.prompt` returns the learned text. Recording need not be enabled. Inside rollouts
+nothing changes.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def apply_prompts(run: str | os.PathLike[str] | None = None) -> AppliedPrompts:
     """Apply the prompts that a run learned, in this process until it ends; rollouts are not
     affected.
 
-    Where an agent's text differs from the one in training, the app's own is sent, and a warning is
-    logged once. Later errors never reach the app.
+    If an agent's own text has changed since the training, the own text is sent and a warning is
+    logged once. Once the prompts are applied, no error reaches the app.
 
     Args:
-        run: folder of the run, or the path of its `prompts.json`; None for `LIGHTSPAN_PROMPTS`. If
-            that is not set nothing is applied, so the line can stay in the app. With the variable
-            set, an adapter's `instrument()` applies the prompts too.
+        run: folder of the run, or the path of its `prompts.json`. None for the value of the
+            variable `LIGHTSPAN_PROMPTS`; if that is not set, nothing is applied. If it is set, an
+            adapter's `instrument()` applies the prompts too.
 
     Raises:
         ConfigError: the file is missing or damaged, or no client of OpenAI or Anthropic is
@@ -91,7 +91,7 @@ def read_prompts(path: Path) -> dict[str, LearnedPrompt]:
     """Return the prompts that a run learned.
 
     Args:
-        path: folder of the run, or the file.
+        path: folder of the run, or its `prompts.json`.
 
     Raises:
         ConfigError: the file cannot be read or has no prompt.
@@ -147,9 +147,12 @@ _applied: Final[dict[str, AppliedPrompts]] = {}
 
 
 def hold(owner: str) -> None:
-    """Apply the environment's prompts while `owner` (an adapter) is enabled.
+    """Apply the prompts of the run in `LIGHTSPAN_PROMPTS`, until `release`, for an adapter.
 
-    Never raises: an error is logged, and then nothing is applied.
+    Never raises: an error is logged, and nothing is applied.
+
+    Args:
+        owner: name of the adapter.
     """
     if not os.environ.get(PROMPTS_VARIABLE):
         return

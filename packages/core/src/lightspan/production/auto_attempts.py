@@ -1,7 +1,8 @@
 """Attempts of a recorded app, which are opened automatically and written when they end.
 
-An attempt is complete when its root has ended and nothing of it is pending; then it is queued for
-the store writer. The hook (`redact`) gets each span when it is added, in the app's own thread.
+An attempt is complete when its root has ended and no answer in it is pending; then it is queued for
+the store writer. The user's hook (`redact`) is called with each span that is added, in the thread
+that adds it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class OpenAttempt(Recorder):
         """Approximate number of characters of text in the unwritten spans."""
 
     def new_call_id(self) -> str:
-        """Return a call id that contains the attempt's, by which feedback finds the call."""
+        """Return a call id that contains the attempt's id, by which feedback finds the attempt."""
         with self._lock:
             self._calls += 1
             return f"{self._call_prefix}{self._calls}"
@@ -96,7 +97,7 @@ class OpenAttempt(Recorder):
             self.end(failed=False)
 
     def add_capture_error(self, reason: str) -> None:
-        """Record a capture error; with a hook without details, which may quote the app's data."""
+        """Record a capture error; if there is a hook, without details, which may quote app data."""
         super().add_capture_error(reason.partition(": ")[0] if self._owner.redactor.on else reason)
 
     def resolve_pending(self, key: str) -> bool:
@@ -118,7 +119,7 @@ class OpenAttempt(Recorder):
             return not any(content) and not self._has_ended
 
     def discard(self) -> None:
-        """Discard the empty attempt, unless a span is added later."""
+        """Discard the attempt, which is empty; a span that is added later ends and queues it."""
         self._owner.remove(self)
         self._is_discarded = True
 
@@ -138,7 +139,7 @@ class OpenAttempt(Recorder):
 
     # --- in the writer's thread -----------------------------------------------------------
     def take(self) -> store_writer.PendingWrite:
-        """Remove and return the unwritten spans: the whole attempt, or its late spans."""
+        """Remove the unwritten spans and return their write, the first time with the attempt."""
         with self._lock:
             spans, self._spans = self._spans, []
             is_late, self._is_written = self._is_written, True
@@ -177,10 +178,10 @@ class OpenAttempt(Recorder):
 
 
 def task_of(spans: list[Span], *, is_call: bool) -> Json:
-    """Return the input of an attempt: its root's input, else the messages of its first call.
+    """Return the task of an attempt: its root's input, else the messages of its first model call.
 
-    The latter is `{"messages": […]}`, without the app's own instructions unless the attempt is a
-    lone call; None if nothing is known.
+    The messages are `{"messages": […]}`, without the app's own instructions unless the attempt is a
+    lone model call (`is_call`). None if neither was recorded.
     """
     for span in spans:
         if c.OPERATION_INPUT in span.attributes and span.parent_id is None:
@@ -275,7 +276,7 @@ class NullAttempt:
 
 # --- the attempts of a process --------------------------------------------------------------
 class OpenAttempts:
-    """The open attempts of a process, and what opens them."""
+    """The open attempts of a process, with the functions that open, redact and write attempts."""
 
     def __init__(self, options: RecordOptions) -> None:
         self.options = options
@@ -303,9 +304,10 @@ class OpenAttempts:
         return _Handle(attempt, _attempt_context(current.scope, trace_id, attempt), name, text)
 
     def redact(self, span: Span) -> tuple[Span | None, str]:
-        """Return the part of a span to keep, and the kind of error if the hook failed.
+        """Return the part of a span to keep (None for nothing), and the kind of the hook's error.
 
-        The hook sees the name of the service too. Model calls of the hook are not recorded.
+        The kind is empty if the hook did not fail. The hook gets the span with the name of the
+        service. Model calls of the hook are not recorded.
         """
         span = span.replace(resource={**span.resource, **self._resource})
         if not self.redactor.on:
@@ -331,14 +333,14 @@ class OpenAttempts:
         self._open.pop(attempt.attempt_id, None)
 
     def close(self, timeout_s: float) -> None:
-        """Interrupt the open attempts and write everything within the time limit."""
+        """Interrupt the open attempts and write what can be written in `timeout_s` seconds."""
         for attempt in list(self._open.values()):
             attempt.interrupt()
         self.writer.close(timeout_s)
 
 
 def _attempt_context(outer: AttemptContext, trace_id: str, recorder: Recorder) -> AttemptContext:
-    """Return the context of a new attempt, whose calls are routed as outside of it."""
+    """Return the context of a new attempt, whose calls are routed as in the context `outer`."""
     attempt = recorder if isinstance(recorder, OpenAttempt) else None
     return AttemptContext(
         rollout_id="" if attempt is None else attempt.rollout_id,
@@ -354,7 +356,7 @@ def _attempt_context(outer: AttemptContext, trace_id: str, recorder: Recorder) -
 
 
 def current_trace_id() -> str | None:
-    """Return the current trace id of the app's own OpenTelemetry, if it uses that."""
+    """Return the current trace id of the app's own OpenTelemetry; None if there is none."""
     opentelemetry = sys.modules.get("opentelemetry.trace")
     if opentelemetry is None:
         return None
@@ -379,8 +381,8 @@ _input_encoder: Final = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def sampled(trace_id: str, ratio: float) -> bool:
-    """Return whether a trace is in the sampled share.
+    """Return whether a trace is in the share `ratio` of traces that are recorded.
 
-    The answer is the same in every process, and that of OpenTelemetry's TraceIdRatioBased sampler.
+    The result depends on the trace id alone, as with OpenTelemetry's TraceIdRatioBased sampler.
     """
     return int(trace_id[16:], 16) < round(ratio * 2**64)

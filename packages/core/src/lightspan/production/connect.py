@@ -1,10 +1,11 @@
 """Connection of an app to the policies that it trained:
 `lightspan.connect("http://127.0.0.1:8000")`.
 
-`lightspan serve` has one endpoint. With this one line in an app whose agents share a client, the
-calls of each agent go there as in training; the acting agent is known from the same adapters and
-`with lightspan.agent(…)`. Agents that the server has no route for keep the app's endpoint. Nothing
-is recorded, and nothing of the app's own client (its key, headers, query) is sent.
+`lightspan serve` has one endpoint for all policies. `connect` redirects each agent's model calls to
+it, also if the agents share a client; as in training, adapters and `with lightspan.agent(…)` set
+the acting agent. The calls of agents that the server has no route for go where the app sends them.
+Nothing is recorded, and nothing of the app's own client (key, headers, query) is sent to the
+server.
 """
 
 from __future__ import annotations
@@ -55,16 +56,16 @@ class Connection:
 
 
 def connect(url: str | None = None, *, api_key_env: str | None = None) -> Connection:
-    """Send each agent's model calls to the policy that it trained, for the whole process.
+    """Send each agent's model calls to the policy trained for it, in the whole process.
 
     The agents are named as in training, by the framework's adapter (`instrument()`) or by `with
     lightspan.agent(…)`. Inside a runner's attempts nothing changes.
 
     Args:
-        url: URL of a `lightspan serve`; None for `LIGHTSPAN_ENDPOINT`. If that is not set nothing
-            is connected, so the line can stay in the app.
-        api_key_env: environment variable with the server's key; None for `LIGHTSPAN_API_KEY`, if it
-            is set.
+        url: URL of a `lightspan serve`; None for the value of the variable `LIGHTSPAN_ENDPOINT`. If
+            that is not set, nothing is connected.
+        api_key_env: environment variable with the server's key; None for `LIGHTSPAN_API_KEY`, or
+            no key if that is not set.
 
     Raises:
         ConfigError: the server does not answer, the key is wrong, the versions differ, or no client
@@ -108,7 +109,7 @@ def _key(name: str | None) -> str:
 
 
 def _routing(origin: str, key: str) -> Routing:
-    """Return the server's routes."""
+    """Fetch and return the server's routes; raise `ConfigError` if that fails."""
     answer = _fetch(origin, key)
     protocol = answer.get("protocol")
     if protocol != semconv.PROTOCOL_VERSION:

@@ -1,7 +1,7 @@
-"""The plug point for exports of spans to a tracing backend.
+"""The plugin that exports spans to a tracing backend.
 
-An installed plugin (lightspan-otel) gets the spans that this process records and trains, and
-decides by the environment or by a call of the user whether they are exported.
+An installed plugin (lightspan-otel) gets the spans of recorded attempts and of trainings. It
+exports them if the environment or a call of the user enables it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class SpanExporter(Protocol):
     """A plugin that exports spans."""
 
     def check(self) -> None:
-        """Raise `ConfigError` if an export is asked for that is not possible."""
+        """Raise `ConfigError` if exports are enabled but not possible."""
 
     def enqueue(self, spans: Sequence[Span]) -> None:
-        """Export spans, if that is asked for. Never blocks."""
+        """Queue spans for export, if exports are enabled. Never blocks."""
 
     def training_export(self, service: str, report: Callable[[str], None]) -> Any:
         """Return the export of a training: `lightspan_otel.training_export.TrainingExport`, or an
@@ -40,10 +40,10 @@ class SpanExporter(Protocol):
 
 
 def find_exporter() -> SpanExporter | None:
-    """Return the exporter of spans; None if none is installed.
+    """Return the installed exporter of spans; None if there is none.
 
     Raises:
-        ConfigError: an export is asked for that is not possible.
+        ConfigError: exports are enabled but not possible.
     """
     if "default" in installed_plugins("exporters"):
         exporter = cast("SpanExporter", load_plugin("exporters", "default"))
@@ -55,7 +55,7 @@ def find_exporter() -> SpanExporter | None:
 
 
 def export(spans: Sequence[Span]) -> None:
-    """Export spans, if that is asked for. Never raises."""
+    """Queue spans for export, if exports are enabled. Never raises."""
     try:
         exporter = find_exporter()
         if exporter is not None:

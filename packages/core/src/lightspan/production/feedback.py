@@ -1,8 +1,8 @@
 """Feedback after an attempt has ended: `lightspan.feedback(attempt_or_call, 0.8)`.
 
-It is stored with the recorded spans as a late span, so a run's policy gradients do not use it. Of
-several feedbacks on one attempt or call the last to arrive counts, and it overrides a reward that
-the app emitted. Repeating a feedback changes nothing.
+Feedback is stored with the recorded spans as a late span, so a run's policy gradients do not use
+it. If an attempt or call gets several feedbacks, the last one to arrive counts. Feedback overrides
+a reward that the app emitted. Repeating a feedback changes nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lightspan.stores.aio import run_sync
 from lightspan.stores.protocol import Store
 
 _PRODUCTION_CALL: Final = re.compile(r"call-([0-9a-f]{32})-\d+")
-"""Call id of production, which contains the attempt's."""
+"""Call id of a recorded attempt, with the digits of the attempt's id."""
 _SEARCH_BATCH: Final = 128
 """Number of rollouts whose spans are read at once."""
 
@@ -43,7 +43,7 @@ class Rated(NamedTuple):
 
     attempt_id: str
     call_id: str | None
-    """None for the whole attempt."""
+    """Id of the call; None if the whole attempt was rated."""
 
 
 def feedback(
@@ -57,7 +57,7 @@ def feedback(
 
     Args:
         id: id of an attempt (`lightspan.current_attempt_id()`) or of a call, or the `id` of an
-            OpenAI response. A response is searched in all attempts, the newest first.
+            OpenAI response, which is searched for in all attempts, the newest first.
         reward: a number, a bool (True is 1.0) or named dimensions; never NaN or infinite.
         store: URL of the store; None for `LIGHTSPAN_STORE`.
         comment: text for people.
@@ -140,7 +140,7 @@ def _span(attempt: Attempt, spans: Sequence[Span], attributes: Attributes) -> Sp
 
 # --- search ---------------------------------------------------------------------------------
 async def _find(store: Store, id: str) -> tuple[Attempt, str | None]:
-    """Return the attempt, and the call id if the id is a call's or a response's.
+    """Return the attempt of an id, and the call id; None if `id` is the attempt's own id.
 
     Raises:
         NotFoundError: the store has no such id.
@@ -176,7 +176,7 @@ async def _attempt(store: Store, attempt_id: str) -> Attempt | None:
 async def _find_call(
     store: Store, attempts: Sequence[Attempt], names: set[str]
 ) -> tuple[Attempt, str] | None:
-    """Return the attempt and id of the call with one of these call or response ids."""
+    """Return attempt and id of the call whose call or response id is in `names`; None for none."""
     spans = await store.spans([attempt.attempt_id for attempt in attempts])
     for attempt in attempts:
         call_id = _call_of(spans[attempt.attempt_id], names)
@@ -186,7 +186,7 @@ async def _find_call(
 
 
 def _call_of(spans: Sequence[Span], names: set[str]) -> str | None:
-    """Return the call id of the span with one of these call or response ids."""
+    """Return the id of the call whose call or response id is in `names`; None for none."""
     for span in spans:
         if span.kind is not SpanKind.LLM or c.CALL_ID not in span.attributes:
             continue

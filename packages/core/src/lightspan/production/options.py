@@ -17,7 +17,7 @@ REDACT_VARIABLE: Final = "LIGHTSPAN_REDACT"
 SERVICE_VARIABLE: Final = "OTEL_SERVICE_NAME"
 RESOURCE_VARIABLE: Final = "OTEL_RESOURCE_ATTRIBUTES"
 SERVICE_NAME: Final = "service.name"
-"""OpenTelemetry's resource attribute, which every recorded span has."""
+"""OpenTelemetry's resource attribute with the name of the service; all recorded spans have it."""
 UNNAMED_SERVICE: Final = "unknown_service"
 
 
@@ -64,10 +64,9 @@ def read_options(
 
 
 def resource_of_environment() -> dict[str, Any]:
-    """Return the resource by `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME`, as OpenTelemetry
-    does.
+    """Return OpenTelemetry's resource attributes from the environment; empty if none are set.
 
-    The second variable overrides the first.
+    They are those of `OTEL_RESOURCE_ATTRIBUTES`, with `OTEL_SERVICE_NAME` as `service.name`.
     """
     if not (os.environ.get(SERVICE_VARIABLE) or os.environ.get(RESOURCE_VARIABLE)):
         return {}
@@ -82,7 +81,7 @@ def service_of_environment() -> str | None:
 
 
 def _share(sample: float | None) -> float:
-    """Return the share of attempts to keep, by the argument or the environment."""
+    """Return the share of attempts to keep: `sample`, or if None the environment's, else 1."""
     value: Any = os.environ.get(SAMPLE_VARIABLE) or 1.0 if sample is None else sample
     name = SAMPLE_VARIABLE if sample is None else "sample"
     try:

@@ -1,8 +1,8 @@
 """Recording of an app in production: `LIGHTSPAN_STORE=sqlite:…`, or `lightspan.record()`.
 
 Outside rollouts, each run of an agent becomes an attempt: the outermost graph, crew, team, `with
-lightspan.agent(…)` block or `@rollout` function, and each lone model call. Its calls go where the
-app sends them and are only recorded: messages, tools, usage, times, errors. Such attempts have
+lightspan.agent(…)` block or `@rollout` function, and each lone model call. The model calls go where
+the app sends them and are only recorded: messages, tools, usage, times, errors. The rollouts have
 `Mode.PRODUCTION`: no runner can claim them, and no policy gradient is computed from them.
 
 An attempt is stored whole when it has ended, by a background thread (`store_writer`): the app never
@@ -76,7 +76,7 @@ class Recording:
         return NullAttempt(current.scope, new_trace_id())
 
     def after_fork(self) -> None:
-        """Start without the attempts and the queue, which belong to the parent."""
+        """In a forked child, discard the attempts and the queue, which belong to the parent."""
         if self._attempts is not None:
             self._attempts = OpenAttempts(self._attempts.options)
 
@@ -93,9 +93,9 @@ class _State:
 
     lock: Any = field(default_factory=threading.RLock)
     explicit: Recording | None = None
-    """Recording of `record`, which overrides that of the environment."""
+    """Recording started by `record`, which overrides `by_environment`; None if there is none."""
     by_environment: Recording | None = None
-    """Recording of `hold`."""
+    """Recording started by `hold`; None if there is none."""
     holders: set[str] = field(default_factory=set)
     has_hooks: bool = False
     """Whether the hooks for exit and fork are registered."""
@@ -117,11 +117,11 @@ def record(
     sample: float | None = None,
     redact: Redact | str | None = None,
 ) -> Recording:
-    """Record what this process does outside rollouts, until the process ends.
+    """Record the agents and model calls of this process outside rollouts, until the process ends.
 
     Args:
-        store: URL of the store; None for `LIGHTSPAN_STORE`. If that is not set nothing is recorded,
-            so the line can stay in the app.
+        store: URL of the store; None for the value of `LIGHTSPAN_STORE`. If that is not set,
+            nothing is recorded.
         service: name of the service; None for `OTEL_SERVICE_NAME`, else `service.name` of
             `OTEL_RESOURCE_ATTRIBUTES`.
         sample: share of attempts to keep, 0 to 1; None for `LIGHTSPAN_SAMPLE`, else 1.
@@ -149,10 +149,12 @@ def record(
 
 
 def hold(owner: str) -> None:
-    """Record and apply prompts by the environment while `owner` (an adapter) is enabled.
+    """Record and apply prompts as the environment sets, until `release`, for an adapter.
 
-    Never raises: an app must start whatever its environment contains. An error is logged, and then
-    nothing is recorded.
+    Never raises: an error, such as an invalid variable, is logged, and nothing is recorded.
+
+    Args:
+        owner: name of the adapter.
     """
     apply_prompts.hold(owner)
     if not os.environ.get(STORE_VARIABLE):
@@ -193,7 +195,7 @@ def flush(timeout_s: float = 30.0) -> bool:
 
 
 def _update_attempt_factory() -> None:
-    """Let the current recording open attempts."""
+    """Make the current recording open the attempts; without one, none are opened."""
     recording = next(iter(_state.recordings), None)
     if recording is None or not recording.on:
         context.set_attempt_factory(None)
@@ -225,7 +227,7 @@ def _at_exit() -> None:
 
 
 def _after_fork() -> None:
-    """Give the child its own queue, thread and store."""
+    """Give each recording its own queue, thread and store in a forked child."""
     _state.lock = threading.RLock()  # a thread of the parent may have held it
     for recording in _state.recordings:
         recording.after_fork()

@@ -36,13 +36,13 @@ Redact = Callable[[Span], Span | None]
 """Takes a span; returns the span to keep, or None."""
 
 _JSON_ATTRIBUTES: Final = (CONTENT - {c.PROMPT_ORIGINAL}) | {c.TOOL_DEFINITIONS}
-"""Attributes whose text may be JSON: each text in it is changed by itself, without escapes."""
+"""Attributes whose value may be JSON; each text in the JSON is changed by itself, unescaped."""
 
 _MESSAGE_ATTRIBUTES: Final = frozenset({c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.TOOL_DEFINITIONS})
 _STRUCTURE_KEYS: Final = frozenset({"type", "role", "id", "finish_reason"})
-"""Keys of messages whose texts describe the structure."""
+"""Keys of messages whose values describe the structure, and stay unchanged."""
 _FREE_KEYS: Final = frozenset({"arguments", "response"})
-"""Keys of messages whose objects have keys of the app."""
+"""Keys of messages whose values are objects of the app, in which no key is structure."""
 
 _IDENTITY: Final = frozenset(
     {c.CALL_ID, c.CALL_OUTCOME, c.ROUTE, c.RESPONSE_ID, c.OPERATION_NAME, c.OPENINFERENCE_KIND}
@@ -69,11 +69,11 @@ _NUMBERS: Final = frozenset(
 
 
 def map_text(span: Span, change: Callable[[str], str]) -> Span:
-    """Return a copy of the span with every text changed that the app, its users or its model wrote.
+    """Return a copy of a span with `change` applied to every text of the app, its users and models.
 
-    These are the name, the status message, and the texts of attributes, events and links; inside
-    JSON (messages, tool arguments, inputs) each text by itself, with unchanged keys. Ids, outcome,
-    route and kind of operation stay unchanged, as do the roles and types of messages.
+    The texts are the name, the status message, and the texts in attributes, resource, events and
+    links. In JSON (messages, tool arguments, inputs) each text is changed by itself; keys stay.
+    Ids, outcome, route and kind of operation stay unchanged, as do the roles and types of messages.
     """
     return span.replace(
         name=change(span.name),
@@ -109,7 +109,10 @@ def _change_value(key: str, value: AttributeValue, change: Callable[[str], str])
 def _change_json(
     text: str, change: Callable[[str], str], unchanged: frozenset[str] = frozenset()
 ) -> str:
-    """Change the texts in JSON, except values of the `unchanged` keys."""
+    """Return JSON with `change` applied to its texts, except values of the `unchanged` keys.
+
+    A text that is not JSON is changed as a whole.
+    """
     try:
         value = json.loads(text)
     except ValueError:  # plain text, such as a tool's result
@@ -163,7 +166,7 @@ class Redactor:
 
 
 def _with_identity_of(span: Span, redacted: Span) -> Span:
-    """Return the hook's span with the ids, kind and call id of the original."""
+    """Return `redacted` with the ids, kind and call id of `span`."""
     if not isinstance(redacted, Span):
         raise TypeError("redact must return a Span or None")
     attributes = clean_attributes(redacted.attributes)
@@ -196,7 +199,7 @@ def find_hook(reference: str) -> Redact:
     """Import and return the function that `module:function` names.
 
     Raises:
-        ConfigError: it cannot be imported, or is not callable.
+        ConfigError: the function cannot be imported, or is no valid hook (`check_hook`).
     """
     module, _, name = reference.partition(":")
     try:
@@ -211,7 +214,11 @@ def find_hook(reference: str) -> Redact:
 
 
 def check_hook(hook: object, reference: str = "") -> None:
-    """Raise `ConfigError` unless the hook is a plain function or another synchronous callable."""
+    """Raise `ConfigError` unless the hook is a synchronous callable.
+
+    Args:
+        reference: name of the hook in the error; empty for its `repr`.
+    """
     name = repr(reference or hook)
     if not callable(hook):
         raise ConfigError(f"redact={name} is not a function, nor the name of one (module:function)")

@@ -1,9 +1,9 @@
 """Background writer of recorded attempts to a store.
 
 The app queues an attempt and continues; a thread of this process writes it. The queue is bounded by
-number and by size. Attempts that do not fit and those that the store refuses are counted, and the
-end of the process logs the count. An unreachable store is retried with backoff; the app does not
-notice.
+number and by size. Attempts that do not fit and attempts that the store refuses are counted, and
+the count is logged at the end of the process. Writes to an unreachable store are retried with
+backoff, without an effect on the app.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ EXIT_S: Final = 5.0
 EPOCH: Final = 1
 _BATCH: Final = 64
 _GATHER_S: Final = 0.1
-"""Seconds to wait for more attempts that are written in the same batch."""
+"""Seconds to wait for more attempts to write in the same batch."""
 _OPENING_S: Final = 0.2
 """Maximum seconds that the first attempt of a process waits for the store to open."""
 _MAX_PIECE_SPANS: Final = 64
 """Maximum number of spans in one transaction."""
 _MAX_PIECE_TEXT: Final = 512 * 1024
-"""Approximate maximum number of characters of their text in one transaction."""
+"""Approximate maximum number of characters of the spans' text in one transaction."""
 _PERMANENT_ERRORS: Final = (
     errors.ConflictError,
     errors.DataError,
@@ -64,7 +64,7 @@ class PendingWrite(NamedTuple):
     ref: records.AttemptRef
     spans: Sequence[Span]
     claim: records.Claim | None = None
-    """None for more spans of an attempt that was written before."""
+    """Rollout and attempt to start; None for late spans of an attempt that was written before."""
     report: records.Report | None = None
 
 
@@ -84,13 +84,13 @@ def attempt_write(
 
     Args:
         attempt_id: id of the attempt.
-        rollout_id: id of its rollout.
+        rollout_id: id of the attempt's rollout.
         service: name of the recorded service.
-        task: input of the attempt.
-        spans: its spans.
+        task: task of the rollout.
+        spans: spans of the attempt.
         started_at: start, seconds since the epoch.
-        status: how it ended.
-        outcome: outcome of its report.
+        status: final status of the attempt.
+        outcome: outcome of the report.
         **end: further fields of the report.
     """
     rollout = records.Rollout(
@@ -117,7 +117,7 @@ def attempt_write(
 
 
 class StoreWriter:
-    """The queue and thread of one process. The thread starts with `begin`.
+    """The queue of attempts to write and the thread that writes them, which `begin` starts.
 
     Args:
         url: URL of the store.
@@ -147,7 +147,7 @@ class StoreWriter:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process was forked since; the queue then belongs to the parent."""
+        """Whether this process is a fork of the one that made the writer, which owns the queue."""
         return self.pid != os.getpid()
 
     # --- in the app's threads -------------------------------------------------------------
@@ -165,11 +165,11 @@ class StoreWriter:
                     close_at_exit_of_child(self.close, priority=0)
 
     def put(self, take: Callable[[], PendingWrite], size: int) -> None:
-        """Queue an attempt. Never blocks for long, never raises.
+        """Queue an attempt. Never raises; only the first call waits, for the store to open.
 
         Args:
-            take: returns the pending write, in the writer's thread.
-            size: approximate number of characters of text in it.
+            take: returns the pending write; called in the writer's thread.
+            size: approximate number of characters of text in the attempt.
         """
         if self.is_forked:
             return
@@ -254,7 +254,12 @@ class StoreWriter:
     def _dequeue(
         self, retries: Sequence[PendingWrite], failures: int
     ) -> tuple[list[PendingWrite], bool]:
-        """Wait for attempts to write; return them, and whether the writer is closing."""
+        """Wait for attempts to write; return the new ones, and whether the writer is closing.
+
+        Args:
+            retries: attempts that are to be written again.
+            failures: number of failed batches since the last successful one.
+        """
         with self._changed:
             if retries:
                 pause = RETRY_BACKOFF_S[min(failures, len(RETRY_BACKOFF_S)) - 1]
@@ -285,7 +290,7 @@ class StoreWriter:
     async def _write(
         self, store: Store, writes: list[PendingWrite]
     ) -> tuple[list[PendingWrite], Exception | None]:
-        """Write attempts; return those to write again, and why."""
+        """Write attempts; return those to write again, and the error (None if there is none)."""
         retries: list[PendingWrite] = []
         failure: Exception | None = None
         results: Sequence[BaseException | None] = ()
@@ -313,7 +318,7 @@ class StoreWriter:
         return retries, failure
 
     def _warn(self, text: str) -> None:
-        """Log the first warning since the last successful write."""
+        """Log a warning, unless one was logged since the last batch without an error."""
         self._reason = text
         if not self._has_warned:
             self._has_warned = True
@@ -321,7 +326,7 @@ class StoreWriter:
 
 
 async def write_pending(store: Store, write: PendingWrite) -> None:
-    """Write an attempt to an open store. Every step may be repeated."""
+    """Write an attempt to an open store. After an error it may be called again."""
     if write.claim is not None:
         await store.start([write.claim])
     for piece in _pieces(write.spans):
@@ -347,7 +352,7 @@ def _pieces(spans: Sequence[Span]) -> Iterator[list[Span]]:
 
 
 def text_size(attributes: Mapping[str, Any]) -> int:
-    """Return the approximate number of characters in attributes."""
+    """Return the number of characters in the texts among the values of attributes."""
     return sum(len(value) for value in attributes.values() if isinstance(value, str))
 
 

@@ -13,9 +13,9 @@ _REPLACEMENT: Final = "\ufffd"
 class IncrementalDecoder:
     """Decoder of a stream of ids into text deltas, whose concatenation is the text of all ids.
 
-    Text that further ids may change, such as half a UTF-8 character, is held back until they arrive
-    or `flush` is called. Each push decodes a window of recent ids only. The window starts one delta
-    back, because the text of an id may depend on its left neighbour.
+    Text that further ids may change, such as half a UTF-8 character, is held back until further ids
+    arrive or `flush` is called. Each push decodes a window of recent ids only. The window starts
+    with the ids of the last delta, because the text of an id may depend on the id before it.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -25,13 +25,13 @@ class IncrementalDecoder:
         self._start = 0
         """Index at which the window starts."""
         self._read = 0
-        """Index up to which the text of ids was returned, plus `_early` characters."""
+        """Index of the first id whose text was not returned, except for `_early` characters."""
         self._base = ""
         """Text of the ids from `_start` to `_read`."""
         self._early = 0
 
     def push(self, ids: Sequence[int]) -> str:
-        """Return the text that is final after these ids."""
+        """Add ids; return the new text that no further ids can change, perhaps empty."""
         self._ids.extend(ids)
         window = self._decode(self._start)
         stable = window.rstrip(_REPLACEMENT)
@@ -46,7 +46,7 @@ class IncrementalDecoder:
         return delta
 
     def flush(self) -> str:
-        """Return the rest, with incomplete characters as U+FFFD."""
+        """Return the text that was held back, with incomplete characters as U+FFFD."""
         rest = self._decode(self._start)[len(self._base) + self._early :]
         self._advance()
         return rest
@@ -61,8 +61,10 @@ class IncrementalDecoder:
 
 
 class StopWatcher:
-    """Detector of stop strings in a stream of ids, for engines, and for the gateway if an engine
-    gets the rest of an answer only."""
+    """Detector of stop strings in a stream of ids.
+
+    Engines use it. The gateway uses it if it has an engine generate only the rest of an answer.
+    """
 
     def __init__(self, tokenizer: ChatTokenizer, stops: Sequence[str]) -> None:
         self._decoder = IncrementalDecoder(tokenizer)
@@ -71,7 +73,7 @@ class StopWatcher:
         self._tail = ""
 
     def complete(self, ids: Sequence[int]) -> int | None:
-        """Return how many of these further ids complete a stop string; None if none is complete."""
+        """Add ids; return how many of them complete a stop string, None if no stop is complete."""
         for count, token in enumerate(ids, 1):
             text = self._tail + self._decoder.push([token])
             if any(stop in text for stop in self._stops):

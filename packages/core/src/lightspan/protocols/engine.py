@@ -1,7 +1,8 @@
 """Protocols of engines.
 
 `TokenEngine`: token ids in, token ids and log-probabilities out; the gateway renders the chat
-template and parses tool calls. `ChatEngine`: an OpenAI-compatible server that does both itself.
+template and parses tool calls. `ChatEngine`: an OpenAI-compatible server, which renders and parses
+itself.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str = ""
     """Grammar of the answer (`lightspan_torch.engine.grammars`); empty for none."""
     answered: int = 0
-    """Number of ids at the end of the prompt that are the answer so far; its grammar begins
-    there."""
+    """Number of ids at the end of the prompt that are the start of the answer, which the grammar
+    covers too."""
     rollout: str = ""
-    """Attempt whose calls share prefixes, so that one server should serve them; empty: unknown."""
+    """Id of the attempt, whose calls share prefixes, so one server should serve all of them; empty
+    if unknown."""
 
 
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +48,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
 
     ids: list[int]
     logprobs: list[float]
-    """Log-probabilities under the distribution sampled from; 0.0 (a point mass) for greedy
+    """Log-probability of each id under the distribution from which it was sampled; 0.0 for greedy
     decoding."""
     version: int
     """The policy version that sampled these tokens."""
@@ -78,7 +80,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """Features that an engine supports; others are refused by name (design law 6)."""
+    """Features that an engine supports. Using another one raises an error (design law 6)."""
 
     exact_tokens: bool
     """Whether token ids and log-probabilities are returned as sampled, so that calls can be
@@ -92,18 +94,18 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     in_place_update: bool = True
     trainable_truncation: bool = False
     """Whether log-probabilities under top-p or top-k are exact, that is, of the truncated,
-    renormalised distribution. Such calls are trained if the learner declares it too (design law
-    11)."""
+    renormalised distribution. Calls under top-p or top-k are trained if the learner's capability of
+    this name is true as well (design law 11)."""
     trainable_grammar: bool = False
-    """The same for calls under a grammar or a forced tool choice."""
+    """Like `trainable_truncation`, for calls under a grammar or a forced tool choice."""
     grammars: str = ""
     """Name and version of the library that enforces grammars; empty without one."""
     lora: tuple[str, ...] = ()
-    """Policies served as LoRA on shared weights: `update` takes `LoRAWeights` for these, and whole
-    weights for the others."""
+    """Policies served as LoRA on shared weights, for which `update` takes `LoRAWeights`; for all
+    other policies it takes whole weights."""
 
     def samples_at(self, temperature: float) -> bool:
-        """Return whether the engine supports this temperature."""
+        """Return whether the engine can sample at a temperature."""
         low, high = self.temperatures
         return temperature == 0 or low <= temperature <= high
 
@@ -137,25 +139,25 @@ class ChatTokenizer(Protocol):
             most: maximum number of usable ids (see `encode`); None for no limit.
 
         Raises:
-            ModelError: there is no chat template, or it refuses these messages.
-            ContextOverflowError: as `encode`.
+            ModelError: there is no chat template, or the template rejects the messages.
+            ContextOverflowError: see `encode`.
         """
 
     def encode(self, text: str, *, most: int | None = None) -> list[int]:
         """Return the ids of the whole text.
 
         Args:
-            most: maximum number of usable ids; None for no limit.
+            most: maximum number of ids that the caller can use; None for no limit.
 
         Raises:
-            ContextOverflowError: the text has far more ids than `most`. Implementations define how
-                many more, and may return the ids instead.
+            ContextOverflowError: the text has far more ids than `most`; how many more depends on
+                the implementation. With fewer more, all ids are returned.
         """
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_text(self, token_id: int) -> str:
-        """Return one token as text, for `logprobs.content[].token`."""
+        """Return the text of one token, for `logprobs.content[].token` of a chat completion."""
 
 
 @runtime_checkable
@@ -174,7 +176,7 @@ class TokenEngine(Protocol):
         """Cancel all requests and free the models. Idempotent."""
 
     def policies(self) -> dict[str, int]:
-        """Return policy → version being served."""
+        """Return the policies, each with the version that is served."""
 
     def tokenizer(self, policy: str) -> ChatTokenizer:
         """Return a policy's tokenizer. Raises `NotFoundError` for an unknown policy."""
@@ -185,7 +187,7 @@ class TokenEngine(Protocol):
         Compilation may take a second, so the gateway calls this from several threads.
 
         Raises:
-            UnsupportedError: the grammar is not supported, and why.
+            UnsupportedError: the grammar is not supported; the message has the reason.
             NotFoundError: the policy is unknown.
         """
         raise UnsupportedError("this engine does not support grammars")
@@ -193,8 +195,8 @@ class TokenEngine(Protocol):
     def generate(self, request: GenerationRequest, *, stream: bool) -> AsyncIterator[TokenChunk]:
         """Generate tokens. Closing the iterator cancels the generation.
 
-        Without `stream` there may be a single chunk. A weight update in between shows in the
-        versions only: the engine cancels, updates, and resubmits prompt + partial ids.
+        Without `stream` there may be a single chunk. After a weight update the generation continues
+        with the new weights, and the chunks have the new version.
 
         Raises (while iterating):
             ContextOverflowError, EngineClosedError, NotFoundError, UnsupportedError
@@ -209,15 +211,15 @@ class TokenEngine(Protocol):
         computed with the old weights are discarded.
 
         Args:
-            weights: name → tensor for all weights, with LoRA merged; or `LoRAWeights` for a policy
-                of `capabilities.lora`, which affect no other policy.
+            weights: `LoRAWeights` for a policy of `capabilities.lora`, which change no other
+                policy; else name → tensor of all weights, with LoRA merged.
         """
 
     def usage(self) -> dict[str, float]:
         """Return counters: `tokens`, `requests`, `cpu_s` (CPU-seconds of the engine's threads).
 
         Raises:
-            EngineError: the engine has died, so that every request would fail and the run ends.
+            EngineError: the engine has ended, so that every request would fail.
         """
 
 
@@ -227,7 +229,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     models: Mapping[str, Any]
     """Policy → model: a name, a folder, or a loaded model."""
     lora: Mapping[str, int]
-    """Policy → rank of its LoRA; 0 for starting weights served next to a LoRA."""
+    """Policy with LoRA → rank; also the starting weights, with rank 0, if a LoRA shares them."""
     device: str = "cpu"
     seed: int = 0
     folder: Path = Path()
@@ -239,8 +241,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         return any(_identity(self.models[o]) == identity for o in self.lora if o != policy)
 
     def copies(self) -> list[tuple[str, ...]]:
-        """Return the policies of each copy of weights; policies with LoRA on one model share a
-        copy."""
+        """Return the policies of each copy of weights in the engine.
+
+        Policies with LoRA on the same model share a copy; each other policy has its own.
+        """
         groups: dict[tuple[bool, str], list[str]] = {}
         for policy, model in self.models.items():
             is_shared = policy in self.lora
@@ -254,7 +258,7 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
 
     parameters: int
     weight_bytes: int
-    """Bytes per parameter as saved."""
+    """Bytes per parameter in the saved model."""
     cache_values: int
     """Numbers per token in the key-value cache."""
     lora_values: int
@@ -285,8 +289,11 @@ class EngineSpec(Protocol):
         """Return the policies of each copy of weights in the engine."""
 
     def memory(self, size: ModelSize, device: str) -> dict[str, int]:
-        """Return part → bytes of one copy of a model: "engine weights" and, if known, "key-value
-        cache"; empty for an engine on other machines."""
+        """Return the memory of one copy of a model, by part, in bytes.
+
+        The parts are "engine weights" and, if known, "key-value cache". Empty for an engine on
+        other machines.
+        """
 
 
 def _identity(model: Any) -> str:
@@ -298,12 +305,12 @@ def _identity(model: Any) -> str:
 class ProbedEngine(Protocol):
     """`TokenEngine` with weights in other processes.
 
-    After each update, the trainer compares its samples with the learner's log-probabilities. An
-    engine in the trainer's process copies the weights itself and needs no such check.
+    After each update, the trainer compares samples of the engine with the learner's
+    log-probabilities. An engine in the trainer's own process needs no such check.
     """
 
     async def probes(self, policy: str) -> list[Probe]:
-        """Return recent prompts, answered with the current weights by each server of the policy.
+        """Answer recent prompts with the current weights on each server of the policy.
 
         Raises:
             EngineError, NotFoundError
@@ -343,7 +350,7 @@ class ChatEngine(Protocol):
         """Cancel all requests. Idempotent."""
 
     async def chat(self, body: Mapping[str, Any]) -> ChatAnswer:
-        """Make a call without streaming. A refusal is an answer too.
+        """Make a call without streaming, and return the answer, which may be an HTTP error.
 
         Raises:
             EngineError: the server cannot be reached, or the connection broke.

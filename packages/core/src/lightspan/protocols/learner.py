@@ -60,7 +60,7 @@ class LoRA(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_lora(lora: object) -> None:
-    """Raise `ConfigError` unless it is None or a `LoRA`."""
+    """Raise `ConfigError` unless `lora` is None or a `LoRA`."""
     if isinstance(lora, int) and not isinstance(lora, bool):
         raise ConfigError(f"lora={lora!r}: use LoRA(rank={lora})")
     check_kind("lora", lora, LoRA)
@@ -79,12 +79,12 @@ FORM_DEFAULTS: Final[Mapping[LossForm, _Defaults]] = {
     "gspo": _Defaults(3e-4, 4e-4, None),
     "cispo": _Defaults(1.0, 4.0, None),
 }
-"""Sources: clip-higher of DAPO (arXiv 2503.14476); GSPO (2507.18071); CISPO without a lower bound,
-as published (2506.13585), and with the upper bound of ScaleRL (2510.13786), since MiniMax-M1
-publishes none."""
+"""Form → its defaults. Sources (arXiv): clip: clip-higher of DAPO (2503.14476). gspo: GSPO
+(2507.18071). cispo: MiniMax-M1 (2506.13585), which has no lower bound and publishes no upper one;
+the upper bound is that of ScaleRL (2510.13786)."""
 
 _OF_FORM: Final[Any] = msgspec.UNSET
-"""Placeholder for a default that depends on the form."""
+"""Placeholder for a default that depends on the form (`FORM_DEFAULTS`)."""
 
 
 class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,31 +92,32 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
 
     Raises:
         ConfigError: an unknown `form` or `importance_level`; a `clip_low` outside [0, 1]; a
-            negative `clip_high`, `kl` or `entropy`; a `dual_clip` not above 1, or for a form
-            without one; an `importance_cap` not above 0; an `importance_level` without it; a number
-            that is not finite.
+            negative `clip_high`, `kl` or `entropy`; a `dual_clip` not above 1, or with another form
+            than `clip`; an `importance_cap` not above 0; an `importance_level` other than `token`
+            without an `importance_cap`; a number that is not finite.
     """
 
     form: LossForm = "clip"
-    """`clip`: PPO's loss, per token. `gspo`: one clipped ratio per call (one more forward pass).
-    `cispo`: per token; clipping bounds the weight and never removes the gradient."""
+    """`clip`: PPO's loss, with a ratio per token. `gspo`: one clipped ratio per call (one more
+    forward pass). `cispo`: a ratio per token; clipping bounds the token's weight and never removes
+    its gradient."""
     clip_low: float = _OF_FORM
-    """The ratio's lower bound is 1 - this number; 1 for no bound. Default: `FORM_DEFAULTS`."""
+    """The ratio's lower bound is 1 - `clip_low`; 1 for no bound. Default: `FORM_DEFAULTS`."""
     clip_high: float = _OF_FORM
-    """The ratio's upper bound is 1 + this number. Default: `FORM_DEFAULTS`."""
+    """The ratio's upper bound is 1 + `clip_high`. Default: `FORM_DEFAULTS`."""
     dual_clip: float | None = _OF_FORM
     """Bound of the ratio for negative advantages, with form `clip`; None for no bound. Default:
     3."""
     kl: float = 0.0
-    """Weight of the KL to the starting weights."""
+    """Weight of the KL divergence from the starting weights."""
     kl_estimator: KLEstimator = "k3"
     entropy: float = 0.0
     """Weight of the entropy bonus."""
     importance_cap: float | None = None
-    """Maximum C of the engine/learner importance weight (usually 2), for engines whose
-    log-probabilities differ from the learner's. `update` then needs `old_logprobs`, one more
-    forward pass. None: the ratio is to the recorded log-probabilities, which corrects for both at
-    once."""
+    """Maximum of the importance weight (usually 2), the ratio of the learner's to the engine's
+    probability, for engines whose log-probabilities differ from the learner's. `update` then needs
+    `old_logprobs`, one more forward pass. None: no importance weight; the loss's ratio is to the
+    engine's recorded log-probabilities, which corrects for their difference too."""
     importance_level: ImportanceLevel = "token"
     """Whether each token has an importance weight, or each call (the product over its tokens)."""
 
@@ -150,7 +151,7 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_calls(self) -> str:
-        """The setting that makes the loss depend on whole calls; empty if it depends on tokens."""
+        """The setting by which the loss of a token depends on its whole call; empty without one."""
         if self.form == "gspo":
             return "form='gspo'"
         return "importance_level='sequence'" if self.importance_level == "sequence" else ""
@@ -180,7 +181,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
     max_grad_norm: float | None = 1.0
     warmup_steps: int = 0
     decay_steps: int | None = None
-    """Steps over which the rate falls linearly to a twentieth; None for a constant rate."""
+    """Steps over which the learning rate falls linearly to a twentieth; None keeps it constant."""
 
     def __post_init__(self) -> None:
         check_choice("Optimizer: name", self.name, ("adamw", "muon"))
@@ -201,9 +202,9 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
 class Critic(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a critic, which learns values of calls next to each policy (`Learner.values`).
 
-    A head of hidden + 1 parameters reads the policy's last hidden state at the last token of a
-    call's prompt; its gradient does not reach the policy. Each update fits it to
-    `Row.value_targets` of this update and earlier ones.
+    A linear head (hidden size + 1 parameters) reads the policy's last hidden state at the last
+    token of a call's prompt; its gradient does not reach the policy. Each update fits the head to
+    `Row.value_targets` of this and earlier updates.
 
     Raises:
         ConfigError: a rate not above 0; fewer than 1 of `steps` or `batches`; a negative
@@ -212,19 +213,20 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
 
     learning_rate: float = 0.2
     """Maximum change of a value per step, in standard deviations of the targets; falls to 0 over
-    the `steps` of each update. It is no multiple of the policy's rate, because a step of Adam
-    changes a value by its rate times the hidden size, so the meaning would depend on the model."""
+    the `steps` of each update. A rate of Adam as for the policy would depend on the model, because
+    a step of Adam changes a value by the rate times the hidden size."""
     steps: int = 12
     """AdamW steps per update, each on all stored calls."""
     batches: int = 6
-    """Updates whose hidden states are stored, the current one included. Those of earlier updates
-    belong to older weights; fewer stored updates make values less stale and noisier."""
+    """Number of updates whose hidden states are stored, including the current one. The states of
+    earlier updates are of older weights; storing fewer makes values less stale, but noisier."""
     weight_decay: float = 0.1
-    """Decay of every value towards the mean of the targets, per step by at most `learning_rate`
-    times this fraction. It keeps values near the mean where prompts are uninformative."""
+    """Decay of every value towards the mean of the targets, by at most the fraction
+    `learning_rate` · `weight_decay` per step. It keeps the values of uninformative prompts near the
+    mean."""
     lam: float = DEFAULT_LAMBDA
-    """lambda of generalised advantage estimation (`lightspan.lightning.gae`) once values are
-    trusted."""
+    """Lambda of generalised advantage estimation (`lightspan.lightning.gae`), used instead of 1
+    once the values are trusted."""
     warmup: int = 5
     """Minimum number of iterations with lambda 1."""
 
@@ -238,7 +240,7 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """Features that a learner supports; others are refused by name (design law 6)."""
+    """Features that a learner supports. Using another one raises an error (design law 6)."""
 
     policies: int | None = None
     """Maximum number of policies; None for no limit."""
@@ -253,10 +255,10 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Supported values of `Optimizer.name`."""
     trainable_truncation: bool = False
     """Whether log-probabilities of calls under top-p or top-k are computed over the kept tokens
-    alone, as in the engine. Such calls are trained if the engine declares it too (design law
-    11)."""
+    alone, as in the engine. These calls are trained if the engine's capability of this name is true
+    as well (design law 11)."""
     trainable_grammar: bool = False
-    """The same for calls under a grammar or a forced tool choice."""
+    """Like `trainable_truncation`, for calls under a grammar or a forced tool choice."""
     values: bool = False
     """Whether a `Critic` is supported."""
     loss_forms: tuple[LossForm, ...] = ("clip",)
@@ -265,10 +267,10 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Supported values of `PolicyLoss.importance_level`."""
 
     def unsupported(self, optimizer: Optimizer, adapters: Sequence[LoRA | None]) -> list[str]:
-        """Return the unsupported settings in words.
+        """Return those settings of an optimiser and of adapters that are not supported, as texts.
 
         Args:
-            adapters: one per policy.
+            adapters: adapters of each policy; None for full weights.
         """
         loras = [lora for lora in adapters if lora is not None]
         dropout = max((lora.dropout for lora in loras), default=0.0)
@@ -280,8 +282,8 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         return [name for name, is_refused in refused.items() if is_refused]
 
     def check_temperatures(self, rows: Sequence[Row]) -> None:
-        """Raise `UnsupportedError` if rows mix temperatures, and the learner does not support
-        it."""
+        """Raise `UnsupportedError` if trained tokens have different temperatures, unless
+        `mixed_temperatures`."""
         if self.mixed_temperatures:
             return
         temperatures = sorted({t for row in rows for t in compress(row.temperatures, row.mask)})
@@ -293,7 +295,7 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def refusals(self, loss: Loss) -> list[str]:
-        """Return the unsupported settings of a loss in words."""
+        """Return the settings of a loss that are not supported, as texts; empty if all are."""
         if not isinstance(loss, PolicyLoss):
             return []
         refused = {
@@ -309,9 +311,9 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Learner(Protocol):
-    """Minimiser of the sum of weight · loss over the tokens of rows.
+    """Trainer of policies' weights, which minimises the sum of weight · loss over tokens of rows.
 
-    Synchronous, and used by one thread at a time (the trainer has a worker thread for it).
+    Synchronous, and used by one thread at a time: a worker thread of the trainer.
     """
 
     @property
@@ -320,27 +322,33 @@ class Learner(Protocol):
     def policies(self) -> list[str]: ...
 
     def grammar_mismatches(self, records: Sequence[TokenRecord]) -> dict[TransitionKey, str]:
-        """Return the records that cannot be computed under their grammar, with the reason: another
-        library compiled it, or it does not allow their tokens here.
+        """Return, for each record that cannot be scored under its grammar, its key and the reason.
+
+        The reason is that another library compiled the grammar, or that as compiled here it does
+        not allow the record's tokens. Called only with the capability `trainable_grammar`.
 
         Args:
-            records: records of this learner's policies. Called with `trainable_grammar` only.
+            records: token records of this learner's policies.
         """
         return {}
 
     def score(self, rows: Sequence[Row], which: Which = "policy") -> list[list[float]]:
-        """Return, per row, the log-probability of each token given those before it.
+        """Return, per row, the log-probability of each token given the tokens before it.
 
-        It applies the row's temperatures and, under a grammar (`Row.constraints`), is normalised
-        over the allowed tokens. Entry 0 is 0.0, so that lists are as long as `row.ids`.
+        The row's temperatures are applied; under a grammar (`Row.constraints`), probabilities are
+        normalised over the allowed tokens. Entry 0 is 0.0, so that lists are as long as `row.ids`.
+
+        Args:
+            which: `"policy"` for the current weights, `"base"` for the starting weights.
 
         Raises:
             DataError: a row is invalid, or its tokens do not follow their grammar.
         """
 
     def values(self, rows: Sequence[Row]) -> list[list[float]]:
-        """Return, per row, the value of each of its calls (`Row.responses`), with the current
-        weights and head; 0.0 before the first fit.
+        """Return, per row, the critic's value of each call (`Row.responses`).
+
+        Values are of the current weights and head, and 0.0 before the first fit.
 
         Raises:
             ConfigError: the learner has no critic.
@@ -359,21 +367,21 @@ class Learner(Protocol):
         *,
         old_logprobs: Sequence[Sequence[float]] | None = None,
     ) -> dict[str, float]:
-        """Make one optimiser step per policy on these rows (whole rollouts); return metrics.
+        """Make one optimiser step per policy on rows (of whole rollouts); return metrics.
 
-        With value targets in rows, the critic is fitted too, after the step: its gradient does not
-        reach the policy. `value_loss`, the mean over calls of (value - target)², and
+        If rows have value targets, the critic is fitted after the step, without a gradient to the
+        policy. The metrics `value_loss`, the mean over calls of (value - target)², and
         `explained_variance` (if targets vary) are of values before the fit; `value_calls` is the
         number of calls with a target.
 
-        A non-finite loss or gradient changes no weights, and is reported as metric `skipped` = 1.
+        If the loss or the gradient is not finite, no weights change, and the metric `skipped` is 1.
         Metrics: loss, grad_norm, learning_rate, entropy, kl, clip_fraction, ratio_mean, ratio_max,
         logprob_gap_mean, logprob_gap_max, tokens, rows, skipped.
 
         Args:
-            old_logprobs: `score` of these rows before the first update on their batch. The ratio is
-                then to these, times the importance weight min(old / recorded, C). None: the ratio
-                is to the recorded log-probabilities. Applying both would correct twice.
+            old_logprobs: `score` of the rows before the first update on their batch. The loss's
+                ratio is then to these probabilities, times the importance weight min(old /
+                recorded, `importance_cap`). None: the ratio is to the recorded probabilities.
 
         Raises:
             ConfigError: an `importance_cap` without `old_logprobs`; value targets without a critic.
@@ -390,19 +398,23 @@ class Learner(Protocol):
         """
 
     def save(self, folder: Path) -> None:
-        """Write the complete state: weights, optimiser, step counts, random state, critic. No
-        pickle."""
+        """Write the complete state to `folder`, without pickle: weights, optimiser, step counts,
+        random state, critic."""
 
     def load(self, folder: Path) -> None:
-        """Restore the state of `save`. A critic missing there starts anew.
+        """Restore the state that `save` wrote. If it has no critic, the critic starts anew.
 
         Raises:
             CheckpointError: the checkpoint cannot be read, or has other policies or settings.
         """
 
     def export(self, policy: str, folder: Path, *, merge: bool = False) -> None:
-        """Write model and tokenizer as a folder for `AutoModelForCausalLM`; with LoRA the adapter
-        alone, in PEFT's format, or with `merge` the merged model."""
+        """Write model and tokenizer as a folder for `AutoModelForCausalLM`.
+
+        Args:
+            merge: with LoRA, whether to write the merged model, not only the adapter (PEFT's
+                format).
+        """
 
     def weight_hash(self, policy: str) -> str:
         """Return the SHA-256 of the policy's weights."""
@@ -446,10 +458,10 @@ class LearnerSpec(Protocol):
         """
 
     def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
-        """Return part → bytes of the learner.
+        """Return the memory of the learner for one policy, by part, in bytes.
 
         Args:
-            parameters: number of parameters of a policy's model.
+            parameters: number of parameters of the policy's model.
             lora: number of LoRA parameters; 0 for training of full weights.
             device: the trainer's device.
             reference: whether the loss has a KL term.

@@ -1,7 +1,7 @@
 """Conversion of Anthropic's Messages API to chat: its blocks, tools, messages and events.
 
-The gateway serves requests with it, and the SDK instrumentation records them, so that recorded
-conversations do not depend on the API.
+The gateway converts requests to serve them, and the SDK instrumentation to record them, so that
+recorded conversations do not depend on the API.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _FIELDS: Final[Mapping[str, frozenset[str]]] = {
     "tool_use": frozenset({"type", "id", "name", "input", "cache_control", "caller"}),
     "tool_result": frozenset({"type", "tool_use_id", "content", "is_error", "cache_control"}),
 }
-"""Fields of the blocks that have an equivalent in chat. `caller` marks a call by the model."""
+"""Type of a block that chat has too → fields that chat has too, or that have no meaning there."""
 _ROLES: Final = {"tool_use": "assistant", "tool_result": "user"}
-"""Role of the message with such a block."""
+"""Type of a block → role of the messages that may contain it."""
 _FINISH: Final = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -33,9 +33,9 @@ _FINISH: Final = {
 
 
 def is_message_request(body: Mapping[str, Any]) -> bool:
-    """Return whether the body of a request has features of `/v1/messages` alone.
+    """Return whether a request's body has fields or blocks that only `/v1/messages` has.
 
-    A body without any means the same as chat.
+    A body without them means the same in chat.
     """
     if not isinstance(body.get("messages"), list | tuple):
         return False
@@ -70,7 +70,14 @@ def messages_of(body: Mapping[str, Any], other: Other) -> list[Message]:
 
 
 def _turn(message: Any, where: str, other: Other) -> list[Message]:
-    """Convert a message to chat messages: one per tool result, and the others as one."""
+    """Convert a message to chat messages.
+
+    Each tool result becomes a message. The blocks before, between and after tool results become
+    one message each.
+
+    Args:
+        where: path of the message in the request, for `other`.
+    """
     role = message.get("role") if isinstance(message, Mapping) else None
     if not isinstance(role, str):
         return [other(message, where)]
@@ -126,14 +133,14 @@ def _part(block: Any, where: str, other: Other) -> Any:
 
 
 def _check(block: Mapping[str, Any], where: str, other: Other) -> None:
-    """Call `other` for each field of a block without an equivalent in chat."""
+    """Call `other` for each field of a block that has no equivalent in chat."""
     for key in sorted(block.keys() - _FIELDS[block["type"]]):
         if block[key] is not None:
             other(block[key], f"{where}.{key}")
 
 
 def tools_to_chat(tools: Sequence[Any]) -> list[Any]:
-    """Convert the app's tools to chat's; others stay as they are."""
+    """Convert tools with an `input_schema` to tools of chat; other tools stay as they are."""
     return [
         chat_tool({**tool, "parameters": tool["input_schema"]})
         if isinstance(tool, Mapping) and "input_schema" in tool
@@ -144,7 +151,7 @@ def tools_to_chat(tools: Sequence[Any]) -> list[Any]:
 
 # --- answers --------------------------------------------------------------------------------
 def is_message(answer: Mapping[str, Any]) -> bool:
-    """Return whether an answer is one of the Messages API."""
+    """Return whether an answer is a message of the Messages API."""
     return answer.get("type") == "message" and "choices" not in answer
 
 
@@ -168,7 +175,7 @@ def _choices(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert token counts: those read from or written to a cache are prompt tokens."""
+    """Convert token counts; tokens read from or written to a cache count as prompt tokens."""
     keys = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     counts = [usage[key] for key in keys if usage.get(key) is not None]
     return {
@@ -214,7 +221,7 @@ class StreamedMessage:
                 block[key] = str(block.get(key) or "") + str(delta[key])
 
     def answer(self) -> dict[str, Any]:
-        """Return the message as without streaming; the part that arrived, if it was cut off."""
+        """Return the message in the form without streaming, as far as it has arrived."""
         content = [
             {**block, "input": _input(self._inputs[index])} if index in self._inputs else block
             for index, block in sorted(self._blocks.items())

@@ -1,4 +1,4 @@
-"""Removal of keys from the recorded content of spans: a model or a tool may echo a key."""
+"""Removal of API keys from the recorded content of spans: a model or a tool may repeat a key."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ CONTENT: Final = frozenset(
         c.PROMPT_ORIGINAL,
     }
 )
-"""Attributes with recorded texts. The others are names and numbers, which contain no keys."""
+"""Attributes with recorded texts. Other attributes are names and numbers, without API keys."""
 
 
 def without_keys(span: Span) -> Span:
-    """Return the span with keys in its content replaced (`redaction.values_without_keys`).
+    """Return the span with API keys in its content replaced (`redaction.values_without_keys`).
 
-    Sets `KEYS_REPLACED` if there were any.
+    The attribute `KEYS_REPLACED` is set if there were any.
     """
     attributes = span.attributes
     content: Attributes = {key: attributes[key] for key in CONTENT.intersection(attributes)}

@@ -1,6 +1,6 @@
 """GenAI attributes of a model call's request and answer, streamed or whole.
 
-The SDK instrumentation and the gateway both use them, so that they record a call alike.
+The SDK instrumentation and the gateway use this module, so that both record a call in the same way.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from lightspan.schema.spans import Attributes
 
 
 class StreamedAnswer:
-    """An accumulator of a streamed answer: a completion's chunks, or events of the other APIs.
+    """An accumulator of a streamed answer: chunks of a completion, events of a response or message.
 
     Args:
-        choices: the number of requested answers.
+        choices: the number of requested choices.
     """
 
     def __init__(self, choices: int = 1) -> None:
@@ -61,14 +61,14 @@ class StreamedAnswer:
 
     @property
     def complete(self) -> bool:
-        """Whether all answers are complete, after which only the usage follows."""
+        """Whether all choices are complete, after which only the usage follows."""
         if self._events is not None:
             return self._events.ended
         ended = [whole for whole in self._choices.values() if whole.get("finish_reason")]
         return len(ended) >= max(self._requested, len(self._choices))
 
     def answer(self) -> dict[str, Any]:
-        """Return the completion as without streaming, as far as it arrived."""
+        """Return the answer in the form without streaming, as far as it has arrived."""
         if self._events is not None:
             return self._events.answer()
         choices = []
@@ -95,10 +95,10 @@ def has_content(answer: Mapping[str, Any]) -> bool:
 
 
 def _call_index(calls: Mapping[int, Mapping[str, Any]], delta: Mapping[str, Any]) -> int:
-    """Return the index of a delta's call.
+    """Return the index of the tool call to which a delta belongs.
 
-    Some servers omit `index`: then another id, or another name without an id, begins a call, and
-    other deltas belong to the latest one.
+    Some servers omit `index`. Then a new id, or a name without an id, begins a new call, and any
+    other delta belongs to the call that began last.
     """
     index, call_id = delta.get("index"), delta.get("id")
     if isinstance(index, int):
@@ -113,7 +113,7 @@ def _call_index(calls: Mapping[int, Mapping[str, Any]], delta: Mapping[str, Any]
 
 
 def requested_choices(body: Mapping[str, Any]) -> int:
-    """Return the number of answers that a request asks for: `n` for each of its prompts."""
+    """Return the number of choices that a request asks for: `n` for each of its prompts."""
     n = body.get("n")
     prompts = _prompts_of(body["prompt"]) if "prompt" in body else [None]
     return (n if isinstance(n, int) else 1) * len(prompts)

@@ -18,8 +18,8 @@ MAPPING: Final = (dict, Mapping)
 CALL_OPEN: Final = "<tool_call>"
 CALL_CLOSE: Final = "</tool_call>"
 PYTHON_TAG: Final = "<|python_tag|>"
-"""Tags of a tool call in a model's text: the first two enclose one in Hermes' format, the third
-precedes one in Llama's."""
+"""Tags of a tool call in a model's text: `CALL_OPEN` and `CALL_CLOSE` enclose a call in the format
+of Hermes, `PYTHON_TAG` precedes a call in that of Llama."""
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
@@ -44,7 +44,7 @@ def dump(messages: Iterable[ChatMessage]) -> str:
 
 
 def dump_json(value: Any) -> str:
-    """Return a value as compact JSON, with `str` of values that JSON lacks. Never raises."""
+    """Return a value as compact JSON; a part that JSON lacks becomes its `str`. Never raises."""
     try:
         return _encode(value).decode()
     except Exception:  # a lone surrogate, a key that is not a text, a cycle, a failing __str__
@@ -62,17 +62,20 @@ def load(text: str) -> list[dict[str, Any]]:
 
 
 def input_messages_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages that a span's call sent; none if they were not recorded."""
+    """Return the messages that a model call sent, from its span's attributes; empty if unknown."""
     return load(str(attributes.get(c.INPUT_MESSAGES, "[]")))
 
 
 def output_messages_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the answers to a span's call, one per choice; none if they were not recorded."""
+    """Return the answers to a model call, one per choice, from its span's attributes.
+
+    Empty if they were not recorded.
+    """
     return load(str(attributes.get(c.OUTPUT_MESSAGES, "[]")))
 
 
 def overrides_of(attributes: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return, per overridden field of a span's request, the app's value and the value used."""
+    """Return, per request field that the algorithm overrode, the app's value and the value used."""
     overrides = json.loads(str(attributes.get(c.SAMPLING_OVERRIDES) or "{}"))
     return {field: (requested, used) for field, (requested, used) in overrides.items()}
 
@@ -118,7 +121,7 @@ def _content_part(part: Any) -> dict[str, Any]:
 
 
 def _result(content: Any) -> Any:
-    """Convert the result of a tool: a text, or parts."""
+    """Return a tool's result with references for the parts that are not text."""
     if not isinstance(content, list | tuple):
         return content
     return [

@@ -1,7 +1,7 @@
 """Random hex digits for ids, from the operating system.
 
-Digits are read for many ids at a time: one call of `os.urandom` costs more than the rest of making
-a span.
+Digits are read for many ids at a time, because a call of `os.urandom` takes longer than everything
+else in making a span.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ class LLM(msgspec.Struct, frozen=True, kw_only=True, tag="llm"):
 
     base_url: str
     model: str
-    """Model name; empty: the one that the app names."""
+    """Name of the model; empty for the model that the app names in its requests."""
     api_key_env: str | None = None
-    """Environment variable of the key; the key itself is never stored."""
+    """Environment variable with the key, which is never stored; None if there is no key."""
     sampling: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -27,7 +27,7 @@ class LLM(msgspec.Struct, frozen=True, kw_only=True, tag="llm"):
 
     @property
     def api_key(self) -> str:
-        """The key from the environment; `"none"` for an endpoint without one.
+        """The key from the environment; the text `"none"` if `api_key_env` is None.
 
         Raises:
             ConfigError: the variable is not set.

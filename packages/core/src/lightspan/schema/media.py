@@ -21,19 +21,20 @@ MAX_TEXT_LENGTH: Final = 1_024
 """Maximum characters of a recorded URL or file name."""
 
 MAX_DEPTH: Final = 64
-"""Maximum recorded levels of a part, because its readers are recursive."""
+"""Maximum number of nested levels of a part to record, because readers of it are recursive."""
 _MAX_OPAQUE_LENGTH: Final = 4_096
-"""Maximum characters of base64 that are taken for text, in a part of an unknown type."""
+"""Maximum number of characters of base64 that count as text in a part of an unknown type. Longer
+base64 counts as bytes."""
 _MIN_DISTINCT: Final = 48
-"""Minimum number of distinct characters in long base64: words without spaces, a hash in hexadecimal
-or a long number have fewer."""
+"""Minimum number of distinct characters of long base64 that counts as bytes. Words without spaces,
+a hash in hexadecimal or a long number have fewer."""
 _MODALITIES: Final = {
     **dict.fromkeys(("image_url", "input_image", "image", "image_generation_call"), "image"),
     **dict.fromkeys(("input_audio", "audio", "audio_url"), "audio"),
     **dict.fromkeys(("video_url", "input_video", "video"), "video"),
     **dict.fromkeys(("file", "input_file", "document"), "file"),
 }
-"""Type of a part, in any dialect, → modality."""
+"""Type of a part, in any of the APIs → modality."""
 _INSIDE: Final = ("image_url", "input_audio", "audio", "audio_url", "video_url", "file", "source")
 """Fields that contain the other fields of a part."""
 _BYTES: Final = ("data", "file_data", "base64", "result")
@@ -43,7 +44,7 @@ _DATA_URL: Final = re.compile(r"data:([^;,]*)(?:;[^;,]*)*,", re.IGNORECASE)
 _STRICT_DATA_URL: Final = re.compile(
     r"data:(?:[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+(?:=[^;,\s]*)?)*;base64,", re.IGNORECASE
 )
-"""For fields that may be any text, some of which begin with "Data:"."""
+"""Start of a `data:` URL, in a field whose text may also begin with "Data:" by chance."""
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_\-\r\n]+=*\s*")
 
 
@@ -58,7 +59,7 @@ def is_reference(part: Any) -> bool:
 
 
 def reference(part: Mapping[str, Any], levels: int = MAX_DEPTH) -> Part:
-    """Return a part of a message with references instead of bytes, and at most `levels` deep."""
+    """Return a part of a message with references in place of bytes, cut to `levels` levels."""
     modality = _MODALITIES.get(str(part.get("type")))
     if modality is None:
         return {key: _without_bytes(value, levels) for key, value in part.items()}
@@ -92,13 +93,13 @@ def _is_text(source: Any) -> bool:
 
 
 def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> str:
-    """Return the first non-empty text among fields; an empty one if there is none."""
+    """Return the first non-empty text among the fields `names`; `""` if there is none."""
     texts = (fields[name] for name in names if isinstance(fields.get(name), str))
     return next(filter(None, texts), "")
 
 
 def _without_bytes(value: Any, levels: int) -> Any:
-    """Return a value of a part of an unknown type, with references instead of bytes."""
+    """Return a field's value with references in place of bytes, for a part of an unknown type."""
     if isinstance(value, Mapping | list | tuple) and levels == 0:
         return "…"
     if isinstance(value, Mapping):
@@ -134,7 +135,10 @@ def _digest(text: str) -> Part:
 
 
 def _address(url: str) -> Part:
-    """Return a URL without password and query, which may have tokens, and the URL's digest."""
+    """Return a URL without password and query, which may hold tokens.
+
+    If that changes it, the digest of the whole URL is added.
+    """
     try:
         parts = urlsplit(url)
         public = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -1,7 +1,7 @@
 """Conversion of OpenAI's Responses API to chat: its items, tools, responses and events.
 
-The gateway serves requests with it, and the SDK instrumentation records them, so that recorded
-conversations do not depend on the API.
+The gateway converts requests to serve them, and the SDK instrumentation to record them, so that
+recorded conversations do not depend on the API.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 TEXT_PARTS: Final = ("input_text", "output_text", "text")
 ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
-"""Types of the events with the whole response."""
+"""Types of the last event of a stream, which has the whole response."""
 
 
 class ItemError(ValueError):
@@ -26,15 +26,17 @@ class ItemError(ValueError):
         self.where = where
         """Path of the item in the request."""
         self.is_media = is_media
-        """Whether it is an image, a sound, a video or a file."""
+        """Whether the item is an image, a sound, a video or a file."""
 
 
 Other = Callable[[Any, str], Message]
-"""Handler of an item without an equivalent in chat, and its path: returns a message or raises."""
+"""Handler of an item without an equivalent in chat, given the item and its path in the request.
+
+It returns a message to use for the item, or raises an error."""
 
 
 def is_response(body: Mapping[str, Any]) -> bool:
-    """Return whether the body of a request is one for `/v1/responses`."""
+    """Return whether a request's body is for `/v1/responses`."""
     return "messages" not in body and ("input" in body or "instructions" in body)
 
 
@@ -44,7 +46,7 @@ def messages_of(body: Mapping[str, Any], other: Other) -> list[Message]:
 
 
 def instructions_of(body: Mapping[str, Any]) -> list[Message]:
-    """Return the system message of a request; none if it has no instructions."""
+    """Return a list with the system message of a request; empty if it has no instructions."""
     instructions = body.get("instructions")
     return [{"role": "system", "content": instructions}] if instructions else []
 
@@ -52,11 +54,11 @@ def instructions_of(body: Mapping[str, Any]) -> list[Message]:
 def items_to_messages(items: Any, other: Other) -> list[Message]:
     """Convert input or output items to chat messages.
 
-    A function call becomes a part of the assistant's message just before it, as the model wrote
-    them.
+    A function call becomes a part of the assistant's message just before it, because the model
+    wrote both in one turn.
 
     Args:
-        items: a text, or an array of items.
+        items: a text, an array of items, or None for no items.
         other: called for items without an equivalent in chat.
     """
     if items is None:
@@ -116,7 +118,7 @@ def convert_content(
 
 
 def join_parts(parts: Sequence[Any]) -> Any:
-    """Join texts to one; return a list of parts if not all parts are texts."""
+    """Join parts to one text if all are texts; else return a list of chat's content parts."""
     if all(isinstance(part, str) for part in parts):
         return "".join(parts)
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
@@ -150,7 +152,7 @@ def refused(item: Any, where: str) -> Message:
 
 
 def tools_to_chat(tools: Sequence[Any]) -> list[Any]:
-    """Convert function tools to chat's; others stay as they are."""
+    """Convert function tools to those of chat; other tools stay as they are."""
     return [
         chat_tool(tool)
         if isinstance(tool, Mapping) and tool.get("type") == "function" and "function" not in tool
@@ -160,7 +162,7 @@ def tools_to_chat(tools: Sequence[Any]) -> list[Any]:
 
 
 def chat_tool(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function tool of chat with these fields, without those that are None."""
+    """Return a function tool of chat with those of `fields` that chat has and that are not None."""
     keys = ("name", "description", "parameters", "strict")
     function = {key: fields[key] for key in keys if fields.get(key) is not None}
     return {"type": "function", "function": function}
@@ -241,7 +243,7 @@ class StreamedResponse:
             call["arguments"] = call.get("arguments", "") + str(event.get("delta") or "")
 
     def answer(self) -> dict[str, Any]:
-        """Return the response as without streaming; the part that arrived, if it was cut off."""
+        """Return the response in the form without streaming, as far as it has arrived."""
         if self.ended:
             return self._response
         message = {"type": "message", "role": "assistant"}

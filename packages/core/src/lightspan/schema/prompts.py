@@ -23,7 +23,7 @@ ENGINES: Final = ("f-string",)
 """Supported template syntaxes."""
 
 _NAME: Final = re.compile(r"[^\W\d]\w*")
-"""Name of the value of a placeholder, at its start."""
+"""Name at the start of a placeholder, of the value that fills it."""
 _OPENED: Final = re.compile(rf"\{{({_NAME.pattern})")
 _FIELD: Final = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern}|\[[^\[\]{{}}]+\])*")
 """A name with attributes and items of its value: `{customer.name}`, `{rows[0]}`."""
@@ -35,9 +35,9 @@ class PromptPlace(StrEnum):
     """The way in which a prompt reaches an app."""
 
     ARGUMENT = "argument"
-    """The app takes it as an argument."""
+    """The app takes the prompt as an argument."""
     AGENT = "agent"
-    """It replaces the instructions in an agent's requests, without any change of the app."""
+    """The prompt replaces the instructions in an agent's requests, without a change of the app."""
     CODE = "code"
     """The app calls `lightspan.prompt(name, text)`."""
 
@@ -54,7 +54,7 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
     """A prompt with `{named}` placeholders (see the module).
 
     Raises:
-        UnsupportedError: another `engine` than `"f-string"`.
+        UnsupportedError: `engine` is not `"f-string"`.
     """
 
     template: str
@@ -69,7 +69,7 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """Names of the values in placeholders, in order, each once."""
+        """Names of the values that `format` needs, in the order of the placeholders, each once."""
         # A placeholder may contain others: {price:{width}}.
         names = (name for field in self.fields for name in _OPENED.findall(field))
         return tuple(dict.fromkeys(names))
@@ -82,14 +82,14 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
 
     @property
     def text(self) -> str:
-        """The template for people: placeholders as written, and literal braces single."""
+        """The template as people read it: placeholders as written, and literal braces single."""
         return "".join(piece.text for piece in _pieces(self.template))
 
     def format(self, **values: Any) -> str:
-        """Fill the placeholders; other braces stay.
+        """Return the text with the placeholders filled by `values`.
 
         Raises:
-            ConfigError: a placeholder has no value, or cannot format it.
+            ConfigError: a placeholder has no value, or cannot format its value.
         """
         try:
             return "".join(
@@ -104,9 +104,10 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
             ) from error
 
     def match(self, text: str) -> dict[str, str] | None:
-        """Return the values with which `format` returns a text (the inverse of `format`).
+        """Return the values with which `format` returns `text` (the inverse of `format`).
 
-        None if there are none or several possible ones, or if a placeholder is more than a name.
+        None if no values or several choices of values give the text, or if a placeholder is more
+        than a name or occurs twice.
         """
         pieces = _pieces(self.template)
         names = [piece.text[1:-1] for piece in pieces if piece.is_placeholder]
@@ -123,10 +124,11 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
         return dict(zip(names, values, strict=True))
 
     def rewritten(self, text: str) -> PromptTemplate:
-        """Return a template of another text with these placeholders; its other braces are literal.
+        """Return a template with the same placeholders and another text.
 
         Args:
-            text: the template for people, as in `text`.
+            text: the new template as people read it (property `text`); braces that are not of a
+                placeholder of this template are literal.
 
         Raises:
             ConfigError: the text lacks a placeholder.
@@ -142,7 +144,7 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
 
 @lru_cache(maxsize=1024)
 def _pieces(template: str) -> tuple[_Piece, ...]:
-    """Split a template into pieces, without adjacent literal texts."""
+    """Split a template into placeholders and the literal texts between them."""
     pieces = _parsed(template)
     if pieces is None:
         return _split(template, dict.fromkeys(_PLAIN.findall(template)))
@@ -150,7 +152,7 @@ def _pieces(template: str) -> tuple[_Piece, ...]:
 
 
 def _parsed(template: str) -> list[_Piece] | None:
-    """Parse a template as `str.format` does; return None if it could not fill it."""
+    """Parse a template as `str.format` does; return None if `str.format` could not fill it."""
     try:
         parsed = list(Formatter().parse(template))
     except ValueError:
@@ -191,7 +193,7 @@ def _can_be_filled(field: str, spec: str, conversion: str | None) -> bool:
 
 
 def _split(text: str, fields: Iterable[str]) -> tuple[_Piece, ...]:
-    """Split a text at placeholders."""
+    """Split a text into the placeholders `fields` and the literal texts between them."""
     patterns = [re.escape(field) for field in fields]
     if not patterns:
         return _joined([_Piece(text, False)])
@@ -225,9 +227,10 @@ def _between(pieces: Sequence[_Piece]) -> list[str] | None:
 
 
 def _first_places(literals: Sequence[str], text: str) -> list[int] | None:
-    """Return the earliest positions of literals in a text, in order; None if there are none.
+    """Return the earliest positions at which literals follow each other in a text.
 
-    The first literal is at its beginning and the last one at its end.
+    The first literal must be at the beginning of the text, the last one at its end. None if the
+    text does not have the literals in this order.
     """
     if not (text.startswith(literals[0]) and text.endswith(literals[-1])):
         return None
@@ -244,7 +247,7 @@ def _first_places(literals: Sequence[str], text: str) -> list[int] | None:
 
 
 def _last_places(literals: Sequence[str], text: str) -> list[int] | None:
-    """Return the latest positions of literals in a text, like `_first_places`."""
+    """Return the latest positions of literals in a text; the rest is as for `_first_places`."""
     if len(literals) == 1:
         return _first_places(literals, text)
     begin, last = len(literals[0]), len(text) - len(literals[-1])
@@ -258,9 +261,9 @@ def _last_places(literals: Sequence[str], text: str) -> list[int] | None:
 
 
 def filled_as(original: str, learned: str) -> str:
-    """Return a learned template that `str.format` can fill if it can fill the original.
+    """Return `learned`, with literal braces doubled if `str.format` can fill only `original`.
 
-    An app may call `str.format` itself.
+    An app that calls `str.format` itself can then fill the learned template too.
     """
     if _parsed(original) is None or _parsed(learned) is not None:
         return learned
@@ -274,7 +277,7 @@ class LearnedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     after: PromptTemplate
     place: PromptPlace = PromptPlace.ARGUMENT
     agent: str = ""
-    """Path of the agent, for instructions of an agent."""
+    """Path of the agent if `place` is AGENT; else empty."""
 
     @property
     def template(self) -> str:

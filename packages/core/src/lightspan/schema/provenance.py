@@ -1,4 +1,4 @@
-"""Requests to models by clients that are not captured, on the root span of a dry run's attempt."""
+"""Requests to models by uncaptured clients, which a dry run counts on an attempt's root span."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ class Request(NamedTuple):
     """A request to a model by a client that is not captured."""
 
     agent: str
-    """Path of the agent that sent it."""
+    """Path of the agent that sent the request."""
     client: str
     """Package that called the HTTP client, such as `litellm` or the app's own."""
     model: str
-    """Model name; empty if the request has none."""
+    """Name of the model; empty if the body of the request does not name it."""
     url: str
     """URL without query and credentials."""
 
 
 def uncaptured_attributes(requests: Mapping[Request, int]) -> Attributes:
-    """Return the attribute of an attempt's root span that counts its uncaptured requests."""
+    """Return the attribute for an attempt's root span with the number of each uncaptured request.
+
+    Empty if there were none.
+    """
     if not requests:
         return {}
     return {c.REQUESTS_PAST: json.dumps([(*request, n) for request, n in requests.items()])}
 
 
 def requests_of(spans: Iterable[Span]) -> Counter[Request]:
-    """Count the uncaptured requests of attempts."""
+    """Return the number of each uncaptured request, summed over the root spans of attempts."""
     requests: Counter[Request] = Counter()
     for span in spans:
         for *request, count in json.loads(str(span.attributes.get(c.REQUESTS_PAST, "[]"))):

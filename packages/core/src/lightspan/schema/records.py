@@ -1,6 +1,6 @@
 """Tasks, rollouts and attempts as a store holds them, and their state machine.
 
-The table lists the legal moves of a rollout (R) and of its attempts (A). Any other one raises
+The table lists the legal moves of a rollout (R) and of its attempts (A). Any other move raises
 `IllegalMoveError`; repeating a move is a no-op (idempotence).
 
 =========  ==========  =======================================================================
@@ -45,14 +45,14 @@ Json = Any
 class Mode(StrEnum):
     """The purpose of a rollout.
 
-    It decides the sampling: the algorithm's in `train` and `dev`, the app's own in `val`.
+    In `train` and `dev`, the algorithm's sampling is used; in `val`, the app's own.
     """
 
     TRAIN = "train"
     VAL = "val"
     DEV = "dev"
     PRODUCTION = "production"
-    """The app ran by itself and was recorded (`lightspan.record`). No runner can claim such a
+    """The app ran without a runner and was recorded (`lightspan.record`). No runner can claim the
     rollout, and no policy gradient is computed from it."""
 
 
@@ -117,8 +117,8 @@ def rollout_status_after(
 
     Args:
         attempt: the final status of the attempt.
-        infrastructure_tries: number of tries used up by lost attempts, including this one.
-        max_infrastructure_tries: the rollout's limit.
+        infrastructure_tries: number of tries used up by lost attempts, including this attempt.
+        max_infrastructure_tries: the rollout's maximum of `infrastructure_tries`.
     """
     match attempt:
         case AttemptStatus.SUCCEEDED:
@@ -138,7 +138,7 @@ _json_encoder: Final = msgspec.json.Encoder(order="deterministic")
 
 
 def task_id(task: Json) -> str:
-    """Return the task's own `id`, else a hash of its content."""
+    """Return the `id` in a task; for a task without one, a hash of its content."""
     if isinstance(task, dict) and isinstance(task.get("id"), str | int):
         return str(task["id"])
     return fingerprint(task)
@@ -152,8 +152,8 @@ def fingerprint(value: Json) -> str:
 def new_id(prefix: str) -> str:
     """Return a new id such as `call-18…`.
 
-    Callers make ids themselves so that they can repeat every write. Ids begin with the time, so
-    that those of one batch are adjacent in a store's indexes, and end with 64 random bits.
+    Callers make ids themselves so that they can repeat every write. An id has the time, so that the
+    ids of one batch are adjacent in a store's indexes, and ends with 64 random bits.
     """
     return f"{prefix}-{clock.now_ns():016x}{random_digits()}"
 
@@ -167,17 +167,17 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     """Id that is equal for equal tasks, such as those of a group's rollouts."""
     run_id: str = ""
-    """The training run that enqueued it."""
+    """Id of the training run that enqueued the rollout; of a recorded app, the service name."""
     group_id: str = ""
-    """The group of rollouts whose rewards are compared; empty outside training."""
+    """Id of the group of rollouts whose rewards are compared; empty outside training."""
     mode: Mode = Mode.TRAIN
     resources_id: str = ""
     step: int = 0
-    """The optimiser iteration, or evaluation, that enqueued it."""
+    """Number of the training iteration or evaluation for which the rollout was enqueued."""
     timeout_s: float | None = None
     max_infrastructure_tries: int = 3
     app: str = ""
-    """`module:name` of the app that must run it; empty: any app."""
+    """`module:name` of the app that must run the rollout; empty for any app."""
 
 
 class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +188,7 @@ class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
     infrastructure_tries: int = 0
     """Number of tries used up by lost attempts."""
     attempt_id: str | None = None
-    """Id of the latest attempt."""
+    """Id of the latest attempt; None before the first."""
     created_at: float = 0.0
     """Seconds since the epoch by the store's clock."""
     finished_at: float | None = None
@@ -216,7 +216,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     attempt_id: str
     rollout_id: str
     number: int
-    """1 for the first try."""
+    """Number of the attempt among those of its rollout, from 1 on."""
     epoch: int
     """Fencing token of the runner's writes. It grows with each claim of the rollout."""
     status: AttemptStatus = AttemptStatus.RUNNING
@@ -232,7 +232,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     """Description of the failure, for people."""
     capture_errors: list[str] = msgspec.field(default_factory=list)
-    """Errors of recording the attempt. An attempt with any is never trained."""
+    """Errors in recording the attempt. An attempt with a capture error is never trained."""
 
     @property
     def sealed(self) -> bool:
@@ -259,11 +259,12 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     rollout: Rollout
     attempt: Attempt
     alone: bool = False
-    """Whether it must run alone in its process, because an earlier attempt may have crashed one."""
+    """Whether the attempt must run alone in its process, because an earlier one may have crashed
+    its process."""
 
 
 class AttemptRef(msgspec.Struct, frozen=True, order=True):
-    """An attempt's id, and the epoch of the writer."""
+    """An attempt's id, and the epoch under which the caller writes."""
 
     attempt_id: str
     epoch: int
@@ -280,9 +281,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     capture_errors: list[str] = msgspec.field(default_factory=list)
     counts: bool = True
-    """False for a lost attempt that uses up no try, because another one crashed the process."""
+    """Whether a lost attempt uses up a try; False if another attempt crashed the process."""
     alone: bool = False
-    """Whether the attempt after a lost one must run alone in its process (`Claim.alone`)."""
+    """Whether the rollout's next attempt must run alone in its process (`Claim.alone`)."""
 
 
 class PeerRole(StrEnum):
@@ -295,7 +296,8 @@ class PeerRole(StrEnum):
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """A process that uses a store and announces itself every few seconds (`Store.announce`).
 
-    Peers of other versions read it, so new fields need a default and old ones must stay.
+    Peers of other versions read the announcement: a new field needs a default, and no field may be
+    removed.
     """
 
     peer_id: str
@@ -303,16 +305,16 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     app: str
     """`module:name` of the app that a trainer trains or a runner runs."""
     protocol: int
-    """`semconv.PROTOCOL_VERSION` of its lightspan."""
+    """`semconv.PROTOCOL_VERSION` of the peer's lightspan."""
     lightspan: str
-    """Version of its lightspan."""
+    """Version of the peer's lightspan."""
     python: str = ""
-    """Path of its interpreter."""
+    """Path of the peer's Python interpreter."""
     run_id: str = ""
-    """A trainer's run, or the only run that a runner works for (empty: any)."""
+    """Id of a trainer's run, or of the only run for which a runner works; empty for any run."""
     slots: int = 0
     """Maximum number of concurrent attempts of a runner."""
     complete: bool = False
     """Whether a trainer's run has nothing left to do."""
     silent_s: float = 0.0
-    """Seconds since its last announcement, by the store's clock."""
+    """Seconds since the peer's last announcement by the store's clock; set by `Store.peers`."""

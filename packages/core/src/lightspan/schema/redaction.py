@@ -1,4 +1,4 @@
-"""Sanitising of recorded texts: removing keys and lone surrogates, and bounding the length."""
+"""Sanitising of recorded texts: replacing API keys and lone surrogates, bounding the length."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from functools import cache
 from typing import Any, Final
 
 MAX_TEXT_LENGTH: Final = 8_192
-"""Maximum characters of a recorded error, status or reason: half from its start, half from its
-end."""
+"""Maximum number of characters of a recorded error, status or reason: of a longer text, half are
+from its start and half from its end."""
 KEY: Final = "<key>"
 """Replacement of a key."""
 MIN_KEY_LENGTH: Final = 8
-"""Minimum characters of a variable's value that is a key: words such as `none` are not."""
+"""Minimum number of characters of an environment variable's value that counts as a key: words such
+as `none` do not."""
 MIN_MESSAGE_KEY_LENGTH: Final = 16
 """Minimum characters of a key in a model's messages, where a short password may be a plain word."""
 
 _SEARCHED_LENGTH: Final = 128 * MAX_TEXT_LENGTH
-"""Characters at each end of a text that are searched for keys. This is far more than is recorded,
-so that no part of a key at the cut is recorded, however much is replaced."""
+"""Number of characters at each end of a text that are searched for keys. It is far larger than
+`MAX_TEXT_LENGTH`, so that a key cut off at this limit is not recorded, even if replacing other keys
+shortens the text."""
 _SECRET: Final = re.compile(
     r"(?:^|_)(?:(?:API)?KEYS?|TOKEN|SECRETS?|(?:PG)?PASSWORDS?|PASSWD|PASS|PAT)$|_PWD$",
     re.IGNORECASE,
 )
 _OF_KEYS: Final = re.compile(r"KEYS?$", re.IGNORECASE)
 _NO_KEY: Final = re.compile(r"[/~.]|[^\n]*[ ,][^\n]*\Z|\D*\Z")
-"""A path, one line of words or a text without a digit: values of an SSH_KEY or a SORT_KEY."""
+"""A path, a line of words or a text without a digit. A value like that of a variable such as
+SSH_KEY or SORT_KEY is no secret."""
 _PASSWORD_IN_URL: Final = re.compile(r"\w[\w+.-]*://[^/@:\s]*:([^/@\s]+)@")
 _MAX_CLIENT_KEYS: Final = 1_024
 # Every recorded prompt is searched. A regex is applied only if the text contains its literal start,
@@ -64,7 +67,7 @@ def clean_text(text: str) -> str:
 
 
 def is_secret(variable: str) -> bool:
-    """Return whether an environment variable holds a key, by its name or by `add_key_variable`."""
+    """Return whether an environment variable holds a key: by its name, or `add_key_variable`."""
     return variable in _key_variables or _has_secret_name(variable)
 
 
@@ -84,7 +87,10 @@ def add_key_variable(name: str) -> None:
 
 
 def add_client_key(key: Any) -> None:
-    """Register a model client's key, which an endpoint may quote; ignore short keys and words."""
+    """Register the key of a model client, so that it is replaced in recorded texts.
+
+    Short keys and words are ignored: they may occur in texts by chance.
+    """
     if not isinstance(key, str) or key in _client_keys:
         return
     if len(key) >= MIN_MESSAGE_KEY_LENGTH and not _NO_KEY.match(key):
@@ -94,9 +100,9 @@ def add_client_key(key: Any) -> None:
 
 
 def without_keys(text: str) -> str:
-    """Replace the keys in a text.
+    """Return a text with API keys replaced.
 
-    These are the values of environment variables that hold keys, keys of model clients, call
+    Replaced are the values of environment variables that hold keys, keys of model clients, call
     tokens, the token after `Bearer`, and texts with the form of a vendor's key.
     """
     for key in _longest_first({*_secret_values().values(), *_client_keys}, MIN_KEY_LENGTH):
@@ -105,17 +111,18 @@ def without_keys(text: str) -> str:
 
 
 def values_without_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the keys in a mapping's texts, some of which are JSON and some messages.
+    """Return a mapping of values with API keys replaced in its texts, which may be JSON.
 
-    It replaces less than `without_keys`, because messages may be continued or imitated: the text
-    after `Bearer`, short passwords and variables named a key with a path or words stay.
+    It replaces less than `without_keys`, because the texts may be messages that a model continues
+    or is trained on: the text after `Bearer`, short passwords, and the paths or words in variables
+    with the name of a key stay.
     """
     keys = _message_keys()
     return {name: _value_without(value, keys) for name, value in values.items()}
 
 
 def _message_keys() -> Sequence[str]:
-    """Return the keys to replace in messages, each also as it is written in JSON."""
+    """Return the keys to replace in messages, in all their forms (`_json_forms`)."""
     # This comparison, done for every span, takes 1 µs; looking up each variable would take 20 µs.
     environment: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
     for inputs, result in _message_keys_cache:  # another thread may replace the entry
@@ -134,7 +141,7 @@ def _message_keys() -> Sequence[str]:
 
 
 def _secret_values() -> dict[str, str]:
-    """Return environment variables with their keys, or with the passwords in their URLs."""
+    """Return environment variable → key in its value: the whole value, or a URL's password."""
     keys = {}
     # Iterating over the items raises if another thread removes a variable meanwhile, so the values
     # are read by name. The names are filtered first, because this runs for every span.
@@ -148,12 +155,15 @@ def _secret_values() -> dict[str, str]:
 
 
 def _longest_first(keys: Iterable[str], min_length: int) -> list[str]:
-    """Sort keys so that none is replaced before a longer one that contains it."""
+    """Return the keys of at least `min_length` characters, longest first.
+
+    A key that contains another key is then replaced before the shorter key.
+    """
     return sorted((key for key in keys if len(key) >= min_length), key=len, reverse=True)
 
 
 def _json_forms(key: str) -> tuple[str, ...]:
-    """Return the key as it is, as a JSON string, and as one in JSON inside JSON, without quotes."""
+    """Return a key as it is, as in a JSON string, and as in a JSON string inside a JSON string."""
     once = json.dumps(key)[1:-1]
     return key, once, json.dumps(once)[1:-1]
 
@@ -176,7 +186,7 @@ def _without_tokens(text: str) -> str:
 
 
 def bounded_text(text: str, max_length: int = MAX_TEXT_LENGTH) -> str:
-    """Return a text without lone surrogates and keys, and only both ends of a long one."""
+    """Return a text with lone surrogates and keys replaced; of a long text, only both ends."""
     start, end, omitted = text, "", len(text) - 2 * _SEARCHED_LENGTH
     if omitted > 0:
         start, end = text[:_SEARCHED_LENGTH], text[-_SEARCHED_LENGTH:]

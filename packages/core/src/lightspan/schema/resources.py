@@ -23,7 +23,7 @@ _decoder = msgspec.json.Decoder(NamedResources)
 
 
 def encode_resources(resources: NamedResources) -> bytes:
-    """Return resources as canonical JSON."""
+    """Encode resources as canonical JSON: equal bytes for equal resources."""
     return _encoder.encode(resources)
 
 
@@ -53,6 +53,6 @@ it."""
 
 
 def instructions_in(resources: NamedResources) -> Instructions | None:
-    """Return the agents' instructions among the resources; None if the app's own apply."""
+    """Return the agents' instructions among the resources; None if there are none."""
     instructions = resources.get(INSTRUCTIONS)
     return instructions if isinstance(instructions, Instructions) else None

@@ -13,26 +13,26 @@ from lightspan.schema.redaction import clean_text
 MAX_NAME_LENGTH: Final = 1_024
 """Maximum characters of a dimension's name."""
 LARGEST: Final = 1e100
-"""Largest absolute value of a reward. Sums and squares of larger ones, such as
-`-sys.float_info.max` for a failure, would overflow."""
+"""Largest absolute value of a reward. Sums and squares of larger values would overflow, such as of
+`-sys.float_info.max`, which an app may use for a failure."""
 
 
 class Reward(msgspec.Struct, frozen=True):
     """A reward: a number, or several named dimensions of which one is the value."""
 
     value: float | None
-    """None for an unscored rollout, which is not the same as zero."""
+    """The number; None if the rollout is unscored, which is not the same as zero."""
     dimensions: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 def parse_reward(value: Any, primary: str | None = None) -> Reward | None:
-    """Parse an app's reward; None stays None.
+    """Return an app's return value as a reward; None stays None.
 
-    A number or bool is a value. NaN, infinity and numbers beyond `LARGEST` are unscored. A mapping
-    of names to numbers has named dimensions.
+    A number or bool becomes the reward's value; NaN, infinity and numbers beyond `LARGEST` become
+    None. A mapping of names to numbers becomes named dimensions.
 
     Args:
-        primary: the dimension that is the value; by default `"reward"`, else the first one.
+        primary: the dimension that is the value; None for `"reward"`, or without it the first.
 
     Raises:
         RewardError: a string or any other type, a `primary` that is not among the dimensions, or a
@@ -46,7 +46,7 @@ def parse_reward(value: Any, primary: str | None = None) -> Reward | None:
 
 
 def usable(number: float) -> float | None:
-    """Return a number as float64; None for NaN and numbers beyond `LARGEST`."""
+    """Return a number as a float; None if it is no reward: NaN, or beyond `LARGEST`."""
     return float(number) if -LARGEST <= number <= LARGEST else None
 
 

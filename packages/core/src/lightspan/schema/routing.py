@@ -1,7 +1,7 @@
 """Routing of model calls: patterns on agent paths, and the routes that they choose.
 
-An *agent path* has the names of the agents from the outermost to the current one, joined by `/`
-(`team/writer`); a `/` inside a name is written `%2F`. The unnamed agent is `app`.
+An *agent path* has the names of the nested agents from the outermost to the acting one, joined by
+`/` (`team/writer`); a `/` inside a name is written `%2F`. The unnamed agent is `app`.
 
 A pattern without `/` matches the innermost name, a pattern with `/` the whole path; `*` matches
 within one name, `**` crosses levels. Everything else is literal: `write_query` never matches
@@ -32,19 +32,19 @@ class AgentPaths(NamedTuple):
     """The agents of an app that can be optimised, from an adapter's `agents(app)`."""
 
     paths: tuple[str, ...]
-    """Agent paths, in the order of the app."""
+    """Agent paths, in the order in which the adapter finds them in the app."""
     complete: bool
     """Whether no further agent can appear at run time."""
 
 
 def join_path(names: Iterable[str]) -> str:
-    """Return the agent path of names; `app` for none."""
+    """Join names of agents to an agent path; without a name, return `app`."""
     escaped = [name.replace("%", "%25").replace("/", "%2F") for name in names]
     return "/".join(escaped) or UNNAMED_AGENT
 
 
 def split_path(path: str) -> list[str]:
-    """Return the names in an agent path."""
+    """Return the names of the agents in an agent path, the outermost first."""
     return [part.replace("%2F", "/").replace("%25", "%") for part in path.split("/")]
 
 
@@ -73,13 +73,13 @@ class Route(StrEnum):
     """The destination of a model call."""
 
     POLICY = "policy"
-    """The policy's current weights, and the call is trained."""
+    """The policy's current weights; the call is trained."""
     BASE = "base"
     """The starting weights, in the training's engine."""
     SHARED = "shared"
-    """The policy's current weights, but the call is not trained."""
+    """The policy's current weights; the call is not trained."""
     ENDPOINT = "endpoint"
-    """Another endpoint, through the gateway."""
+    """An endpoint that the user configured (an `LLM`), through the gateway."""
     APP = "app"
     """The app's own endpoint; the call is only recorded."""
 
@@ -93,18 +93,18 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: LLM | None = None
     """Endpoint of the route `endpoint`."""
     sampling: Sampling | None = None
-    """Sampling of trained policies in training, which overrides the app's."""
+    """Sampling of the route `policy` in training, which overrides the app's; None for the app's."""
     validate_temperature: float | None = None
-    """Temperature of trained policies in validation, which overrides the app's."""
+    """Temperature of the route `policy` in validation; None for the app's."""
 
     @property
     def selected(self) -> bool:
         return self.route is Route.POLICY
 
     def forced(self, mode: Mode) -> Sampling | None:
-        """Return the sampling that overrides the app's in a mode, or None if the app decides.
+        """Return the sampling that overrides the app's in a mode; None if the app decides.
 
-        In validation it overrides the temperature alone.
+        In validation, only the temperature of the result is to be used.
         """
         if not self.selected or mode is not Mode.VAL:
             return self.sampling if self.selected else None
@@ -125,7 +125,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
-    """An ordered list of rules, of which the first that matches applies, else `default`."""
+    """An ordered list of rules: the first that matches an agent applies; without one, `default`."""
 
     rules: list[Rule] = msgspec.field(default_factory=list)
     gateway_url: str = ""
@@ -139,14 +139,17 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
         return any(target.route is not Route.APP for target in targets)
 
     def target(self, path: str) -> Target:
-        """Return the destination of the calls of an agent."""
+        """Return the destination of the calls of the agent at `path`."""
         for rule in self.rules:
             if rule.matches(path):
                 return rule.target
         return self.default
 
     def choose_name(self, names: Sequence[str]) -> str:
-        """Return the first name that a rule's pattern distinguishes from others, else the first."""
+        """Return the first of `names` that a pattern of the rules matches, unless it matches all.
+
+        If there is none, return the first name.
+        """
         for rule in self.rules:
             for segment in rule.pattern.split("/"):
                 matching = [name for name in names if matches(segment, join_path([name]))]
@@ -155,12 +158,15 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
         return names[0]
 
     def naming(self, paths: Iterable[str]) -> Routing:
-        """Return the routing with a rule for each agent, so that requests can name it as model."""
+        """Return the routing with an own rule for each of `paths`, with an unchanged destination.
+
+        Requests can then name the agent as their model.
+        """
         rules = [Rule(path, self.target(path)) for path in paths if "*" not in path]
         return replace(self, rules=[*rules, *self.rules])
 
     def validating_at(self, temperature: float | None) -> Routing:
-        """Return the routing with another temperature in validation; None: the app's."""
+        """Return the routing with a `temperature` for validation; None for the app's."""
         rules = [
             Rule(rule.pattern, replace(rule.target, validate_temperature=temperature))
             for rule in self.rules
@@ -179,6 +185,10 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
 
 def frozen_target(frozen: str | LLM | None, policy: str) -> Target:
     """Return the destination of the calls of a frozen agent.
+
+    Args:
+        frozen: value of the option `frozen=` for the agent.
+        policy: policy whose weights `"shared"` stands for.
 
     Raises:
         ValueError: `frozen` is a string other than "base" and "shared".
@@ -205,10 +215,15 @@ def make_routing(
     default_policy: str,
     sampling: Sampling | None = None,
 ) -> Routing:
-    """Return the routing table of `optimize=` (pattern → policy) and `frozen=`.
+    """Return the routing of the options `optimize` (pattern → policy) and `frozen`.
 
-    More specific patterns come first, so that an agent's name wins over a glob: literal before
-    glob, a whole path before a name, more literal characters before fewer.
+    Rules with more specific patterns come first: literals before globs, whole paths before names,
+    more literal characters before fewer.
+
+    Args:
+        frozen: destination of all other agents, or pattern → destination.
+        default_policy: policy whose weights `frozen="shared"` stands for.
+        sampling: sampling of the trained policies; None for the app's.
     """
     selected = [
         Rule(pattern, Target(route=Route.POLICY, policy=name, sampling=sampling))

@@ -1,4 +1,4 @@
-"""Attribute names of spans, and reading them in three dialects.
+"""Names of span attributes, and reading them in three conventions.
 
 lightspan writes OpenTelemetry's GenAI attributes (`gen_ai.*`) and a few of OpenInference's, by
 which Phoenix displays agents. It reads `gen_ai.*`, OpenInference and OpenLLMetry (`traceloop.*`,
@@ -75,7 +75,7 @@ REQUESTS_PAST: Final = "lightspan.requests.past"
 """JSON, on an attempt of a dry run: uncaptured requests to models as [[agent path, client, model,
 URL, count], …] (`provenance`)."""
 CALL_REFUSED: Final = "lightspan.call.refused"
-"""The request field for which the gateway rejected the call; may be empty."""
+"""Field of the request for which the gateway rejected the call; empty if it was no field."""
 CONTEXT_OVERFLOW: Final = "context_length_exceeded"
 """OpenAI's error code for a prompt that is too long; runners derive the outcome from it."""
 UNSUPPORTED_CONTENT: Final = "unsupported_content"
@@ -83,23 +83,26 @@ UNSUPPORTED_CONTENT: Final = "unsupported_content"
 KEYS_REPLACED: Final = "lightspan.keys.replaced"
 """True if keys in the recorded texts were replaced by `<key>`."""
 CHAT_ONLY: Final = "chat_only"
-"""`error.type` of a call rejected because its endpoint gets chat completions only."""
+"""`error.type` of a call that was rejected because its endpoint supports chat completions only."""
 CALL_RESAMPLED: Final = "lightspan.call.resampled"
-"""True if sampled again after a try whose tokens are gone; later outcomes do not change it."""
+"""True if the call was sampled again after a try whose tokens are lost. Unlike the outcome, it
+never changes."""
 REQUEST_HASH: Final = "lightspan.request.hash"
-"""Hash of the request's body, which distinguishes a retry from another call after a restart."""
+"""Hash of the request's body. After a restart of the gateway it distinguishes a retry of a call
+from a new call."""
 INSTRUCTIONS: Final = "lightspan.request.instructions"
 """True if the first input message is `instructions`, which later responses do not inherit."""
 PROMPT_NAME: Final = "lightspan.prompt.name"
 """Name of a prompt in the app's code (`lightspan.prompt`)."""
 PROMPT_CALL: Final = "lightspan.prompt.call"
-"""Id of the call with these instructions, if they cannot be attributes of its own span."""
+"""Id of the model call to whose instructions the attributes `lightspan.prompt.*` of this span
+belong; only if the gateway writes the call's own span."""
 PROMPT_ORIGINAL: Final = "lightspan.prompt.original"
 """The app's own instructions; `gen_ai.input.messages` has those that were sent."""
 PROMPT_APPLIED: Final = "lightspan.prompt.applied"
-"""Whether a candidate or learned text was sent instead; it may equal the original."""
+"""Whether a candidate or learned text, which may equal the original, was sent instead of it."""
 PROMPT_REASON: Final = "lightspan.prompt.reason"
-"""The reason for which none was sent."""
+"""Reason for which no candidate or learned text was sent."""
 SEQUENCE_START: Final = "lightspan.sequence.start"
 SEQUENCE_END: Final = "lightspan.sequence.end"
 SPAN_KIND: Final = "lightspan.span.kind"
@@ -139,15 +142,16 @@ HEADER_AGENT: Final = "x-lightspan-agent"
 """The agent path, each name percent-encoded, joined by `/`."""
 HEADER_PARENT: Final = "traceparent"
 NO_PARENT: Final = "0000000000000001"
-"""Value of `traceparent` for no parent, which may not be all zeros."""
+"""Parent id in `traceparent` for a call without parent, because all zeros are invalid."""
 HEADER_PROTOCOL: Final = "x-lightspan-protocol"
 PROTOCOL_VERSION: Final = 2
-"""Version 2: heartbeats and reports carry claim tokens too, and there is `finish`."""
+"""Version of the protocol between processes. Changes of version 2: heartbeats and reports carry
+claim tokens, and there is `finish`."""
 HEADER_VERSION: Final = "x-lightspan-version"
-"""Version of the answering lightspan, for people."""
+"""Header with the version of lightspan that answers, for people."""
 HEADER_RELAYED: Final = "x-lightspan-relayed"
-"""Marks responses that a store's server relays. If one is cut off, the server or the network may
-have failed, so the client retries."""
+"""Header of a response that a store's server relays. If the response is cut off, the server or the
+network may have failed, so the client retries."""
 ROUTING_PATH: Final = "/lightspan/routing"
 """Path at which a server lists the agents that it serves."""
 
@@ -178,7 +182,7 @@ _KIND_OF_OPENLLMETRY: Final = {
 
 
 def kind_of(attributes: Mapping[str, Any]) -> SpanKind:
-    """Return the kind of a span by its attributes in any dialect; `OTHER` if none names one."""
+    """Return the kind of a span by attributes of any convention; `OTHER` if none gives a kind."""
     own = str(attributes.get(SPAN_KIND))
     if own in _KINDS:
         return SpanKind(own)
@@ -192,7 +196,7 @@ def kind_of(attributes: Mapping[str, Any]) -> SpanKind:
 
 
 def agent_name_of(attributes: Mapping[str, Any]) -> str | None:
-    """Return the agent name in a span's attributes, in any dialect."""
+    """Return the agent's name in attributes of any convention; None if there is none."""
     name = _first_text(attributes, AGENT_NAME, OPENINFERENCE_AGENT, OPENINFERENCE_NODE)
     if name is None and attributes.get("traceloop.span.kind") == "agent":
         return _first_text(attributes, "traceloop.entity.name")
@@ -200,7 +204,7 @@ def agent_name_of(attributes: Mapping[str, Any]) -> str | None:
 
 
 def model_of(attributes: Mapping[str, Any]) -> str | None:
-    """Return the model name in a span's attributes, in any dialect."""
+    """Return the model's name in attributes of any convention; None if there is none."""
     keys = (REQUEST_MODEL, RESPONSE_MODEL, "llm.model_name", "llm.request.model")
     return _first_text(attributes, *keys)
 
@@ -210,7 +214,10 @@ def _first_text(attributes: Mapping[str, Any], *keys: str) -> str | None:
 
 
 def usage_of(attributes: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return the numbers of prompt and completion tokens, in any dialect."""
+    """Return the numbers of prompt and completion tokens in attributes of any convention.
+
+    None for a number that is missing.
+    """
     prompt = ("gen_ai.usage.prompt_tokens", "llm.token_count.prompt", "llm.usage.prompt_tokens")
     completion = (
         *("gen_ai.usage.completion_tokens", "llm.token_count.completion"),

@@ -1,7 +1,7 @@
 """Span: an OpenTelemetry span with the fields that lightspan adds.
 
-These are its rollout and attempt, and the sequence numbers that order an attempt's model calls
-independently of clocks. Spans are sent and stored as MessagePack (`encode_span`).
+The added fields are rollout and attempt, and the sequence numbers that order an attempt's model
+calls independently of clocks. Spans are sent and stored as MessagePack (`encode_span`).
 Token ids and log-probabilities are not in spans but in
 `lightspan.schema.token_records.TokenRecord`.
 """
@@ -76,7 +76,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """32 hex digits."""
     name: str
     rollout_id: str = ""
-    """Id of its rollout; empty outside rollouts."""
+    """Id of the span's rollout; empty outside rollouts."""
     attempt_id: str = ""
     kind: SpanKind = SpanKind.OTHER
     parent_id: str | None = None
@@ -94,7 +94,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sequence_end: int | None = None
     """The gateway's sequence number, per attempt, of the call's end."""
     late: bool = False
-    """Whether it was written under a lost epoch or after the attempt's end, so is never trained."""
+    """Whether the span was written under a lost epoch or after the attempt's end, and so is never
+    trained."""
     schema: int = SCHEMA_VERSION
 
     def replace(self, **changes: Any) -> Span:
@@ -148,11 +149,11 @@ now_ns: Final = clock.now_ns
 
 
 def clean_attributes(values: Mapping[str, Any]) -> Attributes:
-    """Convert values to ones that OpenTelemetry allows and MessagePack can encode.
+    """Convert attributes to values that OpenTelemetry allows and MessagePack can encode.
 
-    Drops None. Subclasses (an enum, numpy's float64) become plain values, lone surrogates become
-    U+FFFD, and any other value (an object, a mixed list, an integer beyond 64 bits) becomes its
-    `repr`. Never raises, because it runs inside apps.
+    Values that are None are left out. Subclasses (an enum, numpy's float64) become plain values,
+    lone surrogates become U+FFFD, and any other value (an object, a mixed list, an integer beyond
+    64 bits) becomes its `repr`. Never raises, because it runs inside apps.
     """
     return {
         (key if type(key) is str and key.isascii() else clean_text(str(key))): (

@@ -1,8 +1,9 @@
 """Finding and replacing the instructions (system prompt) in an agent's request.
 
-They are the first message of a chat completion, if that is a system or developer message, the
-`instructions` of a response, or Anthropic's `system`. Other forms (further system messages, several
-parts, a prompt stored at the provider) are not replaced, with one of the reasons below.
+The instructions are the first message of a chat completion, if it is a system or developer message,
+the `instructions` of a response, or Anthropic's `system`. Instructions in another form (further
+system messages, several parts, a prompt stored at the provider) are not replaced; the constants
+below are the reasons.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ class Slot(NamedTuple):
 
     key: str
     item: int | None
-    """Index of the message; None if the key's value is the content."""
+    """Index of the message in the value of `key`; None if that value is the instructions."""
     part: int | None
-    """Index of the part in the content; None if the content is the text."""
+    """Index of the part in the content; None if the content is a text."""
     text: str
 
     def put(self, body: Body, text: str) -> Any:
-        """Return a copy of the value of `key` with another text."""
+        """Return a copy of the value of `key` in `body` with `text` as the instructions."""
         value = body[self.key]
         if self.item is None:
             return _put(value, self.part, text)
@@ -107,10 +108,10 @@ class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
     template: str
     """Template of the app's instructions."""
     text: str
-    """Another template with the same placeholders."""
+    """Template that replaces `template`, with the same placeholders."""
 
     def apply(self, text: str) -> str | None:
-        """Return the replacement of a text; None if the text does not match the template."""
+        """Return the replacement of the instructions `text`; None if `template` does not match."""
         values = PromptTemplate(self.template).match(text)
         if values is None or self.text == self.template:
             return None if values is None else text
@@ -123,27 +124,27 @@ class Reading(NamedTuple):
     original: str | None
     """The app's instructions; None if they cannot be replaced."""
     sent: str | None = None
-    """The text to send instead, which may be equal; None: the original is sent."""
+    """The text to send, which may equal the original; None to send the original."""
     reason: str = ""
-    """The reason for sending the original; empty if it is only recorded."""
+    """The reason for which the original is sent; empty if no replacement was wanted."""
     slot: Slot | None = None
 
     @property
     def is_changed(self) -> bool:
-        """Whether another text is to be sent."""
+        """Whether the text to send differs from the original."""
         return self.sent is not None and self.sent != self.original
 
 
 class Instructions(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="instructions"
 ):
-    """Replacements of prompts in an attempt, sent with its resources.
+    """Replacements of prompts in an attempt, which the attempt's resources contain.
 
     Args:
         surveyed: patterns of the agents and prompts whose texts are recorded.
         rewrites: replacements of agents' instructions, one per path.
         prompts: replacements of prompts in the app's code (`lightspan.prompt`).
-        left_out: agents that match a pattern and have no rewrite, with the reason.
+        left_out: agent that matches a pattern and has no rewrite → the reason.
     """
 
     surveyed: list[str] = msgspec.field(default_factory=list)
@@ -157,7 +158,7 @@ class Instructions(
         return bool(self.surveyed) and not self.rewrites and not self.prompts
 
     def concerns(self, path: str) -> bool:
-        """Return whether an agent or prompt is recorded or replaced."""
+        """Return whether the agent or prompt at `path` is recorded or replaced."""
         return (
             any(rewrite.agent == path for rewrite in self.rewrites)
             or path in self.prompts
@@ -165,7 +166,10 @@ class Instructions(
         )
 
     def read(self, path: str, body: Body) -> Reading | None:
-        """Return the instructions in an agent's request; None if they are not recorded."""
+        """Return the instructions in a request of the agent at `path`, and their replacement.
+
+        None if they are neither recorded nor replaced.
+        """
         rewrite = next((rewrite for rewrite in self.rewrites if rewrite.agent == path), None)
         if rewrite is None and not any(matches(pattern, path) for pattern in self.surveyed):
             return None
@@ -179,9 +183,10 @@ class Instructions(
         return Reading(slot.text, sent, "" if sent is not None else OTHER_TEXT, slot)
 
     def text_of(self, name: str, text: str) -> Reading | None:
-        """Return a prompt in the app's code and its replacement; None if it is not recorded.
+        """Return the prompt `name` in the app's code and its replacement; `text` is the app's own.
 
-        A survey records all prompts, so that an error can list them.
+        None if the prompt is neither recorded nor replaced. A survey records all prompts, so that
+        an error can list them.
         """
         learned = self.prompts.get(name)
         if learned is None:

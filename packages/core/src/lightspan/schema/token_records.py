@@ -22,7 +22,8 @@ class CallOutcome(StrEnum):
     UNDELIVERED = "undelivered"
     """The answer did not reach the client, and no retry fetched it."""
     RESAMPLED = "resampled"
-    """Sampled again after a cancelled try whose tokens are gone: biased, so never trained."""
+    """The call was sampled again after a cancelled try whose tokens are lost, which biases the
+    sample, so it is never trained."""
     ERROR = "error"
 
 
@@ -36,7 +37,7 @@ class FinishReason(StrEnum):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling parameters. Recorded log-probabilities are of this distribution."""
+    """Sampling parameters. Recorded log-probabilities are of the distribution that they define."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -90,11 +91,16 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
         versions: Iterable[tuple[int, int]],
         **fields: Any,
     ) -> TokenRecord:
-        """Return a record of plain sequences.
+        """Return a record, given sequences in place of bytes.
+
+        Args:
+            versions: policy versions of the response tokens: (version, number of tokens).
+            fields: the other fields of the record.
 
         Raises:
-            DataError: lengths differ, a version run is not positive, or a log-probability is not
-                a finite number <= 0 (within 1e-3).
+            DataError: the number of log-probabilities or tokens of versions is not that of the
+                response ids, a version has no token, or a log-probability is not finite or is
+                above 1e-3.
         """
         runs = [(int(version), int(count)) for version, count in versions]
         if len(logprobs) != len(response_ids):

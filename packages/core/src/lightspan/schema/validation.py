@@ -20,7 +20,7 @@ MAX_S: Final = 1e9
 
 
 def check_whole(name: str, value: object, low: int, high: int | None = None) -> None:
-    """Raise `ConfigError` unless the value is a whole number from `low` to `high`."""
+    """Raise `ConfigError` unless `value` is a whole number from `low` to `high` (None: any)."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigError(f"{name}={value!r} must be a whole number of at least {low}")
     if int(value) < low:
@@ -38,10 +38,12 @@ def check_number(
     high: float = math.inf,
     below: float = math.inf,
 ) -> None:
-    """Raise `ConfigError` unless the value is a finite number in the range.
+    """Raise `ConfigError` unless `value` is a finite number within the bounds.
 
     Args:
-        above: exclusive lower bound.
+        name: name of the argument, for the error.
+        value: the value to check.
+        above: exclusive lower bound; None for none.
         low: inclusive lower bound.
         high: inclusive upper bound.
         below: exclusive upper bound.
@@ -62,7 +64,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Raise `ConfigError` unless the value is one of the allowed ones."""
+    """Raise `ConfigError` unless `value` is one of `allowed`."""
     if value not in allowed:
         raise ConfigError(f"{name}={value!r}: use one of {', '.join(map(repr, allowed))}")
 
@@ -95,7 +97,7 @@ def check_url(url: str, what: str) -> None:
 
 
 def check_device_name(device: object) -> None:
-    """Raise `ConfigError` unless the device is a CPU or a GPU, without importing torch."""
+    """Raise `ConfigError` unless `device` is the name of a CPU or GPU, without importing torch."""
     if not isinstance(device, str) or re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
         raise ConfigError(
             f'device={device!r} is unknown: use "cpu", or "cuda" for a GPU ("cuda:1" for the '
@@ -104,10 +106,10 @@ def check_device_name(device: object) -> None:
 
 
 def parse_gateway_address(text: str) -> tuple[str, int]:
-    """Return interface and port of `HOST` or `HOST:PORT`; the port defaults to 0, a free one.
+    """Return host and port of the text `HOST` or `HOST:PORT`; port 0 (a free port) for `HOST`.
 
     Raises:
-        ConfigError: the text is neither, or is an address that other machines cannot connect to.
+        ConfigError: the text has another form, or the host means all addresses of the machine.
     """
     try:
         parts = urlsplit(f"//{text}")

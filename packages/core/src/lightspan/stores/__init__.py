@@ -63,10 +63,10 @@ def _make_store(text: str, *, create: bool) -> Store:
 
 
 def _plugin(text: str) -> StorePlugin | None:
-    """Return the plugin of a URL's scheme; None for a core scheme, a path or another text.
+    """Return the plugin of a URL's scheme; None for a core scheme or a text without a known one.
 
     Raises:
-        ConfigError: no plugin of the scheme is installed.
+        ConfigError: the scheme's plugin cannot be loaded, or its package is not installed.
     """
     scheme, separator, _ = text.partition("://")
     if not separator or scheme in _OWN_SCHEMES or not scheme.isidentifier():
@@ -78,11 +78,11 @@ def _plugin(text: str) -> StorePlugin | None:
 
 
 def open_existing(url: str | os.PathLike[str]) -> Store:
-    """Return the store of a URL, not opened, without ever creating an empty one.
+    """Return the existing store of a URL, not opened.
 
     Raises:
         ConfigError: the URL names no store.
-        NotFoundError: the file does not exist. A database raises it in `open`.
+        NotFoundError: the file does not exist. The store of a database raises it in `open`.
     """
     store = _make_store(os.fspath(url), create=False)
     path: Path | None = getattr(store, "path", None)
@@ -125,7 +125,7 @@ def take_credentials(url: str) -> None:
 
 
 def relay_url(url: str) -> str:
-    """Return where the store's server relays model calls; empty for a store without a server."""
+    """Return the URL at which the store's server relays model calls; `""` without a server."""
     text = _normalized(url)
     plugin = _plugin(text)
     return "" if plugin is None else plugin.relay_url(text)
@@ -138,7 +138,7 @@ def is_shared(url: str) -> bool:
 
 
 def _normalized(text: str) -> str:
-    """Return the URL with its scheme in lower case; `postgres://` is libpq's other name."""
+    """Return the URL with its scheme in lower case, and `postgresql` for the alias `postgres`."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         return text

@@ -1,7 +1,7 @@
-"""Serialisation of rollouts, spans and token records to bytes and the few columns to search by.
+"""Serialisation of rollouts, spans and token records to bytes and the columns to search by.
 
-Packing rejects values that cannot be stored. It happens before a lock or a transaction, so that
-these stay short.
+Packing rejects values that cannot be stored. Callers pack before they take a lock or begin a
+transaction, to keep locks and transactions short.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PackedSpan(NamedTuple):
     span_id: str
     call_id: str
     late: bool
-    """Whether it was late before this write: copied from another store."""
+    """Whether the span was already marked late, in the store from which it is copied."""
     body: bytes
 
     @property
@@ -88,7 +88,7 @@ def unpack_rollout(body: bytes) -> Rollout:
 
 
 def pack_span(attempt: AttemptRef, span: Span) -> PackedSpan:
-    """Serialise a span; raise `DataError` if it is another attempt's or cannot be stored."""
+    """Serialise a span; raise `DataError` if it names another attempt or cannot be stored."""
     if span.attempt_id != attempt.attempt_id:
         _check_owner(span.attempt_id, f"span {span.span_id!r}", attempt.attempt_id)
     check_integer("epoch", attempt.epoch)
@@ -101,7 +101,11 @@ def pack_span(attempt: AttemptRef, span: Span) -> PackedSpan:
 
 
 def pack_call(call: StoredCall) -> PackedCall:
-    """Serialise a call; raise `DataError` if a part is another attempt's or cannot be stored."""
+    """Serialise a call with its span and token records.
+
+    Raises:
+        DataError: a record names another attempt than the span, or a value cannot be stored.
+    """
     attempt = AttemptRef(call.span.attempt_id, call.epoch)
     return PackedCall(
         pack_span(attempt, call.span),
@@ -126,16 +130,15 @@ def pack_peer(peer: Peer) -> bytes:
 
 
 def unpack_peer(body: bytes, silent_s: float) -> Peer:
-    """Return an announced peer, with the seconds since then."""
+    """Return a stored peer, with the `silent_s` seconds since its announcement."""
     return _replace(msgspec.json.decode(body, type=Peer), silent_s=max(0.0, silent_s))
 
 
 def supersedes(new: PackedSpan, new_late: bool, old: bytes, old_late: bool) -> bool:
-    """Return whether a call that is written again replaces the stored one.
+    """Return whether the span `new` of a call replaces the stored span `old` of the same call.
 
-    It does if the stored try was cancelled or failed and this one, a retry, ended later. A call
-    that is not late replaces a late one, because any client that may send spans could have used its
-    id.
+    A retry that ended later replaces a call that was cancelled or failed. A call that is not late
+    replaces any late one, because any client that may send spans could have used its id.
     """
     if old_late and not new_late:
         return True
@@ -147,7 +150,12 @@ def supersedes(new: PackedSpan, new_late: bool, old: bytes, old_late: bool) -> b
 
 
 def unpack_span(body: bytes, late: bool, outcome: str | None) -> Span:
-    """Return a span as written, with its later call outcome and late mark."""
+    """Return a stored span.
+
+    Args:
+        late: whether it was late when it was written.
+        outcome: the outcome of its call if that changed after the write, else None.
+    """
     span = decode_span(body)
     if outcome is not None:
         span = span.replace(attributes={**span.attributes, CALL_OUTCOME: str(outcome)})
@@ -157,7 +165,11 @@ def unpack_span(body: bytes, late: bool, outcome: str | None) -> Span:
 def unpack_record(
     head: bytes, arrays: Sequence[bytes], late: bool, outcome: str | None
 ) -> TokenRecord:
-    """Return a token record as written, with its later call outcome and late mark."""
+    """Return a stored token record; arguments as for `unpack_span`.
+
+    Args:
+        arrays: its prompt, response and log-probabilities.
+    """
     prompt, response, logprobs = arrays
     changes: dict[str, Any] = {"prompt": prompt, "response": response, "logprob_data": logprobs}
     if late:
@@ -168,7 +180,7 @@ def unpack_record(
 
 
 def _check_owner(owner: str, name: str, attempt_id: str) -> None:
-    """Raise `DataError` for an object that is written to an attempt and names another one."""
+    """Raise `DataError` if the object `name` has an `owner` other than `attempt_id` or `""`."""
     if owner not in ("", attempt_id):
         raise DataError(f"{name} belongs to attempt {owner!r} but was written to {attempt_id!r}")
 

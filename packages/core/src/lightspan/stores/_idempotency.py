@@ -16,7 +16,7 @@ _ID: Final = re.compile(r"[a-z]+-(?P<time>[0-9a-f]{16})[0-9a-f]{16}")
 
 
 def check_id(request_id: str) -> None:
-    """Raise `DataError` for an id that `records.new_id` cannot have made."""
+    """Raise `DataError` for a request id that is not in the format of `records.new_id`."""
     if not _ID.fullmatch(request_id):
         raise DataError(
             f"request id {request_id!r:.100} is not valid: make it with "
@@ -27,8 +27,8 @@ def check_id(request_id: str) -> None:
 def derived_id(prefix: str, request_id: str, place: int | str) -> str:
     """Derive an id in the format of `new_id` from a request id and a place in the request.
 
-    It begins with the request's time and reveals nothing else of its id: apps know the id of their
-    attempt, and must not be able to repeat their runner's claim.
+    The result contains the time in the request id and a hash of the rest, so that an app, which
+    knows its attempt's id, cannot find the request id and repeat its runner's claim.
     """
     match = _ID.fullmatch(request_id)
     assert match is not None, "the caller has called check_id"

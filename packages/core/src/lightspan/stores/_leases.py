@@ -1,10 +1,10 @@
-"""Leases of attempts: granted by a claim, extended by heartbeats, ended by their absence.
+"""Leases of attempts: granted by a claim, extended by heartbeats, ended after they expired.
 
-An expired lease ends when a runner claims or a caller expires, not before: until then its runner
-may still extend it or report. Leases run by the store's clock: this machine's for a file, the
-server's for a database. Ending one seals the attempt and queues its rollout for another attempt
-with another epoch. Later writes of the old runner are stored as late (`AttemptKey.is_late`) and
-never trained.
+An expired lease ends at the next call of `claim` or `expire`; until then its runner may still
+extend it or report. Leases run by the store's clock: this machine's for a file, the server's for a
+database. Ending a lease seals the attempt and, while tries are left, queues its rollout for another
+attempt with another epoch. Later writes of the old runner are stored as late (`AttemptKey.is_late`)
+and never trained.
 
 A claim can be repeated by a runner that got no answer (`_idempotency`).
 """
@@ -25,10 +25,10 @@ from lightspan.stores._state_machine import Ledger, Progress, Tables, started
 from lightspan.stores._validation import LARGEST_INTEGER, check_integer, check_lease
 
 ALONE: Final = "alone"
-"""Place, in its claim, of a rollout that must run alone: the only one of the claim."""
+"""Place in a claim of a rollout that must run alone, which is the only rollout of the claim."""
 
 _LOOKUP_SIZES: Final = (16, 256)
-"""Minimum and maximum number of places of a repeated claim in one query."""
+"""Minimum and maximum number of attempts of a repeated claim to look up in one query."""
 
 
 class ClaimRequest(NamedTuple):
@@ -41,7 +41,7 @@ class ClaimRequest(NamedTuple):
     idle: bool
     request_id: str
     may_be_repeated: bool
-    """Whether the caller made the id, and so may have sent this request before."""
+    """Whether the caller made `request_id`, and so may have sent this request before."""
     first: int = 0
     """Number of rollouts claimed under this id before: a large claim is made in parts."""
 
@@ -60,7 +60,7 @@ class Claimed(NamedTuple):
 
     claims: list[Claim]
     total: int
-    """Number of rollouts claimed at first; attempts of a repeated claim may be over by now."""
+    """Number of rollouts claimed by the first such request, including attempts over by now."""
 
 
 def claim_request(
@@ -86,9 +86,9 @@ def claim_request(
 
 
 def claim(tables: Tables, request: ClaimRequest, now: float) -> Claimed:
-    """Start an attempt for each of the oldest queued rollouts, or return a repeated claim again.
+    """Claim the oldest queued rollouts, or return the earlier claim of a repeated request.
 
-    An idle runner gets one that must run alone first.
+    For an idle runner, rollouts that must run alone are claimed first, one at a time.
 
     Raises:
         ConflictError: another runner has claimed under this request id.
@@ -100,9 +100,9 @@ def claim(tables: Tables, request: ClaimRequest, now: float) -> Claimed:
 
 
 def _earlier_attempts(tables: Tables, request: ClaimRequest) -> list[Attempt]:
-    """Return the attempts that an earlier request with this id started, in the claim's order.
+    """Return all attempts that an earlier request with the same id started, in the claim's order.
 
-    These are all of them, whatever `slots` is now: those left out would be stranded.
+    They may be more than `request.slots`: an attempt that is left out would run nowhere.
 
     Raises:
         ConflictError: another runner has claimed under this request id.
@@ -128,7 +128,7 @@ def _earlier_attempts(tables: Tables, request: ClaimRequest) -> list[Attempt]:
 def _claim_again(
     tables: Tables, request: ClaimRequest, attempts: Sequence[Attempt], now: float
 ) -> Claimed:
-    """Return an earlier claim without the attempts that are over, and extend its leases."""
+    """Extend the leases of an earlier claim and return it without the attempts that are over."""
     lease_until, alone_id = now + request.lease_s, request.attempt_id(ALONE)
     running = [replace(each, lease_until=lease_until) for each in attempts if not each.sealed]
     tables.update_attempts(running)
@@ -179,7 +179,10 @@ def attempt_of_token(call_token: str) -> str:
 
 
 def heartbeat(tables: Tables, items: Sequence[tuple[AttemptRef, float]], now: float) -> list[bool]:
-    """Extend leases; return, per attempt, whether it is still this writer's and so extended."""
+    """Extend leases; return, per (attempt, seconds), whether its lease was extended.
+
+    The lease of a sealed attempt, or under another epoch, is not.
+    """
     attempts = tables.attempts_by_id([ref.attempt_id for ref, _ in items])
     extended = [_is_current(attempts.get(ref.attempt_id), ref) for ref, _ in items]
     tables.update_attempts(

@@ -26,8 +26,8 @@ class Opened(Protocol):
 H = TypeVar("H", bound=Opened)
 
 _inherited: Final[list[Opened]] = []
-"""Connections that a parent process opened. They are never released: closing them here, as the
-garbage collector would, drops the parent's locks on a file or ends its session with a server."""
+"""Connections that a parent process opened. The list keeps the garbage collector from closing them
+here, which would drop the parent's locks on a file or end its session with a server."""
 
 
 class OpenedStore(Store, Generic[H]):

@@ -30,7 +30,7 @@ class Signal:
 
     @contextmanager
     def waiter(self) -> Iterator[Waiter]:
-        """Yield a waiter that notices every notification from here on, in a running event loop."""
+        """Yield a waiter for the running event loop that every `notify` in the context wakes."""
         waiter = Waiter()
         with self._lock:
             self._waiters.add(waiter)
@@ -53,6 +53,6 @@ class Waiter:
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, timeout_s: float) -> None:
-        """Return once woken since the last wait, or after the timeout."""
+        """Wait until `wake` has been called since the last wait, at most `timeout_s` seconds."""
         await wait_for_event(timeout_s, self._event)
         self._event.clear()

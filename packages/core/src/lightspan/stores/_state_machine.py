@@ -58,11 +58,11 @@ class Progress(msgspec.Struct, frozen=True):
     attempt_id: str | None = None
     finished_at: float | None = None
     alone: bool = False
-    """Whether it is queued and must run alone in its process."""
+    """Whether the rollout is queued and must run alone in its process."""
 
 
 class Lookup(Protocol):
-    """Queries that checks use; readers outside of transactions have them too."""
+    """The queries of checks, for use inside and outside of transactions."""
 
     def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
         """Return the packed rollouts that exist, by id."""
@@ -72,7 +72,7 @@ class Lookup(Protocol):
 
 
 class Tables(Lookup, Protocol):
-    """The table operations of a store that moves need, inside one transaction."""
+    """The table operations that change the status of rollouts and attempts, in one transaction."""
 
     def next_change(self) -> int:
         """Return the next number of the cursor of `Store.watch`."""
@@ -87,11 +87,12 @@ class Tables(Lookup, Protocol):
     def dequeue(
         self, limit: int, run_id: str | None, *, is_idle: bool
     ) -> list[tuple[Progress, Rollout]]:
-        """Return the oldest queued rollouts, all of which the caller starts.
+        """Return the oldest queued rollouts, at most `limit`, all of which the caller starts.
 
         Args:
-            is_idle: whether the caller runs nothing: it gets one that must run alone, if there is
-                one, and no other.
+            run_id: the run of the rollouts; None for any run.
+            is_idle: whether the runner runs nothing. If a rollout that must run alone is queued,
+                only that rollout is returned.
         """
 
     def insert_attempts(self, rows: Sequence[Attempt]) -> None: ...
@@ -99,7 +100,7 @@ class Tables(Lookup, Protocol):
     def update_attempts(self, rows: Sequence[Attempt]) -> None: ...
 
     def expired(self, now: float, limit: int) -> list[Attempt]:
-        """Return running attempts whose lease ended by `now`, in store time, earliest end first."""
+        """Return running attempts whose lease ended by `now` (store time), earliest end first."""
 
 
 def enqueue(tables: Tables, items: Sequence[PackedRollout], now: float) -> list[None]:
@@ -150,7 +151,11 @@ def start(tables: Tables, items: Sequence[StartedRollout], now: float) -> list[N
 
 
 def check_starts(items: Iterable[StartedRollout]) -> None:
-    """Raise `IllegalMoveError` unless mode is production and the attempt is the first, running."""
+    """Check that each rollout has mode production and its attempt is its first, running one.
+
+    Raises:
+        IllegalMoveError: an item is not so.
+    """
     for (rollout, _), attempt in items:
         if rollout.mode is not Mode.PRODUCTION:
             raise IllegalMoveError(
@@ -221,7 +226,7 @@ def _queued(rollout: Rollout, tables: Tables, now: float) -> Progress:
 
 
 def report(tables: Tables, items: Sequence[Report], now: float) -> list[bool]:
-    """End attempts; return, per report, whether it is in force."""
+    """End attempts; return, per report, whether it is in force (`Ledger.apply`)."""
     ledger = Ledger(tables, check_reports(tables, items), now)
     in_force = [ledger.apply(item) for item in items]
     ledger.write()
@@ -245,7 +250,7 @@ def check_reports(tables: Lookup, items: Sequence[Report]) -> dict[str, Attempt]
 
 
 def cancel(tables: Tables, rollout_ids: Sequence[str], now: float) -> list[bool]:
-    """Cancel the rollouts that have not ended; return, per rollout, whether this call did."""
+    """Cancel rollouts; return, per rollout, False if it had ended before, else True."""
     rollouts = tables.progress(rollout_ids)
     check_known("rollout", rollout_ids, rollouts)
     running = [state.attempt_id for state in rollouts.values() if state.attempt_id is not None]
@@ -288,7 +293,7 @@ class Ledger:
     attempts: dict[str, Attempt]
     now: float
     rollouts: dict[str, Progress] = field(default_factory=dict)
-    """Those of the attempts, if there are none."""
+    """Progress by rollout id. If empty, that of the rollouts of `attempts` is read."""
     _ended: list[Attempt] = field(default_factory=list)
     _moved: list[Progress] = field(default_factory=list)
 
@@ -298,7 +303,10 @@ class Ledger:
             self.rollouts = self.tables.progress(ids)
 
     def apply(self, item: Report) -> bool:
-        """Apply a report; return whether it is in force, now or since an equal report."""
+        """End an attempt by a report; return whether the attempt has ended as the report says.
+
+        False: the epoch is another, or a different report ended the attempt before.
+        """
         attempt = self.attempts[item.attempt_id]
         if attempt.epoch != item.epoch:
             return False

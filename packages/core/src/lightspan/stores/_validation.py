@@ -1,7 +1,7 @@
 """Validation of store arguments.
 
-A number that a store cannot hold or compute with would fail like a damaged store, or block its
-caller forever.
+Without it, a number that a store cannot hold or compute with would fail with the error of a damaged
+store, or block its caller forever.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ async def wait_for_event(timeout_s: float | None, event: asyncio.Event) -> bool:
 
 
 def use_real_clock(loop: asyncio.AbstractEventLoop) -> None:
-    """Make the loop's timers use the real clock even if an app replaces `time.monotonic`."""
+    """Make the timers of `loop` use the real clock even if an app replaces `time.monotonic`."""
     if isinstance(loop, asyncio.BaseEventLoop):  # others, such as uvloop's, use their own clock
         loop.time = clock.monotonic  # type: ignore[method-assign]
 
@@ -36,8 +36,9 @@ def use_real_clock(loop: asyncio.AbstractEventLoop) -> None:
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end, also while an event loop is running (in a notebook).
 
-    Ctrl-C cancels the coroutine and waits for its clean-up; a second one ends the process and its
-    child processes.
+    Ctrl-C cancels the coroutine and waits for its clean-up; a second Ctrl-C ends the process and
+    its child processes. In a thread other than the main one, and if the app has its own handler of
+    SIGINT, Ctrl-C is left to that.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed.
@@ -80,9 +81,9 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _end_process(number: int, frame: FrameType | None) -> None:
-    """End this process and its child processes by a signal handler.
+    """Kill the child processes, then end this process by the signal `number`.
 
-    A child that holds the GIL would not notice that its parent is gone.
+    A child that holds the GIL would not notice the end of its parent.
     """
     signal.signal(number, signal.SIG_DFL)
     child_processes.kill(child_processes.left_by(os.getpid()))

@@ -1,7 +1,7 @@
-"""Credentials of store URLs in this process's memory, by the URL without them.
+"""Credentials of stores in this process's memory, by the store's URL without credentials.
 
-They are neither shown nor written. A process that starts others which open the same store hands
-them over (`secrets_of`, `keep_secrets`), never by the environment, which an app could read.
+They are neither shown nor written. A process passes them to a child process that opens the same
+store (`secrets_of`, `keep_secrets`), never by the environment, which an app could read.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ def keep_secrets(url: str, secrets: Mapping[str, str]) -> None:
 
 
 def secrets_of(url: str) -> dict[str, str]:
-    """Return the secrets stored for a URL."""
+    """Return the secrets stored for a URL; empty if there are none."""
     return dict(_secrets.get(url, {}))

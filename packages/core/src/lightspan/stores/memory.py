@@ -97,7 +97,7 @@ class _MemoryDatabase(OpenDatabase):
 class _RolloutRow:
     position: int
     rollout: Rollout
-    """To filter by; never returned, because its task could be changed."""
+    """The rollout, for filters only: a caller could change the task of a returned one."""
     body: bytes
     progress: Progress
     attempt_ids: list[str] = field(default_factory=list)
@@ -135,12 +135,12 @@ class _AttemptRow:
         return bool(call_id) and (call_id in calls or self.has_records(call_id))
 
     def add_span(self, span: PackedSpan) -> bool:
-        """Store the span unless it is stored; return whether the stored one is late."""
+        """Store a span unless its id is stored already; return whether the stored span is late."""
         late = span.late or self.is_late(span.epoch)
         return self.spans.setdefault(span.span_id, (span, late))[1]
 
     def add_call(self, call: PackedCall) -> bool:
-        """Store the call unless it is stored; return whether the stored one is late."""
+        """Store a call, unless a stored try of it stays; return whether the stored call is late."""
         span, late = call.span, self.is_late(call.span.epoch)
         stored, stored_late = self.spans.get(span.span_id, (span, late))
         if stored.body != span.body:
@@ -187,7 +187,7 @@ class _MemoryTables(_state_machine.Tables):
         self._resources: dict[str, bytes] = {}
         self._policies: defaultdict[str, list[PolicyVersion]] = defaultdict(list)
         self._allotted: dict[tuple[str, str], int] = {}
-        """(Policy, request id) → its version."""
+        """(Policy, request id) → the version allotted for it."""
         self._peers: dict[str, tuple[float, bytes]] = {}
         self._rollouts: dict[str, _RolloutRow] = {}
         self._attempts: dict[str, _AttemptRow] = {}
@@ -197,7 +197,7 @@ class _MemoryTables(_state_machine.Tables):
         self._queues: _Queues = defaultdict(list)
         """Run id → heap of (position, rollout id); entries that are no longer queued remain."""
         self._alone: _Queues = defaultdict(list)
-        """The same for rollouts that must run alone."""
+        """Like `_queues`, for rollouts that must run alone."""
         self._leases: list[tuple[float, int, int, str]] = []
         """Heap of (lease end, position, attempt number, attempt id); extended leases leave old
         entries."""
@@ -278,8 +278,8 @@ class _MemoryTables(_state_machine.Tables):
         return dict(Counter(row.progress.status for row in rows))
 
     def prune(self, before: float, limit: int) -> int:
-        """Delete at most `limit` rollouts that ended before a time; return how many."""
-        # The newest ones stay, because new ones continue from their numbers.
+        """Delete at most `limit` rollouts that ended before `before`; return how many."""
+        # The latest rollout and the latest change stay: the next numbers continue from theirs.
         newest = {next(reversed(ids), None) for ids in (self._rollouts, self._changes.values())}
         ended = (
             row
@@ -339,7 +339,7 @@ class _MemoryTables(_state_machine.Tables):
         return {name: self._attempt_row(name).read_records() for name in attempt_ids}
 
     def _attempt_row(self, attempt_id: str) -> _AttemptRow:
-        """Return the row, or an empty one that is not stored."""
+        """Return the row of an attempt; a new empty row if the attempt is unknown."""
         return self._attempts.get(attempt_id) or _AttemptRow(_NO_ATTEMPT)
 
     # --- _state_machine.Tables ------------------------------------------------------------
@@ -390,13 +390,16 @@ class _MemoryTables(_state_machine.Tables):
         return dequeued
 
     def _oldest_queue(self, queues: _Queues, run_id: str | None) -> list[tuple[int, str]]:
-        """Return the run's queue, or the one whose head is the oldest; an empty one if none is."""
+        """Return the queue of `run_id`, or if None the queue with the oldest rollout at its head.
+
+        Empty if no rollout is queued.
+        """
         if run_id is not None:
             return self._without_old(queues.get(run_id, []))
         return min((queue for queue in queues.values() if self._without_old(queue)), default=[])
 
     def _without_old(self, queue: list[tuple[int, str]]) -> list[tuple[int, str]]:
-        """Remove entries at the head that are not queued any more, or were deleted."""
+        """Remove the entries at the head of `queue` that are no longer queued; return `queue`."""
         while queue:
             row = self._rollouts.get(queue[0][1])
             if row is not None and row.progress.status is RolloutStatus.QUEUED:

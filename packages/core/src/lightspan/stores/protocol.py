@@ -32,7 +32,7 @@ RETRY_BACKOFF_S: Final = (0.1, 0.5, 2.0, 8.0, 30.0)
 PRUNED_AT_ONCE: Final = 1_000
 """Default limit of `Store.prune`, in rollouts."""
 PEER_KEPT_S: Final = 86_400.0
-"""Seconds after its last announcement at which a peer is deleted."""
+"""Seconds after a peer's last announcement at which the peer is deleted."""
 
 
 class StoreCapabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,10 +118,11 @@ class Store(Protocol):
     async def allot_version(
         self, policy: str, run_id: str = "", step: int = 0, *, request_id: str | None = None
     ) -> int:
-        """Return the policy's next version, starting at 1; no two requests get the same.
+        """Allot the next version of a policy, from 1 on, and return it.
 
         A repeated request with the same `request_id` for the same policy gets the same version.
-        Without a `request_id` it gets another one, and one version is skipped.
+        Without a `request_id`, a repeated request gets a new version, and the first one stays
+        unused.
         """
 
     async def policy_versions(self, policy: str) -> list[PolicyVersion]: ...
@@ -132,19 +133,20 @@ class Store(Protocol):
 
         Raises:
             ConflictError: an id is stored with another content; nothing is queued then.
-            IllegalMoveError: a rollout of `Mode.PRODUCTION`, which cannot be run again.
+            IllegalMoveError: a rollout has `Mode.PRODUCTION`, so it cannot be run again; nothing is
+                queued then.
         """
 
     async def start(self, claims: Sequence[Claim]) -> None:
         """Store rollouts of `Mode.PRODUCTION` with their attempts, which the caller already runs.
 
         They are never queued, so no runner can claim them, and their leases do not expire. Spans
-        and a report follow as for any attempt. Repeating one is a no-op.
+        and a report follow as for any attempt. Repeating an equal claim is a no-op.
 
         Raises:
             ConflictError: a rollout id is stored with another content; nothing is started then.
-            IllegalMoveError: a rollout of another mode, or an attempt that is not the rollout's
-                first, running one.
+            IllegalMoveError: a rollout has another mode, or its attempt is not running or not its
+                first.
         """
 
     async def claim(
@@ -164,46 +166,48 @@ class Store(Protocol):
         claim. So repeating an unanswered request strands no rollout. The id proves ownership of the
         claim: it is contained in no attempt id, so only the caller has it.
 
-        Expired leases are ended first. A rollout that is queued again keeps its place. One that
-        must run alone (`Report.alone`) comes first and is the only one of its claim.
+        Expired leases are ended first. A rollout that is queued again keeps its place. A rollout
+        that must run alone (`Report.alone`) comes first and is the only rollout of its claim.
 
         Args:
-            run_id: claim only rollouts of this run.
+            lease_s: seconds after which the attempts are lost without a `heartbeat`.
+            run_id: the run whose rollouts to claim; None for any run.
             idle: whether the runner has no attempt under way; only then it gets a rollout that must
                 run alone.
 
         Raises:
             ConflictError: another runner has claimed under this `request_id`.
-            DataError: a `request_id` that `records.new_id` does not make.
+            DataError: `request_id` is not in the format of `records.new_id`.
         """
 
     async def await_work(
         self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
     ) -> bool:
-        """Return whether one of the runs (None: any) has a queued rollout, waiting for one.
+        """Wait for a queued rollout; return whether there is one.
 
-        For runners that got nothing from `claim`. It starts nothing, so a caller that disconnects
+        For runners that got nothing from `claim`. It claims nothing, so a caller that disconnects
         before the answer strands no rollout. An expired lease queues no rollout until a `claim` or
         `expire`, so waiting runners must claim now and then too.
 
         Args:
+            run_ids: the runs whose rollouts count; None for any run.
             timeout_s: maximum seconds to wait.
         """
 
     async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
-        """Extend leases; return the attempts that are lost, which the caller must stop.
+        """Extend leases; return the attempts that the caller must stop, because they are over.
 
-        An expired lease is lost at the next `claim` or `expire` of any caller. Until then its
-        runner may still extend it or report.
+        An attempt whose lease expired is lost at the next `claim` or `expire` of any caller. Until
+        then its runner may still extend the lease or report.
         """
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
         """End attempts; return, per report, whether it is in force, now or since an equal report.
 
-        It is not if the epoch was lost or the attempt was sealed by another report. A `lost`
-        attempt queues its rollout again while tries are left (`records`). With `counts=False` it
-        uses up no try, at most five times per rollout, and the rollout runs alone from the third
-        time on.
+        A report is not in force if the attempt has another epoch or was sealed by a different
+        report. A report of status `lost` queues the rollout again while tries are left (`records`).
+        With `counts=False` it uses up no try, at most five times per rollout, and the rollout runs
+        alone from the third time on.
 
         Raises:
             IllegalMoveError: a status is not final; nothing is written then.
@@ -211,7 +215,7 @@ class Store(Protocol):
         """
 
     async def finish(self, report: Report, spans: Sequence[Span]) -> bool:
-        """Store an attempt's last spans (`add_spans`), then end it (`report`).
+        """Store an attempt's last spans (`add_spans`), then end it; return as `report` does.
 
         If the spans cannot be stored, the attempt ends all the same, with a capture error.
         """
@@ -261,14 +265,15 @@ class Store(Protocol):
         """
 
     async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
-        """Return the number of rollouts per status, without the statuses of none."""
+        """Return the number of rollouts per status, without statuses that no rollout has."""
 
     async def prune(self, older_than_s: float, limit: int = PRUNED_AT_ONCE) -> int:
         """Delete at most `limit` rollouts that ended more than `older_than_s` seconds ago.
 
-        The oldest go first, with their attempts and everything recorded of these. The rollout that
-        was enqueued last and the one that changed last stay, because positions and changes are
-        counted on from them. Resources and policies stay too.
+        The rollouts enqueued first are deleted first, with their attempts and everything recorded
+        of the attempts. The rollout that was enqueued last and the rollout that changed last stay,
+        because the numbers of positions and changes continue from theirs. Resources and policies
+        stay too.
 
         Returns:
             The number of rollouts that this call deleted: less than `limit` if no more are left.
@@ -281,7 +286,7 @@ class Store(Protocol):
     async def announce(self, peer: Peer) -> None:
         """Store a peer, replacing its earlier announcement.
 
-        A peer announces itself every few seconds; other peers take a silent one for gone.
+        A peer announces itself every few seconds; one that stops is taken for gone.
         """
 
     async def withdraw(self, peer_id: str) -> None:
@@ -298,13 +303,13 @@ class Store(Protocol):
         """Return an attempt; raise `NotFoundError` if it is unknown."""
 
     async def claim_of_token(self, call_token: str) -> Claim | None:
-        """Return the rollout and attempt of a call token; None for an unknown token."""
+        """Return the rollout and attempt with a `call_token`; None for an unknown token."""
 
     async def mark_damaged(self, attempt_id: str, reason: str) -> None:
-        """Add a capture error to an attempt, also to a sealed one: it only excludes training."""
+        """Add a capture error to an attempt, sealed or not, which excludes it from training."""
 
     async def add_spans(self, attempt: AttemptRef, spans: Sequence[Span]) -> int:
-        """Store spans; return how many of the stored ones are late. Repeating one is a no-op.
+        """Store spans; return how many of them are stored as late. Repeating a span is a no-op.
 
         Raises:
             DataError: a span is another attempt's, or has a value that cannot be stored.
@@ -312,11 +317,11 @@ class Store(Protocol):
         """
 
     async def add_calls(self, calls: Sequence[StoredCall]) -> list[bool]:
-        """Store model calls with their token records, atomically; return, per call, if it is late.
+        """Store model calls with their token records; return, per call, whether it is late.
 
-        Repeating a call is a no-op, unless the stored one was cancelled or failed: then a later try
-        (the same span id, a larger `sequence_end`) that is not late replaces its span, records and
-        outcome.
+        Repeating a call is a no-op, unless the stored call was cancelled or failed: then a later
+        try (the same span id, a larger `sequence_end`) that is not late replaces its span, records
+        and outcome.
 
         Raises:
             DataError: as in `add_spans`; nothing is written then.
@@ -326,8 +331,8 @@ class Store(Protocol):
     async def mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
         """Change the outcome of a call, after a failed delivery or a retry that succeeded.
 
-        It is `outcome` of the token records and the attribute `lightspan.call.outcome` of the span.
-        Sealed attempts allow it, because a delivery may fail after the app has returned.
+        The outcome is `outcome` of the token records and the attribute `lightspan.call.outcome` of
+        the span. It changes in sealed attempts too: a delivery may fail after the app has returned.
 
         Raises:
             NotFoundError: the call is unknown.
@@ -353,8 +358,8 @@ class StorePlugin(Protocol):
         """Return the store of a URL, not open.
 
         Args:
-            url: with its scheme in lower case.
-            create: whether an empty store is made where there is none.
+            url: the URL, with its scheme in lower case.
+            create: whether opening the store may create it, if it does not exist.
 
         Raises:
             ConfigError: the URL cannot be read.
@@ -375,4 +380,7 @@ class StorePlugin(Protocol):
         """
 
     def relay_url(self, url: str) -> str:
-        """Return the URL that relays model calls to trainings' gateways; empty without a server."""
+        """Return the URL at which the store's server relays model calls to trainings' gateways.
+
+        Empty if the store has no server.
+        """

@@ -27,7 +27,7 @@ _PAGE: Final = 4096
 
 
 def cost_of(item: object) -> int:
-    """Return the cost of an item; a packed one has its size in bytes."""
+    """Return the cost of an item: 1, plus its `size` in pages of `_PAGE` bytes if it has one."""
     return 1 + int(getattr(item, "size", 0)) // _PAGE
 
 
@@ -83,7 +83,7 @@ class OpenDatabase(ABC):
 
     @abstractmethod
     def _query(self, query: Callable[[], R]) -> R:
-        """Run a query in the reader's thread, and explain its errors."""
+        """Run a query in the current thread, raising the store's errors for the database's."""
 
     async def read(self, query: Callable[[], R]) -> R:
         """Run a query in the reader's thread and return its result.
@@ -99,11 +99,14 @@ class OpenDatabase(ABC):
 
     # --- the writer's work ----------------------------------------------------------------
     def _timed(self, move: Callable[[WriteTables, Sequence[T], float], list[R]]) -> Work[T, R]:
-        """Bind a function of the state machine to the writer's tables and their clock."""
+        """Return `move` with the writer's tables and their time filled in."""
         return lambda items: move(self.moving, items, self.moving.now())
 
     def claim(self, items: Sequence[ClaimRequest]) -> list[Claimed | None]:
-        """Return the claims of each request; None if there may be more expired leases to end."""
+        """End expired leases, then claim rollouts for each request.
+
+        Returns None for each request, and claims nothing, if more expired leases may be left.
+        """
         now = self.moving.now()
         if _leases.expire(self.moving, CHUNK, now) == CHUNK:
             return [None] * len(items)
@@ -113,7 +116,10 @@ class OpenDatabase(ABC):
         return [_leases.expire(self.moving, limit, self.moving.now()) for limit in limits]
 
     def prune(self, items: Sequence[tuple[float, int]]) -> list[int]:
-        """Return, per (age in seconds, limit), the number of rollouts that were deleted."""
+        """Delete rollouts for each (age in seconds, limit), and return how many for each.
+
+        At most `limit` rollouts that ended longer ago than the age are deleted for each pair.
+        """
         now = self.moving.now()
         return [self.moving.prune(now - older_than_s, limit) for older_than_s, limit in items]
 

@@ -1,8 +1,8 @@
 """Group commit: writes that wait at the same time share one transaction.
 
-One transaction for all of them costs little more than one for each. It stays short, because other
-processes wait for the same lock: it takes a limited amount of work and stops early after
-`_TRANSACTION_S`. Adjacent jobs of one kind become one call, so a hundred small writes take a
+One transaction for many writes costs little more than one for a single write. It stays short,
+because other processes wait for the same lock: it takes a limited amount of work and stops early
+after `_TRANSACTION_S`. Adjacent jobs of one kind become one call, so a hundred small writes take a
 handful of SQL statements.
 """
 
@@ -53,18 +53,18 @@ Answer = list[Any] | BaseException
 
 
 class Committer(ABC):
-    """A thread that commits groups of jobs from its queue; None ends it."""
+    """Base class of writers that commit jobs of a queue in groups; None in the queue ends them."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[list[Job] | None] = queue.SimpleQueue()
 
     @abstractmethod
     def _write(self, jobs: Sequence[Job]) -> Sequence[list[Any]]:
-        """Write the first jobs in one transaction and return their results."""
+        """Write as many of the first jobs as one transaction takes, and return their results."""
 
     @abstractmethod
     def _explain(self, error: BaseException) -> BaseException:
-        """Return the error to raise in the coroutine that waits."""
+        """Return the error to raise for `error` in the coroutines that wait for the jobs."""
 
     def _may_be_one_jobs(self, error: BaseException) -> bool:
         """Return whether one job of a group may have caused the error."""
@@ -72,10 +72,10 @@ class Committer(ABC):
 
     @abstractmethod
     def _on_done(self, number: int) -> None:
-        """Count jobs that are done, before their futures are resolved."""
+        """Count `number` jobs as done; called before their futures are resolved."""
 
     def _dequeue(self) -> tuple[list[Job], bool]:
-        """Return the next jobs, of about `GROUP_COST`, and False once the thread must end."""
+        """Wait for jobs; return those of about one group, and False if the thread must end then."""
         jobs: list[Job] = []
         group = self._queue.get()
         while group is not None:
@@ -86,7 +86,7 @@ class Committer(ABC):
         return jobs, False
 
     def _commit(self, jobs: Sequence[Job]) -> int:
-        """Write the first jobs together, resolve their futures and return how many they are."""
+        """Write the first jobs, as many as possible; resolve their futures and return how many."""
         pending = [job for job in jobs if not job.future.cancelled()]
         try:
             answers: Sequence[Answer] = self._write(pending) if pending else []

@@ -1,4 +1,4 @@
-"""Loading of the named SQL queries: those that all stores share, and each store's own.
+"""Loading of SQL queries by name: those that all stores share, and each store's own.
 
 In `queries.sql` of this package `?` and `:name` stand for values and `IN (?...)` for a list.
 """
@@ -19,10 +19,13 @@ resources.files(_PACKAGE)
 
 @cache
 def named_queries(package: str, translate: Callable[[str], str]) -> dict[str, str]:
-    """Return the queries by name: the shared ones, translated, and those of a package's own file.
+    """Return the queries by name: the shared ones, translated, and those in the file of `package`.
 
-    A query of the package replaces a shared one of the same name. They are read once, because an
-    upgrade may replace the files.
+    A query of the package replaces a shared query of the same name. The files are read once,
+    because an upgrade may replace them.
+
+    Args:
+        translate: converts a shared query to the database's SQL dialect.
     """
     shared = {name: translate(query) for name, query in _load_queries(_PACKAGE).items()}
     return shared | _load_queries(package)
@@ -30,7 +33,10 @@ def named_queries(package: str, translate: Callable[[str], str]) -> dict[str, st
 
 @cache
 def queries_of_one(package: str, translate: Callable[[str], str]) -> dict[str, str]:
-    """Return the shared queries whose only value is a list, for one item: without a list's cost."""
+    """Return the shared queries of a list of values, by name, rewritten for a single value.
+
+    They cost less than a list with one value. Arguments as for `named_queries`.
+    """
     own = _load_queries(package)
     return {
         name: translate(query.replace(_LIST, "= ?"))

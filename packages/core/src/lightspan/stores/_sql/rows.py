@@ -87,7 +87,11 @@ def read_state(row: Sequence[Any]) -> RolloutState:
 
 
 def attempt_row(attempt: Attempt, pack_text: Callable[[str], Any]) -> tuple[Any, ...]:
-    """Return the values of `insert_attempts`; `pack_text` converts a text of any characters."""
+    """Return the values of the query `insert_attempts`.
+
+    Args:
+        pack_text: converts a text, of any characters, to a value that the database takes.
+    """
     ids = (attempt.rollout_id, attempt.number, attempt.rollout_id)
     return (*_new_attempt_values(attempt), *attempt_changes(attempt, pack_text), *ids)
 

@@ -31,7 +31,7 @@ R = TypeVar("R")
 D = TypeVar("D", bound=OpenDatabase)
 
 _PRUNE_CHUNK: Final = 16
-"""Rollouts that one transaction deletes, with their attempts and what was recorded of these."""
+"""Maximum number of rollouts that one transaction deletes."""
 _WORK_POLL_INTERVALS_S: Final = (0.02, 1.0)
 """Shortest and longest time between two polls of `await_work` for rollouts that other processes
 queued."""
@@ -56,7 +56,7 @@ class SQLStore(OpenedStore[D]):
         self._signal.notify()
 
     def _listen(self) -> None:
-        """Prepare to notice changes that other processes make during a wait."""
+        """Prepare to notice changes by other processes during a wait. By default only polls do."""
 
     async def _read(self, query: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a query of the reader in its thread and return its result."""
@@ -71,8 +71,10 @@ class SQLStore(OpenedStore[D]):
     ) -> list[R]:
         """Write items in chunks, each in one short transaction, and return their results.
 
-        `work` rejects a chunk as a whole. If there are several chunks, `check` rejects all of them
-        before the first is written.
+        Args:
+            work: writes a chunk, or raises an error and writes nothing of it.
+            check: raises the error of `work` for any item; called before the first of several
+                chunks is written, so that all of them are rejected.
         """
         database = self._opened
         if len(items) == 1:

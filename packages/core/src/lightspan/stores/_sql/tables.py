@@ -1,7 +1,7 @@
-"""The tables of a SQL store: the writer's, for the state machine, and the reader's queries.
+"""The tables of a SQL store: `WriteTables` for the state machine, `ReadTables` for queries.
 
-Each store subclasses them for its database (the abstract methods) and overrides queries where it
-differs.
+Each store subclasses both for its database, and replaces the queries that its database does
+differently.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SQLTables(ABC):
     @staticmethod
     @abstractmethod
     def _translate(query: str) -> str:
-        """Translate a query from the shared dialect."""
+        """Translate a shared query (`queries`) to the SQL dialect of the database."""
 
     @abstractmethod
     def _run(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
@@ -87,7 +87,7 @@ class SQLTables(ABC):
 
     @abstractmethod
     def _list(self, values: Sequence[str] | Sequence[int]) -> Any:
-        """Convert a list to one value of a query."""
+        """Convert a list to one value of a query, for `IN (?...)`."""
 
     def _pack_text(self, text: str) -> Any:
         """Convert a text of any characters to a value of a query."""
@@ -100,7 +100,7 @@ class SQLTables(ABC):
         return self._run(self._queries()[name], values)
 
     def _execute_for(self, name: str, ids: Sequence[str]) -> list[Any]:
-        """Run a query whose only value is a list of ids; for one id, without a list's cost."""
+        """Run the query `name`, whose only value is a list of ids; cheaper for a single id."""
         if len(ids) == 1:
             return self._run(self._queries_of_one()[name], ids)
         return self._execute(name, self._list(ids))
@@ -138,22 +138,22 @@ class WriteTables(SQLTables, _state_machine.Tables):
 
     @abstractmethod
     def _current_ends(self) -> Ends:
-        """Return the numbers that this transaction continues from and increases."""
+        """Return the largest numbers used so far, which this transaction increases."""
 
     @abstractmethod
     def _insert(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Insert rows and return how many were new."""
+        """Run the insert query `name` for each row of values; return how many rows were new."""
 
     @abstractmethod
     def _update(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Run a query once for each row of values."""
+        """Run the query `name` for each row of values."""
 
     def put_resources(self, items: Sequence[tuple[str, bytes]]) -> list[None]:
         self._insert("put_resources", items)
         return [None] * len(items)
 
     def allot_versions(self, items: Sequence[tuple[str, str, int, str | None]]) -> list[int]:
-        """Return the policy's next version for each (policy, run id, step, request id)."""
+        """Allot a version for each (policy, run id, step, request id), and return the versions."""
         return [self._allot_version(*item) for item in items]
 
     def _allot_version(self, policy: str, run_id: str, step: int, request_id: str | None) -> int:
@@ -165,7 +165,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return version
 
     def add_spans(self, items: Sequence[_encoding.PackedSpan]) -> list[bool]:
-        """Insert the spans that are new; return, per span, whether the stored one is late."""
+        """Insert the spans that are new; return, per span, whether it is stored as late."""
         attempts = self._attempt_keys([*{item.attempt_id for item in items}])
         rows = [codec.span_row(attempts[item.attempt_id], item) for item in items]
         if self._insert("insert_spans", rows) == len(rows):
@@ -173,7 +173,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return [bool(self._execute("span_is_late", row[0], row[1])[0][0]) for row in rows]
 
     def add_calls(self, items: Sequence[_encoding.PackedCall]) -> list[bool]:
-        """Insert the calls that are new; return, per call, whether the stored one is late."""
+        """Insert the calls that are new; return, per call, whether it is stored as late."""
         attempts = self._attempt_keys([item.span.attempt_id for item in items])
         spans = [codec.span_row(attempts[item.span.attempt_id], item.span) for item in items]
         if self._insert("insert_spans", spans) < len(spans):
@@ -185,7 +185,10 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return [bool(late) for _, _, _, late, _ in spans]
 
     def _add_call_again(self, attempt: codec.AttemptKey, call: _encoding.PackedCall) -> bool:
-        """Write a call whose span is stored: of this very call, or of an earlier try of it."""
+        """Write a call whose span id is stored already, by the same try or an earlier one.
+
+        Returns whether it is stored as late.
+        """
         position, span_id, call_id, late, body = codec.span_row(attempt, call.span)
         [(stored_late, stored_body)] = self._execute("span_of", position, span_id)
         if stored_body != body:
@@ -220,7 +223,10 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return attempts
 
     def _writer_rows(self, attempt_ids: Sequence[str]) -> list[Any]:
-        """Return id, position, epoch and status of attempts, which no other transaction changes."""
+        """Return id, position, epoch and status of attempts.
+
+        No other transaction can change them until this one ends.
+        """
         return self._execute_for("writers", attempt_ids)
 
     def mark_calls(self, items: Sequence[tuple[str, str, CallOutcome]]) -> list[None]:
@@ -240,7 +246,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return bool(self._run(self._queries()["has_call"], values)[0][0])
 
     def prune(self, before: float, limit: int) -> int:
-        """Delete at most `limit` rollouts that ended before a time; return how many."""
+        """Delete at most `limit` rollouts that ended before `before`; return how many."""
         ended = self._execute("prunable", before, limit)
         if not ended:
             return 0
@@ -315,7 +321,15 @@ class ReadTables(SQLTables):
     def rollouts(
         self, rollout_ids: Sequence[str] | None, limit: int | None, filters: dict[str, Any]
     ) -> list[RolloutState]:
-        """Return the rollouts that match, in the order in which they were enqueued."""
+        """Return the rollouts that match, in the order in which they were enqueued.
+
+        Args:
+            rollout_ids: the ids to return; None for any.
+            filters: column → value; None for any value.
+
+        Raises:
+            NotFoundError: one of `rollout_ids` is unknown.
+        """
         if rollout_ids is not None:
             filters = {**filters, "rollout_ids": self._list(rollout_ids)}
             self.check_rollouts(rollout_ids)
@@ -324,7 +338,7 @@ class ReadTables(SQLTables):
         return self._states(filters, "position", limit)
 
     def changes(self, cursor: int, run_id: str | None) -> Changes:
-        """Return all changes after the cursor."""
+        """Return all status changes after `cursor`, of the run `run_id` or, if None, of any."""
         # Read the last number first: a rollout that moves between the two queries is returned again
         # by the next call, never missed.
         last = int(self._execute("last_change")[0][0])

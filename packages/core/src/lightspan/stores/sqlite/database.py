@@ -1,11 +1,11 @@
 """An open SQLite store: its writer and its reader, each with a connection.
 
 Writes of one turn of an event loop form a group, because one transaction for many writes costs
-little more than one for each. A small group is written in the loop's own thread: handing it over
-would cost more than writing it. A larger group goes to the writer's thread, and so does a small one
-while that thread has work, while another process holds the lock, and where every commit waits for
-the disk. The writer's thread also moves the write-ahead log into the file, which waits for the disk
-too.
+little more than one for a single write. A small group is written in the loop's own thread: handing
+it over would cost more than writing it. A larger group goes to the writer's thread, and so does a
+small one while that thread has work, while another process holds the lock, and where every commit
+waits for the disk. The writer's thread also moves the write-ahead log into the file, which waits
+for the disk too.
 
 Few statements matter here: each releases the GIL, and in a busy process acquiring it again can take
 5 ms.
@@ -67,7 +67,7 @@ class SQLiteDatabase(OpenDatabase, Committer):
         Committer.__init__(self)
         self._writes_in_loop = not power_loss
         self._db_lock = threading.Lock()
-        """Held by the thread that uses the writer's connection."""
+        """Lock of the writer's connection, held by the thread that uses it."""
         self._log_pages = 0
         self._lock = threading.Lock()
         """Guards the fields below; a thread that waits for `_db_lock` does not hold it."""
@@ -131,7 +131,10 @@ class SQLiteDatabase(OpenDatabase, Committer):
         self._queue.put(group)
 
     def _write_in_loop(self, group: Sequence[Job]) -> list[list[Any]]:
-        """Write the first jobs and return their results; the writer's thread gets the others."""
+        """Write as many of the first jobs as possible in this thread, and return their results.
+
+        Empty if the lock is taken or a job fails; the writer's thread then tries again.
+        """
         if not self._db_lock.acquire(blocking=False):
             return []
         try:
@@ -167,7 +170,7 @@ class SQLiteDatabase(OpenDatabase, Committer):
 
     # --- in the thread that holds `_db_lock` ----------------------------------------------
     def _transaction(self, jobs: Sequence[Job]) -> list[list[Any]]:
-        """Run the first jobs in a transaction just begun, commit it and return their results."""
+        """Run the first jobs in the open transaction, commit it and return their results."""
         changes = self._db.total_changes
         try:
             self.tables.begin()

@@ -41,11 +41,11 @@ T = TypeVar("T")
 def connect(
     path: Path, busy_timeout_s: float, *, power_loss: bool = False, read_only: bool = False
 ) -> sqlite3.Connection:
-    """Return a connection to the store at `path`, which is created if there is none.
+    """Return a connection to the store at `path`, creating the file if it does not exist.
 
     Raises:
         StoreFormatError: the file is not a store, or has another format version.
-        StoreError: it cannot be opened or created.
+        StoreError: the file cannot be opened or created.
     """
     if path.is_dir():
         raise StoreError(f"store {path}: this is a folder; name a file in it")
@@ -80,10 +80,13 @@ def _connect(name: str) -> sqlite3.Connection:
 
 
 def retry_while_busy(function: Callable[[], T], busy_timeout_s: float) -> T:
-    """Return the function's result, retried while another process holds a lock.
+    """Call `function`, again while another process holds a lock, and return its result.
 
-    SQLite's own busy handler sleeps up to 100 ms at a time, so a busy process could starve this
-    one; short random sleeps prevent that.
+    SQLite's own busy handler sleeps up to 100 ms at a time, so that a busy process could starve
+    this one; short random sleeps prevent that.
+
+    Raises:
+        sqlite3.OperationalError: the lock is held for longer than `busy_timeout_s`.
     """
     deadline = clock.monotonic() + busy_timeout_s
     backoff = _MAX_BACKOFF_S / 16
@@ -98,7 +101,7 @@ def retry_while_busy(function: Callable[[], T], busy_timeout_s: float) -> T:
 
 
 def begin(db: sqlite3.Connection, busy_timeout_s: float) -> None:
-    """Begin a transaction with the write lock, waiting for another process's."""
+    """Begin a transaction with the write lock, waiting while another process holds it."""
     retry_while_busy(lambda: db.execute("BEGIN IMMEDIATE"), busy_timeout_s)
 
 
@@ -132,7 +135,7 @@ def checkpoint(db: sqlite3.Connection) -> None:
 
 
 def explain(error: Exception, path: Path) -> StoreError:
-    """Return the store's error for a low-level one (`is_low_level`), with cause and remedy."""
+    """Return the `StoreError` for a low-level error (`is_low_level`), with cause and remedy."""
     name = _error_name(error)
     if isinstance(error, UNREADABLE):
         return StoreFormatError(f"store {path}: {_DAMAGED} (a value cannot be read: {error})")
@@ -145,7 +148,7 @@ def explain(error: Exception, path: Path) -> StoreError:
 def is_low_level(error: BaseException) -> bool:
     """Return whether an error comes from SQLite, the disk or damaged data, and needs `explain`.
 
-    Decoding a damaged row raises `DataError`.
+    A `DataError` does: decoding a damaged row raises it.
     """
     if isinstance(error, LightspanError):
         return isinstance(error, DataError)
@@ -153,7 +156,7 @@ def is_low_level(error: BaseException) -> bool:
 
 
 def _error_name(error: Exception) -> str:
-    """Return SQLite's name of an error, such as `SQLITE_BUSY`, else the exception's type."""
+    """Return SQLite's name of an error, such as `SQLITE_BUSY`, or without one its type's name."""
     return str(getattr(error, "sqlite_errorname", type(error).__name__))
 
 
@@ -221,7 +224,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _is_empty(db: sqlite3.Connection, path: Path) -> bool:
-    """Return True for an empty file and False for a store; raise `StoreFormatError` for others."""
+    """Return whether a file is empty rather than a store; raise `StoreFormatError` if neither."""
     application, version = _read_pragma(db, "application_id"), _read_pragma(db, "user_version")
     if application == APPLICATION_ID:
         _check_version(version, path)
@@ -263,7 +266,7 @@ def _create_schema(db: sqlite3.Connection, path: Path) -> None:
 
 
 def roll_back(db: sqlite3.Connection) -> None:
-    """Roll the transaction back, unless the error has already done so."""
+    """Roll the open transaction back, if an error has not done so already."""
     if db.in_transaction:
         db.execute("ROLLBACK")
 
@@ -274,5 +277,5 @@ def _read_pragma(db: sqlite3.Connection, pragma: str) -> int:
 
 @cache
 def schema() -> list[str]:
-    """Return the statements of schema.sql, loaded once: an upgrade may replace it meanwhile."""
+    """Return the statements of schema.sql, read once: an upgrade may replace the file."""
     return statements_of(read_text("lightspan.stores.sqlite", "schema.sql"))

@@ -14,8 +14,8 @@ from lightspan.stores.sqlite.database import SQLiteDatabase
 from lightspan.stores.timings import StoreTimings
 
 _POLL_INTERVALS_S: Final = (0.002, 0.02)
-"""Shortest and longest time between two polls of the file by `watch`: SQLite does not notify a
-process of another's writes. A change by this process ends the wait at once."""
+"""Shortest and longest time, in seconds, between two polls of the file by `watch`: SQLite does not
+notify a process of the writes of another. A change by this process ends the wait at once."""
 
 
 class SQLiteStore(SQLStore[SQLiteDatabase]):
@@ -24,9 +24,9 @@ class SQLiteStore(SQLStore[SQLiteDatabase]):
     The file is in WAL mode, so reads never wait for writes. Acknowledged writes survive `kill -9`.
 
     Args:
-        power_loss: whether they must survive a power loss too.
+        power_loss: whether acknowledged writes must survive a power loss too.
         clock: seconds since the epoch, for tests.
-        timings: times and limits, if not the defaults.
+        timings: times and limits; None for the defaults.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class _Connection(SQLTables):
 
     @staticmethod
     def _translate(query: str) -> str:
-        """Make lists JSON arrays: SQLite has no values that are lists."""
+        """Read each list from a JSON array, because SQLite has no values that are lists."""
         return _LISTS.sub(r"IN (SELECT value FROM json_each(\1))", query)
 
     def _run(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
@@ -53,7 +53,7 @@ class SQLiteWriteTables(_Connection, WriteTables):
         self._first_lease_end: float | None = None
 
     def begin(self) -> None:
-        """Forget the values cached in the last transaction."""
+        """Discard the values cached in the last transaction."""
         self._ends = None
         self.moved = False
 
