@@ -119,8 +119,8 @@ class TransformersEngine(TokenEngine):
             cache.
         batch_requests: maximum number of requests in one forward pass.
         batch_tokens: maximum number of tokens in one forward pass.
-        num_blocks: size of a policy's key-value cache in blocks of 64 tokens, which also bounds a
-            call; None for `default_cache_tokens`.
+        num_blocks: size of a policy's key-value cache in blocks of 64 tokens, which is also the
+            maximum length of a call; None for `default_cache_tokens`.
         prefix_sharing: whether prompts with a common prefix share its keys and values.
         seed: seed of torch's global random generator, set when a generation thread starts.
     """
@@ -316,7 +316,7 @@ class _PolicyWorker:
         return Grammars(tokenizer, vocabulary=self._vocabulary, eos_ids=eos_ids)
 
     def load_grammars(self) -> None:
-        """Index the vocabulary, which the first call with a grammar would wait for."""
+        """Index the vocabulary for grammars, so that no call with a grammar waits for it."""
         with contextlib.suppress(UnsupportedError):  # raised again by a call with a grammar
             _ = self.grammars
 
@@ -349,11 +349,11 @@ class _PolicyWorker:
     def admit(
         self, request: GenerationRequest, state: GrammarState | None, *, stream: bool
     ) -> _Job:
-        """Return the job of a valid request.
+        """Check a request, and return its job.
 
         Args:
-            request: the request to check.
-            state: matcher state at the start of the request's grammar.
+            request: the request.
+            state: matcher state at the start of the request's grammar; None without a grammar.
             stream: whether chunks are sent as they are generated.
 
         Raises:
@@ -473,7 +473,7 @@ class _PolicyWorker:
         self._to_loop(self._fail, failure)
 
     def _explain(self, error: BaseException | str, message: str) -> EngineError:
-        """Return an error with a message, or with advice if memory ran out."""
+        """Return an `EngineError` with `message`, or with advice if `error` means out of memory."""
         if not is_out_of_memory(error):
             return EngineError(message)
         return EngineMemoryError(
@@ -573,11 +573,11 @@ class _Job:
         return item
 
     def begin(self, key: str, version: int) -> None:
-        """Start a submission of the job."""
+        """Record that the job is submitted with the id `key`, for weights of `version`."""
         self.key, self._version, self._resumed = key, version, len(self._ids)
 
     def receive(self, output: GenerationOutput) -> None:
-        """Add new tokens of an output, which holds all tokens since the submission."""
+        """Add the new tokens of `output`, which contains all tokens since the submission."""
         if output.error is not None:
             self.fail(EngineError(f"generation failed: {output.error}"))
             return
@@ -643,7 +643,10 @@ def cache_tokens(device: str, context: int, num_blocks: int | None) -> int:
 
 
 def _settings(model: Any, context: int, sizes: BatchSettings) -> BatchSettings:
-    """Return sizes with defaults by device; on a GPU, transformers sizes the batch."""
+    """Replace each None in `sizes` by a default of the model's device.
+
+    On a GPU, None for the batch's sizes is kept, so that transformers chooses them.
+    """
     tokens = sizes.cache_tokens or cache_tokens(model.device.type, context, None)
     if model.device.type != "cpu":
         return msgspec.structs.replace(sizes, cache_tokens=tokens)
