@@ -16,7 +16,7 @@ Kind = Literal["served", "trained"]
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Order to make a learner under a number."""
+    """Order to create the learner with the number `learner`."""
 
     learner: int
     models: dict[str, str]
@@ -106,11 +106,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(error: LightspanError) -> Failure:
-        """Return the message of an error."""
+        """Encode an error."""
         return Failure(kind=type(error).__name__, text=str(error))
 
     def error(self, where: str) -> LightspanError:
-        """Return the error, with the rank that raised it."""
+        """Decode the error; its message begins with `where`, the name of the failed rank."""
         kind: type[LightspanError] = getattr(errors, self.kind, LightspanError)
         return kind(f"{where}: {self.text}")
 
