@@ -74,7 +74,7 @@ class CallerSession:
         return [rule for rule in self.routing.rules if rule.pattern not in ("*", "**")]
 
     def add(self, call: ServedCall) -> None:
-        """Add a call, and evict the oldest answered ones beyond `max_calls`."""
+        """Add a call, and evict the oldest calls that are not running beyond `max_calls`."""
         if self.max_calls is not None:
             answered = [call_id for call_id, other in self.calls.items() if not other.active]
             for call_id in answered[: max(0, len(self.calls) + 1 - self.max_calls)]:
@@ -267,7 +267,7 @@ class ServedCall(ABC):
             self._start()
 
     def unsubscribe(self) -> None:
-        """Remove a client; if it was the last one, cancel the work after `grace_s`."""
+        """Remove a client; `grace_s` seconds after the last client is removed, cancel the work."""
         self._clients -= 1
         if not self.info.grace_s:
             self.cancel_if_abandoned()

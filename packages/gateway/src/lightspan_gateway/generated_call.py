@@ -1,4 +1,4 @@
-"""Calls that the engine generates: tokens, their text, and the answer in the client's dialect."""
+"""Calls that the engine generates: tokens, their text, and the answer in the API's format."""
 
 from __future__ import annotations
 

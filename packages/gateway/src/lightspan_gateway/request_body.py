@@ -33,7 +33,7 @@ class Body(NamedTuple):
 
     fields: dict[str, Any]
     digest: str
-    """Digest of the fields and the dialect: equal bodies of two dialects are two requests."""
+    """Digest of the fields and the path: equal bodies for different APIs are different requests."""
     size: int
     """Decompressed size in bytes."""
 

@@ -351,7 +351,7 @@ def _another_request(call_id: str) -> ApiError:
 
 
 def _chat_only(info: CallInfo, llm: LLM, parse: Parse) -> ApiError:
-    """Return the HTTP 400 for a dialect other than chat completions at an endpoint."""
+    """Return the HTTP 400 for a request that is no chat completion, to an agent at an endpoint."""
     hint = (
         'freeze it to a policy instead (frozen="base")'
         if parse is parse_message

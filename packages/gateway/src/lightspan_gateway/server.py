@@ -121,7 +121,10 @@ class Server(HttpServer):
 
 
 def _guarded(handler: Handler, dialect: Dialect | None = None) -> Handler:
-    """Return a handler that checks headers, and answers errors in the dialect's format."""
+    """Wrap a handler: check headers first, and answer errors in the format of `dialect`.
+
+    None for the dialect means the format of OpenAI's APIs.
+    """
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         try:

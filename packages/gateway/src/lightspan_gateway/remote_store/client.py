@@ -139,7 +139,7 @@ class ServerConnection:
             return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def stop(self) -> None:
-        """Cancel the long polls, wait for the other requests, and close."""
+        """Cancel the long polls, wait for all other requests, and close the connection."""
         with self._lock:
             self._is_closed = True
         self._run(self._close())

@@ -30,7 +30,7 @@ class StoreOptions:
     key_variables: Mapping[Role, str] = field(default_factory=dict)
     """Role → environment variable with the role's key."""
     without_key: bool = False
-    """Accept every program of this machine, and no other."""
+    """Whether every program of this machine has access without a key, and no other machine has."""
 
     def keys(self) -> Keys:
         """Read the keys, and remove their variables from the environment.

@@ -81,7 +81,8 @@ GPU_PAGE: Final = 64
 CPU_BATCH: Final = (48, 512)
 """Maximum requests and tokens in one forward pass on a CPU, measured by `benchmarks/engine.py`."""
 MASKED_CPU_BATCH: Final = (12, 256)
-"""`CPU_BATCH` for models that need transformers' own attention, with quadratic cost in both."""
+"""`CPU_BATCH` for models that need transformers' own attention, whose cost is quadratic in the
+number of requests and of tokens."""
 CPU_CACHE_TOKENS: Final = 16_384
 """Minimum size of the key-value cache on a CPU, in tokens."""
 GPU_CACHE_TOKENS: Final = 131_072
@@ -513,7 +514,7 @@ class _PolicyWorker:
             self.drop(job)
 
     def _fail(self, error: EngineError) -> None:
-        """Fail all jobs and refuse further ones."""
+        """Fail all jobs with `error`, and refuse further jobs."""
         if self._failure is None:
             self._failure = error
         jobs, self._jobs = self._jobs, {}

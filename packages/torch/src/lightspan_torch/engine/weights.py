@@ -88,7 +88,7 @@ class SharedModels:
         self._models: dict[Any, Any] = {}
 
     def load(self, source: Any) -> Any:
-        """Return a new model whose tensors are those of every other model of `source`."""
+        """Return a new model that shares its tensors with the other models of `source`."""
         key = source if isinstance(source, torch.nn.Module) else str(source)
         if key not in self._models:
             self._models[key] = self._load(source)
