@@ -26,7 +26,7 @@ class AccessPolicy(ABC):
     """
 
     max_tokens: int | None = None
-    """Default limit of an answer in tokens; None for the rest of the context."""
+    """Default maximum tokens of an answer; None for the rest of the model's context."""
     shutdown_s = 0.5
     """Seconds for which running calls may continue when the gateway closes."""
 
@@ -46,18 +46,18 @@ class AccessPolicy(ABC):
         """Return the sessions in memory."""
 
     def target(self, session: CallerSession, path: str) -> Target:
-        """Return the target of the calls of the agent with this path."""
+        """Return the policy or endpoint that answers calls of the agent `path`."""
         return session.routing.target(path)
 
     @abstractmethod
     def target_of_model(
         self, session: CallerSession, model: str, policies: Collection[str]
     ) -> tuple[str, Target]:
-        """Return the agent of a request by its model name, and the target of its call.
+        """Return the path and the target of the agent that a request identifies by its model name.
 
         Args:
-            session: session of the request.
-            model: model of the request; empty without.
+            session: session of the request's sender.
+            model: model name in the request; empty if the request has none.
             policies: policies that the engine serves.
 
         Raises:
@@ -66,14 +66,14 @@ class AccessPolicy(ABC):
 
     @abstractmethod
     def unserved_agent(self, path: str) -> ApiError:
-        """Return the error for an agent whose calls the gateway does not answer."""
+        """Return the error for a call of the agent `path`, which the gateway does not answer."""
 
     def models(self, policies: Collection[str]) -> list[str]:
         """Return the valid model names of requests."""
         return sorted(policies)
 
     def documents(self) -> Mapping[str, Callable[[], Any]]:
-        """Return the further paths for GET requests: path → function that returns the JSON."""
+        """Return the policy's own GET endpoints: path → function that returns the JSON body."""
         return {}
 
     async def close(self) -> None:
@@ -84,7 +84,7 @@ class AccessPolicy(ABC):
 
 
 def token_of(request: web.Request) -> str:
-    """Return the token of `Authorization: Bearer …`, or of Anthropic's `x-api-key`, or ""."""
+    """Return the token of `Authorization: Bearer …`, else of `x-api-key`; empty if both lack."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
     return bearer or request.headers.get("x-api-key", "").strip()

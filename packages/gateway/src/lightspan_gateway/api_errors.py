@@ -31,14 +31,14 @@ class ApiError(Exception):
 
 
 def openai_error(error: ApiError, request_id: str | None = None) -> bytes:
-    """Return the JSON of an error; OpenAI's format has no request id."""
+    """Return the JSON of an error in OpenAI's format, which has no field for `request_id`."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     details = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
     return msgspec.json.encode({"error": details})
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Return an HTTP 400 that names the field."""
+    """Return an HTTP 400 for the request field `param` (None for the whole request)."""
     return ApiError(400, message, param=param, code=code)
 
 

@@ -115,14 +115,14 @@ class CallRecorder(CallLog):
                 log.warning("attempt %s cannot be marked damaged: %s", attempt_id, error)
 
     async def drain(self) -> None:
-        """Wait for the running writes; meanwhile failed marks are retried without a pause."""
+        """Wait for the running writes; until then, failed marks of damage are retried at once."""
         self._closing.set()
         await super().drain()
         self._closing.clear()
 
 
 def _retrieve_error(task: asyncio.Task[Any]) -> None:
-    """Retrieve the error, which is already reported, so that asyncio does not log it."""
+    """Retrieve the task's error, which is already reported, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
@@ -134,10 +134,10 @@ def call_span(
 
     Args:
         info: the call.
-        outcome: its outcome.
+        outcome: outcome of the call.
         attributes: attributes in addition to those of the request.
-        end: its last sequence number.
-        message: error message, or empty.
+        end: last sequence number of the call.
+        message: error message; empty if there is no error.
     """
     session = info.session
     request: Attributes = {

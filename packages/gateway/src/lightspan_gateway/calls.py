@@ -70,11 +70,11 @@ class CallerSession:
 
     @property
     def naming_rules(self) -> list[Rule]:
-        """Return the routing rules whose agent the `model` of a request may name."""
+        """Routing rules that apply to agents which a request names by its `model`."""
         return [rule for rule in self.routing.rules if rule.pattern not in ("*", "**")]
 
     def add(self, call: ServedCall) -> None:
-        """Add a call, and evict the oldest answered ones beyond `max_calls`."""
+        """Add a call, and evict the oldest calls that are not running beyond `max_calls`."""
         if self.max_calls is not None:
             answered = [call_id for call_id, other in self.calls.items() if not other.active]
             for call_id in answered[: max(0, len(self.calls) + 1 - self.max_calls)]:
@@ -82,11 +82,14 @@ class CallerSession:
         self.calls[call.info.call_id] = call
 
     def undelivered(self, body_hash: str) -> str | None:
-        """Return the id of the latest call with this body whose answer may not have arrived.
+        """Find the call that a request without a call id retries.
 
-        Of two equal calls at once (best-of-n), the retry belongs to the call whose client
-        disconnected, so a call without clients is preferred. In a shared session a body does not
-        identify a call, so the result is None.
+        This is the latest call with this body whose answer may not have arrived. Of two equal calls
+        at once (best-of-n), the call whose client disconnected is preferred.
+
+        Returns:
+            The call id; None if there is no such call, or if the session is shared, because equal
+            bodies do not identify a call then.
         """
         if self.shared:
             return None
@@ -123,16 +126,16 @@ class CallInfo:
     trace_id: str
     start_ns: int
     grace_s: float = 0.0
-    """Seconds for which the call continues without a client, which may retry."""
+    """Seconds for which the call continues after its last client disconnected."""
     sequence_start: int = 0
-    """Sequence number of the start; 0 before."""
+    """Sequence number of the call's start; 0 until the call starts."""
 
 
 class CallLog(ABC):
     """A destination for the records of calls."""
 
     needs_bodies = True
-    """Whether it records the bodies of requests."""
+    """Whether the log records the bodies of requests."""
 
     def __init__(self) -> None:
         self._background: set[asyncio.Task[Any]] = set()
@@ -150,7 +153,7 @@ class CallLog(ABC):
         """Change the recorded outcome of a call."""
 
     def background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start a task that is never cancelled, and that `drain` waits for."""
+        """Run `work` in a task that is never cancelled, and that `drain` waits for."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -218,7 +221,7 @@ class ServedCall(ABC):
         return []
 
     def conversation(self) -> list[dict[str, Any]] | None:
-        """Return the conversation that a later response may continue; None without."""
+        """Return the messages that a later request may continue; None if there are none."""
         return None
 
     # --- answer -----------------------------------------------------------------
@@ -233,7 +236,7 @@ class ServedCall(ABC):
 
     @abstractmethod
     async def body(self) -> bytes:
-        """Return the answer after it is recorded; raise the same errors as `events`."""
+        """Return the unstreamed answer after it is recorded; raise the same errors as `events`."""
 
     async def _wait(self) -> None:
         async for _ in self._follow(tuple):
@@ -264,7 +267,7 @@ class ServedCall(ABC):
             self._start()
 
     def unsubscribe(self) -> None:
-        """Remove a client; if it was the last one, cancel the work after `grace_s`."""
+        """Remove a client; `grace_s` seconds after the last client is removed, cancel the work."""
         self._clients -= 1
         if not self.info.grace_s:
             self.cancel_if_abandoned()

@@ -1,4 +1,4 @@
-"""Calls that the engine generates: tokens, their text, and the answer in the client's dialect."""
+"""Calls that the engine generates: tokens, their text, and the answer in the API's format."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ChoiceRun:
     finish: FinishReason | None = None
     text: str = ""
     stop: str | None = None
-    """The stop string that ended the choice."""
+    """The stop string that ended the choice; None if there is none."""
     message: dict[str, Any] | None = None
     """The finished choice as an OpenAI message."""
     streamed: int = 0
@@ -110,7 +110,7 @@ class GeneratedCall(ServedCall):
         return CallOutcome.RESAMPLED if self.resampled else CallOutcome.OK
 
     def restore(self, recorded: RecordedCall) -> None:
-        """Restore a recorded answer, or the recorded part of one."""
+        """Restore the recorded tokens of a call, which may be only the start of its answer."""
         self.tries = 1
         self.resampled = bool(recorded.span.attributes.get(c.CALL_RESAMPLED))
         for record in recorded.records:
@@ -173,9 +173,10 @@ class GeneratedCall(ServedCall):
         )
 
     def _stop_watcher(self, choice: ChoiceRun) -> StopWatcher | None:
-        """Return a watcher for a stop string that began before the choice was interrupted.
+        """Return a watcher for stop strings that begin in the tokens of an earlier try.
 
-        The engine ends at stop strings too, but looks only at the tokens of this try.
+        The engine looks for stop strings in the tokens of the current try only. None if there are
+        no earlier tokens or no stop strings.
         """
         if not choice.ids or not self.request.sampling.stop:
             return None
@@ -190,9 +191,9 @@ class GeneratedCall(ServedCall):
 
     # --- text -----------------------------------------------------------------------------
     # The ids of an engine end with the token that completes a stop string. Only the functions below
-    # decide where the text ends, and how much of it is streamed before that is certain.
+    # decide where the text ends, and how much of it is streamed before the end is certain.
     def _trim(self, text: str) -> tuple[str, str | None]:
-        """Return the text up to the first stop string, and that string."""
+        """Return the text before the first stop string, and the stop string (None without one)."""
         stops = [(text.find(stop), stop) for stop in self.request.sampling.stop if stop in text]
         position, stop = min(stops, default=(len(text), None))
         return text[:position], stop
@@ -233,7 +234,10 @@ class GeneratedCall(ServedCall):
         return {"role": "assistant", "content": parsed.content, "tool_calls": calls}
 
     def _are_offered(self, calls: Sequence[ParsedCall]) -> bool:
-        """Return whether all names are tools; with a format, others belong to the text."""
+        """Return whether all calls are of the request's tools, if it sets a response format.
+
+        Text in the response format may look like a call of an unknown tool. True without a format.
+        """
         constraint = self.request.constraint
         if constraint is None or constraint.format is None:
             return True

@@ -82,7 +82,13 @@ class GrammarCache:
     async def grammar(
         self, constraint: Constraint, engine: TokenEngine, policy: str, parser: ToolParserName
     ) -> str:
-        """Return the grammar of a constraint; the engine can compile it.
+        """Return the grammar of a constraint, after a check that the engine can compile it.
+
+        Args:
+            constraint: the constraint.
+            engine: the engine that serves the policy.
+            policy: name of the policy.
+            parser: parser of the tool calls of the policy's model.
 
         Raises:
             ApiError: 400 if the engine or its grammar library does not support the constraint.
@@ -184,9 +190,13 @@ _CALLS: Final[Mapping[ToolParserName, Callable[[Constraint], dict[str, str]]]] =
 
 
 def _one_of(tools: Iterable[Tool], arguments: str) -> dict[str, Any]:
-    """Return the schema of a call of one of the tools.
+    """Return the JSON schema of a call of any one of the tools.
 
-    The tools' schemas become its definitions, and their references are rewritten accordingly.
+    The schemas of the tools are placed in `$defs`, and their references are rewritten accordingly.
+
+    Args:
+        tools: the tools.
+        arguments: name of the field with the arguments of a call.
     """
     definitions: dict[str, Any] = {}
     calls = []
@@ -234,9 +244,9 @@ _DESCRIBING: Final = frozenset({"properties", "required", *_OPEN})
 
 
 def closed(schema: Schema) -> Schema:
-    """Return the schema with `additionalProperties: false` where it does not set that keyword.
+    """Return the schema with properties forbidden that it neither names nor explicitly allows.
 
-    Else a model could write unnamed properties of any length. A schema in which several parts
+    Otherwise a model could write unnamed properties of any length. A schema in which several parts
     describe one object (`allOf`, or properties next to an `anyOf` or a `$ref`) is unchanged,
     because each part names only some of the properties.
     """
@@ -269,7 +279,7 @@ def _closed(value: Any) -> Any:
 
 
 def _schemas(value: Any) -> Iterator[Schema]:
-    """Yield the schema and all those within it."""
+    """Yield the schema `value` and every schema within it."""
     if isinstance(value, list):
         for item in value:
             yield from _schemas(item)
@@ -283,7 +293,12 @@ def _schemas(value: Any) -> Iterator[Schema]:
 
 
 def _relocated(value: Any, pointer: str) -> Any:
-    """Return a schema with its references changed for a document that has it at a JSON pointer."""
+    """Rewrite the references of a schema that is moved into a larger document.
+
+    Args:
+        value: the schema.
+        pointer: JSON pointer to the schema's new place.
+    """
     if isinstance(value, list):
         return [_relocated(item, pointer) for item in value]
     if not isinstance(value, Mapping):

@@ -27,7 +27,7 @@ class HttpServer(ABC):
     """Serve the routes of a subclass.
 
     Args:
-        host: interface.
+        host: address of the interface to listen on.
         port: port; 0 for a free one.
         limits: limits and times.
         shutdown_s: seconds for which handlers may continue after `close`.
@@ -42,7 +42,7 @@ class HttpServer(ABC):
 
     @abstractmethod
     def _routes(self) -> Sequence[web.AbstractRouteDef]:
-        """Return the routes."""
+        """Return the routes that the server answers."""
 
     async def start(self) -> None:
         """Listen on the port.
@@ -93,7 +93,7 @@ class HttpServer(ABC):
 
 
 def _is_server_error(record: logging.LogRecord) -> bool:
-    """Return False for aiohttp's log records of malformed requests, which have a traceback."""
+    """Return False if aiohttp logged `record` for a malformed request, else True."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError)
 
@@ -103,9 +103,10 @@ _log.addFilter(_is_server_error)
 
 
 def raise_file_limit() -> None:
-    """Raise this process's soft limit of open files, which is 256 to 1,024 in a shell.
+    """Raise the soft limit of open files of this process to `MAX_OPEN_FILES`, if allowed.
 
-    Do not call it in a process that runs an app, which may use `select`.
+    The limit is 256 to 1,024 in a shell. Do not call this function in a process that runs an app,
+    because the app may use `select`, which fails for high file numbers.
     """
     try:
         import resource

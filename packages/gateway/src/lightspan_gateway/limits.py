@@ -14,8 +14,8 @@ class ServerLimits:
     keepalive_s: float = 75.0
     """Seconds after which an idle connection is closed.
 
-    Longer than those of clients (5 to 15 s), because a request that is sent while the server closes
-    the connection is lost."""
+    Longer than the idle limits of HTTP clients (5 to 15 s), so that the client closes first: a
+    request that arrives while the server closes the connection is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +23,14 @@ class GatewayLimits(ServerLimits):
     """Limits of a gateway."""
 
     store_timeout_s: float = 90.0
-    """Seconds for which an answer waits for the store to record it. Longer than the retries of a
-    store's client."""
+    """Maximum seconds for which an answer is held until the store has recorded its call. Longer
+    than the time for which a remote store's client retries."""
     relayed_s: float = 30.0
-    """Seconds for which a call relayed by the store's server continues without a client.
+    """Seconds for which a call that the store's server relayed continues after a disconnect.
 
-    If that server dies, it is restarted meanwhile and the retry gets the answer. Cancelled calls
-    would be resampled, which favours short answers and is not trained."""
+    If the store's server dies and is restarted within this time, a retry gets the answer. If the
+    call were cancelled, a retry would sample again: this favours short answers, so resampled calls
+    are not trained."""
     compile_timeout_s: float = 10.0
     """Seconds that a grammar may take to compile."""
 

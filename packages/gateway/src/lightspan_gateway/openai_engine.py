@@ -20,10 +20,11 @@ RETRY_BACKOFF_S: Final = (0.5, 1.0)
 
 
 class OpenAIEngine(ChatEngine):
-    """The client of one endpoint; it sends the caller's body with the endpoint's key.
+    """Send model calls to one endpoint, with the endpoint's key.
 
     Args:
-        llm: the endpoint. Its `model` (unless empty) and `sampling` replace the body's.
+        llm: the endpoint. Its `model` (unless empty) and `sampling` replace the fields of a
+            request body.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -51,7 +52,10 @@ class OpenAIEngine(ChatEngine):
             await session.close()
 
     async def chat(self, body: Mapping[str, Any]) -> ChatAnswer:
-        """Send an unstreamed call; retry it after a connection error, 429 or 5xx.
+        """Send an unstreamed call, with two retries after a connection error, 429 or 5xx.
+
+        Args:
+            body: fields of a chat completions request.
 
         Raises:
             EngineError: the endpoint cannot be reached.
@@ -74,7 +78,10 @@ class OpenAIEngine(ChatEngine):
         raise AssertionError("the last backoff is None")
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        """Send a streamed call; yield the payloads of its events.
+        """Send a streamed call, and yield the payloads of the events in the answer.
+
+        Args:
+            body: fields of a chat completions request.
 
         Raises:
             EndpointRefused: the endpoint answered with an error.
@@ -112,7 +119,7 @@ _DONE: Final = b"[DONE]"
 
 
 async def server_events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the payloads of server-sent events.
+    """Yield the payloads of the server-sent events in `content`, without the final `[DONE]`.
 
     aiohttp's own line reader fails at a line that is longer than its buffer.
     """

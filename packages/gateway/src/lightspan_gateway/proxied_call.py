@@ -67,7 +67,7 @@ class ProxiedCall(ServedCall):
         return self._body
 
     async def _wait_for_new_try(self) -> None:
-        """Wait while an earlier try is being recorded: its payloads are not this try's."""
+        """Wait until an earlier try is recorded, because its payloads are not of the next try."""
         while self.active and not self._cancellable:
             await self._changed.wait()
 

@@ -14,7 +14,8 @@ from aiohttp import web
 from lightspan_gateway.api_errors import ApiError, bad_request
 
 SMALL: Final = 8_192
-"""Bytes that are processed in one or two milliseconds, which is the cost of a thread."""
+"""Maximum bytes that are processed without a thread. A thread costs one or two milliseconds, as
+much as processing this many bytes."""
 MAX_DEPTH: Final = 128
 """Maximum nesting of a request's JSON: dialects and chat templates process it recursively."""
 _WINDOW_BITS: Final[Mapping[str, int]] = {
@@ -32,7 +33,7 @@ class Body(NamedTuple):
 
     fields: dict[str, Any]
     digest: str
-    """Digest of the fields and the dialect: equal bodies of two dialects are two requests."""
+    """Digest of the fields and the path: equal bodies for different APIs are different requests."""
     size: int
     """Decompressed size in bytes."""
 
@@ -70,7 +71,13 @@ async def read_body(request: web.Request) -> Body:
 async def to_thread_if_large(
     size: int, function: Callable[..., _Result], *arguments: object
 ) -> _Result:
-    """Call a function on `size` bytes of data, in a thread if they are more than `SMALL`."""
+    """Call `function(*arguments)`, in a thread if `size` is more than `SMALL`.
+
+    Args:
+        size: bytes of data that the function processes.
+        function: the function.
+        arguments: arguments of the function.
+    """
     if size <= SMALL:
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)
@@ -113,7 +120,7 @@ def digest_of(data: bytes, size: int) -> str:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Return whether JSON is nested deeper than `levels`."""
+    """Return whether the JSON `value` is nested deeper than `levels`."""
     level = [value]
     for _ in range(levels):
         level = [

@@ -68,7 +68,7 @@ class RequestHandler:
         self._endpoints.clear()
 
     def check_engine(self) -> None:
-        """Raise the `EngineError` of a failed engine."""
+        """Raise `EngineError` if the engine has failed."""
         if self._engine is not None:
             self._engine.usage()
 
@@ -133,7 +133,13 @@ class RequestHandler:
     def _route(
         self, session: CallerSession, agent: str | None, body: request_body.Body
     ) -> tuple[str, Target]:
-        """Return the agent and its target, by the agent's path or the model's name."""
+        """Return the path and the target of the calling agent.
+
+        Args:
+            session: session of the request's sender.
+            agent: the agent's path; None to find the agent by the model name in `body`.
+            body: body of the request.
+        """
         if agent is not None:
             return agent, self._access.target(session, agent)
         model = body.fields.get("model") or ""
@@ -288,7 +294,7 @@ class RequestHandler:
 
 # --- requests -------------------------------------------------------------------
 def _agent_path(request: web.Request) -> str | None:
-    """Return the path of the agent in lightspan's header or the URL; None without."""
+    """Return the agent's path from lightspan's header, else the URL; None if neither has it."""
     names = request.headers.get(c.HEADER_AGENT)
     if names is None and "agent" in request.match_info:
         raw = request.rel_url.raw_path  # still encoded: a name may contain a slash
@@ -299,7 +305,14 @@ def _agent_path(request: web.Request) -> str | None:
 def _prepare(
     info: CallInfo, parse: Parse, tokenizer: ChatTokenizer, recorded: RecordedCall | None
 ) -> tuple[ModelRequest, list[list[int]]]:
-    """Parse the request, and render its prompts unless they are recorded."""
+    """Parse the request, and render its prompts or take them from the record of the call.
+
+    Args:
+        info: the call.
+        parse: parser of the request's body.
+        tokenizer: tokenizer of the policy.
+        recorded: the call's record in the store; None if it is not in the store.
+    """
     mode = info.session.claim.rollout.mode
     request = parse(info.body, mode=mode, forced=info.target.forced(mode))
     if request.previous is not None:
@@ -312,7 +325,11 @@ def _prepare(
 
 
 def _conversation(session: CallerSession, response_id: str) -> Conversation:
-    """Return the conversation up to a response of this session, including the response."""
+    """Return the messages up to and including the response `response_id`.
+
+    Raises:
+        ApiError: 400 if the session has no such answered response.
+    """
     call_id = response_id.removeprefix(ID_PREFIX)
     call, recorded = session.calls.get(call_id), session.recorded.get(call_id)
     conversation = None
@@ -334,7 +351,7 @@ def _another_request(call_id: str) -> ApiError:
 
 
 def _chat_only(info: CallInfo, llm: LLM, parse: Parse) -> ApiError:
-    """Return the HTTP 400 for a dialect other than chat completions at an endpoint."""
+    """Return the HTTP 400 for a request that is no chat completion, to an agent at an endpoint."""
     hint = (
         'freeze it to a policy instead (frozen="base")'
         if parse is parse_message

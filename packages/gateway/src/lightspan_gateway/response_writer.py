@@ -49,7 +49,11 @@ async def deliver(request: web.Request, call: ServedCall, dialect: Dialect) -> w
 async def _send_events(
     request: web.Request, call: ServedCall, dialect: Dialect
 ) -> web.StreamResponse:
-    """Write a stream; raise an error before its first event, write a later one as an event."""
+    """Send the events of a streamed call; an error after the first event is sent as an event.
+
+    Raises:
+        ApiError, LightspanError: the call failed before its first event.
+    """
     response = web.StreamResponse(headers=_EVENT_STREAM)
     try:
         async with aclosing(call.events()) as events:

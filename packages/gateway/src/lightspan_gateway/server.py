@@ -31,7 +31,7 @@ class Server(HttpServer):
     Args:
         access: authenticates callers, and routes and records their calls.
         engine: serves the policies; None if an endpoint serves every agent.
-        host: interface.
+        host: address of the interface to listen on.
         port: port; 0 for a free one.
         limits: limits and times, if not the defaults.
     """
@@ -121,7 +121,10 @@ class Server(HttpServer):
 
 
 def _guarded(handler: Handler, dialect: Dialect | None = None) -> Handler:
-    """Return a handler that checks headers, and answers errors in the dialect's format."""
+    """Wrap a handler: check headers first, and answer errors in the format of `dialect`.
+
+    None for the dialect means the format of OpenAI's APIs.
+    """
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         try:
@@ -142,7 +145,7 @@ def _guarded(handler: Handler, dialect: Dialect | None = None) -> Handler:
 def error_response(
     request: web.Request, error: ApiError, dialect: Dialect | None = None
 ) -> web.Response:
-    """Return an error in the format of a dialect, or of OpenAI's APIs."""
+    """Return the HTTP response for an error, in the dialect's format (None for OpenAI's)."""
     format_error = openai_error if dialect is None else dialect.format_error
     call_id = request.headers.get(c.HEADER_CALL_ID)
     body = format_error(error, None if call_id is None else clean_text(call_id))
@@ -150,9 +153,12 @@ def error_response(
 
 
 def _check_headers(request: web.Request) -> None:
-    """Raise `ApiError` for headers that are not UTF-8, and for another version of lightspan.
+    """Check that headers are UTF-8, and that the app's lightspan has this protocol version.
 
-    aiohttp decodes other bytes to surrogates, which neither the store nor JSON can contain.
+    aiohttp decodes invalid UTF-8 to surrogates, which neither the store nor JSON can contain.
+
+    Raises:
+        ApiError: 400 if a check fails.
     """
     for name, value in request.headers.items():
         if not value.isascii() and value != clean_text(value):

@@ -63,7 +63,7 @@ class ToolParser(Protocol):
         """Return the content and tool calls of a finished text."""
 
     def visible_length(self, text: str) -> int:
-        """Return the length of the content that is certain, whatever text follows."""
+        """Return how many characters of an unfinished text are content, whatever text follows."""
 
 
 class HermesParser(ToolParser):
@@ -187,7 +187,7 @@ def _fields(body: str) -> _Fields | None:
 
 
 def _one_or_more(body: str) -> list[_Fields | None]:
-    """Parse an object, or an array of objects."""
+    """Parse an object, or an array of objects; return [None] for malformed JSON."""
     if not body.lstrip().startswith("["):
         return [_fields(body)]
     try:
@@ -197,7 +197,7 @@ def _one_or_more(body: str) -> list[_Fields | None]:
 
 
 def _separated(body: str) -> list[_Fields | None]:
-    """Parse objects separated by semicolons."""
+    """Parse objects separated by semicolons; return [None] for malformed text."""
     objects: list[_Fields | None] = []
     position = 0
     while True:
@@ -216,7 +216,7 @@ def _separated(body: str) -> list[_Fields | None]:
 
 # --- streaming ------------------------------------------------------------------------------
 def _overlap(text: str, marker: str) -> int:
-    """Return the number of characters at the end of the text that may be the marker's start."""
+    """Return how many characters at the end of `text` are the start of `marker`."""
     lengths = range(min(len(marker) - 1, len(text)), 0, -1)
     return next((length for length in lengths if marker.startswith(text[-length:])), 0)
 

@@ -29,7 +29,7 @@ from lightspan_gateway.server import Server
 log = logging.getLogger(__name__)
 
 RECHECK_S: Final = 1.0
-"""Seconds after which a token is looked up again, since its attempt may have ended."""
+"""Seconds after which a call token is looked up again, because its attempt may have ended."""
 EVICT_AFTER_S: Final = 60.0
 """Seconds without a call after which a session is evicted; a later call restores it."""
 
@@ -53,8 +53,8 @@ class TrainingAccess(AccessPolicy):
         """Return the session of the call token's attempt.
 
         Raises:
-            ApiError: 400 for another version of the protocol, 401 for an unknown token, 403 for a
-                token of another or an ended attempt, 503 if the store fails.
+            ApiError: 401 for an unknown token, 403 if the token's attempt has ended or is not the
+                attempt in the request's header, 503 if the store fails.
         """
         token = token_of(request)
         if not token:
@@ -90,7 +90,10 @@ class TrainingAccess(AccessPolicy):
         return self._open.setdefault(token, fresh)
 
     async def _recheck(self, token: str, session: CallerSession) -> None:
-        """Look the token up again; concurrent requests use the old state meanwhile."""
+        """Update the claim of `session` from the store, and remove a session that has ended.
+
+        Concurrent requests use the old claim until the store answers.
+        """
         session.checked_at = time.monotonic()
         self._open.move_to_end(token)
         try:
@@ -105,7 +108,7 @@ class TrainingAccess(AccessPolicy):
         self._evict()
 
     def _evict(self) -> None:
-        """Evict the sessions without a call for `EVICT_AFTER_S`."""
+        """Evict the sessions that received no call for `EVICT_AFTER_S` seconds."""
         now = time.monotonic()
         for token, oldest in list(self._open.items()):
             if now - oldest.checked_at <= EVICT_AFTER_S:
@@ -159,12 +162,12 @@ def _recorded_calls(spans: list[Span], records: list[TokenRecord]) -> dict[str, 
 
 
 class Gateway(Server):
-    """Serve the attempts of a training.
+    """Answer and record the model calls of a training's attempts.
 
     Args:
         store: the store with the call tokens, which records the calls.
         engine: serves the policies; None if an endpoint serves every agent.
-        host: interface.
+        host: address of the interface to listen on.
         port: port; 0 for a free one.
         limits: limits and times, if not the defaults.
     """

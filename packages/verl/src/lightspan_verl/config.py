@@ -31,8 +31,8 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     """The interpreter of the environment that has verl, such as `verl-env/bin/python`."""
     ranks: int = 1
-    """Number of processes that share weights and rows: on the CPU, or on as many GPUs, by the
-    trainer's `device`."""
+    """Number of processes among which weights and rows are divided. The trainer's `device` decides
+    whether they run on the CPU or each on a GPU of its own."""
     token_budget: int | None = None
     """Approximate tokens in one forward pass of a rank; lower it when memory runs out. None for
     2048 on a CPU and 4096 on a GPU."""
@@ -110,7 +110,7 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(f"cuda:{number}" for number in range(self.ranks))
 
     def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
-        """Return part → bytes of all ranks together, which hold shards in float32.
+        """Estimate the memory of all ranks together, with float32 weights: name of a part → bytes.
 
         Args:
             parameters: number of parameters of a policy's model.

@@ -12,10 +12,10 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def cuda_device(device: str) -> str:
-    """Return the `CUDA_VISIBLE_DEVICES` of a rank on a device.
+    """Return the value of `CUDA_VISIBLE_DEVICES` for a rank on a device, such as "cuda:1".
 
     Raises:
-        ConfigError: this process sees fewer devices.
+        ConfigError: this process's `CUDA_VISIBLE_DEVICES` does not include the device.
     """
     number = int(device.partition(":")[2] or 0)
     visible = os.environ.get(VISIBLE)

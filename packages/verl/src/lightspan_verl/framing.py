@@ -1,4 +1,4 @@
-"""Length-prefixed messages over a socket, and the exit of processes with their parent."""
+"""Length-prefixed messages over a socket, and the end of a process when its parent ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def send(link: socket.socket, data: bytes) -> None:
 
 
 def receive(link: socket.socket) -> bytes | None:
-    """Read one message; return None if the other side has closed the socket."""
+    """Read one message; return None if the peer has closed the socket."""
     head = _exactly(link, _LENGTH.size)
     return None if head is None else _exactly(link, _LENGTH.unpack(head)[0])
 
@@ -37,6 +37,9 @@ def _exactly(link: socket.socket, count: int) -> bytes | None:
 
 
 def exit_with_parent() -> None:
-    """Exit this process when its standard input ends, which the parent holds. For a thread."""
+    """Wait until standard input is closed, then exit the process. Call this in a thread.
+
+    The parent keeps the input open, so that it is closed when the parent ends or is killed.
+    """
     sys.stdin.buffer.read()
     os._exit(0)

@@ -84,7 +84,7 @@ CAPABILITIES: Final = LearnerCapabilities(
 )
 
 _MEMORY: Final = Path("/dev/shm")
-"""Folder for weights from verl's processes, if they fit."""
+"""Folder in memory for weights from verl's processes, used if the weights fit."""
 _PREFIX: Final = "lightspan-verl-"
 _WEIGHT_BYTES: Final = 4
 """Bytes of a trained weight, which is float32."""
@@ -93,7 +93,7 @@ _WEIGHT_BYTES: Final = 4
 class VerlLearner(Learner):
     """A learner that trains policies by verl's FSDP2, in verl's processes.
 
-    Other arguments are as in `TorchLearner`.
+    Arguments that are not listed are those of `TorchLearner` or `Verl`.
 
     Args:
         models: policy → folder or hub name.
@@ -378,7 +378,7 @@ class VerlLearner(Learner):
             raise CheckpointError(f"cannot export {policy} to {folder}: {error}") from error
 
     def close(self) -> None:
-        """Delete the learner on the ranks, or end its own ranks. Idempotent."""
+        """End the ranks if the learner owns them, else delete the learner on them. Idempotent."""
         if self._owns:
             self._workers.end()
         else:
@@ -456,8 +456,10 @@ def _weights_of(model: str | Path) -> str:
 
 
 def partition(rows: Sequence[Row], ranks: int) -> list[list[int]]:
-    """Return the indices of each rank's rows: each row goes, longest first, to the rank with the
-    fewest tokens."""
+    """Divide rows among ranks; return the indices of each rank's rows.
+
+    The rows are assigned in order of length, the longest first, to the rank with the fewest tokens.
+    """
     parts: list[list[int]] = [[] for _ in range(ranks)]
     tokens = [0] * ranks
     for index in sorted(range(len(rows)), key=lambda index: -len(rows[index].ids)):
@@ -468,9 +470,13 @@ def partition(rows: Sequence[Row], ranks: int) -> list[list[int]]:
 
 
 def _padded(parts: Sequence[Sequence[Row]], policy: str) -> list[list[Row]]:
-    """Return the same number of rows for each rank, because verl's ranks make as many passes.
+    """Add rows without trained tokens, so that each rank has the same number of rows.
 
-    Added rows have no trained token.
+    verl's ranks must make the same number of passes.
+
+    Args:
+        parts: the rows of each rank.
+        policy: policy of the added rows.
     """
     count = max(map(len, parts))
     filler = Row(
@@ -491,7 +497,13 @@ def _padded(parts: Sequence[Sequence[Row]], policy: str) -> list[list[Row]]:
 def _old(
     share: Sequence[Row], indices: Sequence[int], old_logprobs: Sequence[Sequence[float]]
 ) -> list[list[float]]:
-    """Return the old log-probabilities of a rank's rows, with zeros for added rows."""
+    """Return the old log-probabilities of a rank's rows, with zeros for added rows.
+
+    Args:
+        share: the rank's rows, with the rows that `_padded` added.
+        indices: indices of the rank's own rows in `old_logprobs`.
+        old_logprobs: log-probabilities of all rows.
+    """
     own = [list(old_logprobs[index]) for index in indices]
     return [*own, *([0.0] * len(row.ids) for row in share[len(own) :])]
 
@@ -528,7 +540,7 @@ def check_options(
 def build_learner(
     settings: Verl, models: Mapping[str, Any], *, device: str, **options: Any
 ) -> VerlLearner:
-    """Start the ranks and return their learner.
+    """Start verl's ranks, and return a learner that owns them.
 
     Args:
         settings: the user's settings.

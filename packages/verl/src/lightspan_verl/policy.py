@@ -59,7 +59,7 @@ class Policy:
 
     # --- computing ------------------------------------------------------------------------
     def score(self, order: Score) -> list[list[float]]:
-        """Return the log-probabilities of each row's tokens, except the first."""
+        """Return the log-probabilities of each row's tokens; 0 for a row's first token."""
         masks = [[False, *[True] * (len(row.ids) - 1)] for row in order.rows]
         return [scores.tolist() for scores in self._scores(order.rows, masks, order.which)]
 
@@ -146,10 +146,14 @@ class Policy:
 
     # --- weights --------------------------------------------------------------------------
     def weights(self, kind: Kind, path: Path | None) -> dict[str, str]:
-        """Gather the weights, write them on the rank that has a path, and return tied names.
+        """Gather the weights from all ranks, and write them into a file.
+
+        Args:
+            kind: the weights to gather.
+            path: path of the file; None on ranks that do not write.
 
         Returns:
-            Name of a tied weight that was left out → the name of the equal weight in the file.
+            Name of a tied weight that is not in the file → the name of the equal weight that is.
         """
         from safetensors.torch import save_file
 
@@ -165,7 +169,11 @@ class Policy:
         return aliases
 
     def hash(self, *, frozen: bool) -> str:
-        """Return the hash of the weights, as in other learners; empty except on the first rank."""
+        """Return the hash of the weights; empty on ranks other than the first.
+
+        Args:
+            frozen: whether only the frozen weights under the adapters are hashed.
+        """
         from lightspan_torch.engine.weights import hash_weights
 
         state, _ = _without_aliases(self._plain())
@@ -198,9 +206,9 @@ class Policy:
             yield name, whole.detach().to("cpu", copy=True)
 
     def _check_mergeable(self, state: dict[str, Any]) -> None:
-        """Raise `UnsupportedError` for adapters of other than linear layers.
+        """Raise `UnsupportedError` if an adapted layer is not linear.
 
-        They are merged by other formulas, and would be missing in the served weights.
+        `_merged` does not have the formulas to merge such adapters, and would leave them out.
         """
         linear = (f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight")
         other = [name for name in state if ".lora_" in name and not name.endswith(linear)]
@@ -235,12 +243,21 @@ class Policy:
 
     # --- checkpoints ----------------------------------------------------------------------
     def save(self, folder: Path, number: int) -> None:
-        """Write this rank's shards."""
+        """Write this rank's shards of the policy `number` into a checkpoint."""
         path = folder / f"policy-{number}-rank-{self._rank:03}.safetensors"
         write(path, {**self._weight_shards(), **self._optimizer_shards()})
 
     def load(self, folder: Path, number: int, steps: int) -> None:
-        """Restore the weights and the optimiser's state from a checkpoint."""
+        """Restore this rank's weights and optimiser state from a checkpoint.
+
+        Args:
+            folder: the checkpoint's folder.
+            number: number of the policy in the checkpoint.
+            steps: number of optimiser steps before the checkpoint; 0 for no optimiser state.
+
+        Raises:
+            CheckpointError: the checkpoint belongs to another model.
+        """
         saved = SavedShards(folder, number)
         weights = self._weight_shards()
         own = set(weights)
@@ -274,7 +291,7 @@ class Policy:
         }
 
     def _make_optimizer_state(self) -> None:
-        """Make AdamW's state, as its first step does."""
+        """Create AdamW's state with zeros, so that a checkpoint can be read into it."""
         for parameter in self._trainable().values():
             state = self._model.optimizer.state[parameter]
             if not state:
@@ -311,7 +328,11 @@ def _by_row(values: Tensor, masks: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _without_aliases(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the weights with tied ones once, and each other tied name → the name in them."""
+    """Return the weights without duplicates of tied ones, and the names that were removed.
+
+    Returns:
+        (name → weight, removed name → name of the equal weight that is kept)
+    """
     first: dict[int, str] = {}
     aliases = {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
     weights = {name: state[name] for name in state if aliases[name] == name}

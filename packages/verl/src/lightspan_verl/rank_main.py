@@ -44,7 +44,7 @@ FOREVER = timedelta(days=365)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve the trainer until it closes the socket."""
+    """Execute the trainer's orders until the trainer closes the socket."""
     threading.Thread(target=exit_with_parent, name="lightspan-parent-pipe", daemon=True).start()
     rank, ranks, descriptor, path = arguments
     link = socket.socket(fileno=int(descriptor))

@@ -16,7 +16,7 @@ Kind = Literal["served", "trained"]
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Order to make a learner under a number."""
+    """Order to create the learner with the number `learner`."""
 
     learner: int
     models: dict[str, str]
@@ -41,6 +41,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """None for `SFTLoss`."""
     old_logprobs: list[list[float]] | None
     fresh_version: int | None
+    """Published version of the current weights; None if they are not published."""
     learning_rate: float
 
     @property
@@ -67,11 +68,12 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Hash(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Order to return the hash of a policy's weights, or of the frozen ones under adapters."""
+    """Order to return the hash of a policy's weights."""
 
     learner: int
     policy: str
     frozen: bool
+    """Whether only the frozen weights under the adapters are hashed."""
 
 
 class Save(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -87,6 +89,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     learner: int
     folder: str
     steps: dict[str, int]
+    """Policy → number of its optimiser steps, in the checkpoint's order of policies."""
 
 
 class Drop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -102,15 +105,16 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """A lightspan error of another process."""
 
     kind: str
+    """Name of the error's class."""
     text: str
 
     @staticmethod
     def of(error: LightspanError) -> Failure:
-        """Return the message of an error."""
+        """Encode an error."""
         return Failure(kind=type(error).__name__, text=str(error))
 
     def error(self, where: str) -> LightspanError:
-        """Return the error, with the rank that raised it."""
+        """Decode the error; its message begins with `where`, the name of the failed rank."""
         kind: type[LightspanError] = getattr(errors, self.kind, LightspanError)
         return kind(f"{where}: {self.text}")
 

@@ -28,7 +28,10 @@ class Shard(NamedTuple):
 
 
 def shard_of(tensor: Any, rank: int, ranks: int) -> Shard:
-    """Return this rank's shard; FSDP2 splits the first dimension into ceil(size / ranks)."""
+    """Return this rank's shard of a tensor.
+
+    FSDP2 splits the first dimension into parts of ceil(size / ranks).
+    """
     if not hasattr(tensor, "to_local"):
         return Shard(tensor, 0, -1)
     size = tensor.shape[0]
@@ -71,7 +74,7 @@ class SavedShards:
 
     @torch.no_grad()
     def read(self, name: str, into: Shard) -> None:
-        """Fill a current shard.
+        """Read the shard `into` of the tensor `name` from the checkpoint.
 
         Raises:
             CheckpointError: the tensor is missing or has another shape.
@@ -91,7 +94,7 @@ class SavedShards:
             )
 
     def _parts(self, name: str, into: Shard) -> Iterator[tuple[Tensor, int]]:
-        """Yield the parts of a shard in the files, with their offsets in the shard."""
+        """Yield the parts of the shard `into` that the files contain, with their offsets in it."""
         for file, places in zip(self._files, self._places, strict=True):
             self._check(name, places, into)
             first = places[name][0]

@@ -41,7 +41,7 @@ class Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
     """verl's FSDP2 engine with the differences that the module lists."""
 
     loss_sum: Callable[[], float] = staticmethod(lambda: 0.0)
-    """Returns this rank's loss sum of the current step."""
+    """Function that returns this rank's sum of losses in the current step."""
     entropy_trained: bool = False
 
     def __init__(self, **parts: Any) -> None:
@@ -86,9 +86,11 @@ class Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
     def prepare_model_outputs(
         self, output: Any, output_args: Any, micro_batch: Any, logits_processor_func: Any
     ) -> dict[str, Tensor]:
-        """Return the selected tokens' log-probabilities, each at its own temperature.
+        """Return the log-probabilities of the selected tokens, each at its own temperature.
 
-        While training, [n] with their entropies; otherwise as rows, 0 elsewhere.
+        Returns:
+            In training, `log_probs` [n] and `entropy` [n]. Otherwise `log_probs` as rows, with 0
+            for tokens that are not selected.
         """
         batch = Batch(micro_batch)
         logits = output.logits
@@ -182,7 +184,7 @@ class Model:
         return self._engine.module
 
     def synchronize(self) -> None:
-        """Wait for copies to the host: verl does not, and an earlier read would be incomplete."""
+        """Wait until copies from the GPU to the host are complete, which verl does not do."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 
@@ -194,7 +196,13 @@ class Model:
     def score(
         self, rows: Sequence[Row], masks: Sequence[Sequence[bool]], *, adapters: bool = True
     ) -> list[Tensor]:
-        """Return the log-probabilities of masked tokens, [len(row.ids)] for each row."""
+        """Return [len(row.ids)] for each row: log-probabilities of selected tokens, 0 elsewhere.
+
+        Args:
+            rows: this rank's rows.
+            masks: for each row, True for each selected token.
+            adapters: whether the adapters are used.
+        """
         data = _batch(rows, masks)
         tensordict_utils.assign_non_tensor(
             data,

@@ -1,6 +1,7 @@
-"""verl's ranks as child processes, which end with the trainer, however that ends.
+"""verl's ranks as child processes, which end when the trainer ends or is killed.
 
-Each rank gets an order and returns an answer. After the loss of a rank all are ended.
+The trainer sends each rank an order, and the rank returns an answer. If a rank is lost, all ranks
+are ended.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Workers:
         self._timeout_s = timeout_s
         self._is_started = False
         self._error = ""
-        """Why all ranks were ended."""
+        """Reason why all ranks were ended; empty while they run."""
         self._lock = threading.Lock()
         self._folder = _own_folder()
         self._children: list[subprocess.Popen[bytes]] = []
@@ -211,7 +212,7 @@ class Workers:
         return [replies[rank] for rank in sorted(replies)]
 
     def _failure(self) -> str:
-        """Describe the lost rank and its end."""
+        """Describe which rank was lost, and how its process ended."""
         end = time.monotonic() + _EXIT_DELAY_S
         while (rank := self._ended()) is None and time.monotonic() < end:
             time.sleep(0.02)
@@ -222,9 +223,10 @@ class Workers:
         return f"{self.name(rank)}, process {child.pid}, {how}"
 
     def _ended(self) -> int | None:
-        """Return a rank whose process has ended, preferably one that was killed by a signal.
+        """Return a rank whose process has ended; None if all run.
 
-        Other ranks may have failed because they lost that one.
+        A rank that was killed by a signal is preferred, because the other ranks may have ended as a
+        result.
         """
         ended = [
             (child.returncode >= 0, rank)

@@ -37,7 +37,7 @@ _POLL_INTERVAL_S: Final = 0.005
 
 
 def check_link(link: Link) -> None:
-    """Raise `ConfigError` if this process cannot use a link's backend."""
+    """Raise `ConfigError` if the link's backend is `nccl` and this process has no GPU."""
     if link.backend == "nccl" and not torch.cuda.is_available():
         raise ConfigError(
             "VLLM: transfer='nccl' sends weights from a GPU, but this process has none: use "

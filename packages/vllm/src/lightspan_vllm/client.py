@@ -36,7 +36,7 @@ class Unreachable(EngineError):
 
     Args:
         message: the error message.
-        not_listening: whether the connection was refused, which no load explains.
+        not_listening: whether nothing listens at the address, which rules out an overloaded server.
     """
 
     def __init__(self, message: str, *, not_listening: bool = False) -> None:
@@ -121,7 +121,7 @@ class Client:
         self._vocabulary = 0
 
     async def open(self, address: str) -> None:
-        """Connect to an address with new connections; close the former ones."""
+        """Close all connections, and use `address` for new ones."""
         await self.close()
         self.address = address
         parts = urlsplit(address)
@@ -155,7 +155,10 @@ class Client:
 
     # --- status ---------------------------------------------------------------------------
     async def health_error(self) -> EngineError | None:
-        """Return why the server or its engine is not healthy; None if both are."""
+        """Check the server's health; return an error if the server or its engine is unhealthy.
+
+        None means that the server and its engine are healthy.
+        """
         try:
             await self._call("GET", "/health", timeout_s=self._timings.health_timeout_s)
         except EngineError as error:
@@ -163,7 +166,7 @@ class Client:
         return None
 
     async def info(self) -> ServerInfo:
-        """Return the server's description.
+        """Query the server's description, which `complete` and `load` need.
 
         Raises:
             ConfigError: the server lacks the route, or its response is invalid.
@@ -201,11 +204,11 @@ class Client:
 
     # --- weights --------------------------------------------------------------------------
     async def pause(self) -> None:
-        """Abort all calls, hold later ones, and drop all keys and values."""
+        """Abort all calls, hold the calls that arrive later, and drop all keys and values."""
         await self._call("POST", "/pause?mode=abort&clear_cache=true")
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        """Abort calls, including held ones; None for all."""
+        """Abort the calls `request_ids` (None for all), including calls that `pause` holds."""
         if request_ids is None:
             body = {}
         else:  # vLLM's ids of a call's only choice
@@ -213,7 +216,7 @@ class Client:
         await self._call("POST", "/abort_requests", body)
 
     async def resume(self) -> None:
-        """Resume held calls."""
+        """Resume the calls that `pause` holds."""
         await self._call("POST", "/resume")
 
     async def load(self, weights: Weights, link: Link | None = None) -> None:
@@ -255,22 +258,22 @@ class Client:
             await asyncio.gather(sending, return_exceptions=True)
 
     async def name_weights(self, label: str) -> None:
-        """Set the label of the server's weights, until its restart."""
+        """Set the label of the server's weights, which the server loses when it restarts."""
         await self._call("POST", "/update_weight_version", {"new_version": label})
 
     # --- LoRA -----------------------------------------------------------------------------
     async def loras(self) -> list[str]:
-        """Return the names of loaded LoRA that come from lightspan."""
+        """Return the names of the LoRA that lightspan has loaded into the server."""
         names = [model.id for model in (await self._get("/v1/models", _Models)).data]
         return [name for name in names if name.startswith(LABEL) and name != self._model]
 
     async def load_lora(self, files: LoRAFiles) -> None:
-        """Load a LoRA in addition to loaded ones."""
+        """Load a LoRA, in addition to those that the server has."""
         body = {"lora_name": files.name, "lora_path": str(files.folder)}
         await self._call("POST", "/v1/load_lora_adapter", body)
 
     async def unload_lora(self, name: str) -> None:
-        """Unload a LoRA without calls."""
+        """Unload the LoRA `name`, which must have no running call."""
         await self._call("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
     # --- calls ----------------------------------------------------------------------------
@@ -433,9 +436,13 @@ _JSON: Final = {"Content-Type": "application/json"}
 
 
 def is_gone(health_error: EngineError | None) -> bool:
-    """Return whether a server is ending, rather than slow, and will answer none of its calls.
+    """Return whether a health check shows that the server will answer none of its calls.
 
-    Its engine is dead (vLLM's `/health` returns 503), or it does not listen.
+    This is so if the server's engine is dead (vLLM's `/health` returns 503), or if the server does
+    not listen. A slow server is not gone.
+
+    Args:
+        health_error: result of `Client.health_error`.
     """
     if isinstance(health_error, Refused):
         return health_error.status == HTTPStatus.SERVICE_UNAVAILABLE

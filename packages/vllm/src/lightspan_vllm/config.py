@@ -99,10 +99,11 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
     """The interpreter of vLLM's environment."""
     addresses: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
-    """Addresses of running servers, such as `http://127.0.0.1:8000`, of the only policy; or policy
-    → addresses, equal ones for LoRA policies of one model. A server's development routes need no
-    key, so that anyone who reaches it can change its weights: only addresses of this machine, such
-    as the end of an SSH tunnel, are accepted, and those in `allow`."""
+    """Addresses of running servers, such as `http://127.0.0.1:8000`, if there is one policy; or
+    policy → addresses, where LoRA policies of one model have the same addresses. A server's
+    development routes need no key, so that anyone who reaches the server can change its weights:
+    only addresses of this machine, such as the end of an SSH tunnel, and hosts in `allow` are
+    accepted."""
     allow: tuple[str, ...] = ()
     """Hosts of other machines that `addresses` may name, in a private network."""
     merge: bool = False
@@ -127,7 +128,8 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds within which a server must answer after its start."""
     exchange: str = "/dev/shm"
     """Folder in memory in which weights are stored for servers; with `transfer="files"`, servers
-    read it. It has one copy of each policy in `dtype`, and two while one is replaced."""
+    read it. It contains one copy of each policy's weights in `dtype`, and a second copy during an
+    update of the policy."""
     transfer: Literal["files", "gloo", "nccl"] = "files"
     """Transfer of whole weights. `files`: servers on the same machine read `exchange`. `gloo`: over
     torch.distributed, to any machine. `nccl`: over torch.distributed, from the trainer's GPU to
@@ -188,7 +190,7 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         return dict.fromkeys(names, self.addresses)
 
     def flag(self, *names: str) -> str | None:
-        """Return the last value of a flag in `arguments`, by any of its names; None if absent."""
+        """Return a flag's last value in `arguments`, by any of its `names`; None if absent."""
         last = None
         for number, argument in enumerate(self.arguments):
             name, is_joined, value = argument.partition("=")
@@ -239,13 +241,12 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _lists(self) -> list[tuple[str, ...]]:
-        """The lists of addresses: one for each policy, or one for all."""
+        """The lists in `addresses`: one for each policy, or a single list."""
         addresses = self.addresses
         return list(addresses.values()) if isinstance(addresses, dict) else [addresses]
 
     def _convert(self) -> None:
-        """Convert paths to texts and lists to tuples, and copy what the caller could change
-        later."""
+        """Convert paths to texts and lists to tuples; copy values that a caller could change."""
         for name, kind in _KINDS.items():
             value = getattr(self, name)
             value = os.fspath(value) if isinstance(value, os.PathLike) else value

@@ -2,16 +2,16 @@
 
 **Log-probabilities** are of the distribution sampled from, also under top-p and top-k.
 
-**Weight updates.** A server's calls are aborted. When none is left, its weights are replaced and
-its keys and values dropped. Then the calls resume with their ids so far, on this or another server.
-So each token's version is that of the weights that sampled it.
+**Weight updates.** A server's calls are aborted. When no call is left, the server's weights are
+replaced and its keys and values dropped. Then the calls resume with their ids so far, on this or
+another server. So each token's version is that of the weights that sampled the token.
 
 **LoRA.** LoRA policies of one model share servers. Each version of a policy has a unique name
 there, so that its keys and values are never used for another version. An update loads the new
 version, aborts the calls of this policy alone, and unloads the former version after them.
 
-**Lost servers** are restarted, or awaited if they are not the engine's; they get the current
-weights before any call. Their calls resume on other servers, or afterwards.
+**Lost servers** are restarted, or awaited if the engine did not start them. They get the current
+weights before any call. Calls of a lost server resume on other servers, or after its return.
 """
 
 from __future__ import annotations
@@ -234,8 +234,8 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         return await self._pool(policy).probes(policy)
 
     def usage(self) -> dict[str, float]:
-        """See `TokenEngine.usage`. The CPU time is that of started servers since they were ready;
-        that of servers of `addresses=` is unknown."""
+        """See `TokenEngine.usage`. The CPU time is that of servers that the engine started, since
+        they were ready; that of servers at `addresses=` is unknown."""
         for pool in self._pools.values():
             pool.check_running()
         spent = max(0.0, self._cpu_s() - self._cpu_s_of_start)
@@ -292,7 +292,10 @@ class VLLMEngine(TokenEngine, ProbedEngine):
 
     # --- servers --------------------------------------------------------------------------
     async def _launcher(self) -> Callable[[str, Path], tuple[Process, str]]:
-        """Return a function that starts servers, which end with this process or the engine."""
+        """Return a function that starts a server of a policy, given the policy and a log file.
+
+        The servers end when this process ends or the engine is closed.
+        """
         watchdog = await self._stack.enter_async_context(guarding())
         self._logs.mkdir(parents=True, exist_ok=True)
         env = environment(self.settings)

@@ -15,9 +15,9 @@ MAX_ROLLOUTS: Final = 10_000
 class LoadBalancer(Generic[S]):
     """A load balancer with session affinity by rollout.
 
-    The calls of one rollout go to one server while it is available, because it has cached the
-    prefix of their prompts. A new rollout goes to the server with the fewest calls, and among those
-    to the one with the fewest rollouts so far.
+    All calls of a rollout go to the same server while it is available, because that server has
+    cached the prefix of their prompts. A new rollout goes to the server with the fewest calls; of
+    several such servers, to the one with the fewest rollouts so far.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class LoadBalancer(Generic[S]):
         """Return the server for a call.
 
         Args:
-            rollout: the call's rollout; empty for none.
+            rollout: id of the call's rollout; empty if the call belongs to no rollout.
             loads: available server → number of its calls; not empty.
         """
         home = self._homes.get(rollout)

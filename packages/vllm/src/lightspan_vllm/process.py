@@ -1,4 +1,4 @@
-"""A vLLM server process on this machine, which ends with the trainer, however that ends."""
+"""A vLLM server process on this machine, which ends when the trainer ends or is killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOT_INHERITED: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LA
 def command(
     settings: VLLM, python: str, spec: ServerSpec, socket: Path, *, seed: int | None
 ) -> list[str]:
-    """Return the command of a server; whole weights are random until an update.
+    """Return the command that starts a server. Whole weights are random until an update.
 
     Args:
         settings: the engine's settings.
@@ -52,7 +52,10 @@ def command(
 
 
 def environment(settings: VLLM) -> dict[str, str]:
-    """Return the environment of a server: this process's, the settings' and `ENVIRONMENT`."""
+    """Return the environment variables of a server.
+
+    They are those of this process, `settings` and `ENVIRONMENT`, in ascending precedence.
+    """
     own = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     extra = settings.environment
     paths = [ENVIRONMENT["PYTHONPATH"], *filter(None, [extra.get("PYTHONPATH")])]
@@ -66,7 +69,7 @@ class Process:
         arguments: the command; the first is the program's path.
         env: the whole environment.
         log: file for the output.
-        socket: the server's socket, which identifies the process among this process's children.
+        socket: path of the server's socket, by which the server is found among the child processes.
         watchdog: ends the server if this process dies.
     """
 
@@ -122,7 +125,11 @@ class Process:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def failure(self, name: str) -> EngineError:
-        """Return an error with the reason of the process's end, from its output."""
+        """Return an error that explains from the output why the process ended.
+
+        Args:
+            name: name of the server, for the message.
+        """
         if self._task.done() and not self._task.cancelled():
             error = self._task.exception()
             if error is not None:

@@ -49,7 +49,9 @@ class Job:
         return self._limit - len(self._ids)
 
     def add(self, chunk: Chunk) -> TokenChunk:
-        """Add a server's chunk and return it as the engine's; the last one has a finish reason.
+        """Add the tokens of a server's chunk, and return the engine's chunk with these tokens.
+
+        The last chunk of the answer has a finish reason.
 
         Raises:
             Refused: a log-probability is not finite.

@@ -39,7 +39,7 @@ ENVIRONMENT: Final = {
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The server's description of itself, by `vllm_plugin/lightspan_vllm_plugin`."""
+    """The description of a server, returned by `vllm_plugin/lightspan_vllm_plugin`."""
 
     vllm: str
     model: str
@@ -64,10 +64,10 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def max_lora_rank(rank: int) -> int:
-    """Return the smallest --max-lora-rank for a LoRA rank.
+    """Return the smallest value of --max-lora-rank that permits a LoRA of `rank`.
 
     Raises:
-        ConfigError: vLLM has no LoRA of so high a rank.
+        ConfigError: vLLM does not support a rank this high.
     """
     for limit in LORA_RANKS:
         if limit >= rank:
@@ -103,7 +103,12 @@ def start_command(spec: ServerSpec) -> str:
 
 
 def without_routes(address: str, refusal: str) -> str:
-    """Return the error message for a server that does not describe itself."""
+    """Return the error message for a server that cannot return its `ServerInfo`.
+
+    Args:
+        address: address of the server.
+        refusal: the server's error.
+    """
     if ": 404" in refusal:
         why = "it has no development routes: start it with VLLM_SERVER_DEV_MODE=1"
     else:
@@ -152,7 +157,11 @@ def check_server_info(address: str, info: ServerInfo, spec: ServerSpec) -> None:
 
 
 def check_parallel(spec: ServerSpec) -> None:
-    """Raise `ConfigError` unless the devices can share the model: vLLM splits heads evenly."""
+    """Check that a server's devices can share the model's attention heads evenly.
+
+    Raises:
+        ConfigError: the number of heads is not divisible by the number of devices.
+    """
     count, heads = spec.tensor_parallel or 1, spec.heads
     if heads and heads % count:
         divisors = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)

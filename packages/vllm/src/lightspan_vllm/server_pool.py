@@ -75,7 +75,7 @@ class ServerPool:
         self._reading: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Bring every server to the current weights.
+        """Start every server if necessary, and load the current weights into it.
 
         Raises:
             ConfigError, EngineError: see `Server.serve`.
@@ -96,7 +96,7 @@ class ServerPool:
                 raise  # otherwise it was removed, and other servers remain
 
     async def close(self) -> None:
-        """Stop everything; waiting calls raise `EngineClosedError`."""
+        """Stop all servers and delete the weights; waiting calls raise `EngineClosedError`."""
         self._fail(EngineClosedError())
         tasks = [*self._recovering.values(), *self._reading]
         for task in tasks:
@@ -119,7 +119,7 @@ class ServerPool:
 
     # --- calls ----------------------------------------------------------------------------
     def admit(self, request: GenerationRequest, *, stream: bool) -> Job:
-        """Return the job of a valid request.
+        """Check a request, and return its job.
 
         Raises:
             ContextOverflowError, PromptRefused, UnsupportedError, EngineError: see `check_request`.
@@ -169,7 +169,7 @@ class ServerPool:
                     self._count_try(job, EngineError(f"{server.name} ended it without an answer"))
 
     def _count_try(self, job: Job, error: EngineError) -> None:
-        """Count a failed submission; raise `EngineError` after `MAX_TRIES`."""
+        """Count a failed submission of `job`; raise `EngineError` after `MAX_TRIES`."""
         job.tries += 1
         if job.tries >= MAX_TRIES:
             raise EngineError(
@@ -179,7 +179,8 @@ class ServerPool:
     async def _until_closed(self, chunks: AsyncIterator[Chunk]) -> AsyncGenerator[Chunk, None]:
         """Yield chunks; raise `EngineClosedError` when the pool is closed.
 
-        A read from a connection that is closed on this side never ends, so a task reads.
+        The chunks are read in a task that `close` cancels, because a read from a connection that
+        this process has closed would never end.
         """
         items: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
         task = asyncio.create_task(_read(chunks, items))
@@ -246,7 +247,12 @@ class ServerPool:
             raise
 
     def recover(self, server: Server, reason: Exception | None = None) -> None:
-        """Restart or await a lost server, in the background."""
+        """Restart or await a lost server, in the background.
+
+        Args:
+            server: the server.
+            reason: the error that shows the loss; None if it is unknown.
+        """
         if self._failure is not None or server in self._recovering:
             return
         server.ready = False

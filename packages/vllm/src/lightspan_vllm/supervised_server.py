@@ -27,7 +27,7 @@ _ABORT_INTERVAL_S: Final = 0.2
 _MAX_ABORTS: Final = 300
 
 Launch = Callable[[], tuple[Process, str]]
-"""Starts a process and returns it with its future address."""
+"""Function that starts a server process, and returns it and the server's address."""
 
 
 class Server:
@@ -38,10 +38,10 @@ class Server:
         spec: the server's specification.
         target: returns the current weights.
         start_s: seconds within which the server must answer after its start.
-        launch: starts the server; None for a server that is not the engine's.
-        address: address of a server that is not the engine's.
-        on_loss: called, with the reason if known, when a started process ends by itself, or when a
-            server with calls stops listening.
+        launch: starts the server; None for a server that the user started.
+        address: address of a server that the user started.
+        on_loss: called when a started process ends by itself, or when a server with calls stops
+            listening, with the server and the reason (None if unknown).
         link: network transfer of weights; None if the server reads files.
         timings: times and limits, if not the defaults.
     """
@@ -100,7 +100,7 @@ class Server:
     # --- calls ----------------------------------------------------------------------------
     @property
     def cpu_s(self) -> float:
-        """CPU-seconds of the started processes; 0 for a server that is not the engine's."""
+        """CPU-seconds of the started processes; 0 for a server that the user started."""
         return self._former_cpu_s + (0.0 if self._process is None else self._process.cpu_s())
 
     @property
@@ -111,13 +111,13 @@ class Server:
     async def complete(
         self, policy: str, prompt: Sequence[int], sampling: Sampling, **options: Any
     ) -> AsyncIterator[Chunk]:
-        """Yield the chunks of `Client.complete` with their version; none during an update.
+        """Yield the chunks of `Client.complete` with their version; no chunk during an update.
 
-        A policy's weights change only while it has no call.
+        The weights of a policy change only while the policy has no call.
 
         Raises (while iterating):
-            Unreachable: the server is gone, or, if it is not the engine's, was restarted with other
-                weights.
+            Unreachable: the server is gone, or is the user's and was restarted or updated by
+                another program.
             Refused: the server refused the call.
         """
         if not self.ready:
@@ -146,12 +146,12 @@ class Server:
                 self._drained.set()
 
     def _calls_of(self, policy: str | None) -> list[str]:
-        """Return the ids of a policy's running calls; None for all policies."""
+        """Return the ids of the running calls of `policy` (None for all policies)."""
         return [key for key, owner in self._calls.items() if policy in (None, owner)]
 
     # --- weights --------------------------------------------------------------------------
     async def serve(self) -> None:
-        """Start the server if necessary and bring it to the current weights.
+        """Start the server if necessary, and load the current weights into it.
 
         Raises:
             ConfigError: the server does not meet its specification.
@@ -203,7 +203,11 @@ class Server:
         self.changes += 1
 
     async def _load_lora(self, lora: Mapping[str, LoRAFiles]) -> None:
-        """Replace changed LoRA, and abort the calls of these policies alone."""
+        """Replace the LoRA that changed, and abort the calls of their policies only.
+
+        Args:
+            lora: policy → its current LoRA.
+        """
         for policy, files in lora.items():
             former = self._lora.get(policy)
             if former == files:
@@ -220,11 +224,14 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _loading(self, version: int) -> AsyncIterator[None]:
-        """Convert a refusal to load a version.
+        """Convert the error of a server that refuses to load weights in the context.
+
+        Args:
+            version: version of the weights.
 
         Raises:
-            EngineError: the server refused.
-            Unreachable: the server refused because it is dying.
+            EngineError: the server refused the weights.
+            Unreachable: the server refused the weights because it is ending.
         """
         try:
             yield
@@ -247,10 +254,10 @@ class Server:
         return False
 
     async def _drain(self, policy: str | None) -> None:
-        """Wait until a policy, or None for any, has no call.
+        """Wait until `policy` (None for every policy) has no call.
 
-        A call that arrived after the pause waits in the server. It would resume with weights that
-        its version does not name, so it is aborted too.
+        A call that reached the server after `pause` is held there. It would resume with new weights
+        but is labelled with the former version, so such calls are aborted too.
         """
         for _ in range(_MAX_ABORTS):
             calls = self._calls_of(policy)
@@ -284,11 +291,11 @@ class Server:
             self._checked = True
 
     async def _wait(self) -> None:
-        """Wait until the server answers.
+        """Wait until the server is healthy.
 
         Raises:
-            EngineError: it does not answer in time, has ended, or is not a vLLM server.
-            Unreachable: it was ready before and is ending.
+            EngineError: the server does not answer in time, ended during its start, or is not vLLM.
+            Unreachable: the server was ready before, and has ended or is ending.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._start_s
@@ -324,7 +331,7 @@ class Server:
 
     @property
     def _ended(self) -> asyncio.Event:
-        """Set when the started process has ended; never for a server that is not the engine's."""
+        """Set when the started process has ended; never for a server that the user started."""
         return asyncio.Event() if self._process is None else self._process.ended
 
     async def _watch(self, process: Process) -> None:

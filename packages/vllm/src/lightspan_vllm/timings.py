@@ -21,5 +21,7 @@ class ServerTimings:
     dying_s: float = 10.0
     """Maximum seconds for which a server whose engine has died answers with errors."""
     keepalive_s: float = 2.0
-    """Seconds after which the client closes an idle connection, sooner than vLLM (5 s), or a call
-    could be sent on a connection that the server closes in that moment."""
+    """Seconds after which the client closes an idle connection.
+
+    vLLM closes it after 5 s. The client must be first: a call that is sent while the server closes
+    the connection is lost."""

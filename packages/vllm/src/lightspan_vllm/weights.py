@@ -43,9 +43,9 @@ class Weights:
     """Unique name that a server reports after loading the weights."""
     files: tuple[str, ...]
     aliases: Mapping[str, str]
-    """Name → name of the equal weight in the files."""
+    """Name of a weight that is not in the files → name of the equal weight that is."""
     temporary: Path | None = None
-    """The file to remove with the weights."""
+    """The file that `remove` deletes; None if the files are the model's own."""
 
     def remove(self) -> None:
         """Delete the temporary file."""
@@ -153,8 +153,11 @@ class ServerSpec:
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Weights that are sent twice, under a second name: an output layer tied to embeddings.
-        A server that ties them itself would keep the old output layer."""
+        """Name of a tied output layer → name of its embeddings; empty if the layer is not tied.
+
+        Servers get the embeddings under both names, because a server that ties them itself would
+        keep the old output layer.
+        """
         return {HEAD: EMBEDDINGS} if self.tied else {}
 
     @property
@@ -163,7 +166,10 @@ class ServerSpec:
         return BYTES[self.dtype] * sum(map(math.prod, self.shapes.values()))
 
     def as_saved(self, version: int) -> Weights:
-        """Return the weights in the model's own files; LoRA servers load them themselves."""
+        """Return the weights in the model's own files, as a policy's `version`.
+
+        For LoRA policies, no files are named, because their servers load the model at the start.
+        """
         if self.lora_rank:
             return Weights(version=version, label=_label(version), files=(), aliases={})
         files = tuple(str(path) for path in _files(self.folder))
@@ -172,8 +178,8 @@ class ServerSpec:
     def zero_lora(self) -> LoRAWeights:
         """Return LoRA weights that add nothing to the model.
 
-        On a CPU, vLLM computes a call without LoRA in a batch with LoRA calls with the LoRA in its
-        last slot, so every call must name one.
+        On a CPU, vLLM would apply the LoRA in its last slot to a call without LoRA that is in a
+        batch with LoRA calls. So every call must name a LoRA.
 
         Raises:
             ModelError: no layer of the model is known to support LoRA in vLLM.

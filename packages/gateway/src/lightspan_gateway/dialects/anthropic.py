@@ -1,7 +1,7 @@
 """Anthropic's Messages API, `/v1/messages`. Pure.
 
-Blocks are converted to chat messages (`schema.anthropic_messages`), so that a conversation has the
-same tokens in both dialects.
+Content blocks are converted to chat messages (`schema.anthropic_messages`), so that a conversation
+has the same tokens as in a chat completions request.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _TOOL_RULES: Final = shared.FieldRules(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRequest(MessagesRequest):
-    """A request for a message, which has one choice."""
+    """A request of the Messages API; its answer has one choice."""
 
     prompt_field: ClassVar[str] = "messages"
     chunk_object: ClassVar[str] = "message"
@@ -169,7 +169,10 @@ _KINDS: Final = {
 
 
 def message_error(error: ApiError, request_id: str | None) -> bytes:
-    """Return the JSON of an error in Anthropic's format, whose SDK shows `details`."""
+    """Return the JSON of an error in Anthropic's format.
+
+    The error code is in the field `details`, which Anthropic's SDK shows.
+    """
     kind = "invalid_request_error" if error.status < 500 else "api_error"
     details: dict[str, Any] = {"type": _KINDS.get(error.status, kind), "message": error.message}
     if error.code is not None:
@@ -178,7 +181,7 @@ def message_error(error: ApiError, request_id: str | None) -> bytes:
 
 
 def message_error_event(payload: bytes) -> bytes:
-    """Return the event of an error, with a name because clients ignore events without one."""
+    """Return the event for the JSON of an error; clients ignore events without a name."""
     return b"event: error\n" + event_of(payload)
 
 
@@ -254,7 +257,12 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _tool_choice(choice: Mapping[str, Any]) -> tuple[Any, RequestField | None]:
-    """Return the choice in chat's form, and the field that limits the answer to one call."""
+    """Convert a tool choice to the arguments of `read_tools`.
+
+    Returns:
+        The choice in the form of chat completions, and the field that limits the answer to one
+        call (None if no field does).
+    """
     kind, field = choice.get("type"), "tool_choice.disable_parallel_tool_use"
     one_call = (field, True) if choice.get("disable_parallel_tool_use") is True else None
     if kind == "tool":
@@ -268,7 +276,7 @@ def _tool_choice(choice: Mapping[str, Any]) -> tuple[Any, RequestField | None]:
 
 
 def _format(body: Mapping[str, Any]) -> RequestField:
-    """Return the field that sets the response format; `output_format` is its name in the beta."""
+    """Return the response format: `output_config.format`, or `output_format` of the beta API."""
     config, beta = (body.get("output_config") or {}).get("format"), body.get("output_format")
     if config is not None and beta is not None:
         raise bad_request(

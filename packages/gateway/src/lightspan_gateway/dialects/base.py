@@ -1,4 +1,4 @@
-"""The parts that all dialects share: parsed requests, answers and validation of fields. Pure."""
+"""Parsed requests, answers and validation of fields for all dialects (APIs). Pure functions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEFAULTS_OF_ALL: Final[Mapping[str, tuple[Any, ...]]] = {
 IGNORED: Final = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 )
-"""Fields that do not affect the answer."""
+"""Fields that are accepted and ignored, because they do not affect the answer."""
 STEERING: Final = frozenset(
     {
         *("reasoning_effort", "verbosity"),
@@ -79,7 +79,7 @@ class Choice:
     token_texts: Sequence[str]
     logprobs: Sequence[float]
     stop: str | None = None
-    """The stop string that ended the choice."""
+    """The stop string that ended the choice; None if there is none."""
     text_offsets: Sequence[int] = ()
     """Offset of each token's text in the choice's text; set if log-probabilities are requested."""
 
@@ -119,7 +119,7 @@ class ModelRequest(ABC):
     constraint: Constraint | None = None
     """The requested response format and tool choice; None if any answer is valid."""
     grammar: str = ""
-    """The constraint's grammar in the format of the policy's model family."""
+    """Grammar of `constraint` in the format of the policy's model family; empty if it is None."""
     parse_tools: bool = False
     include_usage: bool = False
     n: int = 1
@@ -138,7 +138,7 @@ class ModelRequest(ABC):
 
     @abstractmethod
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
-        """Return the token ids of each prompt; it may take long, so callers use a thread.
+        """Render the prompts and return the token ids of each. Slow: call it in a thread.
 
         Raises:
             ApiError: 400 naming the field.
@@ -146,7 +146,7 @@ class ModelRequest(ABC):
 
     @abstractmethod
     def without_prompt(self) -> Self:
-        """Return the request without the fields that only rendering needs, to free memory."""
+        """Return a copy without the fields that only `prompts` needs, to free memory."""
 
     @abstractmethod
     def body(self, answer: Answer) -> dict[str, Any]:
@@ -155,31 +155,44 @@ class ModelRequest(ABC):
     def opening(
         self, base: Mapping[str, Any], index: int, prompt: Sequence[int]
     ) -> Iterator[dict[str, Any]]:
-        """Yield the first chunks of a choice's stream."""
+        """Yield the first chunks of a choice's stream.
+
+        Args:
+            base: fields of every chunk (see `head`).
+            index: index of the choice.
+            prompt: token ids of the choice's prompt.
+        """
         return iter(())
 
     def begin_text(self, base: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
-        """Yield the chunks before the first text of a choice."""
+        """Yield the chunks before the first text of the choice `index`."""
         return iter(())
 
     @abstractmethod
     def delta(self, base: Mapping[str, Any], index: int, text: str) -> dict[str, Any]:
-        """Return the chunk for new text of a choice."""
+        """Return the chunk with new `text` of the choice `index`."""
 
     @abstractmethod
     def last(self, answer: Answer, base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the chunks after the last text."""
+        """Yield the chunks after the last text of all choices."""
 
     def attributes(self) -> dict[str, Any]:
-        """Return span attributes beyond those of the body."""
+        """Return span attributes that the request body does not contain."""
         return {}
 
     def after(self, before: Conversation) -> ModelRequest:
-        """Return the request with the conversation up to `previous` in front of its messages."""
+        """Return a copy with the messages `before` inserted before the request's own.
+
+        `before` is the conversation up to the response `previous`. A request of an API without
+        `previous` is returned unchanged.
+        """
         return self
 
     def conversation(self, answer: Answer) -> Conversation | None:
-        """Return the conversation for a request whose `previous` is this answer; None without."""
+        """Return the messages up to and including `answer`, for a request that continues it.
+
+        None if the request's API has no field `previous`.
+        """
         return None
 
 
@@ -237,17 +250,19 @@ Defaults = Mapping[str, tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldRules:
-    """The fields that the requests of a dialect may have."""
+    """Rules for the fields in a request of one dialect."""
 
     types: Types
     supported: frozenset[str]
     defaults: Defaults
     nested: Mapping[str, Defaults] = field(default_factory=dict)
-    """Object field → defaults of its unsupported fields; else None and "none" mean the default."""
+    """Field with an object → defaults of the unsupported fields of that object.
+
+    An unsupported field without an entry has the defaults None and "none"."""
     refused: tuple[str, ...] = ()
-    """Fields that change the question: they are refused in training too."""
+    """Fields that are refused in every mode, because the prompt depends on them."""
     max_tokens: tuple[str, ...] = ("max_tokens",)
-    """Fields that limit the answer; the first one that is set counts."""
+    """Fields that limit the tokens of an answer; the first one that is set applies."""
     default_max_tokens: int | None = None
     stop: str = "stop"
     """Name of the field with the stop strings."""
@@ -261,7 +276,8 @@ SHARED_TYPES: Final[Types] = {
     **dict.fromkeys(("stream_options", "logit_bias", "chat_template_kwargs"), (dict,)),
     "model": (str,),
 }
-"""Includes unsupported fields: training ignores their values, but refuses invalid ones."""
+"""Field → valid types. Includes unsupported fields: training ignores their values, but refuses a
+value of another type."""
 _MAX_INTEGER: Final = 2**63 - 1
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0, 100),
@@ -279,10 +295,12 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
 
 
 def check_fields(body: Mapping[str, Any], rules: FieldRules) -> dict[str, Any]:
-    """Check types and ranges; return the unsupported fields whose value is not the default.
+    """Check the types and ranges of fields, and return the unsupported ones.
+
+    Unsupported fields whose value is their default are left out.
 
     Raises:
-        ApiError: 400 naming the field.
+        ApiError: 400 naming the field that is invalid or in `rules.refused`.
     """
     for key, types in rules.types.items():
         value = body.get(key)
@@ -319,18 +337,18 @@ def read_fields(
     forced: Sampling | None,
     adjust: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Check the fields, and return those of a `ModelRequest` that all dialects read alike.
+    """Check the fields of a request, and return the arguments that every `ModelRequest` has.
 
     Args:
         body: the request.
         rules: rules of the dialect.
         mode: mode of the rollout; in validation only the temperature is forced.
-        forced: the algorithm's sampling (`Target.forced`).
-        adjust: function that changes the unsupported fields that were found.
+        forced: the algorithm's sampling (`Target.forced`); None for the request's sampling.
+        adjust: function that edits the dict of unsupported fields in place, if necessary.
 
     Raises:
-        ApiError: 400 if a field is invalid, if a field that constrains the answer cannot be
-            honoured, or, if nothing is forced or in validation, any other field than `STEERING`.
+        ApiError: 400 for an invalid field, and for an unsupported field in `CONSTRAINING`. If
+            `forced` is None, or in validation, for every unsupported field except `STEERING`.
     """
     unsupported = check_fields(body, rules)
     if adjust is not None:
@@ -404,7 +422,15 @@ def cannot_honour(key: str, value: Any) -> ApiError:
 
 # --- messages -------------------------------------------------------------------------------
 def plain_message(message: Any, where: str) -> dict[str, Any]:
-    """Return a message with its content as text and its tool arguments as objects."""
+    """Convert a message for chat templates: content to text, tool arguments to objects.
+
+    Args:
+        message: the message, in the form of chat completions.
+        where: name of the message in errors.
+
+    Raises:
+        ApiError: 400 if the message is malformed, or is not text.
+    """
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise bad_request(f"{where} must have a 'role'", f"{where}.role")
     # "developer" is OpenAI's newer name, which templates of other models ignore or refuse

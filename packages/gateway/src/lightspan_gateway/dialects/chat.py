@@ -108,10 +108,11 @@ def parse_chat(body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None) 
 
     Args:
         body: the decoded JSON.
-        mode: mode of the rollout. In train and dev mode the sampling of a trained policy (with
-            `forced`) is the algorithm's, and unsupported fields are overridden; else unsupported
-            fields are refused, except `STEERING`.
-        forced: the algorithm's sampling; in val mode only its temperature counts.
+        mode: mode of the rollout.
+        forced: sampling that the algorithm sets for a trained policy, except that in val mode only
+            its temperature applies; None for the request's own sampling. With `forced` and outside
+            val mode, unsupported fields are overridden. Otherwise they are refused, except
+            `STEERING`.
 
     Raises:
         ApiError: 400 naming the field.

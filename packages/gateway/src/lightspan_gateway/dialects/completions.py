@@ -112,8 +112,8 @@ def parse_completion(
 ) -> CompletionRequest:
     """Parse a request; see `lightspan_gateway.dialects.chat.parse_chat`.
 
-    `logprobs=0` returns the log-probabilities of the sampled tokens; a larger value, which also
-    requests those of other tokens, cannot be honoured.
+    `logprobs=0` returns the log-probabilities of the sampled tokens. A larger value also requests
+    log-probabilities of tokens that were not sampled, and so is unsupported.
 
     Raises:
         ApiError: 400 naming the field.

@@ -45,7 +45,7 @@ class Constraint:
     """The form that an answer must have.
 
     Args:
-        source: the field that sets the constraint.
+        source: the request field that sets the constraint.
         format: JSON schema of the text; None for any text.
         tools: tools that may be called; empty if calls are not parsed.
         calls: "required" if the answer consists of calls only.
@@ -65,14 +65,15 @@ def read_tools(
     format: RequestField,
     tool_choice: tuple[Any, RequestField | None] | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of a `MessagesRequest` for tools and constraint.
+    """Return the fields `tools`, `constraint` and `parse_tools` of a `MessagesRequest`.
 
     Args:
         body: the request.
-        tools: tools in chat's form.
+        tools: the request's tools in the form of chat completions; None if it has none.
         format: the field with the response format in the flat form of the Responses API.
-        tool_choice: value of `tool_choice` in chat's form, and the field that limits the answer to
-            one call; None for the fields of an OpenAI request.
+        tool_choice: value of `tool_choice` in the form of chat completions, and the field that
+            limits the answer to one call (None if no field does). If the argument is None, both
+            are read from the OpenAI fields of `body`.
 
     Raises:
         ApiError: 400 naming the field.
@@ -166,7 +167,15 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
 
 
 def _choice(choice: Any, names: set[str]) -> tuple[set[str] | None, Calls]:
-    """Return the names of the allowed tools (None: all) and whether a call is required."""
+    """Return the names of the allowed tools (None for all) and whether a call is required.
+
+    Args:
+        choice: value of `tool_choice`.
+        names: names of all tools of the request.
+
+    Raises:
+        ApiError: 400 if `choice` is malformed, or names no tool.
+    """
     if choice in (None, "auto", "none"):
         return None, "auto"
     if choice in ("required", "any"):
@@ -190,7 +199,7 @@ def _choice(choice: Any, names: set[str]) -> tuple[set[str] | None, Calls]:
 
 
 def _forces_one(choice: Any) -> bool:
-    """Return whether the choice is one function, which OpenAI's models call exactly once."""
+    """Return whether `choice` names one function; OpenAI's models then call it exactly once."""
     return isinstance(choice, Mapping) and choice.get("type") != "allowed_tools"
 
 

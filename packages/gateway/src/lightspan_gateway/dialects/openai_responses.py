@@ -1,8 +1,8 @@
 """OpenAI's Responses API, `/v1/responses`. Pure.
 
 Items are converted to chat messages (`schema.openai_responses`), so that a conversation has the
-same tokens in both dialects. `previous_response_id` continues a response of the same attempt; as in
-OpenAI's API, its instructions are not inherited.
+same tokens as in a chat completions request. `previous_response_id` continues a response of the
+same attempt; as in OpenAI's API, the instructions of that response are not inherited.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lightspan_gateway.request_body import digest_of
 ID_PREFIX: Final = "resp_"
 _LOGPROBS: Final = "message.output_text.logprobs"
 _INCLUDABLE: Final = (_LOGPROBS, "reasoning.encrypted_content")
-"""Supported values of `include`; there is no reasoning to encrypt."""
+"""Supported values of `include`. The second has no effect, because answers have no reasoning."""
 _ECHOED: Final = (
     *("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "text"),
     *("tool_choice", "tools"),
@@ -76,7 +76,7 @@ class NumberedEvents(TypedEvents):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(MessagesRequest):
-    """A request for a response, which has one choice."""
+    """A request of the Responses API; its answer has one choice."""
 
     prompt_field: ClassVar[str] = "input"
     chunk_object: ClassVar[str] = "response"
@@ -107,7 +107,7 @@ class ResponseRequest(MessagesRequest):
         return attributes
 
     def without_prompt(self) -> Self:
-        """Keep the messages, which a later request may continue."""
+        """Return a copy without tools and template options; a later request needs the messages."""
         return replace(self, tools=None, template_options={})
 
     # --- answers --------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
 
 
 def _message_id(response_id: str) -> str:
-    """Return the id of the text item, the same for every replay."""
+    """Return the id of a response's message item, which is the same in every replay."""
     return "msg_" + digest_of(response_id.encode(), 12)
 
 
@@ -309,10 +309,13 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def recorded_conversation(span: Span) -> Conversation:
-    """Return the conversation up to a response that another gateway process answered.
+    """Return the messages up to and including a response that another gateway process answered.
+
+    Args:
+        span: span of the response's call.
 
     Raises:
-        ApiError: 400 if it was not answered, or if a key in it was redacted.
+        ApiError: 400 if the response was not answered, or if a key in the messages was redacted.
     """
     attributes = span.attributes
     answers: Sequence[Message] = genai.load(str(attributes.get(c.OUTPUT_MESSAGES, "[]")))

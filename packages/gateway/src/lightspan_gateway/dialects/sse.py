@@ -16,7 +16,10 @@ _LINE_ENDS: Final = {
 
 
 def event_of(payload: bytes) -> bytes:
-    """Return an event; some clients split lines at U+0085, U+2028 and U+2029, so escape them."""
+    """Return the server-sent event with the JSON `payload`.
+
+    U+0085, U+2028 and U+2029 are escaped, because some clients split lines at these characters.
+    """
     for raw, escaped in _LINE_ENDS.items():
         payload = payload.replace(raw, escaped)
     return b"data: " + payload + b"\n\n"
@@ -37,7 +40,7 @@ class Events:
 
 
 class TypedEvents(Events):
-    """Format of a stream of events that are named after their type, without an end mark."""
+    """Format of a stream without an end mark, whose events are named by their chunk's `type`."""
 
     end = b""
 

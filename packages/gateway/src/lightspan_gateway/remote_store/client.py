@@ -53,9 +53,11 @@ REQUEST_TIMEOUT_S: Final = 300.0
 GREETING_BACKOFF_S: Final = RETRY_BACKOFF_S[:3]
 """Pauses of the greeting's retries: a mistyped address should fail within seconds."""
 _WARN_FROM_S: Final = 8.0
-"""Minimum pause that is logged; the greeting has only shorter ones."""
+"""Minimum pause that is logged; all pauses of the greeting are shorter."""
 MAX_BATCHED_BYTES: Final = 2**14
-"""Maximum size of an operation in a batch, whose answer waits for the slowest operation."""
+"""Maximum bytes of the arguments of an operation in a batch.
+
+A larger operation is sent alone, because a batch is answered after its slowest operation."""
 _LARGE_BODY: Final = 2**20
 """Size from which aiohttp warns unless it gets a file."""
 _BUSY: Final = frozenset({429, 502, 503, 504})
@@ -119,12 +121,16 @@ class ServerConnection:
     def call(
         self, operation: rpc.Operation, body: bytes, lease_s: float | None = None
     ) -> asyncio.Future[bytes]:
-        """Send a request; return a future of the running loop for the body of the answer.
+        """Send an operation; return a future of the running loop for the body of the answer.
 
         Args:
             operation: the operation.
-            body: its encoded arguments.
-            lease_s: lease of a heartbeat in seconds, which must be answered before its end.
+            body: encoded arguments of the operation.
+            lease_s: lease that a heartbeat extends, in seconds, which bounds the timeout; None for
+                any other operation.
+
+        Raises:
+            StoreClosedError: the connection is stopped.
         """
         with self._lock:  # `stop` waits for every request that is submitted before it
             if self._is_closed:
@@ -133,7 +139,7 @@ class ServerConnection:
             return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def stop(self) -> None:
-        """Cancel the long polls, wait for the other requests, and close."""
+        """Cancel the long polls, wait for all other requests, and close the connection."""
         with self._lock:
             self._is_closed = True
         self._run(self._close())
@@ -269,7 +275,11 @@ class ServerConnection:
             ) from error
 
     def _read(self, name: str, response: Response) -> bytes:
-        """Return the body of a successful answer to an operation, or to the greeting (no name).
+        """Return the body of a successful response.
+
+        Args:
+            name: name of the operation; empty for the greeting.
+            response: the response.
 
         Raises:
             StoreUnreachableError: a retry may help.
@@ -317,8 +327,8 @@ class ServerConnection:
 
 
 def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # neither is a failure: aiohttp reports a program that exits without closing its store, asyncio
-    # reports the error of a request that both its caller and `stop` cancelled
+    # These reports are no failures: aiohttp reports a program that exits without closing its store,
+    # asyncio reports the error of a request that its caller and `stop` cancelled.
     is_expected = isinstance(context.get("exception"), StoreClosedError)
     if not is_expected and not context.keys() & {"client_session", "connector"}:
         loop.default_exception_handler(context)

@@ -17,7 +17,7 @@ _KINDS: Final[Mapping[str, type[LightspanError]]] = {
         *(errors.StaleEpochError, StoreError, StoreFormatError, StoreUnreachableError),
     )
 }
-"""Errors that a client raises; any other one becomes a `StoreError`."""
+"""Name → class of the errors that a client raises; it raises other errors as `StoreError`."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

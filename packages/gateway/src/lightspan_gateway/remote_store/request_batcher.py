@@ -26,7 +26,10 @@ class RequestBatcher(Generic[R]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def send(self, item: Item) -> R:
-        """Return the answer to an item, or raise the error of its batch."""
+        """Send an item in the next batch, and return the answer to the item.
+
+        If the batch fails, its error is raised for each of its items.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
         self._queue.append((item, future))

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """The permissions of a key."""
+    """The role of a key, which determines the operations that the key permits."""
 
     ADMIN = "admin"
     TRAINER = "trainer"

@@ -54,8 +54,9 @@ class Operation:
 
     Args:
         method: the method of `Store`.
-        roles: roles that may call it.
-        batch: whether it may share a request with others, whose answers wait for its answer.
+        roles: roles that may call the operation.
+        batch: whether the operation may be sent in one request with other operations. It delays
+            their answers until its own answer.
     """
 
     def __init__(
@@ -85,11 +86,11 @@ class Operation:
 
     @property
     def is_long_poll(self) -> bool:
-        """Whether the answer may take as long as the caller requests."""
+        """Whether the operation waits for a change, for the `timeout_s` of its caller at most."""
         return "timeout_s" in self.signature.parameters
 
     def bind(self, *args: Any, **named: Any) -> Arguments:
-        """Return the arguments of a call by name.
+        """Return the arguments of a call as a map by parameter name.
 
         Adds a `request_id` (idempotency key) if there is none, because requests may be sent again.
 

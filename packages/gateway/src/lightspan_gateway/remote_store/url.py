@@ -35,7 +35,10 @@ class RemoteAddress(NamedTuple):
     """Whether the URL names the variable; if not, the key is optional."""
 
     def key(self) -> str:
-        """Return the key; empty without.
+        """Read the store's key from `key_variable`, or from an earlier call of this method.
+
+        The key is kept in this process, so that it is found after the variable is removed. The
+        result is empty if there is no key and the URL names no variable.
 
         Raises:
             ConfigError: the variable that the URL names is not set, or its value is not a key.

@@ -45,7 +45,7 @@ class ServeOptions:
     api_key_env: str | None = None
     """Variable with the key that callers must send."""
     max_tokens: int | None = None
-    """Limit of an answer if a chat request sets none."""
+    """Maximum tokens of an answer if a chat request sets none; None for the context's rest."""
     upstream: str | None = None
     """URL of the endpoint for calls that the run's policies do not answer."""
     upstream_key_env: str | None = None
@@ -54,10 +54,11 @@ class ServeOptions:
     """URLs of the run's endpoints that the user allows."""
 
     def key(self) -> str | None:
-        """Return the key that callers must send; None without.
+        """Return the key that callers must send; None if `api_key_env` is None.
 
         Raises:
-            ConfigError: the variable is not set, or a key is required and missing.
+            ConfigError: the variable `api_key_env` is not set, its value is empty, or there is no
+                key although other machines could reach `host`.
         """
         key = None
         if self.api_key_env is not None:
@@ -72,10 +73,11 @@ class ServeOptions:
         return key
 
     def upstream_endpoint(self) -> LLM | None:
-        """Return the upstream; None without.
+        """Return the endpoint of `upstream`; None if `upstream` is None.
 
         Raises:
-            ConfigError: its key is not set, or a key is given without an upstream.
+            ConfigError: the URL is invalid, the variable `upstream_key_env` is not set, or it is
+                given without `upstream`.
         """
         if self.upstream is None:
             if self.upstream_key_env is not None:
@@ -88,7 +90,7 @@ class ServeOptions:
 
 
 def load_served(folder: str | Path) -> tuple[ServedRun, Path]:
-    """Return the description of a complete run or of a model, and its folder.
+    """Return the description of the run or model in `folder`, and its path.
 
     Raises:
         ConfigError: the folder is neither a model nor a complete run.
@@ -238,7 +240,7 @@ class _Models:
         return cls(sources, adapters, versions)
 
     def load(self, options: ServeOptions, reporter: Reporter) -> TokenEngine:
-        """Return the engine with the models, before `merge`."""
+        """Return an engine with the models loaded; call `merge` after the engine is started."""
         import torch
 
         from lightspan_torch.engine.transformers import TransformersEngine
@@ -266,7 +268,7 @@ class _Models:
 
 # --- output ----------------------------------------------------------------------------------
 def describe(served: ServedRun, run: Path, url: str, options: ServeOptions) -> list[str]:
-    """Return the lines to print: the agents' policies, the addresses, and the line to change."""
+    """Return the lines to print: agents' policies, addresses, and the line to change in an app."""
     variable, rules = options.api_key_env, served.routing.rules
     key, argument = (f"${variable}", f', api_key_env="{variable}"') if variable else ("unused", "")
     models = ", ".join(sorted(served.policies))
@@ -306,7 +308,7 @@ def _target_text(target: Target, options: ServeOptions) -> str:
 
 
 def _paths(routing: Routing) -> dict[str, str]:
-    """Return the path of each agent's base URL, and that for an app without named agents."""
+    """Return agent → path of its base URL, with an entry for an app without named agents."""
     names = [rule.pattern for rule in routing.rules if public_access.is_name(rule)]
     answered = [name for name in names if routing.target(name).route is not Route.APP]
     paths = {name: f"/agents/{name}/v1" for name in answered}

@@ -19,11 +19,13 @@ def is_loopback(host: str) -> bool:
 
 
 def check_local(request: web.Request, advice: str) -> None:
-    """Refuse a request of a web page from another host, as DNS rebinding would allow without a key.
+    """Check that a request to a server without a key was not sent by a web page of another host.
+
+    Such a page could otherwise reach the server by DNS rebinding.
 
     Args:
         request: the request.
-        advice: the alternative to name in the error.
+        advice: text for the error that describes how to start the server with a key.
 
     Raises:
         ApiError: 403 if the request's host or origin is not this machine.

@@ -175,7 +175,7 @@ class PublicAccess(AccessPolicy):
         return [*super().models(policies), *self._agents(policies)]
 
     def _agents(self, policies: Collection[str]) -> list[str]:
-        """Return the named agents that are answered here."""
+        """Return the names of agents whose calls this endpoint answers."""
         return [
             rule.pattern
             for rule in self._routing.rules
@@ -207,12 +207,12 @@ class ServingGateway(Server):
     Args:
         engine: serves the policies, and the starting weights as `base` if an agent needs them.
         routing: the routing of agents in training.
-        key: the API key that callers must send; None accepts everyone who reaches the server.
-        host: interface.
+        key: the API key that callers must send; None accepts every program of this machine.
+        host: address of the interface to listen on.
         port: port; 0 for a free one.
         max_tokens: limit of an answer if a chat request sets none; None for the context's rest.
-        upstream: the endpoint for calls of other agents and of unknown models; None refuses them.
-            If its `model` is empty, the request's model is used.
+        upstream: the endpoint for calls of agents and models that the engine does not serve; None
+            refuses these calls. If its `model` is empty, the request's model is used.
 
     Raises:
         ConfigError: other machines could reach the endpoint and there is no key.
@@ -241,7 +241,7 @@ def is_name(rule: Rule) -> bool:
 
 
 def check_open(host: str, key: str | None) -> None:
-    """Raise `ConfigError` if other machines could reach the endpoint without a key."""
+    """Raise `ConfigError` if `key` is empty, or is None and other machines can reach `host`."""
     if key is None and not is_loopback(host):
         raise ConfigError(
             f"host {host!r} is reachable from other machines, and without a key anyone could use "

@@ -21,7 +21,7 @@ class Keys:
     """The keys of a server.
 
     Args:
-        keys: role → key; None accepts every program of this machine, at a loopback address only.
+        keys: role → key; None accepts every client without a key, as an administrator.
     """
 
     def __init__(self, keys: Mapping[Role, str] | None) -> None:
@@ -45,15 +45,15 @@ def _digest(key: str) -> bytes:
 def take_keys(
     variables: Mapping[Role, str], environment: MutableMapping[str, str] = os.environ
 ) -> Keys:
-    """Return the keys in these variables, and remove them from the environment.
+    """Read keys from environment variables, and remove the variables from the environment.
 
     Args:
-        variables: role → variable.
+        variables: role → name of the variable with its key.
         environment: environment of this process.
 
     Raises:
         ConfigError: a variable is not set or its value is no key, two roles have the same key, or
-            there is no variable.
+            `variables` is empty.
     """
     values = {role: environment.get(name, "") for role, name in variables.items()}
     for name in variables.values():

@@ -78,7 +78,7 @@ class GatewayProxy:
         self._session: aiohttp.ClientSession | None = None
 
     def routes(self) -> list[web.AbstractRouteDef]:
-        """Return the routes to forward."""
+        """Return the routes whose requests are forwarded."""
         return [web.route("*", f"{RELAY_PATH}/{{path:.*}}", self._handle)]
 
     async def close(self) -> None:
@@ -108,10 +108,15 @@ class GatewayProxy:
         return error_response(request, api_error, DIALECTS["messages"] if is_anthropic else None)
 
     async def _gateway_of(self, request: web.Request, path: str) -> str:
-        """Return the origin of the gateway that the training of the call token registered.
+        """Return the origin of the gateway to which a request is forwarded.
 
-        The token of an ended attempt is valid for health checks only: a runner that aborted the
-        attempt because the gateway was unreachable waits until it is reachable.
+        The gateway belongs to the training of the request's call token. The token of an ended
+        attempt is valid for health checks only: a runner that aborted the attempt because the
+        gateway was unreachable uses the token to wait for the gateway.
+
+        Raises:
+            ApiError: the token is missing, unknown or of an ended attempt, there is no gateway, or
+                the store fails.
         """
         token = token_of(request)
         if not token:
@@ -132,9 +137,13 @@ class GatewayProxy:
         return gateway
 
     async def _check(self, gateway: str) -> None:
-        """Raise `ApiError` unless a gateway listens at the address.
+        """Check that a gateway listens at the origin `gateway`.
 
-        A loopback address that a trainer on another machine registered is an address here too.
+        A trainer on another machine may have registered a loopback address, at which another server
+        may listen on this machine.
+
+        Raises:
+            ApiError: there is no gateway at the origin.
         """
         now = clock.monotonic()
         if now - self._checked.get(gateway, -_HEALTH_INTERVAL_S) < _HEALTH_INTERVAL_S:
@@ -221,7 +230,7 @@ class GatewayProxy:
 
 
 def _gateway_path(request: web.Request) -> str:
-    """Return the encoded path at the gateway. Raises `ApiError`."""
+    """Return the URL-encoded path to request from the gateway. Raises `ApiError`."""
     raw = request.rel_url.raw_path
     path = raw.removeprefix(RELAY_PATH)
     steps = request.rel_url.path.split("/")
@@ -241,7 +250,7 @@ def _origin(url: str) -> str:
 
 
 def _forwardable(headers: Headers | CIMultiDict[str], own: frozenset[str]) -> CIMultiDict[str]:
-    """Return the headers without `own` ones and without those that concern one connection."""
+    """Return the headers, without those in `own` and without those for one connection only."""
     named = {name.strip().lower() for name in ",".join(headers.getall("Connection", [])).split(",")}
     removed = _HOP_BY_HOP | own | named
     return CIMultiDict(

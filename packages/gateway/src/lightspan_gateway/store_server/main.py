@@ -28,15 +28,16 @@ class StoreOptions:
     port: int = 8000
     """Port; 0 for a free one."""
     key_variables: Mapping[Role, str] = field(default_factory=dict)
-    """Role → variable with its key."""
+    """Role → environment variable with the role's key."""
     without_key: bool = False
-    """Accept every program of this machine, and no other."""
+    """Whether every program of this machine has access without a key, and no other machine has."""
 
     def keys(self) -> Keys:
-        """Return the keys, and remove them from the environment.
+        """Read the keys, and remove their variables from the environment.
 
         Raises:
-            ConfigError: there is no key, or other machines could reach the server without one.
+            ConfigError: a key is missing or invalid, or `without_key` is set although keys are
+                given or other machines could reach the server.
         """
         if not self.without_key:
             return take_keys(self.key_variables)
@@ -90,7 +91,13 @@ def serve_store(
 
 
 def describe(options: StoreOptions, store_url: str, url: str) -> list[str]:
-    """Return the lines to print: keys, addresses, and that the server is ready."""
+    """Return the lines to print when the server is ready: variables of the keys, and addresses.
+
+    Args:
+        options: options of the server.
+        store_url: URL of the store.
+        url: URL of the server.
+    """
     lines = [f"{role} key: ${name}" for role, name in options.key_variables.items()]
     if options.without_key:
         lines.append("no key: every program of this machine has full access")

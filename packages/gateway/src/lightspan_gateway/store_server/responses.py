@@ -35,7 +35,7 @@ class Reply(NamedTuple):
 
 
 async def reply_with(work: Awaitable[bytes]) -> Reply:
-    """Return the result or the error of a coroutine as a reply."""
+    """Await `work`, and return its result or its error as a reply."""
     try:
         return Reply(200, await work)
     except ApiError as error:

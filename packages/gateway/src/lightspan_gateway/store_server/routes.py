@@ -11,7 +11,11 @@ from lightspan_gateway.remote_store.roles import Role
 
 
 class StoreRoute(Protocol):
-    """A route of a plugin (entry point of `lightspan.store_routes`, called with the store)."""
+    """A route of a plugin.
+
+    An entry point in the group `lightspan.store_routes` is a function of the store that returns the
+    route.
+    """
 
     PATH: str
     """Path of POST requests, such as `/v1/traces`."""
@@ -21,5 +25,5 @@ class StoreRoute(Protocol):
 
         Args:
             request: the request; its body is not read yet.
-            role: the sender's role, or the error for a sender without one.
+            role: the sender's role, or the error to answer if the sender has no valid key.
         """

@@ -46,7 +46,7 @@ class StoreServer(HttpServer):
     Args:
         store: a durable store, because clients rely on acknowledged writes.
         keys: keys of the clients.
-        host: interface.
+        host: address of the interface to listen on.
         port: port; 0 for a free one.
         limits: limits and times, if not the defaults.
 
@@ -99,7 +99,7 @@ class StoreServer(HttpServer):
         ]
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Answer whether the store works, and nothing else: the path needs no key."""
+        """Answer whether the store works. The path needs no key, so no details are returned."""
         try:
             async with asyncio.timeout(self._health_timeout_s):
                 await self._store.policy_versions("")
@@ -110,7 +110,7 @@ class StoreServer(HttpServer):
         return web.json_response({"status": "ok"})
 
     async def _extra(self, route: StoreRoute, request: web.Request) -> web.StreamResponse:
-        """Answer a route of a plugin, whose clients do not use lightspan's protocol."""
+        """Answer a request to a plugin's route, without a check of lightspan's protocol version."""
         role: Role | ApiError
         try:
             role = self._role_of(request)
@@ -215,7 +215,7 @@ class StoreServer(HttpServer):
 
 
 def _operation_of(name: str, role: Role) -> rpc.Operation:
-    """Return an operation that the role may call. Raises `ApiError`."""
+    """Return the operation `name`. Raises `ApiError` if the role may not call it."""
     operation = rpc.OPERATIONS.get(name)
     if operation is None:
         raise ApiError(
@@ -228,7 +228,7 @@ def _operation_of(name: str, role: Role) -> rpc.Operation:
 
 
 def _without_secrets(name: str, answer: Any) -> Any:
-    """Return the answer for a runner, without call tokens and without production rollouts."""
+    """Remove call tokens and production rollouts from the answer of the operation `name`."""
     if name == "attempts":
         return [msgspec.structs.replace(attempt, call_token="") for attempt in answer]
     if name == "rollouts":

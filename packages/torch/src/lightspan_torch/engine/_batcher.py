@@ -72,7 +72,9 @@ class Batcher:
     """One model with its generation thread and requests.
 
     Args:
-        model: used in place; its attention implementation is changed.
+        model: the model; its attention implementation is changed in place.
+        eos_ids: ids that end an answer.
+        settings: sizes of the batch and the key-value cache.
         on_outputs: called on the generation thread with new outputs.
         on_stop: called on the generation thread just before it ends, with the error if it failed.
         on_mismatch: called on the generation thread with the id of a request that violates its
@@ -122,7 +124,12 @@ class Batcher:
         """Queue a request.
 
         Args:
-            walk: matcher state at the start of the request's grammar.
+            request_id: unique id of the request.
+            ids: the prompt and the tokens of the answer so far.
+            sampling: temperature, top-p and top-k.
+            max_new_tokens: maximum number of further tokens.
+            streaming: whether outputs are passed to `on_outputs` before the request is finished.
+            walk: matcher state at the start of the request's grammar; None without a grammar.
             answer_start: index in `ids` at which the grammar starts.
 
         Raises:
@@ -151,11 +158,15 @@ class Batcher:
     def interrupt(
         self, request_ids: Collection[str], change: Callable[[], None]
     ) -> dict[str, GenerationOutput]:
-        """Pause, remove all requests, empty the cache and call `change`. Blocks.
+        """Pause generation, remove all requests, empty the cache and call `change`. Blocks.
+
+        Args:
+            request_ids: ids of the caller's requests in flight.
+            change: function that replaces the weights.
 
         Returns:
-            Request id → output so far, of each unfinished request. Any other request has delivered
-            its result.
+            Request id → output so far, of each unfinished request. The results of finished requests
+            have been passed to `on_outputs`.
 
         Raises:
             EngineError: the thread has ended.
@@ -207,7 +218,7 @@ class Batcher:
         return processor
 
     def _empty(self, request_ids: Collection[str]) -> None:
-        """Remove all requests, keys and values. Only while paused."""
+        """Remove all requests, keys and values. Call this only while generation is paused."""
         _drain(self._manager.input_queue)
         self._walks.clear()
         processor = self._processor
@@ -225,7 +236,7 @@ class Batcher:
         processor.cache.reset()
 
     def _progress(self, request_id: str) -> GenerationOutput:
-        """Return a request's output so far. Only while paused."""
+        """Return a request's output so far. Call this only while generation is paused."""
         scheduler = self._processor.scheduler
         state = scheduler.active_requests.get(request_id) or scheduler.waiting_requests.get(
             request_id
@@ -253,7 +264,7 @@ class _Router(OutputRouter):
 
 
 class _Status(BackgroundThreadStatus):
-    """The thread's status, with a callback at its end and its CPU time."""
+    """The status of the generation thread, with its CPU time and a callback at its end."""
 
     def __init__(self, on_stop: Callable[[BaseException | None], None]) -> None:
         super().__init__()
@@ -406,7 +417,12 @@ class _Running:
         self._taken = 0
 
     def follow(self, initial: Sequence[int], generated: Sequence[int]) -> None:
-        """Advance by the tokens sampled since the last step."""
+        """Advance the matcher over the tokens of the answer that are new since the last call.
+
+        Args:
+            initial: the tokens that were submitted: the prompt and the answer so far.
+            generated: the tokens sampled since the submission.
+        """
         before = len(initial) - self._start
         for place in range(self._taken, before + len(generated)):
             inside = place < before
@@ -426,7 +442,7 @@ class _Lazy:
 
     _setting: str
     _neutral: float
-    """Values from this one on have no effect."""
+    """Minimum value of the setting that has no effect."""
     _needed = True
 
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:

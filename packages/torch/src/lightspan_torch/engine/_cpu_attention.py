@@ -31,7 +31,7 @@ class _Group(NamedTuple):
     rows: Tensor
     """[G·T] query rows, request by request."""
     read: slice
-    """The G·K keys among those read."""
+    """Place of the group's G·K keys among the keys at `_Plan.read_index`."""
     mask: Tensor
     """[G, 1, T, K], True where a new token attends; [1, 1, T, K] if it is the same for all."""
 
@@ -40,6 +40,7 @@ class _Plan(NamedTuple):
     """The attention plan of one batch, the same for all layers."""
 
     read_index: Tensor
+    """Cache positions of the keys of all groups."""
     prompts: list[slice]
     """Query rows of each prompt without cached tokens."""
     groups: list[_Group]
@@ -188,7 +189,7 @@ class _Reads:
         self._size = 0
 
     def add(self, places: Tensor) -> slice:
-        """Add positions of the read index; return their slice among all that is read."""
+        """Add cache positions at `places` of the read index; return their slice of `index()`."""
         self._parts.append(self._from[places])
         start, self._size = self._size, self._size + len(places)
         return slice(start, self._size)
@@ -198,7 +199,13 @@ class _Reads:
 
 
 def _group(new: int, members: Sequence[tuple[int, int, int]], reads: _Reads) -> _Group:
-    """Group requests, each as its first query row, its first key and its number of keys."""
+    """Make a group of requests with the same number of new tokens.
+
+    Args:
+        new: number of new tokens of each request.
+        members: (first query row, first key, number of keys) of each request.
+        reads: collector to which the keys' cache positions are added.
+    """
     starts, firsts, totals = torch.tensor(members).unbind(1)
     rows = (starts[:, None] + torch.arange(new)).view(-1)
     places = torch.arange(int(totals.max()))

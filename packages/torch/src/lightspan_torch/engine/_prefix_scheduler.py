@@ -53,7 +53,13 @@ class PrefixScheduler(FIFOScheduler):
     def _unshared(
         self, candidates: Iterable[RequestState], under_way: set[int]
     ) -> Iterable[RequestState]:
-        """Yield requests whose next block is not under way; add their blocks to it."""
+        """Yield the candidates whose first missing block is not being computed.
+
+        Args:
+            candidates: waiting requests.
+            under_way: hashes of the blocks that are being computed. The missing blocks of each
+                yielded request are added.
+        """
         for state in candidates:
             # an offloaded request returns with its own blocks
             missing = [] if state.is_cpu_offloaded else self._missing(state)
@@ -99,8 +105,14 @@ def _keep_complete_blocks(
 
 
 def _block_hashes(prompt: list[int], block: int) -> list[int]:
-    """Return the hash of each complete block, except one with the last token, which is always
-    computed."""
+    """Return the hashes of the complete blocks in a prompt.
+
+    A block with the prompt's last token is left out, because that token is always computed.
+
+    Args:
+        prompt: token ids of the prompt.
+        block: number of tokens in a block.
+    """
     hashes: list[int] = []
     parent: Any = None
     for start in range(0, (len(prompt) - 1) // block * block, block):

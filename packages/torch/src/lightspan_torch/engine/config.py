@@ -32,13 +32,14 @@ class Transformers(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int | None = None
     """Size of a policy's key-value cache in blocks of 64 tokens; None for a default by device."""
     batch_requests: int | None = None
-    """Maximum number of requests in one forward pass."""
+    """Maximum number of requests in one forward pass; None for a default by device."""
     batch_tokens: int | None = None
-    """Maximum number of tokens in one forward pass."""
+    """Maximum number of tokens in one forward pass; None for a default by device."""
     prefix_sharing: bool = True
     """Whether prompts with a common prefix share its keys and values."""
     merge_lora: bool = False
-    """Whether LoRA policies of one model get merged weights of their own instead of sharing it."""
+    """Whether each LoRA policy has a model of its own, with merged weights. If not, LoRA policies
+    of one model share its weights."""
     tool_parser: ToolParserName | None = None
     """Parser of the models' tool calls; None to choose by each chat template."""
     template_date: datetime.date | None = None
@@ -63,8 +64,8 @@ class Transformers(msgspec.Struct, frozen=True, kw_only=True):
         from lightspan_torch.engine.transformers import TransformersEngine
 
         options = self.options()
-        # a policy that shares its model with no other is merged: less computation per token, and
-        # no more memory
+        # a policy that shares its model with no other policy is merged: this needs less computation
+        # per token, and no more memory
         lora = {
             policy: rank
             for policy, rank in request.lora.items()

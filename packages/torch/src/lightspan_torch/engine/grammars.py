@@ -103,10 +103,15 @@ class Grammars:
             return GrammarState(compiled.deep_copy(), self._tokens, self._special)
 
     def masks(self, grammar: str, ids: Sequence[int]) -> NDArray[np.int32]:
-        """Return the mask of allowed tokens at each of a call's tokens.
+        """Return the mask of allowed tokens at each token of a call.
+
+        Args:
+            grammar: grammar of the call.
+            ids: the T sampled tokens of the call.
 
         Returns:
-            [T, words] a bit per token of the vocabulary, the lowest first; set where allowed.
+            [T, words] a bit for each token of the vocabulary, set if the token is allowed; the
+            lowest token id is the lowest bit.
 
         Raises:
             GrammarMismatchError: a token is not allowed.
@@ -120,10 +125,10 @@ class Grammars:
         return masks
 
     def _tool_call_rules(self, tokenizer: Any) -> str:
-        """Return the rules that every grammar may refer to, for a tokenizer.
+        """Return the rules for the marks of tool calls, to which every grammar may refer.
 
-        Some tokenizers have one token for a mark of tool calls, which the grammar must name; others
-        spell the mark.
+        If the tokenizer has a special token for a mark, a rule names the token; otherwise it spells
+        the mark.
         """
         opening, closing = (self._mark(tokenizer, text) for text in (CALL_OPEN, CALL_CLOSE))
         rules = f"tool_call_open: {opening}\ntool_call_close: {closing}\n"
@@ -139,7 +144,7 @@ class Grammars:
         return f"<[{token}]>" if is_one_token else json.dumps(text)
 
     def _special_tokens(self) -> NDArray[np.int32]:
-        """Return [words], a bit per special token."""
+        """Return [words], a mask in which the bits of special tokens are set."""
         special = np.zeros(32 * self.words, np.bool_)
         for token in range(self.vocabulary):
             special[token] = self._tokens.is_special_token(token)
@@ -190,10 +195,10 @@ class GrammarState:
             self._replace_special(into)
 
     def _replace_special(self, mask: NDArray[np.int32]) -> None:
-        """Allow a text's first ordinary token instead of a special token of the same text.
+        """Replace a special token in `mask` by the first ordinary token of the same text.
 
-        Where the only possible continuation begins like a special token, llguidance allows that
-        token alone: `"<|im_end|>"` as a JSON value would end the answer.
+        If the only possible continuation begins with the text of a special token, llguidance allows
+        only the special token: `"<|im_end|>"` as a JSON value would end the answer.
         """
         text = self._matcher.compute_ff_bytes()
         if not text or text[0] == _SPECIAL_TOKEN_BYTE:

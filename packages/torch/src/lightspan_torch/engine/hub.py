@@ -27,7 +27,7 @@ _PATTERNS: Final[Mapping[Part, tuple[str, ...]]] = {
     "tokenizer": ("*.json", "*.txt", "*.model", "*.jinja"),
     "weights": ("config.json", "generation_config.json", "model*.safetensors*"),
 }
-"""File patterns of each part; both include the configuration."""
+"""File patterns of each part; every part includes the configuration."""
 _REQUIRED: Final[Mapping[Part, str]] = {"tokenizer": "tokenizer*", "weights": "model*.safetensors"}
 _DESCRIPTIONS: Final[Mapping[Part, str]] = {
     "tokenizer": "tokenizer and configuration",
@@ -49,7 +49,11 @@ class Origin(NamedTuple):
 
 
 def locate(model: str | Path, part: Part) -> Origin:
-    """Return the folder of a model; fetch missing files of a model on the hub.
+    """Locate the files of a model; fetch them first if the model is on the hub.
+
+    Args:
+        model: folder, or name on the hub.
+        part: the files to fetch.
 
     Raises:
         ModelError: the folder is not a model, or neither hub nor cache has the model.
@@ -87,13 +91,22 @@ def is_adapter(folder: Path) -> bool:
 
 
 def cached_folder(name: str) -> Path | None:
-    """Return the hub cache's folder of a model, perhaps incomplete; None if absent. No network."""
+    """Return the folder of a hub model in the cache; None if the model is not cached.
+
+    The folder may be incomplete. The network is not used.
+    """
     config = _in_cache(name, "config.json")
     return None if config is None else config.parent
 
 
 def cannot_load(what: str, origin: Origin, error: BaseException) -> ModelError:
-    """Return a `ModelError` for a model that cannot be loaded from `origin`."""
+    """Return a `ModelError` for a part of a model that cannot be loaded from `origin`.
+
+    Args:
+        what: name of the part, such as "tokenizer".
+        origin: the model's folder.
+        error: the reason.
+    """
     where, advice = "as the Hugging Face hub has it", ""
     if Path(origin.name) == origin.folder:
         where = "from its folder"
@@ -135,6 +148,12 @@ def _on_hub(name: str, part: Part) -> Origin:
 
 def _cached(name: str, part: Part, reason: str, error: BaseException) -> Origin:
     """Return the origin of a model in the cache.
+
+    Args:
+        name: name of the model on the hub.
+        part: the files that are needed.
+        reason: why the hub cannot be used, for the error message.
+        error: the hub's error.
 
     Raises:
         ModelError: the cache lacks the part.

@@ -42,7 +42,7 @@ def allocation(error: BaseException | str) -> str:
 
 @contextmanager
 def explained(what: str, advice: Callable[[], str]) -> Iterator[None]:
-    """Replace an out-of-memory error by one with advice.
+    """Replace an out-of-memory error in the context by an `OutOfMemoryError` with advice.
 
     Args:
         what: the failed operation, such as "updating policy writer on cuda:0".

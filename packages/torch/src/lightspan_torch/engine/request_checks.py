@@ -17,7 +17,7 @@ def check_request(
     options: str,
     temperatures: tuple[float, float] = (0.0, sys.float_info.max),
 ) -> int:
-    """Return the maximum number of tokens of the answer.
+    """Check a generation request, and return the maximum number of tokens of its answer.
 
     Args:
         request: the request to check.

@@ -36,9 +36,10 @@ TOOL_MARKERS: Final = (CALL_OPEN, CALL_CLOSE, PYTHON_TAG)
 them."""
 
 OVERLENGTH_FACTOR: Final = 2
-"""A text is refused when its pieces have more ids than this many times the context. Every cut adds
-a few ids; a text that fits would need 2,048 extra ids at every cut to be refused, because the
-gateway admits at most 32 bytes per id."""
+"""Maximum ids of a text's pieces, as a multiple of the context; a longer text is refused.
+
+Cutting a text into pieces adds a few ids at every cut. A text that fits would need 2,048 extra ids
+at every cut to be refused, because the gateway admits at most 32 bytes per id."""
 _PIECE_LENGTH: Final = 2**16
 """Characters of one piece; the tokenizers library holds about 250 bytes per character."""
 
@@ -155,7 +156,7 @@ class TransformersTokenizer(ChatTokenizer):
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of ids; `TOOL_MARKERS` stay even without special tokens."""
+        """Decode ids; `skip_special_tokens` removes special tokens other than `TOOL_MARKERS`."""
         hidden = self._hidden if skip_special_tokens else ()
         return str(
             self.tokenizer.decode(
@@ -239,14 +240,14 @@ def _as_ids(value: Any) -> set[int]:
 
 
 def _turn_ends(tokenizer: Any) -> set[int]:
-    """Return the ids of a tokenizer's end-of-sequence token and of its `TURN_ENDS`."""
+    """Return the ids of the end-of-sequence token and of `TURN_ENDS` that the tokenizer has."""
     added = tokenizer.get_added_vocab()
     ends = {int(added[token]) for token in TURN_ENDS if token in added}
     return ends | _as_ids(tokenizer.eos_token_id)
 
 
 def _hidden_ids(tokenizer: Any) -> frozenset[int]:
-    """Return the ids of special tokens, without `TOOL_MARKERS`."""
+    """Return the ids that `decode` removes: special tokens other than `TOOL_MARKERS`."""
     added = tokenizer.added_tokens_decoder
     special = {token for token, entry in added.items() if entry.special}
     special |= set(tokenizer.all_special_ids)

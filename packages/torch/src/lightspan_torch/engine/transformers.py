@@ -81,7 +81,8 @@ GPU_PAGE: Final = 64
 CPU_BATCH: Final = (48, 512)
 """Maximum requests and tokens in one forward pass on a CPU, measured by `benchmarks/engine.py`."""
 MASKED_CPU_BATCH: Final = (12, 256)
-"""`CPU_BATCH` for models that need transformers' own attention, with quadratic cost in both."""
+"""`CPU_BATCH` for models that need transformers' own attention, whose cost is quadratic in the
+number of requests and of tokens."""
 CPU_CACHE_TOKENS: Final = 16_384
 """Minimum size of the key-value cache on a CPU, in tokens."""
 GPU_CACHE_TOKENS: Final = 131_072
@@ -119,8 +120,8 @@ class TransformersEngine(TokenEngine):
             cache.
         batch_requests: maximum number of requests in one forward pass.
         batch_tokens: maximum number of tokens in one forward pass.
-        num_blocks: size of a policy's key-value cache in blocks of 64 tokens, which also bounds a
-            call; None for `default_cache_tokens`.
+        num_blocks: size of a policy's key-value cache in blocks of 64 tokens, which is also the
+            maximum length of a call; None for `default_cache_tokens`.
         prefix_sharing: whether prompts with a common prefix share its keys and values.
         seed: seed of torch's global random generator, set when a generation thread starts.
     """
@@ -316,7 +317,7 @@ class _PolicyWorker:
         return Grammars(tokenizer, vocabulary=self._vocabulary, eos_ids=eos_ids)
 
     def load_grammars(self) -> None:
-        """Index the vocabulary, which the first call with a grammar would wait for."""
+        """Index the vocabulary for grammars, so that no call with a grammar waits for it."""
         with contextlib.suppress(UnsupportedError):  # raised again by a call with a grammar
             _ = self.grammars
 
@@ -349,11 +350,11 @@ class _PolicyWorker:
     def admit(
         self, request: GenerationRequest, state: GrammarState | None, *, stream: bool
     ) -> _Job:
-        """Return the job of a valid request.
+        """Check a request, and return its job.
 
         Args:
-            request: the request to check.
-            state: matcher state at the start of the request's grammar.
+            request: the request.
+            state: matcher state at the start of the request's grammar; None without a grammar.
             stream: whether chunks are sent as they are generated.
 
         Raises:
@@ -473,7 +474,7 @@ class _PolicyWorker:
         self._to_loop(self._fail, failure)
 
     def _explain(self, error: BaseException | str, message: str) -> EngineError:
-        """Return an error with a message, or with advice if memory ran out."""
+        """Return an `EngineError` with `message`, or with advice if `error` means out of memory."""
         if not is_out_of_memory(error):
             return EngineError(message)
         return EngineMemoryError(
@@ -513,7 +514,7 @@ class _PolicyWorker:
             self.drop(job)
 
     def _fail(self, error: EngineError) -> None:
-        """Fail all jobs and refuse further ones."""
+        """Fail all jobs with `error`, and refuse further jobs."""
         if self._failure is None:
             self._failure = error
         jobs, self._jobs = self._jobs, {}
@@ -573,11 +574,11 @@ class _Job:
         return item
 
     def begin(self, key: str, version: int) -> None:
-        """Start a submission of the job."""
+        """Record that the job is submitted with the id `key`, for weights of `version`."""
         self.key, self._version, self._resumed = key, version, len(self._ids)
 
     def receive(self, output: GenerationOutput) -> None:
-        """Add new tokens of an output, which holds all tokens since the submission."""
+        """Add the new tokens of `output`, which contains all tokens since the submission."""
         if output.error is not None:
             self.fail(EngineError(f"generation failed: {output.error}"))
             return
@@ -643,7 +644,10 @@ def cache_tokens(device: str, context: int, num_blocks: int | None) -> int:
 
 
 def _settings(model: Any, context: int, sizes: BatchSettings) -> BatchSettings:
-    """Return sizes with defaults by device; on a GPU, transformers sizes the batch."""
+    """Replace each None in `sizes` by a default of the model's device.
+
+    On a GPU, None for the batch's sizes is kept, so that transformers chooses them.
+    """
     tokens = sizes.cache_tokens or cache_tokens(model.device.type, context, None)
     if model.device.type != "cpu":
         return msgspec.structs.replace(sizes, cache_tokens=tokens)

@@ -43,9 +43,14 @@ def hash_weights(state: dict[str, Tensor]) -> str:
 def load_model(
     source: Any, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> Any:
-    """Load a model from a folder or the hub, or copy a loaded one; in evaluation mode.
+    """Load a model, or copy a loaded model, in evaluation mode.
 
     Runs no remote code and reads no pickle (safetensors only).
+
+    Args:
+        source: folder, name on the hub, or loaded model.
+        device: the model's device.
+        dtype: data type of the weights; None for the source's.
 
     Raises:
         ConfigError: the device is unknown, or a GPU on a machine without one.
@@ -83,7 +88,7 @@ class SharedModels:
         self._models: dict[Any, Any] = {}
 
     def load(self, source: Any) -> Any:
-        """Return a model with modules of its own around the source's shared tensors."""
+        """Return a new model that shares its tensors with the other models of `source`."""
         key = source if isinstance(source, torch.nn.Module) else str(source)
         if key not in self._models:
             self._models[key] = self._load(source)
@@ -103,7 +108,7 @@ def check_device(device: str | torch.device) -> None:
 
 
 def _moved(model: Any, device: str | torch.device, dtype: torch.dtype | None, name: str) -> Any:
-    """Return the model on a device.
+    """Move a model to a device, and convert it to a data type (None to keep its own).
 
     Raises:
         OutOfMemoryError: the model does not fit into the device's memory.

@@ -61,7 +61,10 @@ def attention(
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
 ) -> Tensor:
-    """Return [B, heads, T, size]; causal without a mask. Key heads may be fewer than heads."""
+    """Compute attention, causal if `mask` is None; return [B, heads, T, size].
+
+    `key` and `value` may have fewer heads than `query`.
+    """
     groups = query.shape[1] // key.shape[1]
     if groups > 1 and mask is not None and query.device.type != "cpu":
         # grouped heads with a mask use CUDA's slowest kernel, so repeat the keys
@@ -87,7 +90,7 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 def causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the additive causal mask [queries, keys] of the last `queries` of `keys` tokens.
 
-    The last rows and columns of the mask are again such a mask.
+    The last q rows and k columns of the mask are the causal mask [q, k].
     """
     visible = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(keys - queries)
     return additive(visible, dtype)

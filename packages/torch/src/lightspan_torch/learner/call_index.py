@@ -30,7 +30,7 @@ def number_calls(rows: Sequence[Row], selected: Sequence[Sequence[int]], setting
 
 
 def _calls(row: Row, places: Sequence[int], setting: str) -> list[int]:
-    """Return the index of the row's call at each position."""
+    """Return the index of the row's call that contains each position in `places`."""
     owners = [-1] * len(row.ids)
     end = 0
     for number, (start, length) in enumerate(row.responses):

@@ -77,7 +77,8 @@ def reading(folder: Path) -> Iterator[Any]:
     """Yield a checkpoint's manifest.
 
     Raises:
-        CheckpointError: it cannot be read, or the code in the context finds it damaged.
+        CheckpointError: the manifest cannot be read, or the code in the context raises an error
+            that shows a damaged checkpoint.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text())

@@ -28,7 +28,8 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     """Device, such as `"cuda:1"`; None for the trainer's."""
     token_budget: int | None = None
-    """Maximum padded tokens in one forward pass; lower it when memory runs out."""
+    """Maximum padded tokens in one forward pass; None for a default by device. Lower it when memory
+    runs out."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
     """Data type of the weights; None for float32, or bfloat16 under LoRA on a GPU."""
     share_prefixes: bool = True
@@ -77,7 +78,7 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
     def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
-        """Return part → bytes of the learner.
+        """Estimate the memory of the learner: name of a part → bytes.
 
         Args:
             parameters: number of parameters of a policy's model.

@@ -6,7 +6,7 @@ are stored, because fitting a head to them costs little. Older states come from 
 few steps old; values are only computed from states of the current weights.
 
 The head is V = w·h + b. A fit is AdamW on w alone, in coordinates in which the stored states and
-targets have mean 0 and standard deviation 1; there, b follows. So rewards and states may have any
+targets have mean 0 and standard deviation 1, so that b is 0. So rewards and states may have any
 scale and offset (pretrained trunks have dimensions a hundred times as large as others). w and b are
 stored in the original coordinates (as in PopArt, arXiv 1602.07714), so no running statistics can
 become stale.
@@ -97,7 +97,7 @@ def first_tokens(rows: Iterable[Row], selected: Iterable[Sequence[int]]) -> list
 
 
 def targets_of(rows: Iterable[Row]) -> list[float]:
-    """Return the value target of each call, [C]; NaN for none."""
+    """Return the value target of each call, [C]; NaN for a call without a target."""
     return [
         target for row in rows for target in row.value_targets or [math.nan] * len(row.responses)
     ]
@@ -178,8 +178,9 @@ class ValueHead:
         """Fit the head to new and stored states; return the critic's metrics of `Learner.update`.
 
         Args:
-            states: [C, hidden] of the calls of an update.
-            targets: [C], NaN for none.
+            states: [C, hidden] states at the starts of an update's calls.
+            targets: [C] value targets; NaN for a call without a target. If all are NaN, nothing is
+                fitted and the metrics are empty.
         """
         goals = torch.tensor(targets, dtype=torch.float64, device=states.device)
         has_target = ~goals.isnan()

@@ -50,7 +50,12 @@ class ClippedLoss(NamedTuple):
 
 
 def log_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Return log(π_a/π_b), clamped."""
+    """Return log(π_a/π_b), clamped to ±`LOG_RATIO_LIMIT`.
+
+    Args:
+        numerator: log π_a.
+        denominator: log π_b.
+    """
     return (numerator - denominator).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
@@ -82,7 +87,7 @@ def clipped_ratio_loss(
 def _clipped(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """Return max(-A·ratio, -A·clip(ratio)), and where the latter is larger."""
+    """Return max(-A·ratio, -A·clip(ratio)), and True where the clipped term is larger."""
     plain = -advantages * ratio
     bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     return torch.maximum(plain, bounded), bounded > plain
@@ -144,7 +149,7 @@ def call_ratios(logprobs: Tensor, old_logprobs: Tensor, calls: Tensor) -> Tensor
 
 
 def _sums(values: Tensor, calls: Tensor) -> Tensor:
-    """Return the sum over the call at each of its tokens, in float64.
+    """Return for each token the sum of `values` over the token's call, in float64.
 
     In float32, the rounding error of a long call's sum would be as large as GSPO's clip bounds.
     """
@@ -163,8 +168,9 @@ def call_importance_weight(
 ) -> Tensor:
     """Return w = min(Π π_old/π_behaviour, C) over the call at each of its tokens, without gradient.
 
-    The weight of a call is unbiased except for the cap, whereas a token's ignores earlier tokens;
-    but it grows and shrinks with the call's length (verl's `rollout_is: sequence`).
+    The weight of a call is unbiased except for the cap, whereas the weight of a token ignores
+    earlier tokens. But the weight of a call grows and shrinks with the call's length (verl's
+    `rollout_is: sequence`).
 
     Args:
         old_logprobs, behaviour_logprobs: log π_old and log π_behaviour, of all tokens of the calls.

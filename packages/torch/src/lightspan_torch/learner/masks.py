@@ -35,11 +35,18 @@ class Replays:
         self._calls: dict[tuple[str, bytes], list[bytes]] = {}
         """(grammar, packed ids) → the masks of the ids."""
         self._distinct: dict[bytes, bytes] = {}
-        """Mask → its only object."""
+        """Mask → the object that is stored for all equal masks."""
         self._bytes = 0
 
     def masks(self, grammar: str, ids: Sequence[int]) -> list[bytes]:
-        """Return the packed mask of each token: the lowest id first, set where allowed.
+        """Return the packed mask of allowed tokens at each token of a call.
+
+        A mask has a bit for each token of the vocabulary, set if the token is allowed; the lowest
+        token id is the lowest bit.
+
+        Args:
+            grammar: grammar of the call.
+            ids: the sampled tokens of the call.
 
         Raises:
             DataError: the tokens do not follow the grammar, or the grammar cannot be compiled.
@@ -83,10 +90,13 @@ def mask_table(
     replays: Replays,
     device: torch.device,
 ) -> MaskTable:
-    """Return the masks of the selected tokens of rows.
+    """Return the masks of the selected tokens of rows, row after row.
 
     Args:
-        selected: positions of the selected tokens of each row.
+        rows: the rows.
+        selected: for each row, the positions of its selected tokens.
+        replays: cache of the masks of the policy's calls.
+        device: device of the tensors.
 
     Raises:
         DataError: tokens do not follow their grammar.

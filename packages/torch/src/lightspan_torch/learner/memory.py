@@ -12,7 +12,7 @@ OPTIMIZER_STATES: Final = 2
 def training_memory(
     parameters: int, lora: int, *, weight_bytes: int, reference: bool
 ) -> dict[str, int]:
-    """Return part → bytes, without activations and logits.
+    """Estimate a learner's memory without activations and logits: name of a part → bytes.
 
     Args:
         parameters: number of parameters of the model.

@@ -30,10 +30,14 @@ class MetricAccumulator:
             self._maxima[name] = max(self._maxima[name], float(values.detach().max()))
 
     def add_gap(self, gap: Tensor, fresh: Tensor) -> None:
-        """Add engine/learner log-probability differences, of all tokens and of fresh ones.
+        """Add the differences between the log-probabilities of engine and learner.
 
-        Only fresh tokens show whether engine and learner run the same model; the difference of
-        others includes what was learned since.
+        Only fresh tokens show whether engine and learner run the same model. The difference of a
+        stale token also includes what was learned since the token was sampled.
+
+        Args:
+            gap: [n] absolute difference of each token.
+            fresh: [n] True for tokens that the current weights sampled.
         """
         for name, values in (("stale", gap), ("fresh", gap[fresh])):
             self.add(f"{name}_gap", values)
@@ -42,13 +46,13 @@ class MetricAccumulator:
 
     @property
     def state(self) -> tuple[dict[str, float], dict[str, float]]:
-        """(sums, maxima)"""
+        """The sums and the maxima: name → value."""
         return dict(self._sums), dict(self._maxima)
 
     def replace(self, states: Iterable[tuple[Mapping[str, float], Mapping[str, float]]]) -> None:
-        """Replace the contents by the combination of several (sums, maxima).
+        """Replace the contents by the combined `state` of several accumulators.
 
-        Float sums depend on the order, which must be the same on every rank.
+        Float sums depend on the order of `states`, which must be the same on every rank.
         """
         self._sums.clear()
         self._maxima.clear()
@@ -77,7 +81,14 @@ class MetricAccumulator:
 
 
 def over_policies(parts: Mapping[str, Mapping[str, float]], rows: int) -> dict[str, float]:
-    """Combine policy → metrics; of several policies, add each as `<policy>/<metric>`."""
+    """Combine the metrics of all policies into the metrics of an update.
+
+    With several policies, the metrics of each are added as `<policy>/<metric>`.
+
+    Args:
+        parts: policy → metrics.
+        rows: number of rows of the update.
+    """
     if not parts:
         return {"loss": 0.0, "tokens": 0.0, "rows": float(rows), "skipped": 1.0}
     if len(parts) == 1:
@@ -100,10 +111,11 @@ def over_policies(parts: Mapping[str, Mapping[str, float]], rows: int) -> dict[s
 
 
 def _comparable(name: str, parts: list[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    """Return the parts whose values of a metric may be combined.
+    """Return the parts whose values of the metric `name` may be combined.
 
-    A policy without fresh tokens reports the gap of stale ones, which includes what was learned
-    since. Combined, it would look as if engine and learner disagreed.
+    A policy without fresh tokens reports the log-probability gap of stale tokens, which includes
+    what was learned since they were sampled. If such gaps were combined with gaps of fresh tokens,
+    engine and learner would seem to disagree.
     """
     if not name.startswith(_GAP):
         return parts
@@ -111,7 +123,7 @@ def _comparable(name: str, parts: list[Mapping[str, float]]) -> list[Mapping[str
 
 
 def _weight_of(name: str, parts: Sequence[Mapping[str, float]]) -> str:
-    """Return the metric that weighs the parts in a mean."""
+    """Return the name of the metric by which a mean of the metric `name` is weighted."""
     if name in ("value_loss", "explained_variance"):
         return "value_calls"
     is_fresh = name.startswith(_GAP) and all(part.get("fresh_tokens") for part in parts)

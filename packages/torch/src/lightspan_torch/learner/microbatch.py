@@ -20,6 +20,7 @@ def advice(token_budget: int, longest: int, full: bool) -> str:
     """Return which settings to lower when memory runs out, the most effective first.
 
     Args:
+        token_budget: maximum padded tokens in one forward pass.
         longest: number of tokens of the longest row.
         full: whether full weights are trained.
     """

@@ -20,16 +20,16 @@ class TokenValues(NamedTuple):
     fresh: Tensor
     """True where the current weights sampled the token."""
     old: Tensor | None = None
-    """Log-probabilities under the learner's weights before the update."""
+    """Log-probabilities under the learner's weights before the update; None to use `behaviour`."""
     base: Tensor | None = None
-    """Log-probabilities under the weights before training."""
+    """Log-probabilities under the weights before training; None without a KL term."""
     call_ratios: Tensor | None = None
-    """GSPO's ratio of the token's call."""
+    """GSPO's ratio of the token's call; None for other losses."""
     call_importance: Tensor | None = None
-    """Importance weight of the token's call."""
+    """Importance weight of the token's call; None if the loss has no weights per call."""
 
     def at(self, entries: Tensor) -> TokenValues:
-        """Return the values of some of the tokens."""
+        """Return the values of the tokens at the indices `entries`."""
         return TokenValues(*(None if values is None else values[entries] for values in self))  # type: ignore[arg-type]
 
 

@@ -105,7 +105,7 @@ class TrainedModel:
 
     @contextmanager
     def using(self, which: Which) -> Iterator[Any]:
-        """Yield the plain model with the current weights, or those before training."""
+        """Yield the plain model with its current weights ("policy") or initial weights ("base")."""
         if which == "policy":
             yield self.plain
         elif self.lora is not None:
@@ -139,7 +139,7 @@ class TrainedModel:
 
     @torch.no_grad()
     def merged_weights(self) -> dict[str, Tensor]:
-        """Return copies on the CPU under the plain model's names, with adapters merged."""
+        """Copy the weights to the CPU, with adapters merged, under the plain model's names."""
         deltas: dict[str, Tensor] = {}
         if self.lora is not None:
             for name, layer in self._adapted():
@@ -431,7 +431,7 @@ class Stepper:
         self.zero_grad()
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """Return `<parameter>/<state>` → tensor."""
+        """Return the optimisers' states for a checkpoint: `<parameter>/<state>` → tensor."""
         names = {id(parameter): name for name, parameter in self._parameters.items()}
         return {
             f"{names[id(parameter)]}/{key}": value
@@ -442,7 +442,7 @@ class Stepper:
         }
 
     def restore(self, tensors: dict[str, Tensor], steps: int) -> None:
-        """Restore `saved_tensors`.
+        """Restore the states from `saved_tensors`, and the number of steps.
 
         Raises:
             CheckpointError: the state belongs to another optimiser or model.

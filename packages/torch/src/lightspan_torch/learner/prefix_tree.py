@@ -29,8 +29,8 @@ class Tree(NamedTuple):
     members: list[int]
     """Indices of the sequences."""
     starts: list[int]
-    """Number of tokens that each member shares with the one before it; 0 for the first. The
-    member's own nodes are the rest."""
+    """Number of tokens that each member shares with the previous member; 0 for the first. The rest
+    of a member are its own nodes."""
     size: int
     """Number of nodes."""
 
@@ -58,7 +58,7 @@ class Piece(NamedTuple):
     start: int
     stop: int
     past: list[int]
-    """The ancestors, before `start`, of the piece's nodes, from the root down."""
+    """The nodes before `start` that are ancestors of the piece's nodes, from the root down."""
 
 
 def plain(sequences: Sequence[list[int]]) -> list[Tree]:
@@ -120,9 +120,11 @@ class _Vertex:
 
 
 def depth_first(sequences: Sequence[list[int]]) -> list[tuple[int, int]]:
-    """Return (index, tokens shared with the sequence before) of all sequences, depth first.
+    """Order sequences depth first, the longest branch first.
 
-    The longest branch comes first. No earlier sequence shares a longer prefix than the one before.
+    Returns:
+        (index, number of tokens shared with the previous sequence) of each sequence, in order. No
+        earlier sequence shares a longer prefix than the previous one.
     """
     order: list[tuple[int, int]] = []
     stack = [(_radix_tree(sequences), 0)]
@@ -224,7 +226,7 @@ class _Segment(NamedTuple):
     stop: int
     past: list[int]
     is_small: bool
-    """Whether its subtree [subtree_start, subtree_stop) has at most `budget` nodes."""
+    """Whether the segment's subtree [subtree_start, subtree_stop) has at most `budget` nodes."""
     subtree_start: int
     subtree_stop: int
 
@@ -273,9 +275,9 @@ class Source(NamedTuple):
     """The earlier piece whose keys include the past of a piece."""
 
     piece: int
-    """Index of the last piece with nodes of the past; the rest is in that piece's own past."""
+    """Index of the last piece that has nodes of the past; the past of this piece has the rest."""
     intervals: list[tuple[int, int]]
-    """Half-open intervals in the concatenation of that piece's past and nodes."""
+    """Half-open intervals in the concatenated past and nodes of the piece at index `piece`."""
 
 
 def source(pieces: Sequence[Piece], number: int) -> Source | None:

@@ -37,7 +37,7 @@ class SelectedTokens:
         masks: for each row, True for each selected token; never for the first.
         device: device of the tensors.
         replays: masks of the policy's calls, for tokens that were sampled under a grammar.
-        old_logprobs: for each row, as in `Learner.update`.
+        old_logprobs: for each row, its log-probabilities before the update; None for none.
         fresh_version: version of the current weights; None if no engine has them.
 
     Raises:
@@ -175,9 +175,10 @@ class _LogitChunk(NamedTuple):
 def training_head(
     model: TrainedModel, plain: Any, tokens: SelectedTokens, loss: Loss, metrics: MetricAccumulator
 ) -> Head:
-    """Return a head that computes the gradient of Σ weight · loss of a pass's tokens.
+    """Return a head that computes the gradient of Σ weight · loss over a pass's tokens.
 
-    It is added to the model's own head and returned for the hidden states.
+    The head adds the gradient to the parameters of the model's output layer, and returns the
+    gradient of the hidden states.
     """
     output, size = _output(model, plain)
 

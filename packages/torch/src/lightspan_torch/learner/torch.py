@@ -226,12 +226,13 @@ class TorchLearner(Learner):
         return scores, self._values_of(rows, states)
 
     def _check_scored(self, rows: Sequence[Row]) -> None:
-        """Raise for rows that cannot be scored."""
+        """Raise `DataError` for an invalid row, `NotFoundError` for an unknown policy."""
         check_rows(rows, trained=False)
         self._by_policy(rows)
 
     def _check_values(self, rows: Sequence[Row]) -> None:
-        """Raise for rows whose calls have no values."""
+        """Raise `ConfigError` without a critic; otherwise `DataError` or `NotFoundError` for a row
+        that is invalid, or has a call without a value."""
         if self._critic is None:
             raise ConfigError("this learner has no critic: give critic=Critic() to it")
         self._check_scored(rows)
@@ -481,10 +482,10 @@ class TorchLearner(Learner):
     def _call_states(
         self, policy: str, tokens: SelectedTokens, *, dropout: bool = False
     ) -> CallStates:
-        """Return a collector of the states at the starts of calls, for passes over the tokens.
+        """Return a collector of the hidden states at the starts of calls.
 
-        Where these passes return logits instead of states, or use dropout, the states are computed
-        in separate passes first.
+        The states are collected during the passes over `tokens`. If those passes return logits
+        instead of states, or use dropout, all states are computed here, in separate passes.
         """
         model = self._models[policy]
         if dropout or not model.hidden_to_logits():
@@ -554,7 +555,7 @@ class TorchLearner(Learner):
             which: the weights.
             passes: the passes over the tokens.
             tokens: the tokens.
-            call_states: collects states from the passes.
+            call_states: collector of hidden states from the passes; None to collect none.
         """
         with self._models[policy].using(which) as plain:
             return self._scores(policy, plain, passes, tokens, call_states)
@@ -563,7 +564,7 @@ class TorchLearner(Learner):
     def _old(
         self, policy: str, plain: Any, passes: Sequence[Pass], tokens: SelectedTokens
     ) -> Tensor:
-        """Return [N] log-probabilities under the dropout that the update will draw."""
+        """Return [N] log-probabilities under the same random dropout as the update that follows."""
         with forked_random(self._device):
             return self._scores(policy, plain, passes, tokens)
 
@@ -615,7 +616,7 @@ class TorchLearner(Learner):
             self._random = random_state(self._device)
 
     def _explain_memory(self, doing: str, rows: Sequence[Row]) -> AbstractContextManager[None]:
-        """Replace an out-of-memory error by one with advice.
+        """Replace an out-of-memory error in the context by an `OutOfMemoryError` with advice.
 
         Args:
             doing: "updating" or "scoring".

@@ -43,14 +43,14 @@ a CPU."""
 
 @dataclass(slots=True)
 class Pass:
-    """One forward pass over B rows of L nodes, with E selected tokens."""
+    """One forward pass over B rows of L nodes, with E selected tokens and P keys of `source`."""
 
     ids: Tensor
     """[B, L]"""
     entries: Tensor
     """[E] indices into the selected tokens of all passes."""
     places: Tensor
-    """[E] the node that predicts each of them, an index into B·L."""
+    """[E] the node that predicts each selected token, an index into B·L."""
     positions: Tensor | None = None
     """[B, L]; None if every row is one sequence."""
     nodes: Tensor | None = None
@@ -62,7 +62,7 @@ class Pass:
     source: int = -1
     """The pass whose keys include the first P keys; -1 for none."""
     intervals: list[tuple[int, int]] = field(default_factory=list)
-    """Half-open intervals of these keys in `source`."""
+    """Half-open intervals of the first P keys among the keys of `source`."""
     last_use: int = -1
     """The last pass whose source is this pass."""
     block: int = BLOCK
@@ -197,7 +197,10 @@ class _Planner:
     def _collect(
         self, tree: Tree, layout: Layout, entries: list[int], places: list[int], base: int
     ) -> None:
-        """Add the selected tokens of a tree and the nodes that predict them."""
+        """Append the tree's selected tokens to `entries`, the nodes that predict them to `places`.
+
+        `base` is the number of the tree's first node in the pass.
+        """
         for index, path in zip(tree.members, layout.paths, strict=True):
             selected, offset = self.selected[index], self.offsets[index]
             entries += range(offset, offset + len(selected))
@@ -275,7 +278,11 @@ class _Running:
 
 
 def _after(past: Tensor, intervals: Sequence[tuple[int, int]], own: Tensor) -> Tensor:
-    """Return past and own keys, or values: [1, key heads, P + L, size]."""
+    """Concatenate the `intervals` of past keys (or values) and a pass's own keys (or values).
+
+    Returns:
+        [1, key heads, P + L, size]
+    """
     return torch.cat([*(past[:, :, first:last] for first, last in intervals), own], dim=2)
 
 
@@ -347,7 +354,8 @@ def decoder(model: Any, *, in_trees: bool, logits: bool = False) -> Callable[...
     Args:
         model: the transformers model.
         in_trees: whether the model's attention may be replaced (see `tree_refusal`).
-        logits: return logits instead, for models whose head alone does not make them.
+        logits: whether to return logits instead, for models that compute them from the hidden
+            states by more than the output layer.
     """
     inner = model if logits else model.get_decoder()
     if in_trees:

@@ -44,8 +44,8 @@ class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: list[int]
     response_ids: list[int]
     earlier: list[tuple[int, int]] = []
-    """Answers within the prompt that are imitated too, as [start, end) of its ids, regardless of
-    `turns`."""
+    """Intervals [start, end) of `prompt_ids` with earlier answers to imitate, regardless of
+    `SFT.turns`."""
 
 
 class SFTResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +167,8 @@ class SFT:
                 a chat on each line.
             folder: folder for the model, created if necessary.
             reporter: reports progress; None for the terminal.
-            resume: continue exactly from the checkpoint of a Ctrl-C; start again without one.
+            resume: whether to continue exactly from the checkpoint that Ctrl-C left; without a
+                checkpoint, the fine-tuning starts again.
 
         Raises:
             CheckpointError: the checkpoint cannot be read.
@@ -227,7 +228,7 @@ class SFT:
     def _stored(
         self, tokenizer: ChatTokenizer, left_out: Counter[str], reporter: Reporter
     ) -> list[Demonstration]:
-        """Return the demonstrations of the store; count its other calls in `left_out`.
+        """Read the demonstrations of the store, and count the calls left out in `left_out`.
 
         Raises:
             DataError: the store has no demonstration.

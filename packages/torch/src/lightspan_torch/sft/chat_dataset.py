@@ -29,18 +29,18 @@ from lightspan.stores.protocol import Store
 
 @dataclass(slots=True)
 class Chats:
-    """Chats to imitate, with counts of other calls."""
+    """The chats of recorded calls that are suitable for fine-tuning."""
 
     chats: list[dict[str, Json]] = field(default_factory=list)
-    """`{"messages": […], "tools": […]}`, the answer last."""
+    """`{"messages": […], "tools": […]}` of each call; the last message is the answer."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """Reason → number of calls left out."""
+    """Reason → number of calls that were left out for this reason."""
 
 
 async def read_chats(
     store: Store, query: Query, min_reward: float | None, agents: Sequence[str]
 ) -> Chats:
-    """Return the chats of calls whose score is at least `min_reward` and that `chat_of` accepts.
+    """Read the chats of calls that scored at least `min_reward` and that `chat_of` accepts.
 
     Args:
         store: an open store.
@@ -65,7 +65,7 @@ async def read_chats(
 def _rejection(
     episode: Episode, call: Call, min_reward: float | None, agents: Sequence[str]
 ) -> str:
-    """Return why a call is left out; empty if it is not."""
+    """Return the reason to leave a call out; empty if there is none."""
     if agents and not any(matches(pattern, call.agent_path) for pattern in agents):
         return "of other agents"
     if episode.capture_errors:
@@ -81,10 +81,13 @@ _COMPLETE: Final = ("stop", "tool_calls", "function_call", "None")
 
 
 def chat_of(call: Call) -> dict[str, Json] | str:
-    """Return the call as a chat that ends with its answer, or the reason why it is left out.
+    """Convert a call to a chat that ends with the call's answer.
 
     The call must have succeeded, with one complete answer: feedback does not identify one of
     several answers.
+
+    Returns:
+        The chat, or as a text the reason to leave the call out.
     """
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
     if call.outcome is not CallOutcome.OK:
@@ -127,7 +130,7 @@ def load_chats(
     since: Time | None = None,
     until: Time | None = None,
 ) -> Chats:
-    """Read the chats of a store's URL; see `read_chats`.
+    """Read the chats of the store at a URL; see `read_chats`, and `SFT` for the arguments.
 
     Raises:
         ConfigError: an argument is invalid.

@@ -17,12 +17,12 @@ import torch.distributed
 dist: Final[Any] = torch.distributed
 
 RENDEZVOUS_S = 60.0
-"""Maximum seconds to wait for the other side before the first weight."""
+"""Maximum seconds for which trainer and server wait for each other before the first weight."""
 _POLL_INTERVAL_S = 0.001
 
 
 def rendezvous_key(rank: int) -> str:
-    """Return the store's key that a process sets when it has connected."""
+    """Return the key that the process `rank` sets in the rendezvous store once it has connected."""
     return f"here-{rank}"
 
 
@@ -60,7 +60,8 @@ def broadcast(group: Any, tensor: torch.Tensor, poll: Callable[[], None] = lambd
     Args:
         group: the process group.
         tensor: sent by rank 0, filled on other ranks.
-        poll: called repeatedly, may raise; needed because NCCL does not detect lost ranks.
+        poll: called repeatedly during the broadcast, and may raise to end it, because NCCL does not
+            detect lost ranks.
 
     Raises:
         RuntimeError: a rank is gone, or did not answer in time.

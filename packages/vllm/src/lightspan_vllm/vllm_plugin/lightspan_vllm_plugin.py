@@ -49,7 +49,7 @@ class WholeUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
     sent: dict[str, Any] = field(default_factory=dict)
     """Arguments of `lightspan_broadcast.receive`; empty if the weights are in files."""
     again: dict[str, str] = field(default_factory=dict)
-    """Name → name of the equal weight that is in the files or sent."""
+    """Name of a weight that is neither in a file nor sent → name of the equal weight that is."""
 
 
 class WholeEngine(WeightTransferEngine[WholeInit, WholeUpdate]):  # type: ignore[misc]
@@ -59,7 +59,7 @@ class WholeEngine(WeightTransferEngine[WholeInit, WholeUpdate]):  # type: ignore
     update_info_cls = WholeUpdate
 
     def init_transfer_engine(self, init_info: WholeInit) -> None:
-        """Do nothing: every update makes its own connection."""
+        """Do nothing, because every update opens its own connection."""
 
     def start_weight_update(self) -> None:
         """Prepare the model for weights in the checkpoint's layout."""
@@ -67,7 +67,7 @@ class WholeEngine(WeightTransferEngine[WholeInit, WholeUpdate]):  # type: ignore
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load weights; unlike the base class, synchronise only if there is an accelerator."""
+        """Load weights, and synchronise the accelerator only if there is one (unlike the base)."""
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
@@ -103,7 +103,7 @@ class WholeEngine(WeightTransferEngine[WholeInit, WholeUpdate]):  # type: ignore
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
-        """Do nothing: no resource is held."""
+        """Do nothing, because no resource stays open between updates."""
 
 
 class Extension:
