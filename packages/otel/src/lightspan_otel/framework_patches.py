@@ -222,7 +222,7 @@ class _Run:
     name: str = ""
 
     def turn_of(self, name: str) -> Span:
-        """Return the span of the agent `name`; end the span of a previous agent and start one."""
+        """Return the span of the agent `name`; start it and end another agent's if needed."""
         if self.agent is None or self.name != name:
             self.end_turn()
             self.agent, self.name = _agent(_LLAMA, name, self.span), name

@@ -92,7 +92,7 @@ class OpenSpan:
         """Input in the span's first attributes; None unless content is recorded."""
         self.content: MessageContent | None = None
         self.has_call = False
-        """Whether other code records the model call that the span belongs to."""
+        """Whether the model call inside or around the span is recorded by other code."""
         self.start_ns = now_ns()
         self._above = above
         self._span = weakref.ref(span)
