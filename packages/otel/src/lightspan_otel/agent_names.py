@@ -84,8 +84,7 @@ def role_of(name: str, attributes: Mapping[str, Any]) -> Role:
 
 
 def agent_name(name: str, attributes: Mapping[str, Any], *, may_guess: bool) -> str | None:
-    """Return the name of the agent that a span represents; None if the span has only an id or
-    nothing.
+    """Return the name of the agent that a span represents; None if it has no name or only an id.
 
     Args:
         name: the span's name.

@@ -33,8 +33,8 @@ NAME: Final = "lightspan_otel"
 """Source of a capture error in a message."""
 
 _LEAVE_OPEN: Final = frozenset({"openinference.instrumentation.smolagents"})
-"""Libraries that leave an agent's span open, and current, when the agent raises. Only its ERROR
-status shows the end."""
+"""Libraries that leave an agent's span open, and current, when the agent raises. Only the
+span's ERROR status shows that the agent has ended."""
 
 _ATTEMPTS: Final = (Role.AGENT, Role.WORKFLOW)
 """Roles of spans that become attempts in production if no span is around them."""

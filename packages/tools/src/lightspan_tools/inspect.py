@@ -223,7 +223,7 @@ def _run_lines(
 
 
 def _pruned_lines(run: RunFolder, views: Sequence[RolloutView]) -> Iterator[str]:
-    """Report the steps before the first stored one: pruning deletes the oldest rollouts."""
+    """Report the steps whose rollouts are no longer stored: pruning deletes the oldest."""
     lines = [line for line in run.metrics() if line.get("kind") == "train"]
     steps = {int(line["step"]) for line in lines if line.get("rollouts")}
     stored = [view.step for view in views if view.state.rollout.mode is Mode.TRAIN]

@@ -2,8 +2,8 @@
 
 A transaction that was lost with its connection is repeated on a new one. Its rows have ids from the
 caller, so writing them twice changes nothing. Claims generate ids; after the loss of a transaction
-that began attempts, the writer first checks whether they exist. Repeating has one other effect: a
-version of a policy may be skipped.
+that began attempts, the writer first checks whether they exist. A repeated transaction may skip a
+version of a policy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WriterThread(Committer):
     Args:
         tables: the tables to write to; `stop` closes their link.
         on_move: called after each transaction that changed the status of a rollout.
-        moves: whether the jobs may add or change rollouts and attempts; False for jobs that only add
+        moves: whether the jobs may add or change rollouts and attempts; False if they only add
             other rows.
     """
 

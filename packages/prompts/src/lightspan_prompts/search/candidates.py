@@ -146,7 +146,8 @@ def split_tasks(tasks: Sequence[Json], share: float, seed: int) -> Split:
     """Split the training tasks in two parts; duplicates count once.
 
     Args:
-        share: fraction of the selection split.
+        tasks: the training tasks.
+        share: fraction of the tasks for the selection split.
         seed: seed of the split.
 
     Raises:

@@ -152,7 +152,7 @@ def _json(value: Any) -> str:
 
 
 def shortened(text: str, max_length: int = MAX_TEXT_LENGTH) -> str:
-    """Return the text, without its middle if it is too long."""
+    """Return the text, without its middle if it is longer than `max_length`."""
     if len(text) <= max_length:
         return text
     half = max_length // 2
