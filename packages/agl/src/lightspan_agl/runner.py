@@ -29,7 +29,7 @@ class LitAgentRunner(Generic[T]):
     """Runs an agent in this process, for debugging.
 
     Args:
-        tracer: ignored; lightspan records without it.
+        tracer: ignored; lightspan records without a tracer.
     """
 
     def __init__(self, tracer: Tracer | None = None) -> None:

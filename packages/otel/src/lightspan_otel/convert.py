@@ -3,7 +3,7 @@
 `LightspanSpanProcessor`, added to an app's tracer provider, records the spans that end inside a
 scope, from any library. `export` sends stored spans to any OpenTelemetry exporter; `encode_otlp`
 and `decode_otlp` convert to and from OTLP's protobuf without loss. lightspan never writes to the
-app's tracer provider, so no prompt text reaches its exporters unasked.
+app's tracer provider, so no prompt text reaches the app's exporters.
 """
 
 from __future__ import annotations

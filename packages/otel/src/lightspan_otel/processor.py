@@ -40,7 +40,7 @@ class AgentSpanProcessor(SpanProcessor):
         """Whether content is recorded too (`llm_spans`)."""
 
     def on_start(self, span: LiveSpan, parent_context: Context | None = None) -> None:
-        """Track a span that begins; it is not the current one yet."""
+        """Start tracking a span that begins and is not the current span yet."""
         if not self.on:
             return
         # never raise into the app; `resolver` reports an unknown span later

@@ -35,7 +35,7 @@ class RolloutView:
     """`attempt/call/choice` → why the learner could not compute the call under its grammar."""
 
     def explanation(self, call: Call) -> Explanation | None:
-        """Return the explanation of a call's advantage, if there is one."""
+        """Return the explanation of a call's advantage; None if there is none."""
         return self.explanations.get(_key(self.episode.attempt_id, call))
 
     def explanation_lines(self, call: Call) -> list[str]:
@@ -69,7 +69,7 @@ async def read_views(
         run: folder of the run, with the explanations.
         store: store of the run.
         config: settings of the run (`RunFolder.read_config`).
-        states: rollouts of `Store.rollouts`.
+        states: states of the rollouts, from `Store.rollouts`.
         rewards: see `trained_rewards`.
     """
     attempts = await store.attempts([state.rollout.rollout_id for state in states])

@@ -52,16 +52,16 @@ class APO(PromptSearch):
             Checked before each request and before each batch of about 64 rollouts; only what is in
             flight may exceed it. A round that is cut short adds no candidate that was not compared.
         max_cost: maximum cost of these tokens, in the currency of `prices`; checked like
-            `max_tokens`.
-            Calls of policies cost nothing, nor do calls whose endpoint counts no tokens.
+            `max_tokens`. Calls of policies cost nothing, nor do calls whose endpoint counts no
+            tokens.
         prices: model → its `Price`, for every model that is called; needed for `max_cost`. A model
             has the name in the request, or the name in the response if a span lacks the former.
         selection: fraction of the training tasks on which candidates are compared (the selection
             split, chosen by `seed`); reflections show rollouts of all other training tasks. No
             choice depends on held-out tasks.
-        perfect_reward: reward at which a task counts as solved; None for no limit. The search ends
-            if a candidate solves every task of the selection split. A batch of rollouts that solve
-            all tasks gets no critique.
+        perfect_reward: reward at which a task counts as solved; None if there is no such reward.
+            The search ends if a candidate solves every task of the selection split. No critique is
+            requested for a batch whose tasks are all solved.
         failure_reward: reward of a rollout whose app failed or timed out; in comparisons also of an
             unscored rollout, so that every rollout counts in a mean.
         timeout_s: seconds per rollout.

@@ -39,8 +39,8 @@ class GEPA(PromptSearch):
             exceed it, with `proposals` several concurrent ones. The best candidate compared by then
             is chosen.
         max_cost: maximum cost of these tokens, in the currency of `prices`; checked like
-            `max_tokens`.
-            Calls of policies cost nothing, nor do calls whose endpoint counts no tokens.
+            `max_tokens`. Calls of policies cost nothing, nor do calls whose endpoint counts no
+            tokens.
         prices: model → its `Price`, for every model that is called; needed for `max_cost`. A model
             has the name in the request, or the name in the response if a span lacks the former.
         selection: fraction of the training tasks on which candidates are compared (the selection
@@ -53,9 +53,9 @@ class GEPA(PromptSearch):
             the end, as far as budgets allow. The best finalist by the mean of both runs is chosen,
             or the initial prompts if they are better. With 0 the first run decides.
         merge: also combine two candidates, if there are several prompts.
-        perfect_reward: reward at which a task counts as solved; None for no limit. The search ends
-            if a candidate solves every task of the selection split. A minibatch whose tasks are all
-            solved gets no reflection.
+        perfect_reward: reward at which a task counts as solved; None if there is no such reward.
+            The search ends if a candidate solves every task of the selection split. No reflection
+            is requested for a minibatch whose tasks are all solved.
         failure_reward: reward of a rollout whose app failed; in comparisons also of an unscored
             rollout.
         timeout_s: seconds per rollout.

@@ -217,7 +217,7 @@ def _agent_component(path: str, rollouts: Sequence[Sequence[Text]]) -> Component
 
     Args:
         path: the agent's path.
-        rollouts: the texts of its calls, per rollout.
+        rollouts: the texts of the agent's calls, per rollout.
     """
     reasons = [text.reason for calls in rollouts for text in calls if text.text is None]
     # calls of one rollout often have equal texts
