@@ -8,14 +8,17 @@ from typing import Final
 from lightspan.errors import UnsupportedError
 
 _PARTS: Final = re.compile(r"(\.\*)|\\([^\w*])|([^\\.^$*+?{}\[\]()|])")
-"""Anything, an escaped character, a plain one."""
+"""`.*`, an escaped character or a plain character."""
 
 
 def globs_of(agent_match: str | None) -> list[str]:
-    """Return the globs that match the names in which the expression is found.
+    """Translate the regular expression `agent_match` into globs of agent names; `*` for None.
+
+    The expression may match anywhere in a name, as with `re.search`.
 
     Raises:
-        UnsupportedError: it has other syntax than plain text, `^`, `$`, `.*` and `|`.
+        UnsupportedError: `agent_match` is no text, or has other syntax than plain text, `^`, `$`,
+            `.*` and `|`.
     """
     if agent_match is None:
         return ["*"]

@@ -1,7 +1,7 @@
 """Agents as apps, sent to runners as the name of their class and its arguments.
 
-A runner imports its app by `module:name`. For an agent that is `agents` of this module with the
-agent's description, in JSON, as the attribute.
+A runner imports its app by `module:name`. For an agent, `module` is this module and `name` is
+`agents.JSON`, where `JSON` is the agent's `Description`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from lightspan_agl.types import (
 
 
 class MainLLM(msgspec.Struct, frozen=True, kw_only=True):
-    """The resource `main_llm`, before there is an attempt."""
+    """The part of the resource `main_llm` that is the same in every attempt."""
 
     model: str
     sampling: dict[str, dict[str, Json]]
@@ -53,19 +53,19 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Serialized form of an agent."""
 
     agent: str
-    """`module:name` of its class, of its function, or of itself."""
+    """`module:name` of the agent's class, of the agent's function, or of the agent."""
     llm: MainLLM
     args: list[Json] | None = None
-    """Arguments of its class; None if `agent` is not a class."""
+    """Positional arguments of the class; None if `agent` is not a class."""
     kwargs: dict[str, Json] = {}
 
 
 # --- in the trainer's process ---------------------------------------------------------------
 def as_app(agent: LitAgent[Any], llm: MainLLM) -> App:
-    """Return the agent as an app that runners can import.
+    """Return an app for the agent that runners can import; `llm` describes its `main_llm`.
 
     Raises:
-        AppError: it cannot be recreated in a runner's process.
+        AppError: the agent cannot be recreated in a runner's process.
     """
     text = msgspec.json.encode(_describe(agent, llm)).decode()
     # Runners split names at dots.
@@ -98,7 +98,7 @@ def _describe(agent: LitAgent[Any], llm: MainLLM) -> Description:
 
 
 def _find_non_json(arguments: Construction) -> str | None:
-    """Return the first argument that JSON would change."""
+    """Describe the first argument that JSON would change; None if JSON keeps every argument."""
     by_position = {f"argument {number}": v for number, v in enumerate(arguments.args, 1)}
     for name, value in {**by_position, **arguments.kwargs}.items():
         try:
@@ -111,7 +111,10 @@ def _find_non_json(arguments: Construction) -> str | None:
 
 
 def _global_name(agent: LitAgent[Any]) -> str | None:
-    """Return `module:name` of an agent at the top level of a module other than the script."""
+    """Return `module:name` of an agent at the top level of a module other than the script.
+
+    Return None for an agent that is not found there.
+    """
     for module_name, module in list(sys.modules.items()):
         if module_name not in ("__main__", "__mp_main__"):
             for name, value in list(getattr(module, "__dict__", {}).items()):
@@ -132,7 +135,7 @@ class AgentPool:
 
     @contextmanager
     def agent(self) -> Iterator[LitAgent[Any]]:
-        """Yield an agent, a new one if all are in use."""
+        """Reserve an unused agent for the block; create an agent if all are in use."""
         with self._lock:
             agent = self._free.pop() if self._free else None
         agent = agent if agent is not None else self._make()
@@ -148,8 +151,9 @@ class AgentApp(App):
 
     Args:
         pool: the agents.
-        resources: resources for the agents, or the description of `main_llm`.
-        name: the app's `reference`.
+        resources: resources for the agents, or the `MainLLM` from which each attempt gets its
+            `main_llm`.
+        name: value of the property `reference`.
     """
 
     follows_urls = True
@@ -218,7 +222,7 @@ def _attempted(rollout: Rollout) -> AttemptedRollout:
 
 
 class _Agents:
-    """Namespace of agents, whose attribute names are their descriptions."""
+    """Namespace whose attributes are apps; the name of an attribute is a `Description` in JSON."""
 
     def __getattr__(self, name: str) -> App:
         if not name.startswith("{"):
@@ -250,7 +254,10 @@ def _construct(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lit
 
 
 def factory_of(agent: LitAgent[Any]) -> Callable[[], LitAgent[Any]] | None:
-    """Return a function that recreates the agent; None if it was changed or copied."""
+    """Return a function that recreates the agent.
+
+    Return None if the agent is a copy, or if attributes were set after construction.
+    """
     if isinstance(agent, FunctionalLitAgent):
         return lambda: agent
     arguments = construction(agent)

@@ -1,4 +1,4 @@
-"""`dev` with resources: run an agent on some tasks in this process and summarize."""
+"""`Trainer.dev` with `initial_resources`: run an agent in this process and summarize."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class DevSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a trial run."""
 
     rewards: list[float | None]
-    """One per task, in order; None is unscored, which differs from zero."""
+    """Reward per task, in order; None if the task's rollout has no reward."""
     failures: dict[int, str]
-    """Index of the task → error."""
+    """Index of a failed task in `rewards` → error message."""
     calls: dict[str, int]
-    """Agent path → model calls."""
+    """Agent path → number of model calls."""
     trained: list[str]
     """Agent paths that `agent_match` selects."""
     agent_match: str | None
 
     def text(self) -> str:
-        """Return the summary for people."""
+        """Format the summary for printing."""
         scored = [reward for reward in self.rewards if reward is not None]
         mean = f", mean reward {math.fsum(scored) / len(scored):.3f}" if scored else ""
         lines = [f"{len(self.rewards)} rollouts, {len(scored)} scored{mean}"]
@@ -59,7 +59,15 @@ async def try_out(
     slots: int,
     agent_match: str | None,
 ) -> DevSummary:
-    """Run the agent once per task.
+    """Run the agent once per task and summarize the rollouts.
+
+    Args:
+        agent: the agent.
+        resources: the agent's resources.
+        train: training tasks.
+        val: held-out tasks.
+        slots: maximum concurrent rollouts.
+        agent_match: regular expression of the agents that would be trained; None for all.
 
     Raises:
         RewardError: the agent returned an invalid reward.

@@ -25,18 +25,19 @@ from lightspan_agl.types import NamedResources
 log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 600.0
-"""Seconds per rollout if there is no limit for a batch."""
+"""Seconds per rollout if `LocalRuns` has no `timeout_s`."""
 _POLL_TIMEOUT_S: Final = 0.5
 _KEY: Final = "OPENAI_API_KEY"
 
 
 class LocalRuns:
-    """Runs an agent on tasks (see `local_runs`).
+    """Runs tasks through a runner in this process; `local_runs` creates it.
 
     Args:
         store: an open store.
-        work: the runner's task.
-        timeout_s: seconds for rollouts queued together; None for `TIMEOUT_S` each.
+        work: the asyncio task that runs the runner.
+        timeout_s: seconds for all rollouts of one `rollouts` call; if None, each rollout gets
+            `TIMEOUT_S`.
     """
 
     def __init__(self, store: Store, work: asyncio.Task[None], timeout_s: float | None) -> None:
@@ -52,7 +53,17 @@ class LocalRuns:
         *,
         resources: Sequence[Resources] | None = None,
     ) -> list[Episode]:
-        """Run the tasks and return their episodes; cancel late ones."""
+        """Run each task `group_size` times and return the episodes.
+
+        Rollouts that have not ended in time are cancelled.
+
+        Args:
+            tasks: tasks for the agent.
+            group_size: number of rollouts per task.
+            mode: mode of the rollouts.
+            resources: for each task, prompts that replace the agent's prompts of the same names;
+                None if no prompt is replaced.
+        """
         rollouts = [
             Rollout(
                 rollout_id=new_id("rollout"),
@@ -102,12 +113,12 @@ async def local_runs(
     slots: int,
     timeout_s: float | None = None,
 ) -> AsyncIterator[LocalRuns]:
-    """Run an agent in this process during the block.
+    """Start a runner for an agent in this process, and stop it at the end of the block.
 
     Args:
         agent: the agent.
-        resources: its resources.
-        slots: maximum concurrent rollouts.
+        resources: the agent's resources.
+        slots: maximum concurrent rollouts; 1 is used if the agent cannot be recreated.
         timeout_s: see `LocalRuns`.
     """
     factory = factory_of(agent)
@@ -130,7 +141,7 @@ async def local_runs(
 
 @contextmanager
 def _same_environment() -> Iterator[None]:
-    """Remove the placeholder key that a runner sets for clients that require one."""
+    """Remove the placeholder `OPENAI_API_KEY` that a runner sets, at the end of the block."""
     try:
         yield
     finally:

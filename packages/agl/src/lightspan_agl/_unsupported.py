@@ -76,7 +76,8 @@ HINTS: Final = {name: hint for hint, names in _NAMES_BY_HINT.items() for name in
 
 
 def refuse_names(module: str) -> Callable[[str], Any]:
-    """Return a module's `__getattr__` that raises with a hint for these names."""
+    """Return a `__getattr__` for a module; it raises `ImportError` with the hint for a name in
+    `HINTS`."""
 
     def get(name: str) -> Any:
         # `from … import name` keeps the message of an ImportError only.

@@ -20,11 +20,11 @@ class TracerTraceToTriplet:
 
     Args:
         agent_match: a regular expression searched in agents' names, of plain text, `^`, `$`, `.*`
-            and `|`; None for every call.
-        repair_hierarchy: ignored; agents are known at the time of the call.
+            and `|`; None for all agents.
+        repair_hierarchy: ignored; each model call is recorded with its agent.
 
     Raises:
-        UnsupportedError: the expression has other syntax.
+        UnsupportedError: `agent_match` has other syntax.
     """
 
     def __init__(self, agent_match: str | None = None, repair_hierarchy: bool = True) -> None:

@@ -24,8 +24,8 @@ def emit_reward(
 
     Args:
         reward: a number, or named dimensions of which `primary_key` is trained.
-        primary_key: the dimension that is trained.
-        attributes: named values recorded with it.
+        primary_key: the dimension that is trained; None for `reward`, or else the first.
+        attributes: named values to record as an annotation; None for none.
         propagate: False records nothing.
 
     Raises:

@@ -38,7 +38,7 @@ def resolve_bool_env_var(
     """Return `override`, or else the variable's value, or else `fallback`.
 
     Raises:
-        ConfigError: the variable is neither true nor false.
+        ConfigError: the variable is read, and its value is no boolean such as `true` or `0`.
     """
     text = resolve_str_env_var(env_var)
     if override is not None or text is None:

@@ -31,7 +31,7 @@ class Construction:
         self._fields = dict(vars(agent))
 
     def changes(self, agent: LitAgent[Any]) -> list[str]:
-        """Return the attributes set since construction, which recreation would lose."""
+        """Return the names of attributes that differ from those at construction."""
         internal = (_CONSTRUCTION, "__orig_class__")
         fields = {name: value for name, value in vars(agent).items() if name not in internal}
         missing = object()
@@ -43,7 +43,7 @@ class Construction:
 
 
 class _RecordsConstruction(ABCMeta):
-    """Records the arguments of each agent; subclasses need not call `LitAgent.__init__`."""
+    """Records constructor arguments, even if a subclass does not call `LitAgent.__init__`."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         agent = super().__call__(*args, **kwargs)
@@ -81,8 +81,8 @@ class LitAgent(Generic[T], metaclass=_RecordsConstruction):
 
         Args:
             task: one item of the data set.
-            resources: by name; the trained model is `main_llm`.
-            rollout: its id, mode and attempt.
+            resources: name → resource; the trained model is `main_llm`.
+            rollout: the id, the mode and the attempt of the rollout.
 
         Returns:
             The reward, or None if `emit_reward` reports it.
@@ -98,25 +98,25 @@ class LitAgent(Generic[T], metaclass=_RecordsConstruction):
     def training_rollout(
         self, task: T, resources: NamedResources, rollout: Rollout
     ) -> float | None:
-        """Work on one training task; by default `rollout`."""
+        """Work on one training task; call `rollout` unless overridden."""
         return self.rollout(task, resources, rollout)
 
     def validation_rollout(
         self, task: T, resources: NamedResources, rollout: Rollout
     ) -> float | None:
-        """Work on one held-out task; by default `rollout`."""
+        """Work on one held-out task; call `rollout` unless overridden."""
         return self.rollout(task, resources, rollout)
 
     async def training_rollout_async(
         self, task: T, resources: NamedResources, rollout: Rollout
     ) -> float | None:
-        """Work on one training task, asynchronously."""
+        """Work on one training task; call `rollout_async` unless overridden."""
         return await self.rollout_async(task, resources, rollout)
 
     async def validation_rollout_async(
         self, task: T, resources: NamedResources, rollout: Rollout
     ) -> float | None:
-        """Work on one held-out task, asynchronously."""
+        """Work on one held-out task; call `rollout_async` unless overridden."""
         return await self.rollout_async(task, resources, rollout)
 
 
@@ -125,7 +125,7 @@ ASYNC_METHODS: Final = tuple(f"{name}_async" for name in SYNC_METHODS)
 
 
 def overrides(agent: LitAgent[Any], method: str) -> bool:
-    """Return whether the agent's class defines this method of `LitAgent`."""
+    """Return whether the agent's class overrides `method` of `LitAgent`."""
     return getattr(type(agent), method) is not getattr(LitAgent, method)
 
 
@@ -139,22 +139,23 @@ def construction(agent: LitAgent[Any]) -> Construction | None:
 
 
 def rollout_method(agent: LitAgent[Any], mode: str | None) -> Callable[..., Any]:
-    """Return the method that runs a task of this mode."""
+    """Return the agent's method for tasks of `mode`; for None the one for validation."""
     name = "training_rollout" if mode == "train" else "validation_rollout"
     return getattr(agent, f"{name}_async" if agent.is_async() else name)  # type: ignore[no-any-return]
 
 
 # --- functions as agents --------------------------------------------------------------------
 class FunctionalLitAgent(LitAgent[Any]):
-    """A function as an agent, which stays callable (see `rollout`).
+    """An agent that calls a function; the decorator `rollout` creates it.
 
     Args:
-        function: takes `task` first, then by name `llm`, `prompt_template`, `resources` or
-            `rollout`.
-        strip_proxy: ignored; `llm` is always the endpoint of this attempt.
+        function: function whose first parameter is `task`; further parameters may be `llm`,
+            `prompt_template`, `resources` and `rollout`, and are passed by name.
+        strip_proxy: ignored; `llm` is always the endpoint of the current attempt.
 
     Raises:
-        AppError: the function takes other arguments, or no task.
+        AppError: the first parameter is not `task`, or another parameter is unknown and has no
+            default.
     """
 
     def __init__(self, function: Callable[..., Any], *, strip_proxy: bool = True) -> None:
@@ -203,7 +204,7 @@ _ARGUMENTS: Final = ("llm", "prompt_template", "resources", "rollout")
 
 
 def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of the arguments after the task."""
+    """Return the names in `_ARGUMENTS` that the function takes."""
     name = getattr(function, "__qualname__", repr(function))
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].name != "task":
@@ -221,8 +222,10 @@ def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
 def rollout(
     function: Callable[..., Any] | None = None, *, strip_proxy: bool = True
 ) -> FunctionalLitAgent | Callable[[Callable[..., Any]], FunctionalLitAgent]:
-    """Turn a function into an agent: `(task, llm)` or `(task, prompt_template)`, with or without
-    `rollout`; sync or async.
+    """Turn a function into an agent; also a decorator, with or without arguments.
+
+    The function takes `(task, llm)` or `(task, prompt_template)`, and may take `rollout`. It may be
+    async.
 
     Raises:
         AppError: see `FunctionalLitAgent`.

@@ -14,6 +14,6 @@ __getattr__ = _refuse_names(__name__)
 
 
 def find_final_reward(spans: Sequence[Span]) -> float | None:
-    """Return the reward of the last span that has one."""
+    """Return the reward of the last span with a reward; None if no span has a reward."""
     rewards = [span.attributes[REWARD_VALUE] for span in spans if REWARD_VALUE in span.attributes]
     return float(rewards[-1]) if rewards else None  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ class LitAgentRunner(Generic[T]):
     """Runs an agent in this process, for debugging.
 
     Args:
-        tracer: ignored; lightspan records without it.
+        tracer: ignored; lightspan records without a tracer.
     """
 
     def __init__(self, tracer: Tracer | None = None) -> None:
@@ -39,7 +39,7 @@ class LitAgentRunner(Generic[T]):
     def run_context(
         self, *, agent: LitAgent[T], store: InMemoryLightningStore
     ) -> Iterator[LitAgentRunner[T]]:
-        """Set the agent that `step` runs, and the store for its spans."""
+        """Set the agent that `step` runs in the block, and the store for its spans."""
         self._context = agent, store
         try:
             yield self
@@ -49,10 +49,15 @@ class LitAgentRunner(Generic[T]):
     async def step(
         self, input: T, *, resources: NamedResources | None = None, mode: RolloutMode | None = None
     ) -> Rollout:
-        """Run the agent on one task.
+        """Run the agent on one task and store its spans.
+
+        Args:
+            input: the task.
+            resources: the agent's resources; None for none.
+            mode: mode of the rollout; None is the same as `train` for the agent.
 
         Raises:
-            ConfigError: outside `run_context`.
+            ConfigError: `step` was called outside `run_context`.
             RewardError: the agent returned an invalid reward.
         """
         if self._context is None:

@@ -18,9 +18,9 @@ class InMemoryLightningStore:
         self._spans: dict[str, list[Span]] = {}
 
     def add(self, rollout_id: str, spans: Sequence[Span]) -> None:
-        """Store the spans of a rollout."""
+        """Store the spans of a rollout, in place of earlier spans of that rollout."""
         self._spans[rollout_id] = sorted(spans, key=lambda span: span.start_ns)
 
     async def query_spans(self, rollout_id: str) -> list[Span]:
-        """Return the spans of a rollout (lightspan's own type) by start time."""
+        """Return the spans of a rollout by start time; empty if the rollout is unknown."""
         return self._spans.get(rollout_id, [])

@@ -1,4 +1,4 @@
-"""Trainer: `fit` and `dev` with the arguments of Agent Lightning."""
+"""`Trainer.fit` and `Trainer.dev` with the arguments of Agent Lightning."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Trainer:
     Args:
         n_runners: maximum concurrent rollouts.
         n_workers: older name of `n_runners`.
-        algorithm: `VERL(config)` or `APO(client)`; None for `dev` only.
+        algorithm: `VERL(config)` or `APO(client)`; None if only `Trainer.dev` is called.
         adapter: `{"agent_match": "regular expression"}` for `VERL`.
-        initial_resources: the initial prompt of `APO`; in `dev` the agents' resources, such as
-            `{"main_llm": LLM(…)}`.
-        tracer: None or a `Tracer`.
-        options: other options of Agent Lightning: `strategy`, `port`, `daemon` and `dev` have no
-            effect, which `fit` prints; others are refused.
+        initial_resources: resources by name: with `APO` the initial prompt; for `Trainer.dev` all
+            resources of the agents, such as `{"main_llm": LLM(…)}`.
+        tracer: without effect; None or a `Tracer`.
+        options: further options of Agent Lightning. `strategy`, `port`, `daemon` and `dev` are
+            accepted without effect, and `fit` prints a note; any other option is refused.
 
     Raises:
-        ConfigError: an option is malformed.
+        ConfigError: `n_runners` or `initial_resources` is invalid.
         UnsupportedError: an option is refused; the message has a hint.
     """
 
@@ -93,20 +93,21 @@ class Trainer:
         *,
         val_dataset: Dataset[Any] | None = None,
     ) -> FitResult | None:
-        """Train.
+        """Train the agent with `algorithm`.
 
         Args:
             agent: an agent; for `VERL` its class is at the top level of a module or of the script.
-            train_dataset: tasks to learn from.
-            val_dataset: held-out tasks; for `APO`, those on which prompts are compared.
+            train_dataset: training tasks; required.
+            val_dataset: held-out tasks; `APO` requires them and compares prompts on them.
 
         Returns:
-            The result; None for `APO` (see its `get_best_prompt`).
+            The result with `VERL`. None with `APO`: `APO.get_best_prompt` returns the prompt.
 
         Raises:
             AppError: the agent cannot be recreated in the runners' processes.
-            ConfigError: there is no algorithm, or a batch is larger than the data.
-            UnknownAgentError: after the first batch, `agent_match` matches no agent.
+            ConfigError: the algorithm or required tasks are missing, or a batch is larger than
+                `train_dataset`.
+            UnknownAgentError: no agent that acted in the first batch matches `agent_match`.
             And the errors of `lightspan.Trainer.fit`.
         """
         if self.algorithm is None:
@@ -150,11 +151,17 @@ class Trainer:
     ) -> DevSummary | DevReport:
         """Run the agent without training and print a summary.
 
-        With `initial_resources` every task is run once in this process. Without, this is
-        `lightspan.Trainer.dev` with the model of `VERL`.
+        With `initial_resources`, every task of the data sets is run once in this process. Without
+        `initial_resources`, `lightspan.Trainer.dev` runs the tasks with the model of `VERL`.
+
+        Args:
+            agent: an agent.
+            train_dataset: training tasks.
+            val_dataset: held-out tasks.
+            dev_dataset: further training tasks.
 
         Raises:
-            ConfigError: there are neither resources nor `VERL`, or no task.
+            ConfigError: there are neither `initial_resources` nor `VERL`, or there is no task.
             And the errors of `lightspan.Trainer.dev`.
         """
         _check_agent(agent)
@@ -207,7 +214,7 @@ class Trainer:
         return trainer.dev(app, tasks, val if train and val else None, count=len(tasks))
 
     def _core(self, verl: VERL) -> CoreTrainer:
-        """Return lightspan's trainer for a configuration."""
+        """Create the `lightspan.Trainer` for the configuration of `verl`."""
         from lightspan.trainer import Trainer as CoreTrainer
 
         plan = verl.plan
@@ -235,9 +242,9 @@ class Trainer:
 
 
 def make_algorithm(plan: Plan, agent_match: str | None) -> LightningRL:
-    """Return LightningRL for the agents whose names match.
+    """Create LightningRL that trains the agents whose names match `agent_match`; all for None.
 
-    The other agents use the current weights but are not trained.
+    Agents that do not match use the current weights but are not trained.
     """
     from lightspan.algorithms.lightning_rl import LightningRL
 
@@ -292,11 +299,12 @@ def as_tasks(dataset: Any, name: str) -> list[Json]:
     """Return the items of a data set, with numpy arrays as lists.
 
     Args:
-        dataset: anything with a length and items by number.
-        name: name of the argument for messages.
+        dataset: anything with a length and items by number, except a text or a mapping.
+        name: name of the data set in messages.
 
     Raises:
-        DataError: it has another type.
+        ConfigError: `dataset` is None.
+        DataError: `dataset` has a wrong type.
     """
     if dataset is None:
         raise ConfigError(f"fit needs {name}: a list of tasks")

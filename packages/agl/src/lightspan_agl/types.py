@@ -41,7 +41,7 @@ class LLM:
     sampling_parameters: dict[str, Any] = field(default_factory=dict)
 
     def get_base_url(self, *args: Any, **kwargs: Any) -> str:
-        """Return the `base_url` of a client."""
+        """Return the endpoint, for use as a client's `base_url`."""
         return self.endpoint
 
 
@@ -56,10 +56,10 @@ class ProxyLLM(LLM):
     attempt_id: str
 
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
-        """Return the `base_url` of a client.
+        """Return the endpoint, for use as a client's `base_url`.
 
         Raises:
-            ConfigError: the ids belong to another attempt.
+            ConfigError: `rollout_id` and `attempt_id` are not those of this endpoint's attempt.
         """
         ids = rollout_id, attempt_id
         if ids not in ((None, None), (self.rollout_id, self.attempt_id)):
@@ -101,7 +101,7 @@ class Rollout:
 
 @dataclass(kw_only=True)
 class AttemptedRollout(Rollout):
-    """A rollout with its attempt, the agents' argument `rollout`."""
+    """A rollout with its attempt; agents receive it as the argument `rollout`."""
 
     attempt: Attempt
 
@@ -115,10 +115,10 @@ class Dataset(Protocol[T_co]):
 
 
 def check_resources(resources: Mapping[str, Any] | None) -> NamedResources:
-    """Return the resources of `initial_resources=`.
+    """Check the type of each resource and return a copy of the mapping; empty for None.
 
     Raises:
-        ConfigError: one of them is not a resource.
+        ConfigError: a value is neither an `LLM` nor a `PromptTemplate`.
     """
     for name, resource in (resources or {}).items():
         if not isinstance(resource, LLM | PromptTemplate):

@@ -1,8 +1,8 @@
 """Training on several machines: a store in PostgreSQL (`postgres`), and runners elsewhere.
 
-`runner_command` is `lightspan runner`, whose work `standalone` does: it joins the trainings of an
-app. `external_runners` has `lightspan.ExternalRunners`, which stands for such runners in a trainer,
-and `peers` compares the two sides' versions.
+`runner_command` is the command `lightspan runner`; `standalone` is its runner, which joins the
+trainings of an app. `external_runners` has `lightspan.ExternalRunners`, which represents these
+runners in a trainer. `peers` checks the protocol versions of runners and trainers.
 
 `ray_runners` has `lightspan.RayRunners`, `ray_actor` the code of one actor, `ray_cluster` the
 connection to the cluster.

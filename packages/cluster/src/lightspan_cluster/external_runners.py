@@ -1,8 +1,8 @@
 """Runners that are started by hand: `lightspan runner --store … my_app:answer`.
 
-`ExternalRunners` stands for them in a trainer, and `RunnerWatch` prints which of them join the
-training. Each of them supervises its own processes (`standalone`). If its machine is lost, its
-leases run out, and each of its attempts uses up a try.
+`ExternalRunners` represents the runners in a trainer, and `RunnerWatch` prints which runners join
+the training. Each runner supervises its own processes (`standalone`). If the machine of a runner is
+lost, the runner's leases run out, and each of its attempts uses up a try.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ REMIND_S: Final = 60.0
 class ExternalRunners:
     """Runners that are started by hand, or by a service manager, in the app's environment.
 
-    The trainer starts none. It prints the command that starts one and waits for the first; runners
-    may come and go.
+    The trainer starts no runner. It prints the command that starts a runner, and waits until one
+    runner has joined. Runners may join and leave at any time.
 
     Args:
         slots: expected number of attempts at once, over all runners; `dev` reports it.
-        timeout_s: seconds without any runner after which training stops; None waits for ever.
+        timeout_s: seconds without any runner after which training fails; None for no limit.
     """
 
     def __init__(self, slots: int = 8, *, timeout_s: float | None = None) -> None:
@@ -52,7 +52,7 @@ class ExternalRunners:
         self._plan: RunnerPlan | None = None
 
     async def start(self, plan: RunnerPlan) -> None:
-        """Check the app. Raises `AppError` if other programs cannot import it."""
+        """Check the app, and store the plan. Raises `AppError` if runners cannot import the app."""
         check_importable(plan.app)
         self._plan = plan
         self.missing_s = 0.0
@@ -72,7 +72,7 @@ class ExternalRunners:
         """Do nothing: the runners end with the training, or are ended by hand."""
 
     def check(self) -> None:
-        """Raise `LightspanError` if no runner came in time."""
+        """Raise `LightspanError` if there was no runner for `timeout_s`."""
         if self.timeout_s is not None and self.missing_s > self.timeout_s:
             assert self._plan is not None
             raise LightspanError(
@@ -92,7 +92,7 @@ class RunnerWatch:
 
     Args:
         plan: the plan of the trainer's runners.
-        runners: the trainer's own runners.
+        runners: the trainer's `ExternalRunners`, whose `missing_s` is set.
         print_line: prints a line.
     """
 
@@ -101,16 +101,16 @@ class RunnerWatch:
     print_line: Callable[[str], None]
     _joined: dict[str, Peer] = field(default_factory=dict)
     _rejected: set[str] = field(default_factory=set)
-    """Runners with another protocol version, each of which is printed once."""
+    """Names of runners with another protocol version that have been printed."""
     _alone_since: float | None = None
     _reminded: float | None = None
 
     def update(self, peers: Sequence[Peer], now: float) -> None:
-        """Print changes.
+        """Print changes since the last call, and set `runners.missing_s`.
 
         Args:
             peers: the store's peers.
-            now: seconds, by a monotonic clock.
+            now: current time of a monotonic clock, in seconds.
         """
         joined = self._joined_of(peers)
         for name in self._joined.keys() - joined.keys():

@@ -1,4 +1,4 @@
-"""Peers in a store: which of them are there, and which understand this version."""
+"""Checks of a store's peers: presence and protocol version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_present(peer: Peer) -> bool:
 
 
 def is_compatible(peer: Peer) -> bool:
-    """Return whether the peer has this protocol version."""
+    """Return whether the peer has the protocol version of this process."""
     return peer.protocol == PROTOCOL_VERSION
 
 

@@ -54,7 +54,7 @@ class ActorHello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActorRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """The error for which an actor cannot work: its class and message."""
+    """The error that keeps an actor from working: its class and message."""
 
     kind: str
     message: str
@@ -64,9 +64,9 @@ class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of an actor's processes."""
 
     claimed: int = 0
-    """Number of attempts that they have claimed so far."""
+    """Number of attempts that the processes have claimed so far."""
     failure: ActorRefused | None = None
-    """The error for which they could not start or gave up."""
+    """The error that kept the processes from starting or ended them; None for no error."""
 
 
 class RunnerActor:
@@ -77,7 +77,7 @@ class RunnerActor:
         self._runners: LocalRunners | None = None
 
     async def hello(self) -> bytes:
-        """Return an `ActorHello`."""
+        """Return an `ActorHello` as JSON."""
         import ray
         from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
@@ -92,7 +92,7 @@ class RunnerActor:
         return msgspec.json.encode(hello)
 
     async def start(self, plan: bytes) -> bytes:
-        """Start the processes; return their `ActorStatus`."""
+        """Start the processes; return their `ActorStatus` as JSON. `plan` is a `RunnerPlan`."""
         for variable in _TOKENS:
             os.environ.pop(variable, None)
         runner_plan = msgspec.json.decode(plan, type=RunnerPlan)
@@ -113,7 +113,7 @@ class RunnerActor:
         return await self.status()
 
     async def status(self) -> bytes:
-        """Return the `ActorStatus` of the processes."""
+        """Return the `ActorStatus` of the processes as JSON."""
         if self._runners is None:
             return _status(0)
         try:
@@ -123,7 +123,7 @@ class RunnerActor:
         return _status(self._runners.claimed)
 
     async def stop(self) -> None:
-        """End the processes, which give back their attempts."""
+        """End the processes; unfinished attempts are requeued."""
         runners, self._runners = self._runners, None
         if runners is not None:
             await runners.stop()

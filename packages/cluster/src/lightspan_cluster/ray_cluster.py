@@ -57,10 +57,10 @@ class Membership:
 
     Args:
         address: `"local"`, `"auto"` or `HOST:PORT`; None for `RAY_ADDRESS`, or else `"local"`.
-        without_token: accept a cluster that requires no token.
-        refusal: the message about such a cluster, after its name.
-        options: options of `ray.init`.
-        own: further options for a cluster that is started here.
+        without_token: whether to accept a cluster that requires no token.
+        refusal: end of the error message about a cluster that requires no token.
+        options: options of `ray.init`; None for none.
+        own: further options of `ray.init` if it starts a cluster; None for none.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Membership:
         self._options = dict(options or {})
         self._own_options = {"include_dashboard": False, **(own or {})}
         self._is_own = False
-        """Whether the connection was made here, and ends here."""
+        """Whether `join` made the connection, so that `leave` ends it."""
 
     @property
     def address(self) -> str:
@@ -92,12 +92,14 @@ class Membership:
         return self.address == LOCAL and not (ray is not None and ray.is_initialized())
 
     def join(self) -> None:
-        """Connect, or start a cluster. Not for the main thread, whose signal handlers Ray would
-        change.
+        """Connect to the cluster, or start it.
+
+        Do not call it in the main thread, because Ray would change the signal handlers.
 
         Raises:
-            ConfigError: Ray is not installed, the cluster requires no token, or ours is wrong.
-            LightspanError: the cluster cannot be reached, or not be started.
+            ConfigError: Ray is not installed, the cluster requires no token, or the token of this
+                process is wrong.
+            LightspanError: the cluster cannot be reached or started.
         """
         ray = import_ray()
         if ray.is_initialized():
@@ -134,13 +136,13 @@ class Membership:
         self._check_token(where)
 
     def leave(self) -> None:
-        """Disconnect, and end a cluster that was started here. Idempotent."""
+        """Disconnect, and end a cluster that `join` started. Idempotent."""
         if self._is_own:
             self._is_own = False
             sys.modules["ray"].shutdown()
 
     def check_node(self, address: str, *, is_authenticated: bool) -> None:
-        """Raise `ConfigError` if a node requires no token."""
+        """Raise `ConfigError` if a node requires no token, unless `without_token` is set."""
         if not is_authenticated:
             self._reject(f"Ray's node at {address}")
 

@@ -40,10 +40,10 @@ POLL_INTERVAL_S: Final = 0.5
 REMIND_S: Final = 10.0
 """Seconds between two warnings about an actor that waits for room in the cluster."""
 _MAX_STARTS: Final = 3
-"""Number of starts of an actor whose node is lost meanwhile: until Ray notices the loss, it places
-actors there."""
+"""Maximum number of starts of an actor, if its node is lost each time: Ray places actors on a lost
+node until it notices the loss."""
 _END_S: Final = 12.0
-"""Seconds that actors may take to end their processes, which they kill after 10 s."""
+"""Seconds to wait for actors to end; an actor kills its processes after 10 s."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,9 +56,9 @@ class _ActorSlot:
     group: str = ""
     """Prefix of the names of the actor's runners."""
     is_placed: bool = False
-    """Whether the actor has found room."""
+    """Whether Ray has placed the actor on a node."""
     hello: ray_actor.ActorHello | None = None
-    """The first message of an actor that is at work."""
+    """The first message of the actor; None until it is at work."""
     status: ray_actor.ActorStatus = field(default_factory=ray_actor.ActorStatus)
     quick_deaths: int = 0
     """Number of consecutive actors that died before they had run anything."""
@@ -89,10 +89,10 @@ class RayRunners:
         app_dirs: folders on the nodes with the app's modules, in addition to installed packages;
             None for those of `LocalRunners(python=…)` in a local cluster, else for none.
         timeout_s: seconds without a placed actor after which the training fails.
-        without_token: accept a cluster that requires no token.
+        without_token: whether to accept a cluster that requires no token.
 
     Raises:
-        ConfigError: an invalid option, or Ray is not installed.
+        ConfigError: an option is invalid, or Ray is not installed.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class RayRunners:
         self._supervisors = [asyncio.create_task(self._supervise(x)) for x in self._actor_slots]
 
     async def stop(self) -> None:
-        """End the actors, by force after 12 s, and a cluster that was started here. Idempotent."""
+        """End the actors, by force after 12 s, and a cluster that `start` started. Idempotent."""
         supervisors, self._supervisors = self._supervisors, []
         for supervisor in supervisors:
             supervisor.cancel()
@@ -208,7 +208,7 @@ class RayRunners:
             await _in_thread(self._membership.leave)
 
     def check(self) -> None:
-        """Raise the error for which the runners gave up."""
+        """Raise the error that ended the runners, or an error if no actor is placed in time."""
         if self._failure is not None:
             raise self._failure
         slots = self._actor_slots
@@ -220,10 +220,10 @@ class RayRunners:
             raise self._no_room(len(slots))
 
     def _paths(self, plan: RunnerPlan, *, is_local: bool) -> tuple[str | None, list[str]]:
-        """Return the app's interpreter and the folders of its modules, on the nodes.
+        """Return the app's interpreter and the folders of its modules, as paths on the nodes.
 
         Raises:
-            ConfigError: a path that other machines cannot resolve.
+            ConfigError: a path is not absolute, and nodes are on other machines.
         """
         python, dirs = self._python, foreign_python.folder_paths(self._app_dirs or [])
         paths = [] if python is None or os.sep not in python or python[0] == "~" else [python]
@@ -247,7 +247,7 @@ class RayRunners:
 
     # --- one actor ------------------------------------------------------------------------
     async def _start_actor(self, slot: _ActorSlot, timeout_s: float | None) -> None:
-        """Start an actor in the slot, and again if its node is lost meanwhile.
+        """Start an actor in the slot; retry if its node is lost while it starts.
 
         Raises:
             LightspanError: the actor cannot work, or found no room in time.
@@ -288,7 +288,7 @@ class RayRunners:
         slot.status, slot.hello = status, hello
 
     async def _wait_placed(self, slot: _ActorSlot, timeout_s: float | None) -> ray_actor.ActorHello:
-        """Wait until the actor has room, with a warning now and then."""
+        """Wait until the actor is placed, and return its first message; log warnings meanwhile."""
         answer = asyncio.ensure_future(slot.actor.hello.remote())
         start = clock.monotonic()
         try:
@@ -345,8 +345,10 @@ class RayRunners:
         await self._start_actor(slot, None)
 
     async def _requeue(self, slot: _ActorSlot) -> None:
-        """End the attempts of all runners of an actor that died; later reports of them are
-        ignored."""
+        """End the attempts of all runners of an actor that died, and requeue their rollouts.
+
+        Later reports of these attempts are ignored.
+        """
         assert self._plan is not None
         death = ProcessExit(runner=slot.group, how="died", is_blameless=True)
         try:
@@ -362,7 +364,7 @@ class RayRunners:
                 self._ray.kill(slot.actor)
 
     def _room(self) -> str:
-        """Return the resources that an actor occupies and those of the cluster, for a message."""
+        """Describe the resources that an actor needs and those of the cluster, for a message."""
         total, free = self._ray.cluster_resources(), self._ray.available_resources()
         needs = ", ".join(f"{amount:g} {name}" for name, amount in self._resources.items())
         has = ", ".join(f"{free.get(x, 0):g} of {total.get(x, 0):g} {x}" for x in self._resources)
@@ -377,8 +379,10 @@ class RayRunners:
 
 
 async def _in_thread(function: Callable[[], Any]) -> Any:
-    """Call a blocking function in a thread; if this is cancelled, the function still ends first, so
-    that the state of Ray is consistent."""
+    """Call a blocking function in a thread and return its result.
+
+    A cancellation takes effect only after `function` has ended, so that Ray's state is consistent.
+    """
     call = asyncio.ensure_future(asyncio.to_thread(function))
     try:
         return await asyncio.shield(call)
@@ -390,7 +394,7 @@ async def _in_thread(function: Callable[[], Any]) -> Any:
 def _as_error(
     refusal: ray_actor.ActorRefused, hello: ray_actor.ActorHello | None
 ) -> LightspanError:
-    """Return an actor's error, of its own class if this version of lightspan has it."""
+    """Convert an actor's error to an exception, of its class if this lightspan has the class."""
     kind = getattr(errors, refusal.kind, LightspanError)
     if not (isinstance(kind, type) and issubclass(kind, LightspanError)):
         kind = LightspanError

@@ -31,7 +31,7 @@ incompatible, or the store cannot be used; 2 wrong arguments.
 
 
 def add(commands: Any) -> None:
-    """Add the subcommand."""
+    """Add the subcommand `runner`."""
     parser = commands.add_parser(
         "runner",
         help="run an app in its own environment, for a training in another",

@@ -39,7 +39,7 @@ class JoinOptions:
     app: str
     """`module:name`."""
     run_id: str | None = None
-    """The only run to work for."""
+    """Id of the only run to work for; None for any run."""
     slots: int = 8
     processes: int = 1
     isolation: str = "thread"
@@ -47,16 +47,16 @@ class JoinOptions:
     """Folders with the app's modules, in addition to installed packages."""
     lease_s: float = 30.0
     until_idle_s: float | None = None
-    """Seconds without an attempt after which the runner ends."""
+    """Seconds without an attempt after which the runner ends; None for no limit."""
     stay: bool = False
-    """Wait for another training when one is complete."""
+    """Whether to wait for another training when a joined training is complete."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "store_url", public_url(self.store_url))
 
 
 async def join(options: JoinOptions, print_line: Callable[[str], None]) -> None:
-    """Work until a training that was joined is complete, or until a signal.
+    """Run a runner until a training that it joined is complete, or until a signal.
 
     The processes are those of `LocalRunners`: an app that blocks, hangs or kills its process loses
     its own attempt only. The first SIGINT (Ctrl-C) lets attempts under way end; a second one, and
@@ -68,8 +68,7 @@ async def join(options: JoinOptions, print_line: Callable[[str], None]) -> None:
 
     Raises:
         AppError: the app cannot be imported in this environment.
-        ConfigError: an invalid option, or a training whose lightspan has another protocol version;
-            nothing was claimed then.
+        ConfigError: an option is invalid, or the training's lightspan has another protocol version.
         StoreError: the store cannot be used.
     """
     store = open_store(options.store_url)
@@ -98,17 +97,17 @@ class _Joiner:
         self._interrupts = 0
         self._interrupted = asyncio.Event()
         self._joined: set[str] = set()
-        """Runs that were live while this runner was."""
+        """Ids of all runs that this runner has joined."""
         self._runs: list[str] = []
         self._waiting = ""
-        """What the last line says that the runner waits for."""
+        """What the runner waits for, as last printed; empty if it does not wait."""
         self._printed = self._latest = (0, 0)
         self._printed_at = self._busy_at = clock.monotonic()
         self._rejected: set[str] = set()
-        """Runs with another protocol version that have been printed."""
+        """Ids of printed runs with another protocol version."""
 
     async def work(self, store: Store) -> None:
-        """Work until there is nothing left to do."""
+        """Work until a joined training is complete, a signal arrives or the runner is idle."""
         await self._start()
         try:
             with self._signals():
@@ -150,7 +149,7 @@ class _Joiner:
     async def _work_with(self, store: Store) -> bool:
         """Work with the store's current file; return False if another file has replaced it.
 
-        A missing file and a server that does not answer are waited for.
+        If the file is missing or the server does not answer, wait. Return True at the end.
         """
         path = getattr(store, "path", None)
         while True:
@@ -183,7 +182,7 @@ class _Joiner:
         return False
 
     def _follow(self, current: Trainings) -> bool:
-        """Work for the runs that are live; return True if those that were joined are complete."""
+        """Work for the live runs; return True if none is live and a joined run is complete."""
         runs = [peer.run_id for peer in current.live]
         complete = {peer.run_id for peer in current.complete}
         for run in [run for run in self._runs if run not in runs]:
@@ -213,7 +212,7 @@ class _Joiner:
 
     @property
     def _counts(self) -> tuple[int, int]:
-        """Numbers of attempts claimed so far and under way."""
+        """Number of attempts claimed so far, and number of attempts that are running."""
         return self._runners.claimed, self._runners.running
 
     def _print_waiting(self, reason: str) -> None:
@@ -231,8 +230,10 @@ class _Joiner:
             )
 
     async def _should_end(self) -> bool:
-        """Wait until the next poll; return True after a signal, or if the runner was idle for as
-        long as its option allows."""
+        """Wait until the next poll; return whether the runner should end.
+
+        It should after a signal, and after `until_idle_s` without an attempt.
+        """
         if await wait_for_event(POLL_INTERVAL_S, self._interrupted):
             return True
         counts, now = self._counts, clock.monotonic()
@@ -243,7 +244,7 @@ class _Joiner:
 
     # --- the end --------------------------------------------------------------------------
     async def _end(self) -> None:
-        """Let attempts under way end, until a second interrupt."""
+        """Wait for running attempts to end, until a second interrupt."""
         if self._interrupts == 1 and self._runners.running:
             self._print(f"finishing {self._runners.running} attempts; Ctrl-C again gives them back")
         draining = asyncio.create_task(self._runners.drain())
@@ -285,13 +286,13 @@ def _file_id(path: Path | None) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Trainings:
-    """The training runs of a store, from a runner's point of view.
+    """The training runs of a store, sorted for a runner.
 
     Args:
-        live: runs of the runner's app whose trainers are present.
-        complete: runs with nothing left to do.
-        incompatible: live runs with another protocol version.
-        other_apps: the apps of live trainers, without the runner's.
+        live: runs of the runner's app whose trainers are present and compatible.
+        complete: complete runs of the runner's app.
+        incompatible: live runs of the runner's app with another protocol version.
+        other_apps: apps of live trainers, without the runner's app.
     """
 
     live: tuple[Peer, ...]
@@ -301,7 +302,7 @@ class Trainings:
 
 
 def trainings(peers: Sequence[Peer], app: str, run_id: str | None = None) -> Trainings:
-    """Sort the trainers among a store's peers.
+    """Sort the training runs of a store by app, state and protocol version.
 
     Args:
         peers: the store's peers.

@@ -9,12 +9,12 @@
 
 `instrumentation` switches frameworks on, `frameworks` lists them, `framework_patches` patches those
 whose spans name no agent. `agent_names` reads an agent from a span, `open_spans` holds the state of
-open spans (by the `processor` in an app's provider, or `identity_tracer`'s), `resolver` finds the
+open spans (of the `identity_tracer`, or of a provider with the `processor`), `resolver` finds the
 current agent, `llm_spans` records model calls known from spans only, `convert` converts spans. For
 traces of other processes `otlp` decodes, `otlp_ingest` receives over HTTP, `normalize` translates
 attribute names, `ingest` stores attempts, `import_traces` reads files, `export_formats` reads the
 exports of Phoenix and Langfuse. `span_exporter` sends recorded spans to a tracing backend,
-`training_export` those of a training, and `to_otel` makes them spans of OpenTelemetry's SDK.
+`training_export` the spans of a training, and `to_otel` converts spans to OpenTelemetry's SDK.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Agent and tool names read from a span's attributes, in three dialects. Pure.
+"""Agent and tool names read from a span's attributes. Pure.
+
+Three sets of attribute names, or dialects, are read: those of OpenTelemetry's GenAI conventions, of
+OpenInference and of OpenLLMetry.
 
 Only names, ids and kinds are read (`READ`): no prompts, answers, arguments or results. An agent's
 span is an `invoke_agent` in OpenTelemetry's GenAI conventions, an AGENT in OpenInference, an
@@ -26,15 +29,14 @@ READ: Final = frozenset(
         *(OPENLLMETRY_KIND, OPENLLMETRY_NAME),
     }
 )
-"""All attributes that are read. `graph.node.id` is not among them: where it names no agent, it
+"""Attributes that are read. `graph.node.id` is left out: unless it is an agent's name, its value
 differs from run to run."""
 
 _INVOKES: Final = "invoke_agent "
 _EXECUTES: Final = "execute_tool "
 
 _METHOD: Final = re.compile(r"(?P<name>[^.\s][^.]*)\.(a?run|a?stream|a?invoke|a?call)(_\w+)?")
-"""Span name that holds an agent's name because its instrumentation has no other place:
-`writer.run`."""
+"""Span name made of an agent's name and the name of a called method, such as `writer.run`."""
 
 _UUID: Final = r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}"
 _ID: Final = re.compile(rf"{_UUID}|[0-9a-f]{{24,}}", re.IGNORECASE)
@@ -47,7 +49,7 @@ class Role(StrEnum):
     AGENT = "agent"
     TOOL = "tool"
     WORKFLOW = "workflow"
-    """Runs agents. With no span around it, it is an attempt in production."""
+    """A run of agents. In production, a workflow without an enclosing span becomes an attempt."""
     OTHER = "other"
 
 
@@ -61,12 +63,14 @@ _OPENLLMETRY: Final = {"agent": Role.AGENT, "tool": Role.TOOL, "workflow": Role.
 
 
 def role_of(name: str, attributes: Mapping[str, Any]) -> Role:
-    """Return the role of a span. One dialect that says "agent" is enough: another may describe the
-    agent's current action.
+    """Return the role of a span.
+
+    A span that is an agent in any dialect has the role `AGENT`, because another dialect may
+    describe the agent's current action.
 
     Args:
         name: the span's name.
-        attributes: its attributes so far.
+        attributes: the span's attributes so far.
     """
     candidates = [
         _OPERATIONS.get(str(attributes.get(c.OPERATION_NAME))),
@@ -80,13 +84,13 @@ def role_of(name: str, attributes: Mapping[str, Any]) -> Role:
 
 
 def agent_name(name: str, attributes: Mapping[str, Any], *, may_guess: bool) -> str | None:
-    """Return the name of the agent that a span represents; None if it has none, or an id.
+    """Return the name of the agent that a span represents; None if it has no name or only an id.
 
     Args:
         name: the span's name.
-        attributes: its attributes so far.
-        may_guess: derive the name from a method name such as `writer.run`. Set it once no later
-            attribute can give the name.
+        attributes: the span's attributes so far.
+        may_guess: whether to derive the name from a span name such as `writer.run`; False while an
+            attribute with the name may still be set.
     """
     keys = (c.AGENT_NAME, c.OPENINFERENCE_AGENT)
     is_openllmetry = str(attributes.get(OPENLLMETRY_KIND)) == "agent"
@@ -117,6 +121,6 @@ def tool_name(name: str, attributes: Mapping[str, Any]) -> str:
 
 
 def tool_call_id(attributes: Mapping[str, Any]) -> str | None:
-    """Return the model's id of the tool call that a span represents."""
+    """Return the model's id of the tool call that a span represents; None if it is missing."""
     call_id = attributes.get(c.TOOL_CALL_ID) or attributes.get(OPENINFERENCE_TOOL_CALL)
     return str(call_id) if call_id else None

@@ -3,7 +3,7 @@
 `LightspanSpanProcessor`, added to an app's tracer provider, records the spans that end inside a
 scope, from any library. `export` sends stored spans to any OpenTelemetry exporter; `encode_otlp`
 and `decode_otlp` convert to and from OTLP's protobuf without loss. lightspan never writes to the
-app's tracer provider, so no prompt text reaches its exporters unasked.
+app's tracer provider, so no prompt text reaches the app's exporters.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def from_otel(span: ReadableSpan) -> Span:
     """Convert an OpenTelemetry span to ours.
 
     Raises:
-        DataError: it has no context.
+        DataError: the span has no context.
     """
     context = span.get_span_context()
     if context is None:
@@ -139,11 +139,11 @@ def from_otel(span: ReadableSpan) -> Span:
 
 
 def span_of(attributes: Attributes, **fields: Any) -> Span:
-    """Build a span, taking our own fields out of its attributes.
+    """Build a span; attributes that carry fields of `Span` (`_FIELD_ATTRIBUTES`) become fields.
 
     Args:
-        attributes: clean attributes in any dialect; modified.
-        fields: the fields that OpenTelemetry's spans have, under `Span`'s names.
+        attributes: attributes from `clean_attributes`; those that become fields are removed.
+        fields: the other fields of `Span`.
     """
     kind = c.kind_of(attributes)
     own = {key: attributes.pop(key) for key in _FIELD_ATTRIBUTES if key in attributes}
@@ -188,10 +188,10 @@ def encode_otlp(spans: Sequence[Span]) -> bytes:
 
 
 def decode_otlp(data: bytes) -> list[Span]:
-    """Decode OTLP protobuf, in any dialect of `lightspan.schema.semconv`.
+    """Decode the spans of OTLP protobuf (`ExportTraceServiceRequest`).
 
     Raises:
-        DataError: the bytes are no OTLP traces.
+        DataError: `data` is no OTLP, or a span in it is invalid.
     """
     from lightspan_otel.otlp import decode_protobuf
 
@@ -202,7 +202,7 @@ def decode_otlp(data: bytes) -> list[Span]:
 
 
 def decode_span(span: Any, resource: Attributes) -> Span:
-    """Convert a span of OTLP's protobuf, given its resource's attributes."""
+    """Convert a span of OTLP's protobuf; `resource` has the attributes of its resource."""
     status = _STATUS_IN[StatusCode(span.status.code)]
     return span_of(
         decode_attributes(span.attributes),

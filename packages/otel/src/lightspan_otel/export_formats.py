@@ -36,7 +36,7 @@ _MAX_DEPTH: Final = 32
 
 # --- Phoenix --------------------------------------------------------------------------------
 def is_phoenix_span(record: Record) -> bool:
-    """Return whether it is a span of Phoenix's REST API, command or data frames."""
+    """Return whether `record` is a span of Phoenix's REST API, command or data frames."""
     context = record.get("context")
     return "context.span_id" in record or (isinstance(context, dict) and "span_id" in context)
 
@@ -45,11 +45,11 @@ def phoenix_span(record: Record, service: str) -> ReceivedSpan:
     """Convert a span of `GET /v1/projects/…/spans`, of `px`, or of a data frame (`to_json`).
 
     Args:
-        record: loaded JSON.
-        service: service name: Phoenix stores none.
+        record: the span as decoded JSON.
+        service: service name of the span, because Phoenix stores none.
 
     Raises:
-        DataError: it has no ids or no time.
+        DataError: an id or a time is missing or malformed.
     """
     nested = record.get("context")
     context: Record = nested if isinstance(nested, dict) else {}
@@ -79,7 +79,7 @@ def phoenix_span(record: Record, service: str) -> ReceivedSpan:
 
 
 def _phoenix_events(events: Any) -> list[SpanEvent]:
-    """Convert events, whose attributes are nested, or in the event itself for `exception.*`."""
+    """Convert events; attributes `exception.*` may be in the event itself or in `attributes`."""
     converted = []
     for event in events if isinstance(events, list) else []:
         if not isinstance(event, dict):
@@ -100,12 +100,12 @@ def _phoenix_events(events: Any) -> list[SpanEvent]:
 
 
 def _is_present(value: Any) -> bool:
-    """Return whether a value is present: data frames have null or NaN for missing ones."""
+    """Return whether a value is neither None nor NaN, which data frames have for missing values."""
     return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
 def _flat(name: str, value: Any, depth: int = 0) -> dict[str, Any]:
-    """Flatten nested attributes into dotted names, as they were sent."""
+    """Flatten a nested attribute into attributes with dotted names that begin with `name`."""
     items: Sequence[tuple[Any, Any]]
     if isinstance(value, dict):
         items = list(value.items())
@@ -136,32 +136,32 @@ _USAGE: Final = {
 
 
 def is_langfuse_trace(record: Record) -> bool:
-    """Return whether it is a trace of `GET /api/public/traces/ID`, with observations."""
+    """Return whether `record` is a trace of `GET /api/public/traces/ID`, with observations."""
     observations = record.get("observations")
     return isinstance(observations, list) and all(isinstance(each, dict) for each in observations)
 
 
 def is_langfuse_observation(record: Record) -> bool:
-    """Return whether it is an observation, of the API or of an export to blob storage."""
+    """Return whether `record` is an observation of Langfuse's API or export to blob storage."""
     kind = str(record.get("type")).upper()
     return kind in _LANGFUSE_KINDS and _either(record, "traceId", "trace_id") is not None
 
 
 def langfuse_observations(trace: Record) -> Iterator[dict[str, Any]]:
-    """Yield the observations of a trace, with its id where they have none."""
+    """Yield the observations of a trace; add the trace's id to those without `traceId`."""
     for observation in trace["observations"]:
         yield {"traceId": trace.get("id"), **observation}
 
 
 def langfuse_span(record: Record, service: str) -> ReceivedSpan:
-    """Convert an observation.
+    """Convert an observation of Langfuse into a span.
 
     Args:
-        record: loaded JSON.
-        service: service name if its metadata have none.
+        record: the observation as decoded JSON.
+        service: service name if the observation's metadata have none.
 
     Raises:
-        DataError: it has no ids or no time.
+        DataError: an id or a time is missing or malformed.
     """
     kind = _LANGFUSE_KINDS[str(record["type"]).upper()]
     metadata = _loaded(record.get("metadata"))
@@ -187,8 +187,8 @@ def langfuse_span(record: Record, service: str) -> ReceivedSpan:
 
 
 def _langfuse_attributes(record: Record, kind: str, metadata: Record) -> dict[str, Any]:
-    """Return an observation's attributes, on top of those of the original OpenTelemetry span in its
-    metadata."""
+    """Convert the fields of an observation into attributes, and add them to the attributes of the
+    original OpenTelemetry span in `metadata`, if any."""
     sent = _loaded(metadata.get("attributes"))
     attributes: dict[str, Any] = dict(sent) if isinstance(sent, dict) else {}
     attributes[c.OPENINFERENCE_KIND] = kind
@@ -220,8 +220,12 @@ def _langfuse_attributes(record: Record, kind: str, metadata: Record) -> dict[st
 
 
 def _chat(value: Any, role: str) -> list[dict[str, Any]]:
-    """Return the chat messages in a generation's input or output: a text, a message, a list, a
-    request or a response."""
+    """Convert the input or output of a generation into chat messages.
+
+    Args:
+        value: a text, a message, a list of messages, a request or a response.
+        role: role of messages that have none.
+    """
     if isinstance(value, dict):
         for key in ("messages", "choices"):
             if isinstance(value.get(key), list):
@@ -245,7 +249,7 @@ def _either(record: Record, *names: str) -> Any:
 
 
 def _loaded(value: Any) -> Any:
-    """Decode a JSON object or array: exports have as text what the API has as JSON."""
+    """Decode the text of a JSON object or array, as exports have it; return other values as is."""
     return loaded(value) if isinstance(value, str) and value[:1] in ("{", "[") else value
 
 
@@ -275,7 +279,7 @@ def _arrival(raw: Mapping[str, Any], *, service: str, **fields: Any) -> Received
 
 
 def _id(value: Any, digits: int, what: str) -> str:
-    """Return an id in OpenTelemetry's form, hashed if it has another form."""
+    """Return `value` if it is an id of `digits` hexadecimal digits, or else its hash as an id."""
     if not isinstance(value, str) or not value:
         raise DataError(f"its {what} id is {value!r:.60}, not a text")
     text = value.lower().replace("-", "")
@@ -285,7 +289,7 @@ def _id(value: Any, digits: int, what: str) -> str:
 
 
 def _nanoseconds(value: Any, what: str) -> int:
-    """Return nanoseconds of an ISO 8601 time (default UTC), or of pandas' milliseconds."""
+    """Convert ISO 8601 (default UTC), or pandas' milliseconds, to nanoseconds since 1970."""
     try:
         if isinstance(value, int | float) and not isinstance(value, bool):
             nanoseconds = round(value * 1_000_000)

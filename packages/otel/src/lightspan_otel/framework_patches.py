@@ -31,7 +31,7 @@ _COVERED_SCOPES: Final = {
     _DSPY: ["openinference.instrumentation.dspy"],
     _LLAMA: ["openinference.instrumentation.llama_index"],
 }
-"""Instrumentation scopes whose spans cover the same tools, and no agents."""
+"""Library → instrumentation scopes to ignore: their spans show the same tools and no agents."""
 
 
 class _CaptureErrors:
@@ -51,7 +51,7 @@ class _CaptureErrors:
 def _start(
     library: str, operation: str, name: str, attributes: dict[str, str], inside: Span | None = None
 ) -> Span:
-    """Start a span inside another one, or the current one."""
+    """Start a span inside the span `inside`; None for the current span."""
     parent = None if inside is None else trace.set_span_in_context(inside)
     attributes = {c.OPERATION_NAME: operation, **attributes}
     tracer = PROVIDER.get_tracer(library)
@@ -78,10 +78,10 @@ def _end(span: Span, error: BaseException | None = None) -> None:
 
 
 class _Program(NamedTuple):
-    """A running module with its parts."""
+    """A running module of DSPy and its parts."""
 
     names: Mapping[int, str]
-    """Id of a part → its name, such as `think.predict`."""
+    """`id()` of the module or a part → its name, such as `think.predict`; "" for no name."""
 
 
 _program: ContextVar[_Program | None] = ContextVar("lightspan_otel_program", default=None)
@@ -92,7 +92,7 @@ _NO_PARTS: Final = frozenset({"history", "callbacks", "demos", "traces", "train"
 
 
 def _program_of(module: Any, kind: type) -> _Program:
-    """Return a module with the names of its parts; "" for a part without name."""
+    """Name the parts of a module; `kind` is the base class of modules."""
     names = {id(module): type(module).__name__}
     queue = [module]
     while queue:
@@ -112,8 +112,8 @@ def _program_of(module: Any, kind: type) -> _Program:
 def _running(module: Any, kind: type, *, is_predictor: bool) -> Iterator[None]:
     """Run a module of DSPy in a span, if it is an agent.
 
-    Agents are the outermost module and any module that is no part of the running one, named by
-    class, and the parts that call a model, under DSPy's names (`named_predictors`). Modules between
+    A module that is not a part of the running module is an agent, named by its class. A part is an
+    agent if it calls a model (`is_predictor`), under DSPy's name (`named_predictors`). Other parts
     have no span.
     """
     span = token = None
@@ -135,7 +135,7 @@ def _running(module: Any, kind: type, *, is_predictor: bool) -> Iterator[None]:
 
 @contextmanager
 def _current(span: Span | None) -> Iterator[None]:
-    """Make the span current in the block and end it with the block; without a span do nothing."""
+    """Make the span current in the block and end it with the block; do nothing for None."""
     if span is None:
         yield
         return
@@ -158,7 +158,7 @@ def dspy(framework: Any) -> Callable[[], None]:
         framework: the module `dspy`.
 
     Returns:
-        The undo.
+        Function that removes the patches.
     """
 
     def module(instance: Any) -> Any:
@@ -218,11 +218,11 @@ class _Run:
 
     span: Span
     agent: Span | None = None
-    """In a workflow of several agents, the span of the active one."""
+    """Span of the active agent in a workflow of several agents; None before its first step."""
     name: str = ""
 
     def turn_of(self, name: str) -> Span:
-        """Return the span of the agent, which lasts from its first step to another agent's."""
+        """Return the span of the agent `name`; start it and end another agent's if needed."""
         if self.agent is None or self.name != name:
             self.end_turn()
             self.agent, self.name = _agent(_LLAMA, name, self.span), name
@@ -243,10 +243,10 @@ class _Steps:
     """Span handler of LlamaIndex, called as steps of workflows begin and end, in their tasks."""
 
     open_spans: dict[str, tuple[Any, Span | None]] = field(default_factory=dict)
-    """Step id → context token, and the span that ends with the step."""
+    """Step id → context token, and the span that ends with the step; None for no span."""
 
     def span_enter(self, id_: str, bound_args: Any, **more: Any) -> None:
-        """Start the span of a step."""
+        """Make the span of a step's tool or agent the current span."""
         run = _run.get()
         if run is None:
             return
@@ -265,13 +265,13 @@ class _Steps:
         self.open_spans[id_] = otel_context.attach(trace.set_span_in_context(span)), ends
 
     def span_exit(self, id_: str, bound_args: Any, result: Any = None, **more: Any) -> None:
-        """End the span of a step."""
+        """Restore the span before a step; end the span of its tool."""
         output = getattr(result, "tool_output", None)
         error = getattr(output, "exception", None)
         self._leave(id_, error, has_failed=bool(getattr(output, "is_error", False)))
 
     def span_drop(self, id_: str, bound_args: Any, err: Any = None, **more: Any) -> None:
-        """End the span of a failed step."""
+        """Do the same as `span_exit` for a step that raised `err`."""
         self._leave(id_, err)
 
     def _leave(self, id_: str, error: Any, *, has_failed: bool = False) -> None:
@@ -309,7 +309,7 @@ def llama_index(agents: Any, workflows: Any, instrumentation: Any) -> Callable[[
         instrumentation: the module `llama_index_instrumentation`.
 
     Returns:
-        The undo.
+        Function that removes the patches.
     """
 
     def running(original: Any, patch: Patch) -> Any:

@@ -28,12 +28,12 @@ class Switch(NamedTuple):
     """Change made to a framework."""
 
     is_ours: Callable[[], bool]
-    """Return whether its spans go to our provider rather than the app's."""
+    """Return whether the framework's spans go to our provider rather than the app's."""
     undo: Callable[[], None]
     """Restore the framework."""
     library: str = ""
-    """Instrumentation scope of its spans, if some may go to the app's provider although `is_ours`.
-    """
+    """Instrumentation scope of the framework's spans if some of them may go to the app's provider
+    while `is_ours()` is true; empty otherwise."""
 
 
 class Framework(NamedTuple):
@@ -42,16 +42,16 @@ class Framework(NamedTuple):
     modules: tuple[str, ...]
     """Modules to import."""
     install: str
-    """Arguments of `pip install` for them."""
+    """Arguments of `pip install` for the modules."""
     switch_on: Callable[..., Switch]
-    """Switch its telemetry on, given the modules."""
+    """Switch the framework's telemetry on; called with the imported modules."""
 
 
 def switch_on(name: str) -> Switch:
     """Switch on a framework's telemetry for lightspan.
 
     Raises:
-        ConfigError: its name is unknown, or it is not installed.
+        ConfigError: the name is unknown, or the framework is not installed.
     """
     framework = FRAMEWORKS.get(name)
     if framework is None:
@@ -70,11 +70,11 @@ def switch_on(name: str) -> Switch:
 
 
 _LEFT_ALONE: Final = Switch(lambda: False, lambda: None)
-"""For a framework whose spans go to a provider of the app's already."""
+"""`Switch` of a framework that is not changed: its spans already go to the app's provider."""
 
 
 class _Following(Tracer):
-    """Tracer of the app's global provider once that is set, of ours until then."""
+    """Tracer that uses our provider until the app sets the global provider."""
 
     def __init__(self, original: Tracer, name: str) -> None:
         self._original, self._ours = original, PROVIDER.get_tracer(name)
@@ -99,9 +99,9 @@ def _following(owner: Any, name: str, library: str) -> Switch:
     """Send a framework's spans to our provider until the app sets the global one.
 
     Args:
-        owner: object that holds its tracer.
-        name: attribute of the tracer.
-        library: the tracer's name.
+        owner: object that holds the framework's tracer.
+        name: attribute of `owner` with the tracer.
+        library: instrumentation scope of the tracer.
     """
     before = getattr(owner, name)
     ours = _Following(before, library)
@@ -146,8 +146,8 @@ def _openinference(framework: str, instrumentor: str, needs: str) -> Framework:
 
     Args:
         framework: last part of the instrumentation's module name.
-        instrumentor: name of its class.
-        needs: arguments of `pip install`.
+        instrumentor: name of the instrumentor class in that module.
+        needs: arguments of `pip install` for both packages.
     """
     module = f"openinference.instrumentation.{framework}"
 
@@ -173,7 +173,7 @@ def _openinference(framework: str, instrumentor: str, needs: str) -> Framework:
 
 
 def _strands(telemetry: Any) -> Switch:
-    """Switch on Strands: its only tracer keeps the provider that was global at its creation."""
+    """Switch on Strands, whose one tracer keeps the provider that was global when it was made."""
     tracer = telemetry.get_tracer()
     if global_provider() is not None:
         return _LEFT_ALONE
@@ -181,7 +181,7 @@ def _strands(telemetry: Any) -> Switch:
 
 
 def _agent_framework(observability: Any) -> Switch:
-    """Switch on Agent Framework: it gets the global provider's tracer for each span."""
+    """Switch on Agent Framework, which gets a tracer of the global provider for each span."""
 
     def ours(original: Any, patch: Patch) -> Any:
         def get_tracer(*names: Any, **more: Any) -> Any:
@@ -196,7 +196,7 @@ def _agent_framework(observability: Any) -> Switch:
 
 
 def _google_adk(*modules: Any) -> Switch:
-    """Switch on Google ADK: its modules each have a tracer of the global provider."""
+    """Switch on Google ADK, whose modules each hold a tracer of the global provider."""
     patches = []
     for module in modules:
         following = _Following(module.tracer, "gcp.vertex.agent")
@@ -214,7 +214,7 @@ def _in_place(ours: Any, patch: Patch) -> Any:
 
 
 def _patched_by(hook: Callable[..., Callable[[], None]]) -> Callable[..., Switch]:
-    """Build `switch_on` for a framework whose spans name no agent: its methods are patched."""
+    """Build `switch_on` for a framework whose methods `hook` patches; `hook` returns the undo."""
 
     def switch_on(*modules: Any) -> Switch:
         return Switch(lambda: True, hook(*modules))

@@ -76,7 +76,7 @@ class _IdentityContext(SpanContext):
 
     @classmethod
     def of(cls, parent: SpanContext, open_span: OpenSpan) -> _IdentityContext:
-        """Return a context with the same ids and flags."""
+        """Return a context with the ids and flags of `parent`, and with `open_span`."""
         copy = cls(*parent[:5])
         vars(copy)["open_span"] = open_span  # SpanContext forbids setattr
         return copy
@@ -93,7 +93,7 @@ class IdentitySpan(Span):
         name: the span's name.
         attributes: initial attributes.
         parent: the enclosing span.
-        library: the name of its instrumentation scope.
+        library: name of the instrumentation scope.
     """
 
     def __init__(self, name: str, attributes: Any, parent: Span, library: str) -> None:
@@ -148,4 +148,4 @@ class IdentitySpan(Span):
 
 
 PROVIDER: Final = IdentityTracerProvider()
-"""The only instance; it has no state."""
+"""The only `IdentityTracerProvider`; it has no state."""

@@ -20,7 +20,7 @@ _MAX_PRINTED: Final = 20
 
 
 def add(commands: Any) -> None:
-    """Add the subcommand."""
+    """Add the subcommand `import`."""
     parser = commands.add_parser(
         "import",
         help="keep traces of files (OTLP, Phoenix, Langfuse) as attempts of production",
@@ -95,7 +95,7 @@ async def _import(url: str, files: list[Path], service: str | None, reporter: Re
 
 
 class _Errors:
-    """Printer of a file's first errors and the number of the others."""
+    """Printer of the first errors of a file, and finally of the number of further errors."""
 
     def __init__(self, file: str, reporter: Reporter) -> None:
         self._file = file

@@ -29,7 +29,7 @@ from lightspan_otel.normalize import normalized
 from lightspan_otel.otlp import Decoded, ReceivedSpan, decode_object, decode_protobuf
 
 MAX_CONCURRENT: Final = 512
-"""Approximate number of spans written together: those of one trace are often adjacent."""
+"""Approximate number of spans per write: adjacent spans often belong to one trace."""
 STDIN: Final = "-"
 """Path of standard input."""
 MAX_ERROR_LENGTH: Final = 500
@@ -45,7 +45,7 @@ _UNSUPPORTED: Final = {
 _PREFIX: Final = 4
 """Size in bytes of the big-endian length before each message of a collector's file."""
 _TRACES_DATA: Final = b"\x0a"
-"""First byte of a message without length."""
+"""First byte of a file that is one message without a length before it."""
 _SNIFFED_BYTES: Final = 4096
 _BINARY: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 """Bytes that occur in OTLP's protobuf near the start, and never in text."""
@@ -66,23 +66,23 @@ class Portion(NamedTuple):
     scores: int
     """Number of Langfuse's scores, which are not imported."""
     size: int = 0
-    """Bytes of the file read for it."""
+    """Bytes of the file that were read for the piece."""
 
 
 class Imported(NamedTuple):
     """Result of an import."""
 
     spans: int
-    """Spans that are in the store, written by this or an earlier import."""
+    """Number of spans now in the store, written by this or an earlier import."""
     attempts: int
-    """Attempts of these spans."""
+    """Number of attempts to which the spans belong."""
     unfinished: int
-    """Attempts whose entry span is not in the store: they are `running`."""
+    """Number of attempts with status `running`, because their entry spans are not in the store."""
     errors: int
-    """Everything reported as rejected."""
+    """Number of rejected pieces and spans."""
     scores: int
     refused: int = 0
-    """Spans among the errors that could be read but that the store rejects."""
+    """Number of spans that were read but that the store rejects; counted in `errors` too."""
 
 
 # --- into a store ---------------------------------------------------------------------------
@@ -100,7 +100,7 @@ async def import_file(
     Args:
         store: an open store.
         path: the file: OTLP as JSON or protobuf, or a JSON export of Phoenix or Langfuse; gzip is
-            supported. `-` is standard input; that, and a pipe, is read to the end first.
+            supported. `-` is standard input. Standard input and pipes are read to the end first.
         service: service name of traces that have none.
         refuse: called with a message, free of keys, for each rejected piece or span.
         advance: called with the number of bytes read.
@@ -323,7 +323,7 @@ def _portion(place: str, value: Any, service: str) -> Portion:
 
 
 def _records(value: Any) -> Iterator[Any]:
-    """Yield the records of a piece: a list, a page of an API, or the value itself."""
+    """Yield the records of `value`, which is a list, a page of an API or a single record."""
     inner = value
     if isinstance(value, dict) and not export_formats.is_phoenix_span(value):
         inner = next((value[key] for key in ("data", "spans") if key in value), value)

@@ -1,8 +1,8 @@
 """Store spans received from other processes as attempts of production.
 
-All spans of a trace made by one service form one attempt. Its ids are hashes of service and trace,
-those of its spans come from the spans, so batches may arrive in any order, repeatedly, and at
-several servers. The attempt ends when the service's entry span arrives; later spans are stored too,
+All spans of a trace made by one service form one attempt. The ids of the attempt and its rollout
+are hashes of service and trace, so batches may arrive in any order, repeatedly, and at several
+servers. The attempt ends when the service's entry span arrives; later spans are stored too,
 because production attempts are never sealed. The attempt's input and the agents of calls are
 computed on reading, from all spans (`gathered`), never from one batch. Spans that name an attempt
 are added to it.
@@ -39,7 +39,7 @@ from lightspan_otel.agent_names import Role, agent_name, role_of
 from lightspan_otel.otlp import ReceivedSpan
 
 SENDER: Final = "opentelemetry"
-"""`Attempt.runner_id` of such an attempt."""
+"""`Attempt.runner_id` of an attempt made from received spans."""
 
 
 _MAX_CONCURRENT: Final = 16
@@ -65,12 +65,12 @@ class RejectedSpan(NamedTuple):
 async def store_spans(
     store: Store, arrivals: Sequence[ReceivedSpan], *, may_reward: bool
 ) -> list[RejectedSpan]:
-    """Store spans; idempotent.
+    """Store received spans as attempts of production; idempotent.
 
     Args:
         store: an open store.
         arrivals: spans of any traces in any order, normalized.
-        may_reward: whether to store rewards among them.
+        may_reward: whether reward spans are stored; False rejects them.
 
     Returns:
         The rejected spans with reasons.
@@ -128,8 +128,12 @@ def trace_of(span: Span) -> tuple[str, str] | None:
 
 
 async def running(store: Store, traces: Sequence[tuple[str, str]]) -> int:
-    """Return how many of these traces (`trace_of`) lack their entry span, so that their attempts
-    are still running."""
+    """Count the traces whose attempts are still running, because their entry spans are missing.
+
+    Args:
+        store: an open store.
+        traces: service and trace id of each trace, as `trace_of` returns them.
+    """
     count = 0
     for begin in range(0, len(traces), _ATTEMPTS_PER_QUERY):
         names = [_name_of(*trace) for trace in traces[begin : begin + _ATTEMPTS_PER_QUERY]]
@@ -202,13 +206,15 @@ def is_received(attempt: Attempt) -> bool:
 def gathered(
     rollout: Rollout, attempt: Attempt, spans: Sequence[Span]
 ) -> tuple[Rollout, list[Span]]:
-    """Return the rollout and the spans of an attempt, with its input and the agents of calls
-    computed from all spans received so far. An attempt that was not received is returned unchanged.
+    """Compute the input of a received attempt, and the agents of its calls, from all its spans.
+
+    Return the rollout with the input as its task, and the spans with the agents. The rollout and
+    the spans of an attempt that was not received are returned unchanged.
 
     Args:
         rollout: the attempt's rollout.
         attempt: an attempt of production.
-        spans: all of its spans.
+        spans: all spans of the attempt received so far.
     """
     if not is_received(attempt):
         return rollout, list(spans)

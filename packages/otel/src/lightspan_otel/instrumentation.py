@@ -26,7 +26,7 @@ from lightspan_otel.processor import (
 
 
 class _Undo(NamedTuple):
-    """Undo of one `instrument`."""
+    """How to undo one effect of an `instrument` call."""
 
     key: Any
     """Framework name, processor, or (processor, `llm_spans`) where content is recorded."""

@@ -1,8 +1,8 @@
 """Record model calls known only from spans, if the user opts in (`content=True`).
 
 SDK patches and adapters record the model calls that pass through them. A framework that uses
-neither emits a span per call in one of three dialects (`normalize`). In production such a span is
-recorded as a call of its attempt, unless the call is recorded already: a recorded call was made
+neither emits a span per call, with attributes that `normalize` translates. In production the span
+is recorded as a call of its attempt, unless the call is recorded already: a recorded call was made
 inside the span, or was open in the same context when the span began. Of two nested spans of one
 call the inner one is recorded; with a tool or an agent between them they are two calls. Rollouts
 are not affected.
@@ -46,7 +46,7 @@ _CALL_ATTRIBUTES: Final = frozenset(
         *(c.TOOL_DEFINITIONS, c.ERROR_TYPE, c.SERVER_ADDRESS, c.SERVER_PORT),
     }
 )
-"""Attributes kept of a call: those that SDK patches record. The others duplicate them."""
+"""Attributes of a call that are recorded, as by SDK patches; further ones are duplicates."""
 _CONTENT_ATTRIBUTES: Final = {
     SpanKind.TOOL: frozenset({c.TOOL_CALL_ARGUMENTS, c.TOOL_CALL_RESULT}),
     SpanKind.AGENT: frozenset({c.OPERATION_INPUT, c.OPERATION_OUTPUT}),
@@ -80,8 +80,10 @@ def note_call(acting: AgentContext) -> CallEnd | None:
 
 
 def _mark(spans: Iterable[OpenSpan]) -> None:
-    """Mark these spans as having a call, up to the innermost agent or tool: spans outside of that
-    belong to another call."""
+    """Set `has_call` of the spans, which are innermost first, up to the first agent or tool.
+
+    Spans outside of this agent or tool belong to another call.
+    """
     for open_span in spans:
         open_span.has_call = True
         if open_span.role in (Role.AGENT, Role.TOOL):
@@ -89,21 +91,23 @@ def _mark(spans: Iterable[OpenSpan]) -> None:
 
 
 def input_of(span: ReadableSpan) -> Any:
-    """Return the input of a run, None if the span does not have it yet."""
+    """Return the decoded input in a span's attributes; None if the span has no input yet."""
     attributes = span.attributes or {}
     return loaded(next((attributes[key] for key in INPUTS if key in attributes), None))
 
 
 def begin(open_span: OpenSpan) -> None:
-    """Note whether a recorded call is open as the span begins."""
+    """Set `open_span.has_call` to whether a recorded call is open as the span begins."""
     if open_span.agent is None or open_span.agent.scope.mode is not Mode.PRODUCTION:
         return
     open_span.has_call = any(call.is_open for call in _recorded.get())
 
 
 def read(open_span: OpenSpan, span: ReadableSpan) -> None:
-    """Record an ended span if it is a model call; store the content of tools and agents. Never
-    raises."""
+    """Record an ended span if it is a model call that nothing else recorded.
+
+    Keep the content of an ended span of a tool or an agent in `open_span`. Never raises.
+    """
     agent = open_span.agent
     if agent is None or agent.scope.mode is not Mode.PRODUCTION or open_span.ids in recorded_whole:
         return

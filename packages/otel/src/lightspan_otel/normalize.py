@@ -22,10 +22,10 @@ _OPENINFERENCE: Final = {
 }
 _OPENLLMETRY: Final = {c.INPUT_MESSAGES: "gen_ai.prompt", c.OUTPUT_MESSAGES: "gen_ai.completion"}
 INPUTS: Final = ("input.value", "traceloop.entity.input")
-"""Attributes with the input of a run."""
+"""Attributes that may hold the input of an agent, a tool or another operation."""
 _OUTPUTS: Final = ("output.value", "traceloop.entity.output")
 _ARGUMENTS: Final = ("tool_call.function.arguments", *INPUTS, "tool.parameters")
-"""Attributes with the arguments of a tool. The last may also hold its parameters' schema."""
+"""Attributes with the arguments of a tool; the last may hold the arguments' schema instead."""
 _REDUNDANT: Final = (
     *("llm.input_messages.", "llm.output_messages.", "llm.tools.", "llm.request.functions."),
     *("gen_ai.prompt.", "gen_ai.completion."),
@@ -47,7 +47,7 @@ AttributeMap = Mapping[str, Any]
 
 
 def normalized(span: Span) -> Span:
-    """Return the span with our attributes for its call, tool, run or error."""
+    """Translate the span's attributes into ours; drop those that its sender may not set."""
     attributes = {key: value for key, value in span.attributes.items() if _is_allowed(key)}
     translated: dict[str, Any] = {}
     if span.kind is SpanKind.LLM:
@@ -84,8 +84,10 @@ def loaded(value: Any) -> Any:
 
 
 def _is_allowed(key: str) -> bool:
-    """Return whether senders may set an attribute. Those of the gateway and of runners are
-    excluded: readers trust their values and form."""
+    """Return whether a sender of spans may set the attribute `key`.
+
+    Attributes that only the gateway and runners set are excluded, because readers trust them.
+    """
     return not key.startswith("lightspan.") or key.startswith(_PUBLIC_ATTRIBUTES)
 
 
@@ -94,7 +96,7 @@ def _first(attributes: AttributeMap, *keys: str) -> Any:
 
 
 def _tool_arguments(value: Any) -> Any:
-    """Return a tool's arguments, unwrapped from OpenInference's form of smolagents' calls."""
+    """Return a tool's arguments; for smolagents, the `kwargs` in OpenInference's value."""
     if not (isinstance(value, str) and value.startswith('{"args": []')):
         return value
     try:
@@ -124,7 +126,7 @@ def _call(attributes: AttributeMap) -> dict[str, Any]:
 
 
 def _reasons(attributes: AttributeMap) -> list[str]:
-    """Return the finish reason of each answer, untranslated."""
+    """Return the finish reason of each answer, untranslated; empty if one is missing."""
     listed = attributes.get(c.FINISH_REASONS)
     if isinstance(listed, list):
         return [str(reason) for reason in listed]
@@ -137,7 +139,10 @@ def _reasons(attributes: AttributeMap) -> list[str]:
 
 
 def _messages(attributes: AttributeMap, key: str) -> str | None:
-    """Return a `gen_ai.*.messages` attribute; None if no dialect has messages."""
+    """Return the value of a `gen_ai.*.messages` attribute as JSON.
+
+    If it is missing, translate it from OpenInference or OpenLLMetry; None if there are no messages.
+    """
     if key in attributes:
         before = _instructions(attributes) if key == c.INPUT_MESSAGES else []
         return genai_messages.dump_json([*before, *_genai_messages(attributes[key])])
@@ -153,7 +158,7 @@ def _messages(attributes: AttributeMap, key: str) -> str | None:
 
 
 def _numbered(attributes: AttributeMap, prefix: str) -> list[dict[str, Any]]:
-    """Collect a list spread over attributes `PREFIX.0.rest` into dicts rest → value."""
+    """Collect attributes `PREFIX.NUMBER.NAME` into a list of mappings NAME → value, by number."""
     items: dict[int, dict[str, Any]] = {}
     start = f"{prefix}."
     for key, value in attributes.items():
@@ -214,7 +219,7 @@ def _result(part: dict[str, Any]) -> dict[str, Any]:
 
 # --- OpenInference and OpenLLMetry ----------------------------------------------------------
 _ROLES: Final = {"tool-call": "assistant", "tool-response": "user"}
-"""smolagents' roles → those that its clients send."""
+"""Role in smolagents → role that its clients send."""
 
 
 def _tool_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
@@ -223,7 +228,7 @@ def _tool_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
 
 
 def _message(attributes: AttributeMap, content: Any, calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """Build a chat message from `role`, `name`, `tool_call_id` and `finish_reason`."""
+    """Build a chat message; other fields, such as `role` and `name`, are in `attributes`."""
     optional = {
         key: attributes[key]
         for key in ("name", "tool_call_id", "finish_reason")
@@ -269,7 +274,7 @@ def _openllmetry_message(attributes: AttributeMap) -> dict[str, Any]:
 
 
 def _tools(attributes: AttributeMap) -> str | None:
-    """Return the tools offered by a call in the form of chat requests."""
+    """Return the tools offered by a call, as JSON like in chat requests; None for no tools."""
     items = loaded(attributes.get(c.TOOL_DEFINITIONS))
     if not isinstance(items, list):
         items = [

@@ -33,11 +33,11 @@ NAME: Final = "lightspan_otel"
 """Source of a capture error in a message."""
 
 _LEAVE_OPEN: Final = frozenset({"openinference.instrumentation.smolagents"})
-"""Libraries that leave an agent's span open, and current, when the agent raises. Only its ERROR
-status shows the end."""
+"""Libraries that leave an agent's span open, and current, when the agent raises. Only the
+span's ERROR status shows that the agent has ended."""
 
 _ATTEMPTS: Final = (Role.AGENT, Role.WORKFLOW)
-"""Roles that become an attempt of their own in production if no span is around them."""
+"""Roles of spans that become attempts in production if no span is around them."""
 
 
 class Readable(Protocol):
@@ -68,31 +68,31 @@ class OpenSpan:
 
     Args:
         span: the span, held by a weak reference.
-        above: state of the enclosing span.
-        span_id: 16 hex digits, id of the span that is recorded for it.
-        library: name of its instrumentation scope.
+        above: state of the enclosing span; None for no span.
+        span_id: id of the span of ours that is recorded for `span`: 16 hex digits.
+        library: name of the instrumentation scope of `span`.
     """
 
     def __init__(self, span: Readable, above: OpenSpan | None, span_id: str, library: str) -> None:
         self.span_id = span_id
         self.ids: tuple[int, int] | None = None
-        """Trace and span id of a span of the app's."""
+        """Trace id and span id of the app's span; None for an `IdentitySpan`."""
         self.ended = False
         self.frame: Frame | None = None
-        """Frame of the agent, once its name is known."""
+        """Frame of the agent; None if it is no agent, or while its name is unknown."""
         self.depth = 0
-        """Number of pushed frames when it began."""
+        """Number of pushed frames when the span began."""
         self.pushed_span_id: str | None = None
-        """Innermost pushed span when it began."""
+        """Id of the innermost pushed span when the span began."""
         self.agent: AgentContext | None = None
-        """Agent context in which it began; None where no scope was open, and after its end."""
+        """Agent context in which the span began; None without a scope, and after the span's end."""
         self.role = Role.OTHER
         self.library = library
         self.input: Any = None
-        """Input of the run, where content is recorded."""
+        """Input in the span's first attributes; None unless content is recorded."""
         self.content: MessageContent | None = None
         self.has_call = False
-        """Whether a model call inside it is recorded by other code."""
+        """Whether the model call inside or around the span is recorded by other code."""
         self.start_ns = now_ns()
         self._above = above
         self._span = weakref.ref(span)
@@ -109,9 +109,9 @@ class OpenSpan:
     # --- its place ------------------------------------------------------------------------
     @property
     def above(self) -> OpenSpan | None:
-        """Return the innermost open span around it.
+        """Return the innermost open span around this span; None if there is none.
 
-        Ended ones are unlinked: a context whose current span has ended would otherwise build an
+        Ended spans are unlinked: a context whose current span has ended would otherwise build an
         endless chain.
         """
         while self._above is not None and self._above.ended:
@@ -119,7 +119,7 @@ class OpenSpan:
         return self._above
 
     def upwards(self) -> Iterator[OpenSpan]:
-        """Yield it, if it is open, and the open spans around it, innermost first."""
+        """Yield this span, if it is open, and the open spans around it, innermost first."""
         open_span = self if not self.ended else self.above
         while open_span is not None:
             yield open_span
@@ -127,22 +127,22 @@ class OpenSpan:
 
     @property
     def is_node(self) -> bool:
-        """Return whether a span of ours stands for it, so that it may be a parent."""
+        """Return whether a span of ours is recorded for this span, so that it may be a parent."""
         return self.frame is not None or self.role is Role.TOOL
 
     @property
     def began_outside(self) -> bool:
-        """Return whether it began outside every attempt."""
+        """Return whether this span began outside every attempt."""
         return self.agent is not None and self.agent.scope.is_outside
 
     def began_in(self, acting: AgentContext) -> bool:
-        """Return whether it began in the attempt of this context."""
+        """Return whether this span began in the attempt of `acting`."""
         agent = self.agent
         return agent is not None and agent.scope.recorder is acting.scope.recorder
 
     # --- what it is -----------------------------------------------------------------------
     def begin(self) -> None:
-        """Start tracking it in the current context. Never raises."""
+        """Start tracking this span in the current context. Never raises."""
         above = self.above  # before the early return: this unlinks ended spans
         current = context.current_context()
         if current is None or is_claimed(self.library):
@@ -162,7 +162,7 @@ class OpenSpan:
             add_capture_error(recorder, NAME, error)
 
     def settle(self, *, may_guess: bool) -> None:
-        """Determine its role, agent and parent unless known already.
+        """Determine the role, agent and parent of this span if they are unknown.
 
         Args:
             may_guess: see `agent_name`.
@@ -196,12 +196,12 @@ class OpenSpan:
             open_agents.add(self)
 
     def rebase(self, acting: AgentContext) -> None:
-        """Move it into the attempt of `agent`: it began outside every attempt."""
+        """Move this span, which began outside every attempt, into the attempt of `acting`."""
         self.agent = AgentContext(acting.scope, acting.frames, acting.parent_span_id)
 
     # --- in production --------------------------------------------------------------------
     def open(self) -> None:
-        """Start an attempt for it if it began outside every attempt and its role allows it."""
+        """Start an attempt for a span that began outside every attempt, if its role allows it."""
         with self._lock:
             agent = self.agent
             if agent is None or not agent.scope.is_outside or state.attempt_factory is None:
@@ -217,10 +217,10 @@ class OpenSpan:
 
     # --- its end --------------------------------------------------------------------------
     def end(self, span: Readable) -> None:
-        """End it. Never raises.
+        """Stop tracking this span, and record it if it is an agent or a tool. Never raises.
 
         Args:
-            span: the complete span.
+            span: the ended span, with all attributes.
         """
         agent = self.agent
         if agent is None:
@@ -243,11 +243,12 @@ class OpenSpan:
             self._leave(GeneratorExit() if is_closed_early else failed)  # without a stack
 
     def _finish(self, status: SpanStatus, error: str | None = None) -> None:
-        """Record it once.
+        """Record this span once, if it is an agent or a tool.
 
         Args:
-            status: its final status.
-            error: type name of its error. The message may quote a prompt and is not recorded.
+            status: the final status.
+            error: type name of the error; None for no error. The error's message is not recorded,
+                because it may quote a prompt.
         """
         agent = self.agent
         if agent is None or not self.is_node:
@@ -273,7 +274,7 @@ class OpenSpan:
         agent.scope.recorder.add(span)
 
     def end_if_failed(self) -> None:
-        """End it if its status shows a failure and its library leaves failed spans open."""
+        """Stop tracking a failed span whose library leaves failed spans open (`_LEAVE_OPEN`)."""
         span = self._span() if self.library in _LEAVE_OPEN and self.agent is not None else None
         failed = None if span is None else failure_of(span)
         if failed is not None:
@@ -282,7 +283,7 @@ class OpenSpan:
             self._leave(failed)
 
     def mark_recorded_elsewhere(self) -> Attributes:
-        """Note that `LightspanSpanProcessor` records it whole; return its identity attributes."""
+        """Let `LightspanSpanProcessor` record this span; return its identity attributes."""
         self._is_recorded_elsewhere = True
         self.settle(may_guess=True)
         if self._identity is None and self.agent is not None and self.frame is not None:
@@ -310,7 +311,7 @@ class OpenSpan:
         return f"execute_tool {name}", SpanKind.TOOL, identity
 
     def _abandon(self) -> None:
-        """Finish it without a known end: its attempt ended or its span is gone."""
+        """Stop tracking a span without a known end: its attempt ended, or the object is gone."""
         self.end_if_failed()
         self._finish(SpanStatus.UNSET)
         self._leave(None)
@@ -338,7 +339,7 @@ def _identity(span: Readable) -> Mapping[str, Any]:
 
 
 def failure_of(span: Readable) -> str | None:
-    """Return the error type of a span without its message; None if it has no error."""
+    """Return the type of a span's error, or `error` if it is unknown; None for no error."""
     if span.status.status_code is not StatusCode.ERROR:
         return None
     return next(iter(_error_types(span)), "error")
@@ -351,7 +352,7 @@ def _error_types(span: Readable) -> list[str]:
 
 
 def _is_failure(span: Readable, error: BaseException) -> bool:
-    """Return whether an exception that passes through a span without ERROR status is its failure.
+    """Return whether a span without ERROR status failed with an exception that passes through it.
 
     The SDK does not record cancellations; OpenInference sets OK although it recorded the exception.
     An exception that ends a stream is no failure.
@@ -377,7 +378,7 @@ recorded_whole: Final[set[tuple[int, int]]] = set()
 _Origin = OpenSpan | None | str
 _HERE: Final = "here"
 _inside: Final[ContextVar[_Origin]] = ContextVar("lightspan_otel_inside", default=_HERE)
-"""The span to resolve from, if not the current one."""
+"""Span from which agents are resolved; `_HERE` for the current span."""
 
 
 def register(span: trace.Span, open_span: OpenSpan) -> None:
@@ -400,13 +401,13 @@ def open_span_of(span: Any) -> OpenSpan | None:
 
 
 def open_span_by_ids(trace_id: int, span_id: int) -> OpenSpan | None:
-    """Return the state of the span with these ids."""
+    """Return the state of the span with these ids; None if it is not tracked."""
     return _by_ids.get((trace_id, span_id))
 
 
 @contextmanager
 def inside_of(open_span: OpenSpan | None) -> Iterator[None]:
-    """Resolve from this span in place of the current one."""
+    """Resolve agents in the block from `open_span`, not from the current span."""
     token = _inside.set(open_span)
     try:
         yield

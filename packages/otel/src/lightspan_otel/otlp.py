@@ -22,7 +22,7 @@ JSON: Final = "application/json"
 CONTENT_TYPES: Final = (PROTOBUF, JSON)
 
 _REMOTE: Final = 0x300
-"""Span flags: it is known whether the parent is in another process, and it is."""
+"""Flags of a span whose parent is known to be in another process."""
 _IDS: Final = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 _MAX_TIME_NS: Final = 2**63
 """Nanoseconds: upper bound of times."""
@@ -55,11 +55,11 @@ def decode_request(body: bytes, content_type: str) -> Decoded:
     """Decode an `ExportTraceServiceRequest`. Needs `opentelemetry-proto`.
 
     Args:
-        body: uncompressed.
+        body: the uncompressed request body.
         content_type: one of `CONTENT_TYPES`.
 
     Raises:
-        DataError: it is not OTLP; the message gives the position.
+        DataError: `body` is not OTLP, or has too many spans or bytes.
     """
     is_json = content_type == JSON
     message = _from_object(_json_of(body)) if is_json else _from_protobuf(body)
@@ -71,16 +71,19 @@ def decode_protobuf(body: bytes) -> Decoded:
     """Decode a `TracesData` of any size. Needs `opentelemetry-proto`.
 
     Raises:
-        DataError: it is not OTLP.
+        DataError: `body` is not OTLP.
     """
     return _decoded(_from_protobuf(body))
 
 
 def decode_object(value: dict[str, Any]) -> Decoded:
-    """Decode loaded OTLP JSON of any size; may modify it. Needs `opentelemetry-proto`.
+    """Decode a parsed OTLP JSON object of any size. Needs `opentelemetry-proto`.
+
+    Args:
+        value: the object; its ids are modified.
 
     Raises:
-        DataError: it is not OTLP; the message gives the position.
+        DataError: `value` is not OTLP; the message names the wrong part.
     """
     return _decoded(_from_object(value))
 
@@ -183,7 +186,7 @@ def _spans_in(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _list_in(value: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    """Return the list of objects under one of these names. Raises `DataError`."""
+    """Return the list of objects under one of `names`; empty if missing. Raises `DataError`."""
     items = next((value[name] for name in names if name in value), None)
     if items is None:
         return []
@@ -207,7 +210,7 @@ def convert_ids(value: dict[str, Any]) -> None:
 
 
 def encode_answer(content_type: str, refused: list[str]) -> bytes:
-    """Encode an `ExportTraceServiceResponse`, with partial success if spans were rejected."""
+    """Encode an `ExportTraceServiceResponse`; `refused` has a reason per rejected span."""
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
     answer = trace_service_pb2.ExportTraceServiceResponse()

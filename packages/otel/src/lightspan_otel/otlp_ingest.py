@@ -50,10 +50,10 @@ class Telemetry:
         self._places = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def answer(self, request: web.Request, role: Role | ApiError) -> web.Response:
-        """Return OTLP's response to a request.
+        """Store the spans of a request and return OTLP's response.
 
         Args:
-            request: its body is read after the authorization.
+            request: the request; its body is read only if `role` may send traces.
             role: the sender's role, or the authentication error.
         """
         kind = request.content_type

@@ -35,12 +35,12 @@ class AgentSpanProcessor(SpanProcessor):
     def __init__(self) -> None:
         self.on = True
         self.is_requested = False
-        """The user passed this provider to `otel.instrument`."""
+        """Whether the user passed the provider to `otel.instrument`."""
         self.records_content = False
         """Whether content is recorded too (`llm_spans`)."""
 
     def on_start(self, span: LiveSpan, parent_context: Context | None = None) -> None:
-        """Track a span that begins; it is not the current one yet."""
+        """Start tracking a span that begins and is not the current span yet."""
         if not self.on:
             return
         # never raise into the app; `resolver` reports an unknown span later
@@ -61,7 +61,7 @@ class AgentSpanProcessor(SpanProcessor):
             llm_spans.begin(open_span)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Close a span that has ended."""
+        """Stop tracking a span that has ended, and record it."""
         with contextlib.suppress(Exception):  # never raise into the app
             context = span.get_span_context()
             open_span = (
@@ -113,7 +113,7 @@ def _switched_on(provider: Any) -> AgentSpanProcessor:
 
 
 def _add(provider: Any, processor: AgentSpanProcessor) -> None:
-    """Bypass overrides: Phoenix's `add_span_processor` removes its own exporter."""
+    """Add a processor without overrides: Phoenix's `add_span_processor` removes an exporter."""
     if isinstance(provider, TracerProvider):
         TracerProvider.add_span_processor(provider, processor)
     else:
@@ -159,10 +159,10 @@ def observe_global() -> None:
 
 
 def observe_requested(*, with_global: bool) -> None:
-    """Observe the requested providers only.
+    """Switch our processors on for requested providers, and off for all others.
 
     Args:
-        with_global: also the global one, once it is set.
+        with_global: whether the global provider is requested too, once it is set.
     """
     with _lock:
         _Global.is_wanted = with_global

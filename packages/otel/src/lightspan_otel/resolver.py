@@ -2,8 +2,8 @@
 
 It inserts a frame for each open agent span around the caller, at the depth at which frames were
 pushed when that span began, so agents of `lightspan.agent` and of adapters that push appear in the
-order of entry. Resolvers of other adapters (LangGraph's) run next, with this one's result as their
-input. It must be first: what an adapter stores when something begins is the context before that.
+order of entry. Resolvers of adapters (such as LangGraph's) run next and get this result as input.
+This resolver must be first, since adapters store the context before a node or a run begins.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ switches: Final[dict[str, Switch]] = {}
 """Frameworks instrumented by name."""
 
 _reported: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
-"""Recorders that have this capture error already."""
+"""Recorders to which `note_call` has added its capture error."""
 
 
 _paths: Final[dict[str, None]] = {}
@@ -51,7 +51,7 @@ _MAX_PATHS: Final = 1_000
 
 # --- who acts -------------------------------------------------------------------------------
 def resolve(acting: AgentContext) -> AgentContext | None:
-    """Return the agent context by the open spans around; None if there are none (a `Resolver`)."""
+    """Return the agent context given the open spans around; None for no spans (a `Resolver`)."""
     try:
         _observe()
         spans = open_here()
@@ -98,8 +98,10 @@ def _with_agents(pushed: AgentContext, spans: Sequence[OpenSpan]) -> AgentContex
 
 
 def _in_attempt(acting: AgentContext, spans: Sequence[OpenSpan]) -> AgentContext:
-    """Return the context in the attempt of the outermost span, started for it if needed. Production
-    only."""
+    """Return `acting` in the attempt of the outermost span that has or may start an attempt.
+
+    Only used in production. Return `acting` unchanged if there is no attempt.
+    """
     for open_span in reversed(spans):
         open_span.settle(may_guess=True)
         open_span.open()
@@ -162,7 +164,7 @@ def _reason_unknown(span: Any, acting: AgentContext) -> str | None:
 
 
 def _without_ids(may_hide: bool, is_on: bool) -> str | None:
-    """Return why the current span is missing or has no ids."""
+    """Return why the current span is missing or has no ids; None if no agent may be hidden."""
     if is_on and os.environ.get(DISABLED, "").strip().lower() == "true":
         return f"{DISABLED}=true disables OpenTelemetry; unset it while agents are trained"
     if may_hide and _is_set():

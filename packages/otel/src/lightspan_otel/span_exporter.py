@@ -168,9 +168,9 @@ class _State:
 
 
 def send(exporter: SpanExporter) -> ExportHandle:
-    """Send the spans that this process records (`lightspan.record`) and trains to an exporter.
+    """Send this process's spans, recorded (`lightspan.record`) or of a training, to an exporter.
 
-    It replaces `LIGHTSPAN_OTLP`. Spans are sent whole, including prompts and answers.
+    From then on `LIGHTSPAN_OTLP` is ignored. Spans are sent whole, including prompts and answers.
 
     Args:
         exporter: exporter of OpenTelemetry's SDK; called in a thread of the SDK's
@@ -196,14 +196,14 @@ def check() -> None:
 
 
 def training_export(service: str, report: Callable[[str], None]) -> TrainingExport:
-    """Return the export of a training; see `TrainingExport`."""
+    """Create the export of a training (see `TrainingExport`)."""
     from lightspan_otel.training_export import TrainingExport
 
     return TrainingExport(service, report)
 
 
 def current() -> ExportHandle | None:
-    """Return the handle to which this process exports; None for no export.
+    """Return the handle to which this process exports; None if export is off.
 
     Raises:
         ConfigError: `LIGHTSPAN_OTLP` is not a URL, or OpenTelemetry's OTLP exporter cannot be
@@ -234,7 +234,7 @@ def enqueue(spans: Sequence[Span]) -> None:
 
 
 def _endpoint(url: str) -> str:
-    """Return the URL of the endpoint. Errors do not quote it, because it may contain a key."""
+    """Check a URL; add `/v1/traces` if it has no path. Errors do not quote it: it may have keys."""
     try:
         parts = urllib.parse.urlsplit(url)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -29,7 +29,7 @@ STATUS_CODES: Final = {
 
 
 def to_otel(span: Span) -> ReadableSpan:
-    """Return a span as a span of OpenTelemetry's SDK, which any exporter accepts."""
+    """Convert a span to a span of OpenTelemetry's SDK, which any exporter accepts."""
     trace_id = int(span.trace_id, 16)
     message = span.status_message if span.status is SpanStatus.ERROR else ""
     return ReadableSpan(

@@ -43,12 +43,12 @@ class TrainingExport:
         self._advantages: dict[TransitionKey, float] = {}
 
     def add(self, episodes: Sequence[Episode], step: int, *, is_learned: bool) -> None:
-        """Add episodes that have ended.
+        """Queue the spans of ended episodes; if `is_learned`, only when `send` is called.
 
         Args:
             episodes: episodes of any rollouts.
-            step: their iteration.
-            is_learned: whether the step trains on them, so that `send` follows.
+            step: number of the training step.
+            is_learned: whether the step trains on the episodes, so that `send` is called.
         """
         if span_exporter.current() is None:
             return
@@ -59,7 +59,7 @@ class TrainingExport:
             self._enqueue(episode, step, {})
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
-        """Add the advantages of calls."""
+        """Keep the advantages of calls for the next `send`."""
         if self._waiting:
             self._advantages |= {key: why.advantage for key, why in explanations.items()}
 
@@ -119,8 +119,8 @@ def annotated_spans(
 
     Args:
         episode: episode of an attempt.
-        step: iteration of the episode.
-        advantages: advantages of its calls, and possibly of others.
+        step: number of the training step.
+        advantages: advantages of calls; those of other episodes are ignored.
         service: service name of spans that have none.
     """
     rewards: defaultdict[str, list[float]] = defaultdict(list)

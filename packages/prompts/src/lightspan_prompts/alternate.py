@@ -39,19 +39,18 @@ class _State(msgspec.Struct, kw_only=True):
     templates: dict[str, str] | None = None
     """Prompt → selected template; None before the first search."""
     surveyed: Surveyed | None = None
-    """Texts that the first search discovered in the app; None if there were none to discover yet.
-    """
+    """Texts that the first search discovered in the app; None before it, or without `optimize=`."""
     rollouts: int = 0
-    """Total of all searches so far, like the next three."""
+    """Rollouts of all searches so far; `reflections`, `tokens` and `cost` are totals too."""
     reflections: int = 0
     tokens: int = 0
     cost: float = 0.0
     asked: dict[str, list[str]] = msgspec.field(default_factory=dict)
     """Task → agents called in its first rollout in a search."""
     cursor: int = 0
-    """Training tasks used by weights so far."""
+    """Number of training tasks that steps of weights have used so far."""
     weights: str = INITIAL_WEIGHTS
-    """Name of the current weights, renewed by each of their steps."""
+    """Name of the current weights; each step of weights sets a new name."""
 
 
 def _of_weights(name: str) -> Any:
@@ -62,20 +61,21 @@ class Alternate(Algorithm):
     """Learns prompts and weights in turns: a search for prompts with the current model, some steps
     of the weights with the current prompts, and so on.
 
-    Every rollout group has one version of the resources and of the policies: one half is frozen
-    while the other works. Prompts are chosen on the selection split of `prompts` alone, a seeded
-    part of the training tasks on which weights are not trained; held-out tasks choose nothing.
+    Prompts are frozen while weights are trained, and weights while prompts are searched, so every
+    rollout group has one version of both. Prompts are chosen on the selection split of `prompts`, a
+    seeded part of the training tasks on which weights are not trained. Held-out tasks do not affect
+    any choice.
 
     Args:
         prompts: `GEPA` or `APO`. Its prompts may be of agents that `weights` trains, of others, or
             both. With `optimize=` the first search discovers the texts in the app, and later ones
-            start from the previous selection. Its budgets cover all searches; each may use an equal
-            share of the rest.
+            start from the previous selection. Its budgets cover all searches; each search may use
+            an equal share of what is left.
         weights: `LightningRL`. Its model answers during searches too, sampled as in training; its
             seed, rollout timeout and failure reward hold for the run.
-        max_rollouts: maximum rollouts of both, not counting held-out tasks. What `prompts` may not
-            use is for weights, in whole steps.
-        cycles: turns of each half.
+        max_rollouts: maximum rollouts of searches and steps of weights, not counting held-out
+            tasks. Those beyond `prompts.max_rollouts` are for whole steps of weights.
+        cycles: number of searches; some steps of weights follow each search.
 
     Raises:
         ConfigError: the budget is too small for a step of weights in each cycle, or an option is
@@ -118,7 +118,7 @@ class Alternate(Algorithm):
                 f"candidate in each; give at least {least}"
             )
         self._searches: dict[int, int] = {}
-        """Step → cycle of its search; the other steps are of weights."""
+        """Step that is a search → number of its cycle; all other steps train weights."""
         step = 1
         for cycle in range(cycles):
             self._searches[step] = cycle
@@ -255,9 +255,11 @@ class Alternate(Algorithm):
         return metrics
 
     def _folder(self, context: TrainerContext) -> Path:
-        """Return the folder for the log of this step's search with the current weights. Delete
-        those of later steps or other weights: a run that was reset by more than a step has
-        different weights, for which they are invalid."""
+        """Create the folder for the log of this step's search with the current weights.
+
+        Delete logs of later steps and of other weights. They are invalid after a run was reset by
+        more than a step, because its weights are different then.
+        """
         name = f"step-{context.step:06d}"
         folder = context.path / JOURNAL / f"{name}-{self._state.weights}"
         for other in (context.path / JOURNAL).glob("step-*"):
@@ -267,8 +269,10 @@ class Alternate(Algorithm):
         return folder
 
     async def _learn(self, context: TrainerContext) -> Metrics:
-        """Run a step of the weights with the current prompts, on tasks outside of the selection
-        split."""
+        """Train the weights for one step with the current prompts.
+
+        The tasks are those outside of the selection split.
+        """
         selection = {task_id(task) for task in self.prompts.split(context.tasks).selection}
         tasks = [task for task in context.tasks if task_id(task) not in selection]
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import openai
 
 MAX_TRIES: Final = 4
-"""Attempts per request that fails; a rate-limited one (429) is retried until `patience_s`."""
+"""Maximum tries per request. Rate limits (429) do not count; `patience_s` limits their retries."""
 MAX_RETRY_BACKOFF_S: Final = 60.0
 _PERMANENT_CODES: Final = ("insufficient_quota", "billing_not_active")
-"""Codes of a 429 that no waiting helps."""
+"""Error codes of a 429 response for which a retry is useless."""
 
 
 class Answer(NamedTuple):
@@ -39,7 +39,7 @@ class EndpointClient:
         timeout_s: seconds per request; None for the client's default.
         patience_s: total seconds of waiting on rate limits (429) per request.
         note: called with a message on the first rate limit of a request.
-        client: a client owned by the caller; None to create and close one.
+        client: OpenAI client that the caller closes; None to create one.
         role: the model's role in messages.
         retry_backoff_s: seconds before the first retry; doubled before each further one.
 
@@ -93,7 +93,7 @@ class EndpointClient:
             await self._client.close()
 
     async def ask(self, text: str) -> Answer:
-        """Return the model's answer.
+        """Send `text` as a user message and return the model's answer.
 
         Raises:
             EngineError: the endpoint fails.
@@ -157,8 +157,10 @@ class EndpointClient:
 
 
 def _text_of(message: Any) -> str:
-    """Return the text of an answer, in parts or missing at some endpoints whatever the SDK's types
-    declare."""
+    """Return the text of an answer; empty if it has none.
+
+    Some endpoints send a list of parts or no content, which the SDK's types do not allow.
+    """
     content = getattr(message, "content", None) or getattr(message, "refusal", None)
     parts = content if isinstance(content, list) else [{"text": content}]
     texts = (part.get("text") for part in parts if isinstance(part, dict))

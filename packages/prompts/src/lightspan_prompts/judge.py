@@ -65,7 +65,7 @@ class Judge:
         seed: seed of the orders.
 
     Raises:
-        ConfigError: an invalid option.
+        ConfigError: an option is invalid.
         ModuleNotFoundError: the OpenAI SDK is missing.
     """
 
@@ -129,7 +129,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _OpenJudge:
-    """An open judge."""
+    """A judge during a run (`Scoring`)."""
 
     def __init__(self, judge: Judge, place: ScoringPosition) -> None:
         self._judge = judge
@@ -218,10 +218,10 @@ class _OpenJudge:
         return results
 
     async def _ask(self, key: str, text: str) -> str | None:
-        """Send a request and log the answer; return the reason if it failed.
+        """Send a request and log the answer; return the reason for a failure, else None.
 
         Raises:
-            EngineError: every further request would fail too.
+            EngineError: the request failed for a reason for which every request would fail.
         """
         try:
             answer = await self._model.ask(text)
@@ -269,7 +269,7 @@ class _OpenJudge:
 
 
 class _Answer(NamedTuple):
-    """Scores of a ballot, or the reasons why there are none, and the comment."""
+    """Per transcript of a ballot, the score or the reason why it has none; and the comment."""
 
     scores: list[float | str]
     comment: str
@@ -278,8 +278,10 @@ class _Answer(NamedTuple):
 def _scored(
     text: str, ballots_of_group: Sequence[Ballot], answers: Mapping[str, _Answer]
 ) -> Scored:
-    """Return a transcript's mean score; none if one is missing, because position bias would not
-    cancel."""
+    """Return the mean score of a transcript over the ballots that show it.
+
+    The transcript is unscored if a ballot has no score, because position bias would not cancel.
+    """
     showing = [ballot for ballot in ballots_of_group if text in ballot.shown]
     values = [answers[ballot.prompt].scores[ballot.shown.index(text)] for ballot in showing]
     numbers = [value for value in values if not isinstance(value, str)]

@@ -63,11 +63,11 @@ def ballots(
     Args:
         rubric: the criteria.
         task: the task as text.
-        transcripts: duplicates count once.
+        transcripts: transcripts of the rollouts; duplicates count once.
         together: maximum transcripts per ballot.
         orders: number of orders; a transcript shown alone has one.
-        seed: seed of the shuffle, which also depends on rubric, task and transcripts, but not on
-            the order of the latter.
+        seed: seed of the shuffle. The shuffle also depends on `rubric`, `task` and the set of
+            `transcripts`.
     """
     distinct = sorted(set(transcripts))
     digest = hashlib.sha256(json.dumps([seed, rubric, task, distinct]).encode()).hexdigest()

@@ -10,7 +10,7 @@ _TOKENS = 1_000_000
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """The price of a million tokens of a model; all prices that are compared need one currency.
+    """The price of a model's tokens; all prices of a search need the same currency.
 
     Raises:
         ConfigError: a price is not a finite number of at least 0.

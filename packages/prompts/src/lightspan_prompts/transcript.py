@@ -20,14 +20,16 @@ from lightspan.schema.spans import Span, SpanKind, SpanStatus
 MAX_TEXT_LENGTH: Final = 4_000
 """Maximum characters of a message; the middle of a longer one is left out."""
 MAX_CALLS: Final = 24
-"""Maximum number of calls; the last ones are included."""
+"""Maximum number of calls in a transcript; earlier calls are left out."""
 
 
 def transcript(episode: Episode, *, whole: bool = True) -> str:
-    """Return the messages call by call, without those of an earlier call of the same agent.
+    """Return the messages of an episode, call by call; repeated messages of an agent appear once.
 
     Args:
-        whole: False: the last answer and the app's messages only.
+        episode: the episode.
+        whole: whether to include all calls and tools; False for the last answer and the app's
+            messages only.
     """
     answer = [f"answer: {_shortened(answer_of(episode))}"]
     lines = list(_conversation(episode)) if whole else answer
@@ -55,7 +57,7 @@ def _conversation(episode: Episode) -> Iterator[str]:
 
 
 def _call_lines(call: Call, written: set[str]) -> Iterator[str]:
-    """Yield the new lines of a call, and add them to the agent's lines so far."""
+    """Yield the lines of a call that are not in `written` yet, and add them to it."""
     yield f"Model call of the agent {call.agent_path!r}:"
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
     for message in genai_messages.input_messages_of(attributes):

@@ -1,7 +1,7 @@
 """Alerts about a training that goes wrong, from its metrics and evaluations.
 
 An `AlertMonitor` reads the lines of `metrics.jsonl` one by one and raises each alert once. Alerts
-depend only on the lines, so a resumed run and `lightspan inspect` raise the same ones. A training
+depend only on the lines, so a resumed run and `lightspan inspect` raise the same alerts. A training
 prints them (`print_alerts`).
 """
 
@@ -26,11 +26,11 @@ Line = Mapping[str, Any]
 WINDOW: Final = 3
 """Number of steps whose mean is compared."""
 MIN_FALL_SE: Final = 4.0
-"""Minimum fall of a reward, in standard errors."""
+"""Minimum fall of a reward that raises an alert, in standard errors."""
 MIN_FALL_GROUPS: Final = 24
 """Minimum groups in a window: with fewer, standard errors are too uncertain."""
 MIN_FALL_TASKS: Final = 10
-"""Minimum held-out tasks, or clusters of them."""
+"""Minimum number of held-out tasks, or of clusters if the tasks have clusters."""
 MAX_IDLE_GROUPS: Final = 24
 """Consecutive groups without reward variance that raise an alert."""
 MIN_ENTROPY: Final = 0.1
@@ -60,18 +60,23 @@ class AlertMonitor:
         """Number of lines that have been read."""
 
     def step(self, line: Line) -> list[Alert]:
-        """Return the new alerts after a training step."""
+        """Add the metrics of a training step, and return the new alerts."""
         self._train.append(line)
         checks = (reward_falls, no_group_varies, entropy_collapses, policy_stays)
         return self._new({check.__name__: check(self._train) for check in checks}, line["step"])
 
     def evaluated(self, evaluation: Evaluation) -> list[Alert]:
-        """Return the new alerts after an evaluation."""
+        """Add an evaluation on held-out tasks, and return the new alerts."""
         self._evaluations.append(evaluation)
         return self._new({"validation_falls": validation_falls(self._evaluations)}, evaluation.step)
 
     def read(self, metrics: Sequence[Line], evaluations: Sequence[Evaluation]) -> list[Alert]:
-        """Return the new alerts after further lines of a run's metrics."""
+        """Add further lines of a run's metrics, and return the new alerts.
+
+        Args:
+            metrics: lines that have not been added yet.
+            evaluations: evaluations of the run, at least those of `metrics`.
+        """
         self.lines += len(metrics)
         by_step = {evaluation.step: evaluation for evaluation in evaluations}
         alerts: list[Alert] = []
@@ -111,7 +116,7 @@ def print_alerts(event: RunEvent) -> list[str]:
 
 # --- checks: each returns the text of an alert, or "" ---------------------------------------
 def reward_falls(train: Sequence[Line]) -> str:
-    """Compare the reward of the latest steps with the best earlier ones."""
+    """Return an alert if the reward of the latest steps is below the best earlier mean."""
     lines = [line for line in train if "reward" in line and "reward_se" in line]
     if len(lines) < 2 * WINDOW:
         return ""
@@ -130,7 +135,7 @@ def reward_falls(train: Sequence[Line]) -> str:
 
 
 def validation_falls(evaluations: Sequence[Evaluation]) -> str:
-    """Compare the latest evaluation with the best earlier one, on the tasks that both scored."""
+    """Return an alert if the latest evaluation is below the best one, on tasks scored in both."""
     scored = [earlier for earlier in evaluations[:-1] if math.isfinite(earlier.mean)]
     if not scored:
         return ""
@@ -147,7 +152,7 @@ def validation_falls(evaluations: Sequence[Evaluation]) -> str:
 
 
 def no_group_varies(train: Sequence[Line]) -> str:
-    """Count the groups of the latest steps without reward variance."""
+    """Return an alert if no group of the latest steps had reward variance."""
     latest = list(takewhile(_is_idle, reversed(train)))
     groups = sum(int(line["batch/groups"]) for line in latest)
     if groups < MAX_IDLE_GROUPS:
@@ -161,7 +166,7 @@ def no_group_varies(train: Sequence[Line]) -> str:
 
 
 def entropy_collapses(train: Sequence[Line]) -> str:
-    """Compare the entropy of the latest updates with that of the first, if the reward stays."""
+    """Return an alert if the policy's entropy has fallen far and the reward has not risen."""
     lines = [line for line in train if "learner/entropy" in line and "reward" in line]
     if len(lines) < 2 * WINDOW:
         return ""
@@ -177,7 +182,7 @@ def entropy_collapses(train: Sequence[Line]) -> str:
 
 
 def policy_stays(train: Sequence[Line]) -> str:
-    """Check how far the latest updates moved the policy, once the learning rate has warmed up."""
+    """Return an alert if the latest updates, after the warm-up, hardly moved the policy."""
     lines = [line for line in train if "learner/approx_kl" in line][-MIN_UPDATES:]
     rates = [line.get("learner/learning_rate", 0.0) for line in lines]
     if len(lines) < MIN_UPDATES or rates[-1] > rates[0]:
@@ -204,7 +209,7 @@ def _reward(lines: Sequence[Line]) -> float:
 
 
 def _is_idle(line: Line) -> bool:
-    """Whether no group's rewards varied and nothing was learned.
+    """Return whether no group of a step had reward variance and nothing was learned.
 
     An estimator without groups can learn from equal rewards.
     """

@@ -58,15 +58,16 @@ class Filter:
     agents: tuple[str, ...] = ()
     """Names or globs on agent paths; empty for every agent. Filters calls but not spans."""
     min_reward: float | None = None
-    """Minimum reward of a rollout; an unscored one never reaches it. Messages of production are
-    filtered call by call instead, by the feedback on the call, else on the attempt."""
+    """Minimum reward of a rollout, which unscored rollouts do not reach; None for no minimum. In
+    messages of production it applies to each call: to the feedback on the call or, if there is
+    none, on the attempt."""
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` unless `min_reward` is a finite number."""
         reward_bound("min_reward", self.min_reward)
 
     def takes(self, view: RolloutView, what: What) -> bool:
-        """Whether a rollout is exported."""
+        """Return whether a rollout is exported as `what`."""
         mode = view.state.rollout.mode
         if self.mode is not None and mode is not self.mode:
             return False
@@ -74,11 +75,11 @@ class Filter:
         return by_call or self._reaches(view.episode.reward)
 
     def takes_call(self, call: Call) -> bool:
-        """Whether the calls of a call's agent are exported."""
+        """Return whether `agents` selects the agent of a call."""
         return not self.agents or any(matches(name, call.agent_path) for name in self.agents)
 
     def takes_score(self, view: RolloutView, call: Call) -> bool:
-        """Whether a call of an exported rollout reaches the minimum reward."""
+        """Return whether a call of an exported rollout reaches the minimum reward."""
         in_production = view.state.rollout.mode is Mode.PRODUCTION
         return not in_production or self._reaches(score_of(view.episode, call))
 
@@ -119,7 +120,7 @@ def export_run(
         folder: folder of the run.
         what: kind of rows; see the module.
         out: file, which is replaced atomically, or open stream for JSONL.
-        format: file format; None: by the file's name, else JSONL.
+        format: file format; None for Parquet if `out` ends in `.parquet`, else JSONL.
         only: filter; None for everything.
 
     Raises:

@@ -173,7 +173,7 @@ def _lines_of_call(view: RolloutView, call_id: str) -> list[str]:
 
 
 def _find_id(part: str, ids: Collection[str], what: str) -> str:
-    """Return the id that equals `part`, or that alone ends with it, or starts with it."""
+    """Return the id that equals `part`, or else the only id that ends or starts with `part`."""
     if part in ids:
         return part
     endings = [name for name in ids if name.endswith(part)]
@@ -223,7 +223,7 @@ def _run_lines(
 
 
 def _pruned_lines(run: RunFolder, views: Sequence[RolloutView]) -> Iterator[str]:
-    """Report the steps before the first stored one: pruning deletes the oldest rollouts."""
+    """Report the steps whose rollouts are no longer stored: pruning deletes the oldest."""
     lines = [line for line in run.metrics() if line.get("kind") == "train"]
     steps = {int(line["step"]) for line in lines if line.get("rollouts")}
     stored = [view.step for view in views if view.state.rollout.mode is Mode.TRAIN]
@@ -290,7 +290,7 @@ def _candidate_lines(search: SearchResult) -> Iterator[str]:
 
 
 def _mean(line: Mapping[str, Any], key: str) -> str:
-    """Format a figure; null stands for NaN, the mean without scored tasks."""
+    """Format a number of a line of metrics; null, for no scored task, becomes `nan`."""
     value = line.get(key)
     return f"{math.nan if value is None else value:.3f}"
 

@@ -25,7 +25,7 @@ class Page:
     limit: int = 20
     """Maximum number of rows; 0 for all."""
     status: str | None = None
-    """Only rows with this status."""
+    """Status of the rows; None for any status."""
 
     def __post_init__(self) -> None:
         if self.limit < 0:

@@ -33,7 +33,7 @@ def draw(event: RunEvent) -> None:
 def learning_curve(
     metrics: Sequence[Line], path: Path, *, title: str, metric: str = "reward"
 ) -> None:
-    """Draw the held-out reward with its interval, the training reward, and each agent's.
+    """Draw the held-out reward with its interval, and the training reward, also per agent.
 
     Args:
         metrics: lines of `metrics.jsonl`: `kind` "eval" or "selection" (step, mean, low, high, n)

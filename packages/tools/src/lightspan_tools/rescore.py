@@ -46,7 +46,7 @@ EQUAL: Final = 1e-9
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout's values under both rewards."""
+    """The rewards of a rollout before and after rescoring."""
 
     rollout_id: str
     task_id: str
@@ -54,7 +54,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     step: int
     before: float | None
-    """None: unscored."""
+    """The reward in training; None if the rollout was unscored."""
     after: float | None
     why: str = ""
     """Why the rollout is unscored under the new reward."""
@@ -91,18 +91,18 @@ class Rescoring(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     before: str
-    """Name of the trained reward: `app`, or that of a judge or a function."""
+    """Name of the reward in training: `app`, or the name of a judge or a function."""
     after: str
     comparisons: list[Comparison]
     changes: list[Change]
-    """All rollouts."""
+    """Rewards of every rollout, changed or not."""
     spent: dict[str, float] = {}
-    """Costs of the judge: `calls` and `tokens`."""
+    """Costs of the judge: `calls` and `tokens`; empty without a judge."""
     written: str = ""
-    """Name under which the new reward was stored in the run; empty if it was not."""
+    """Name under which the new reward was stored in the run; empty if it was not stored."""
 
     def json(self, limit: int) -> dict[str, Json]:
-        """Return JSON values, with the most changed rollouts."""
+        """Return JSON values with the `limit` most changed rollouts; 0 for all changed rollouts."""
         plain: dict[str, Json] = msgspec.to_builtins(self)
         return {**plain, "changes": msgspec.to_builtins(most_changed(self.changes, limit))}
 
@@ -118,16 +118,16 @@ def rescore(
     Args:
         folder: folder of the run.
         reward: as for `Trainer(reward=)`.
-        mode: only rollouts of this mode; None: of training and evaluation.
+        mode: mode of the rollouts; None for training and evaluation.
         write: name under which to store the new reward in the run. None stores nothing, not even
             a judge's answers.
 
     Raises:
-        ConfigError: the folder holds no run, the run has a reward of this name, or `write` is set
+        ConfigError: the folder holds no run, the run has a reward named `write`, or `write` is set
             while another process trains in the folder.
         AppError: the reward cannot be imported.
         DataError: the run has no rollout of this mode.
-        RewardError: the function returned an invalid reward.
+        RewardError: `reward` is a function and returned an invalid reward.
         BudgetError, EngineError: see `Scoring.score`.
     """
     scorer, run = as_scorer(reward), RunFolder(folder)

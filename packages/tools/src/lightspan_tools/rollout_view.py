@@ -28,18 +28,18 @@ class RolloutView:
     episode: Episode
     coverage: Coverage
     step: int
-    """Step that trained the rollout, or else began it."""
+    """Number of the step that trained the rollout, or else of the step that began it."""
     explanations: Mapping[str, Explanation]
     """`attempt/call/choice` → explanation of the advantage."""
     mismatches: Mapping[str, str] = field(default_factory=dict)
     """`attempt/call/choice` → why the learner could not compute the call under its grammar."""
 
     def explanation(self, call: Call) -> Explanation | None:
-        """Return the explanation of a call's advantage, if there is one."""
+        """Return the explanation of a call's advantage; None if there is none."""
         return self.explanations.get(_key(self.episode.attempt_id, call))
 
     def explanation_lines(self, call: Call) -> list[str]:
-        """Return the explanation or the grammar mismatch of a call, or no line."""
+        """Return the explanation or grammar mismatch of a call as a line; empty for neither."""
         key = _key(self.episode.attempt_id, call)
         text = self.explanations.get(key) or self.mismatches.get(key)
         return [] if text is None else [str(text)]
@@ -63,13 +63,13 @@ async def read_views(
     states: Sequence[RolloutState],
     rewards: Mapping[str, Scored] | None,
 ) -> list[RolloutView]:
-    """Return the views of a run's rollouts, but those that no runner claimed.
+    """Create the views of a run's rollouts, without rollouts that no runner claimed.
 
     Args:
         run: folder of the run, with the explanations.
         store: store of the run.
         config: settings of the run (`RunFolder.read_config`).
-        states: rollouts of `Store.rollouts`.
+        states: states of the rollouts, from `Store.rollouts`.
         rewards: see `trained_rewards`.
     """
     attempts = await store.attempts([state.rollout.rollout_id for state in states])
@@ -111,7 +111,7 @@ async def read_views(
 
 
 def trained_rewards(run: RunFolder, config: Mapping[str, Any]) -> dict[str, Scored] | None:
-    """Return rollout id → score that was trained on; None if that was the app's own reward."""
+    """Return rollout id → trained score; None if the run trained on the app's own reward."""
     reward = config.get("reward")
     return run.rewards(str(reward.get("name"))) if isinstance(reward, dict) else None
 
@@ -123,7 +123,7 @@ def _trained_coverage(
     *,
     is_explained: bool,
 ) -> Coverage:
-    """Return the coverage, in which calls that the step's updates did not use are rejected.
+    """Classify the calls of an episode, and reject calls that the step's updates did not use.
 
     The coverage of an unfinished step, or of an algorithm without explanations, stays as it is.
 

@@ -18,7 +18,7 @@ class _PackageSink(MetricSink):
     package: ClassVar[str]
 
     def check(self) -> None:
-        """Raise `ConfigError` if the package is not installed, without an import."""
+        """Raise `ConfigError` if the package is not installed; do not import it."""
         # find_spec raises for a loaded module without a spec; None in sys.modules disables one.
         is_loaded = self.package in sys.modules
         if (sys.modules[self.package] if is_loaded else find_spec(self.package)) is None:

@@ -125,7 +125,7 @@ ALLOWED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "custom_reward_function.path": ((), _IN_AGENT),
     "trainer.val_only": ((False,), "lightspan.Trainer.evaluate"),
 }
-"""Key → supported values, and a hint for the others."""
+"""Key → supported values, and what to use in place of other values."""
 
 CLUSTER: Final = (
     "of verl's processes; for those use VERL(config, learner=lightspan.Verl(…), "
@@ -172,7 +172,7 @@ NO_EFFECT: Final[Sequence[tuple[str, str]]] = (
     ("agentlightning.trace_aggregator.*", "calls that continue one another are joined"),
     ("agentlightning.port", "free ports are chosen"),
 )
-"""Pattern of keys → why they have no effect, reported when training starts."""
+"""Pairs of a pattern of keys and the reason why these keys have no effect."""
 
 NEVER: Final = 10**9
-"""Steps between checkpoints if only the last is wanted."""
+"""Steps between checkpoints if only the last checkpoint is wanted."""

@@ -42,18 +42,17 @@ class APO(Generic[T]):
     Args:
         async_openai_client: client for both models; not closed.
         gradient_model: model that criticises a prompt.
-        apply_edit_model: model that rewrites it.
+        apply_edit_model: model that rewrites a prompt.
         diversity_temperature: temperature of both models.
-        gradient_batch_size: tasks whose rollouts a critique shows.
-        val_batch_size: tasks of `val_dataset` on which the candidates of a round are compared; the
-            best one is then run on all of them.
-        beam_width: candidates that continue in the next round.
-        branch_factor: new candidates per candidate and round.
+        gradient_batch_size: number of tasks whose rollouts `gradient_model` reads per critique.
+        val_batch_size: number of tasks of `val_dataset` on which a round compares candidates; the
+            best candidate is then run on the whole of `val_dataset`.
+        beam_width: number of candidates that continue in the next round.
+        branch_factor: number of new candidates per candidate and round.
         beam_rounds: number of rounds.
-        rollout_batch_timeout: seconds for the rollouts that are queued together; late ones are
-            cancelled and count as 0.
-        run_initial_validation: without effect; the initial prompt is always evaluated, or a worse
-            one might replace it.
+        rollout_batch_timeout: seconds for the rollouts that are queued together; rollouts that
+            have not ended by then are cancelled and count as 0.
+        run_initial_validation: without effect; the initial prompt is always evaluated.
         seed: seed of every random choice.
 
     Raises:
@@ -119,12 +118,12 @@ class APO(Generic[T]):
     async def search(
         self, runs: Runs, resources: NamedResources, train: Sequence[Json], val: Sequence[Json]
     ) -> None:
-        """Search for the best prompt.
+        """Search for the best prompt; `get_best_prompt` returns it.
 
         Args:
-            runs: runs the agent.
+            runs: runner of the agent's rollouts.
             resources: initial resources, including the initial prompt.
-            train: tasks whose rollouts critiques show.
+            train: tasks whose rollouts `gradient_model` reads.
             val: tasks on which candidates are compared.
 
         Raises:
@@ -177,7 +176,7 @@ def first_prompt(resources: NamedResources) -> tuple[str, PromptTemplate]:
     """Return the name and value of the first prompt template in the resources.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no resource is a prompt template.
     """
     for name, resource in resources.items():
         if isinstance(resource, PromptTemplate):
@@ -189,7 +188,10 @@ def first_prompt(resources: NamedResources) -> tuple[str, PromptTemplate]:
 
 
 def _with_own_connections(client: AsyncOpenAI) -> AsyncOpenAI:
-    """Return a client with connections of this event loop, unless it has a custom HTTP client."""
+    """Return a copy of the client with connections of this event loop.
+
+    A client with a custom HTTP client is returned itself.
+    """
     import openai
 
     inner = type(getattr(client, "_client", None)).__name__

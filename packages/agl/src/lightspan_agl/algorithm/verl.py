@@ -56,10 +56,10 @@ class Plan:
     sampling: Mapping[str, dict[str, Json]]
     """Mode → the sampling parameters of `main_llm`."""
     no_effect: Mapping[str, Sequence[str]]
-    """Reason → `key=value`."""
+    """Reason → the settings that have no effect for this reason, as `key=value`."""
 
     def sinks(self) -> list[str | MetricSink]:
-        """Return the sinks that are installed."""
+        """Return the sinks of `loggers` that are installed; unknown loggers have none."""
         name = {} if self.experiment is None else {"name": self.experiment}
         by_logger: dict[str, str | MetricSink] = {
             "mlflow": MLflow(self.project),
@@ -91,8 +91,8 @@ class VERL:
 
     Args:
         config: nested verl configuration.
-        learner: learner of `lightspan.Trainer`; None for the one in this process.
-        engine: engine of `lightspan.Trainer`; None for the one in this process.
+        learner: learner of `lightspan.Trainer`; None for a learner in this process.
+        engine: engine of `lightspan.Trainer`; None for an engine in this process.
 
     Raises:
         UnsupportedError: some keys are unknown or would change the result; the message has each
@@ -110,7 +110,7 @@ class VERL:
 
 
 def make_plan(config: Mapping[str, Any]) -> Plan:
-    """Translate a configuration (see `VERL`)."""
+    """Translate a verl configuration into options of lightspan; raise as `VERL` does."""
     settings = dict(_leaves(config))
     refused, no_effect = _classify(settings)
     values = {**DEFAULTS, **{k: v for k, v in settings.items() if k in DEFAULTS}}
@@ -146,7 +146,7 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
 
 
 def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys with values, without null values."""
+    """Yield the dotted key and the value of each setting that is not None."""
     if not isinstance(config, Mapping):
         raise ConfigError(f"VERL(config): {prefix or 'config'} must be a mapping, not {config!r}")
     for key, value in config.items():
@@ -157,7 +157,7 @@ def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _classify(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the refused keys, and reason → keys without effect."""
+    """Return a message per refused setting, and reason → settings without effect."""
     refused: list[str] = []
     no_effect: dict[str, list[str]] = {}
     for key, value in settings.items():

@@ -19,7 +19,7 @@ class Tracer:
     """The tracer of an agent, `self.tracer`."""
 
     def get_langchain_handler(self, tags: list[str] | None = None) -> Any | None:
-        """Return a LangChain callback handler; None if the adapter is not installed.
+        """Return a LangChain callback handler; None if `lightspan-langgraph` is not installed.
 
         Args:
             tags: ignored; agents are named by the nodes of the graph.

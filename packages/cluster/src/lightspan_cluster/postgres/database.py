@@ -29,8 +29,10 @@ _CLAIM_COST: Final = 32
 
 
 class PostgresDatabase(OpenDatabase):
-    """Up to four connections and their threads, of one process. The reader's is opened at once,
-    each other one when it is needed."""
+    """Up to four connections of one process, each with a thread.
+
+    The connection of the reader is opened at once, each other connection when it is needed.
+    """
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class PostgresDatabase(OpenDatabase):
         super().__init__(moving, adding, reading)
         self._reading = reading.link
         self._is_unreachable = False
-        """The reader has waited for the server in vain, so the next query does not wait."""
+        """Whether the reader has waited for the server in vain; if so, a query does not wait."""
         self._mover = WriterThread(moving, on_move, moves=True)
         self._adder = WriterThread(adding, on_move, moves=False)
         self._additions = {
@@ -63,7 +65,7 @@ class PostgresDatabase(OpenDatabase):
         self._lock = threading.Lock()
 
     def _connect(self, create: bool) -> Connection:
-        """Return a connection to tables of this version. Raises `StoreError`."""
+        """Connect, and create or check the tables. Raises `StoreError`."""
         retry = Retry(self._server.timings.database_retry_s)
         while True:
             try:
@@ -88,7 +90,7 @@ class PostgresDatabase(OpenDatabase):
         return writer.submit(work, items, cost)
 
     def listen(self) -> None:
-        """Start to receive notifications of other sessions."""
+        """Start to receive the notifications of other sessions; idempotent."""
         with self._lock:
             if self._listener is None:
                 self._listener = Listener(self._server, self._on_move)

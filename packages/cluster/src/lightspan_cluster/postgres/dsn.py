@@ -41,7 +41,7 @@ class Address(NamedTuple):
 
 
 def read_address(url: str) -> Address:
-    """Parse a URL, and keep its secrets in this process.
+    """Parse the URL of a store, and remember its secrets in this process.
 
     Raises:
         ConfigError: the URL is invalid; the message has no secrets.
@@ -86,7 +86,7 @@ def read_address(url: str) -> Address:
 
 
 def _hosts(url: str, text: str) -> dict[str, str]:
-    """Return hosts and ports in libpq's format: lists of equal length."""
+    """Parse `HOST:PORT,HOST:PORT` into libpq's `host` and `port`; `url` is for errors."""
     hosts, ports = [], []
     for part in text.split(",") if text else []:
         match = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]*)(?::(\d*))?", part)
@@ -102,7 +102,7 @@ def _invalid(url: str, reason: str) -> ConfigError:
 
 
 def without_secrets(url: str) -> str:
-    """Return the URL for a message; it may be invalid."""
+    """Hide the secrets of a URL, which may be invalid, for a message."""
     _, at, tail = url.removeprefix(SCHEME).rpartition("@")
     tail = re.sub(r"(\w*password)=[^&]*", r"\1=…", tail)
     if not at:  # a host and port may be a user and a password

@@ -17,9 +17,9 @@ from lightspan_cluster.postgres.server import Link, Server
 from lightspan_cluster.postgres.tables import CHANNEL
 
 _RETRY_S: Final = 1.0
-"""Seconds before a lost session is opened again; meanwhile `watch` polls."""
+"""Seconds before a lost session is opened again; until then the store only polls."""
 _POLL_INTERVAL_S: Final = 0.2
-"""Seconds between two checks whether the thread is to end."""
+"""Seconds between two checks whether `stop` was called."""
 
 
 class Listener:
@@ -27,7 +27,7 @@ class Listener:
 
     Args:
         server: the store's server.
-        on_move: called for each notification.
+        on_move: called for each notification of the store's schema.
     """
 
     def __init__(self, server: Server, on_move: Callable[[], None]) -> None:

@@ -29,15 +29,15 @@ def statements() -> list[str]:
 
 
 def prepare(db: Connection, address: Address, *, create: bool) -> None:
-    """Create the tables if there are none, in one transaction.
+    """Check the version of the tables; create them in one transaction if there are none.
 
     Args:
         db: a connection in autocommit mode with the schema as its search path.
         address: the store's address.
-        create: create missing tables; else they are an error.
+        create: whether to create missing tables.
 
     Raises:
-        NotFoundError: there is no store, and `create` is false.
+        NotFoundError: there are no tables, and `create` is False.
         StoreFormatError: the schema belongs to another program, or has another version.
     """
     version = _version(db, address)
@@ -71,7 +71,7 @@ def _create(db: Connection, address: Address) -> int:
 
 
 def _version(db: Connection, address: Address) -> int:
-    """Return the schema's version; 0 if it is empty."""
+    """Return the version of the schema's tables; 0 if there are none."""
     query = "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace(%s)::oid"
     names = {name for (name,) in db.execute(query, (_quoted(db, address),))}
     if "lightspan_versions" in names:

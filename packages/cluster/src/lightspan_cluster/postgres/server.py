@@ -59,7 +59,7 @@ _LOSSES: Final = {
     "fsync": "the whole database when the machine loses power",
     "synchronous_commit": "the latest writes when it is killed",
 }
-"""Setting that must not be off → what the server may lose without it."""
+"""Setting that must be on → what the server may lose if it is off."""
 
 
 class Server:
@@ -141,7 +141,7 @@ class _UnstorableError(StoreError, DataError):
 
 
 UNREADABLE: Final = (LookupError, TypeError, ValueError, OverflowError)
-"""Raised where a row does not have the format in which rows are written."""
+"""Exceptions that the decoding of a malformed row raises."""
 _NO_CONNECTION: Final = (
     "the server has no connection left, and each process needs up to five: raise its "
     "max_connections"
@@ -171,7 +171,7 @@ _MESSAGE_HINTS: Final = {
     "definition of service": "libpq finds no such service: see ~/.pg_service.conf",
     "connection": "the server cannot be reached: is it running, and is this its address?",
 }
-"""Words of libpq's message → hint. Errors before there is a session have no SQLSTATE."""
+"""Words of libpq's message → hint, for errors without SQLSTATE, before there is a session."""
 _KINDS: Final[dict[str, type[StoreError]]] = {
     "54000": _UnstorableError,
     "42P01": StoreFormatError,
@@ -182,8 +182,10 @@ _KINDS: Final[dict[str, type[StoreError]]] = {
 
 
 def needs_explanation(error: BaseException) -> bool:
-    """Return whether the error comes from the server or its data, and not from lightspan. Rows that
-    cannot be decoded raise `DataError`."""
+    """Return whether an error comes from the server or its data, and not from lightspan.
+
+    A `DataError` is included: it is raised for rows that cannot be decoded.
+    """
     if isinstance(error, LightspanError):
         return isinstance(error, DataError) and not isinstance(error, StoreError)
     return isinstance(error, (psycopg.Error, OSError, *UNREADABLE))
@@ -202,7 +204,7 @@ def is_starting(error: BaseException) -> bool:
 
 
 class Link:
-    """A connection of one thread, opened when it is needed and again when it was lost."""
+    """A connection of one thread, opened at its first use and again after a loss."""
 
     def __init__(self, server: Server, db: Connection | None = None) -> None:
         self.server: Final = server
@@ -235,7 +237,7 @@ class Link:
 
 
 _ROLLED_BACK: Final = (errors.DeadlockDetected, errors.SerializationFailure)
-"""The server rolled back this one of several conflicting transactions."""
+"""Errors of a transaction that the server rolled back because of a conflict."""
 
 
 class Retry:
@@ -250,7 +252,7 @@ class Retry:
         self._backoff_s = _MIN_BACKOFF_S
 
     def pause(self) -> bool:
-        """Wait a little; return False at once if the time is over."""
+        """Wait before a retry and return True; return False at once after the timeout."""
         now = clock.monotonic()
         if self._end is None:
             self._end = now + self._timeout_s

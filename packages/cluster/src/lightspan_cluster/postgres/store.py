@@ -37,7 +37,7 @@ class PostgresStore(SQLStore[PostgresDatabase]):
             its own means. The default schema is `lightspan`.
         create: create the tables if there are none.
         clock: a clock for tests; None for the server's.
-        timings: times and limits, if not the defaults.
+        timings: times and limits; None for the defaults.
 
     Raises:
         ConfigError: the URL cannot be parsed.

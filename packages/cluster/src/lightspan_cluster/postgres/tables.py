@@ -15,9 +15,9 @@ from lightspan.stores._sql.tables import Ends, ReadTables, SQLTables, WriteTable
 from lightspan_cluster.postgres.server import Connection, Link
 
 CHANNEL: Final = "lightspan"
-"""Channel of the notifications that something has moved in a schema."""
+"""Channel of notifications; the payload is a schema in which a rollout has changed status."""
 _COUNTED: Final = "insert_spans"
-"""The only insertion whose number of new rows matters."""
+"""Name of the only insertion whose number of new rows is used."""
 _LISTS: Final = re.compile(r"IN \((\?|:\w+)\.\.\.\)")
 _NAMED: Final = re.compile(r":(\w+)")
 
@@ -48,7 +48,7 @@ class _Session(SQLTables):
 
     @staticmethod
     def _translate(query: str) -> str:
-        """Translate lists to arrays, and placeholders to those of psycopg."""
+        """Translate a query for psycopg: lists become arrays, placeholders become `%s`."""
         query = _LISTS.sub(r"= ANY(\1)", query)
         return _NAMED.sub(r"%(\1)s", query.replace("?", "%s"))
 
@@ -71,13 +71,16 @@ class _Session(SQLTables):
 
 
 class PostgresWriteTables(_Session, WriteTables):
-    """The tables of a writer. A transaction that moves things locks the row of `ends`, so such
-    transactions run one at a time; one that only adds rows waits for no attempt."""
+    """The tables of a writer.
+
+    A transaction that adds or changes rollouts or attempts locks the row of `ends`, so only one of
+    these transactions runs at a time. A transaction that only adds other rows does not wait for it.
+    """
 
     def __init__(self, link: Link, clock: Callable[[], float] | None) -> None:
         super().__init__(link, clock)
         self.begun: list[str] = []
-        """Ids of the attempts that this transaction began; they prove its commit."""
+        """Ids of attempts that the transaction inserts; if they exist, it was committed."""
         self._unsent: list[tuple[bytes, list[list[Any]] | None]] = []
         self._time = 0.0
         self._ends: Ends | None = None
@@ -112,8 +115,10 @@ class PostgresWriteTables(_Session, WriteTables):
         return self._ends
 
     def _insert(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Insert rows with the commit, because other writers wait for the lock during each round
-        trip."""
+        """Queue rows to be inserted with the commit; return their number.
+
+        Each round trip before the commit would make other writers wait for the lock.
+        """
         if not rows:
             return 0
         columns = [list(column) for column in zip(*rows, strict=True)]
@@ -129,7 +134,7 @@ class PostgresWriteTables(_Session, WriteTables):
         return super()._run(query, values)
 
     def _send(self, last: Sequence[bytes] = ()) -> None:
-        """Send the pending statements, and these, in one round trip."""
+        """Send the queued statements and those of `last` in one round trip."""
         unsent = [*self._unsent, *((query, None) for query in last)]
         self._unsent = []
         is_pipelined = len(unsent) > 1 and psycopg.Pipeline.is_supported()

@@ -2,8 +2,8 @@
 
 A transaction that was lost with its connection is repeated on a new one. Its rows have ids from the
 caller, so writing them twice changes nothing. Claims generate ids; after the loss of a transaction
-that began attempts, the writer first checks whether they exist. Repeating has one other effect: a
-version of a policy may be skipped.
+that began attempts, the writer first checks whether they exist. A repeated transaction may skip a
+version of a policy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class WriterThread(Committer):
     Args:
         tables: the tables to write to; `stop` closes their link.
         on_move: called after each transaction that changed the status of a rollout.
-        moves: this writer moves rollouts and attempts, one transaction at a time.
+        moves: whether the jobs may add or change rollouts and attempts; False if they only add
+            other rows.
     """
 
     def __init__(
@@ -51,14 +52,20 @@ class WriterThread(Committer):
         self._closed = False
         self._sent: _Sent | None = None
         self._is_unreachable = False
-        """The writer has waited for the server in vain, so the next jobs do not wait."""
+        """Whether the writer has waited for the server in vain; the next jobs do not wait then."""
         name = f"lightspan-store-{'move' if moves else 'add'}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Work[T, R], items: Sequence[T], cost: int) -> asyncio.Future[list[R]]:
-        """Write the items together with other waiting jobs. Return a future of their answers, which
-        are set once they are committed.
+        """Queue items to be written; return a future that gets their answers after the commit.
+
+        Jobs that wait at the same time are committed together.
+
+        Args:
+            work: function that writes the items and returns an answer per item.
+            items: items of the job.
+            cost: cost of the job; jobs up to a total cost share a transaction.
 
         Raises:
             StoreClosedError: the store is closed.

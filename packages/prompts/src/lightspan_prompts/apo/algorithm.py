@@ -30,38 +30,40 @@ class APO(PromptSearch):
 
     Args:
         prompts: name → template. The app takes each as an argument of that name, or all as
-            `resources`. A candidate consists of all of them; each expansion changes the next one.
+            `resources`. A candidate has all prompts; each expansion changes one, in turn.
         optimize: agents whose instructions are learned without changes to the app: names, or globs
             on agent paths as for `LightningRL(optimize=)`. Their texts are discovered in the calls
             of the first evaluation, and replaced in requests. Also names of prompts that the app
             requests by `lightspan.prompt(name, text)`. They are parts of the candidate too.
         reflection: the model that criticises prompts. Its `sampling` is part of each request.
         edits: the model that rewrites prompts; None for `reflection`.
-        beam_width: candidates that continue in the next round.
-        branch_factor: new candidates per candidate and round; more while there are fewer candidates
-            than `beam_width`.
+        beam_width: number of candidates that continue in the next round.
+        branch_factor: number of new candidates per candidate and round; more while there are fewer
+            candidates than `beam_width`.
         beam_rounds: maximum rounds.
-        gradient_batch_size: tasks whose rollouts a critique shows, different ones for each new
-            candidate.
-        val_batch_size: tasks of the selection split on which the candidates of a round are
-            compared. The best one is then run on the whole split, which decides.
+        gradient_batch_size: number of tasks whose rollouts are shown for a critique; each new
+            candidate has a different batch.
+        val_batch_size: number of tasks of the selection split on which a round compares candidates.
+            The best candidate is then run on the whole split; the final choice depends on that.
         max_rollouts: maximum rollouts of the app, not counting held-out tasks. The last round has
-            as many candidates as this allows.
+            as many candidates as are possible within this limit.
         max_reflections: maximum requests to both models; each new candidate takes two.
         max_tokens: maximum tokens of both models and of the app's calls, as endpoints count them.
             Checked before each request and before each batch of about 64 rollouts; only what is in
-            flight may exceed it. A round that it ends adds no candidate that was not compared.
-        max_cost: maximum cost of these in the currency of `prices`, checked like `max_tokens`.
-            Calls of policies cost nothing, nor do calls whose endpoint counts no tokens.
-        prices: model → its `Price`, for `max_cost`, for every model called. The name is the
-            requested one, or the responding one where a span has only that.
-        selection: fraction of the training tasks on which candidates are compared; reflections show
-            the others. Split by the seed. Held-out tasks have no part in any choice.
-        perfect_reward: reward at which a task counts as solved: with it on every task of the
-            selection split the search ends, and rollouts that all have it are not reflected on.
-            None: no such reward.
-        failure_reward: reward of a rollout whose app failed, timeouts included, and of an unscored
-            one in comparisons. None is left out of a mean.
+            flight may exceed it. A round that is cut short adds no candidate that was not compared.
+        max_cost: maximum cost of these tokens, in the currency of `prices`; checked like
+            `max_tokens`. Calls of policies cost nothing, nor do calls whose endpoint counts no
+            tokens.
+        prices: model → its `Price`, for every model that is called; needed for `max_cost`. A model
+            has the name in the request, or the name in the response if a span lacks the former.
+        selection: fraction of the training tasks on which candidates are compared (the selection
+            split, chosen by `seed`); reflections show rollouts of all other training tasks. No
+            choice depends on held-out tasks.
+        perfect_reward: reward at which a task counts as solved; None if there is no such reward.
+            The search ends if a candidate solves every task of the selection split. No critique is
+            requested for a batch whose tasks are all solved.
+        failure_reward: reward of a rollout whose app failed or timed out; in comparisons also of an
+            unscored rollout, so that every rollout counts in a mean.
         timeout_s: seconds per rollout.
         reflection_timeout_s: seconds per request to a reflection model.
         reflections_at_once: maximum concurrent requests.
@@ -69,7 +71,7 @@ class APO(PromptSearch):
         seed: seed of the split and of every random choice.
 
     Raises:
-        ConfigError: an invalid option.
+        ConfigError: an option is invalid.
         ModuleNotFoundError: the OpenAI SDK is missing.
     """
 

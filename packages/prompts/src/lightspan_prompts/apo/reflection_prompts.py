@@ -72,7 +72,7 @@ written in exactly this way; other text in braces is not filled.
 
 
 def critique(name: str, template: PromptTemplate, evidence: Sequence[Evidence], angle: str) -> str:
-    """Return the request for a critique of a prompt: its textual gradient."""
+    """Build the request for a critique (textual gradient) of a prompt; `angle` is in `ANGLES`."""
     return _CRITIQUE.format(
         name=name,
         text=template.text,
@@ -83,7 +83,7 @@ def critique(name: str, template: PromptTemplate, evidence: Sequence[Evidence], 
 
 
 def edit(name: str, template: PromptTemplate, critique: str, way: str) -> str:
-    """Return the request to rewrite a prompt by its critique."""
+    """Build the request to rewrite a prompt according to a critique; `way` is in `WAYS`."""
     return _EDIT.format(
         name=name,
         text=template.text,

@@ -63,7 +63,7 @@ class _Slot(NamedTuple):
     angle: str
     way: str
     place: str
-    """Distinguishes it from the other slots of the search."""
+    """Round and position of the slot; unique in the search."""
 
 
 class Search:
@@ -134,13 +134,13 @@ class Search:
 
     @property
     def chosen(self) -> int:
-        """Return the first candidate with the highest mean on the whole selection split."""
+        """Return the number of the candidate with the highest mean on the whole selection split."""
         whole = [number for number, candidate in enumerate(self._candidates) if candidate.is_whole]
         return max(whole, key=lambda number: self._candidates[number].mean)
 
     @property
     def best(self) -> dict[str, str]:
-        """Return the templates of the best candidate, or the initial ones."""
+        """Return the best candidate's templates; the initial templates before any comparison."""
         if any(candidate.is_whole for candidate in self._candidates):
             return self._candidates[self.chosen].templates
         return self._initial
@@ -155,8 +155,10 @@ class Search:
 
     # --- budgets ----------------------------------------------------------------------------
     def _rollouts_of(self, expansions: int) -> int:
-        """Return the maximum rollouts of a round: the parents' runs, the comparison, and its
-        winner's run."""
+        """Return the maximum rollouts of a round with `expansions` new candidates.
+
+        They are for the critiques, for the comparison, and for the winner on the whole split.
+        """
         gradients = expansions * self._feedback.size(self._plan.gradient_batch_size)
         compared = len(self._beam) + expansions
         batch = self._selection.size(self._plan.val_batch_size)
@@ -189,7 +191,7 @@ class Search:
         return max(0, most)
 
     def _why_it_ends(self) -> str:
-        """Return why no further round begins; empty if one does."""
+        """Return why the search ends before another round; empty if it does not end."""
         plan, trials = self._plan, self._trials
         if perfect := self._perfect():
             return perfect
@@ -232,8 +234,11 @@ class Search:
         )
 
     def _slots(self, number: int) -> list[_Slot]:
-        """Choose the expansions of a round: each of the beam equally often, the best first in case
-        a budget cuts them."""
+        """Choose the expansions of a round.
+
+        Each candidate of the beam is expanded equally often, the best first, because a budget may
+        allow only the first expansions.
+        """
         plan, rng = self._plan, random.Random(f"{self._plan.seed}/round {number}")
         parents = [self._beam[place % len(self._beam)] for place in range(plan.beam_width)]
         slots = []
@@ -252,7 +257,7 @@ class Search:
         return slots
 
     async def _expand(self, slots: Sequence[_Slot]) -> list[int]:
-        """Create new candidates from these slots."""
+        """Create a candidate per slot; return their numbers, without slots that failed."""
         trials = [
             Trial("feedback", self._candidates[slot.parent].templates, slot.tasks, slot.place)
             for slot in slots
@@ -301,10 +306,10 @@ class Search:
         return fresh
 
     def _changed(self, slot: _Slot, reflection: Reflection) -> dict[str, str]:
-        """Return the templates of an edit.
+        """Return the templates of the slot's candidate after an edit.
 
         Raises:
-            Unusable: it gives none.
+            Unusable: the answer has no new text, or the templates equal those of a candidate.
         """
         changed = proposed_template(
             self._template(slot), reflection.answer, reflection.finish_reason
@@ -365,7 +370,7 @@ class Search:
         return done
 
     async def _reflected(self, questions: Sequence[Question]) -> list[tuple[Reflection, bool]]:
-        """Return the answers, each with whether it is new rather than replayed."""
+        """Ask the questions; return each answer, and whether it is new rather than replayed."""
         is_replaying = self._trials.is_replaying
         answers = await self._trials.reflect(questions, self._plan.reflections_at_once)
         return [(answer, not is_replaying) for answer in answers]
@@ -375,7 +380,7 @@ class Search:
         return self._trials.template(slot.prompt, text)
 
     def _add(self, templates: dict[str, str], slot: _Slot | None = None) -> int:
-        """Add a candidate that has not been run."""
+        """Add a candidate that has not been run; return its number."""
         new = Candidate(
             templates=templates,
             parents=[] if slot is None else [slot.parent],

@@ -18,7 +18,7 @@ from lightspan_prompts.search.search_log import SearchLog
 
 @dataclass(kw_only=True, eq=False)
 class GEPA(PromptSearch):
-    """Learns prompts by reflection: a language model reads rollouts and proposes other texts, and a
+    """Learns prompts by reflection: a language model reads rollouts and proposes new texts, and a
     Pareto front keeps the best candidates per task (arXiv 2507.19457).
 
     No weights are trained: calls go where the app sends them, with the app's own key.
@@ -30,7 +30,7 @@ class GEPA(PromptSearch):
             on agent paths as for `LightningRL(optimize=)`. Their texts are discovered in the calls
             of the first evaluation, and replaced in requests. Also names of prompts that the app
             requests by `lightspan.prompt(name, text)`. They are parts of the candidate too.
-        reflection: the model that proposes other texts. Its `sampling` is part of each request.
+        reflection: the model that proposes new texts. Its `sampling` is part of each request.
         max_rollouts: maximum rollouts of the app, not counting held-out tasks.
         max_reflections: maximum requests to the reflection model. An iteration sends up to
             `proposals`, and none begins if fewer are left.
@@ -38,29 +38,33 @@ class GEPA(PromptSearch):
             count them. Checked before each request and each evaluation; only what is in flight may
             exceed it, with `proposals` several concurrent ones. The best candidate compared by then
             is chosen.
-        max_cost: maximum cost of these in the currency of `prices`, checked like `max_tokens`.
-            Calls of policies cost nothing, nor do calls whose endpoint counts no tokens.
-        prices: model → its `Price`, for `max_cost`, for every model called. The name is the
-            requested one, or the responding one where a span has only that.
-        selection: fraction of the training tasks on which candidates are compared; reflections show
-            the others. Split by the seed. Held-out tasks have no part in any choice.
-        minibatch: tasks from which a candidate is proposed, and on which it is first tried.
-        proposals: candidates proposed and run concurrently per iteration.
-        finalists: number of candidates with the highest means that are run once more on the
-            selection split at the end, as far as budgets allow; one of them, by both means, or the
-            initial prompts are chosen. 0 chooses by the first mean alone.
+        max_cost: maximum cost of these tokens, in the currency of `prices`; checked like
+            `max_tokens`. Calls of policies cost nothing, nor do calls whose endpoint counts no
+            tokens.
+        prices: model → its `Price`, for every model that is called; needed for `max_cost`. A model
+            has the name in the request, or the name in the response if a span lacks the former.
+        selection: fraction of the training tasks on which candidates are compared (the selection
+            split, chosen by `seed`); reflections show rollouts of all other training tasks. No
+            choice depends on held-out tasks.
+        minibatch: number of tasks whose rollouts are shown for a proposal; the new candidate is
+            tried on the same tasks first.
+        proposals: number of candidates that are proposed and run concurrently per iteration.
+        finalists: number of best candidates that are run on the selection split a second time at
+            the end, as far as budgets allow. The best finalist by the mean of both runs is chosen,
+            or the initial prompts if they are better. With 0 the first run decides.
         merge: also combine two candidates, if there are several prompts.
-        perfect_reward: reward at which a task counts as solved: with it on every task of the
-            selection split the search ends, and a minibatch that has it everywhere is not reflected
-            on. None: no such reward.
-        failure_reward: reward of a rollout whose app failed, and of an unscored one in comparisons.
+        perfect_reward: reward at which a task counts as solved; None if there is no such reward.
+            The search ends if a candidate solves every task of the selection split. No reflection
+            is requested for a minibatch whose tasks are all solved.
+        failure_reward: reward of a rollout whose app failed; in comparisons also of an unscored
+            rollout.
         timeout_s: seconds per rollout.
         reflection_timeout_s: seconds per request to the reflection model.
         patience_s: total seconds of waiting on rate limits (429) per request.
         seed: seed of the split and of every random choice.
 
     Raises:
-        ConfigError: an invalid option.
+        ConfigError: an option is invalid.
         ModuleNotFoundError: the library `gepa` or the OpenAI SDK is missing.
     """
 

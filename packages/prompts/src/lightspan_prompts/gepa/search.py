@@ -2,12 +2,12 @@
 
 Only its public `optimize` is called. Three workarounds:
 
-- It swallows the errors of a reflection model and continues: ours raise `_Ended`, which is no
-  `Exception`.
-- It iterates over sets of component names, whose order differs between processes: components are
-  numbers here.
-- It weighs ancestors by their scores and fails if these sum to zero, as those of a seed that fails
-  everywhere do: scores are shifted.
+- The library ignores errors of a reflection model and continues. This module raises `_Ended`, which
+  is no `Exception`.
+- The library iterates over sets of component names, whose order differs between processes. Here,
+  components are numbers.
+- The library weighs ancestors by their scores and fails if the scores sum to zero, such as when the
+  initial prompts fail on every task. Here, scores are shifted.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Search:
     """A GEPA search, run or resumed from its log.
 
     Args:
-        settings: the algorithm.
+        settings: the algorithm with its options.
         context: runs the rollouts.
         split: the split of tasks.
         journal: an open log.
@@ -147,11 +147,10 @@ class Search:
         return list(self._prompts)
 
     async def _confirmed(self) -> int:
-        """Run the finalists once more and return the best: the maximum of many first means is
-        biased upwards.
+        """Run the finalists once more and return the number of the best candidate.
 
-        The initial prompts were not selected by their mean, which therefore is not biased and
-        competes as it is; other candidates compete only if they were run again.
+        The highest of many first means is biased upwards, so only finalists compete. The initial
+        prompts compete even without a second run, because they were not selected by their mean.
         """
         candidates, selection = self._candidates, self._split.selection
         remaining = self._settings.max_rollouts - self._trials.rollouts
@@ -180,8 +179,10 @@ class Search:
 
     @property
     def _reserved(self) -> int:
-        """Return the rollouts reserved for the finalists after the next iteration; 0 before there
-        is a first new candidate."""
+        """Return the number of rollouts reserved for the finalists after the next iteration.
+
+        Nothing is reserved before there is a new candidate.
+        """
         count = len(self._candidates)
         most = min(self._settings.finalists, count + self._settings.proposals)
         return 0 if count == 1 else most * len(self._split.selection)
@@ -253,11 +254,11 @@ class Search:
     def evaluate(
         self, batch: Sequence[_Item], candidate: Texts, capture_traces: bool = False
     ) -> Any:
-        """Return the scores of a candidate (called by the library)."""
+        """Run a candidate and return its scores (called by the library)."""
         return self.batch_evaluate([(candidate, batch)])[0]
 
     def batch_evaluate(self, items: Sequence[tuple[Texts, Sequence[_Item]]]) -> list[Any]:
-        """Return the scores of several candidates, run concurrently (called by the library)."""
+        """Run candidates concurrently and return their scores (called by the library)."""
         from gepa.core.adapter import EvaluationBatch
 
         trials = [
@@ -299,7 +300,10 @@ class Search:
         reflective_dataset: Mapping[int, Sequence[Mapping[str, Evidence]]],
         components_to_update: Sequence[int],
     ) -> dict[int, str]:
-        """Return new texts, without those of unusable answers (called by the library)."""
+        """Request new texts (called by the library).
+
+        Return component → text, without components whose answers are unusable.
+        """
         texts = {}
         for number in components_to_update:
             name, template = self._names[number], self._template(number, candidate)
@@ -344,8 +348,11 @@ class Search:
 
     # --- the library's thread ---------------------------------------------------------------
     def _run_in_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the event loop for the library's thread. Its errors end the search; a
-        used-up budget ends it with the candidates so far."""
+        """Run a coroutine in the event loop, called from the library's thread.
+
+        An error of the coroutine ends the search. If a budget is used up, the search ends with the
+        candidates so far.
+        """
         with self._lock:
             if self._is_cancelled:
                 work.close()
@@ -396,7 +403,7 @@ def _is_used_up(used: int, most: int | None) -> bool:
 
 
 def _score(reward: float) -> float:
-    """Return a reward as a score of the library."""
+    """Convert a reward to a score for the library: positive, and exact in sums."""
     return SHIFT + round(reward * STEPS) / STEPS
 
 

@@ -17,9 +17,9 @@ from lightspan_prompts.search.prompt_discovery import Surveyed
 JOURNAL: Final = "journal"
 """Folder of logs in the run's folder."""
 CANDIDATES: Final = "candidates.json"
-"""File in it with the result of the search."""
+"""File in the folder `JOURNAL` with the result of the search."""
 ANY_CALL: Final = ""
-"""Key in place of an agent when no agents' texts are learned: any model call."""
+"""Stands for any model call where agents are named, if no texts of agents are learned."""
 
 
 class TooFewRolloutsError(ConfigError):
@@ -36,7 +36,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     rewards: dict[str, float | None]
     """Task of the selection split → reward; None if unscored."""
     mean: float
-    """Mean of these rewards and of `again`; an unscored rollout counts as `failure_reward`."""
+    """Mean of `rewards` and `again`, where an unscored rollout counts as `failure_reward`."""
     rollouts: int
     """Rollouts of the search up to this result."""
     again: dict[str, float | None] = msgspec.field(default_factory=dict)
@@ -50,15 +50,15 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
     candidates: list[Candidate]
     chosen: int
-    """The first candidate with the highest mean on the whole selection split, among the finalists,
-    if any, and the initial prompts."""
+    """Number of the candidate with the highest mean on the whole selection split; with finalists,
+    only they and the initial prompts (number 0) compete."""
     ended: str
     """Reason for the end of the search."""
     rollouts: int
     unscored: int
     failed: int
     mean: float | None
-    """Mean reward of all rollouts."""
+    """Mean reward of all scored rollouts; None if no rollout is scored."""
     reflections: int
     unusable: int
     """Answers of the reflection model without a usable new text."""
@@ -66,14 +66,14 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     cost: float | None = None
     """Cost of calls outside of policies, in the currency of the prices; None without prices."""
     surveyed: Surveyed | None = None
-    """Texts discovered in the app; None if none were to be."""
+    """Texts discovered in the app; None if `optimize` was empty."""
     applied: int = 0
     """Number of calls and prompt requests that got a candidate's text."""
     kept: dict[str, int] = msgspec.field(default_factory=dict)
     """Reason why the app's own text was sent → count."""
     unasked: dict[str, int] = msgspec.field(default_factory=dict)
-    """Agent → rollouts without its call on tasks whose first rollout had one; or `ANY_CALL` if all
-    texts are arguments."""
+    """Agent → number of rollouts that did not call it although the task's first rollout did. The
+    only key is `ANY_CALL` if all texts are arguments."""
     asked: dict[str, list[str]] = msgspec.field(default_factory=dict)
     """Task → agents called in its first rollout of the run."""
 
@@ -146,7 +146,8 @@ def split_tasks(tasks: Sequence[Json], share: float, seed: int) -> Split:
     """Split the training tasks in two parts; duplicates count once.
 
     Args:
-        share: fraction of the selection split.
+        tasks: the training tasks.
+        share: fraction of the tasks for the selection split.
         seed: seed of the split.
 
     Raises:
@@ -174,8 +175,7 @@ def write_found(found: SearchResult, run: Path) -> None:
 
 
 def read_searches(run: Path) -> dict[str, SearchResult]:
-    """Return the result of each search of a run by the name of its step; "" if there is a single
-    search.
+    """Read the results of a run's searches: name of the step → result; "" names a single search.
 
     Raises:
         ConfigError: a file is damaged.

@@ -77,13 +77,13 @@ class Evaluator:
     Args:
         runs: runs the app.
         prompts: the initial prompts.
-        journal: an open log; None stores nothing.
+        journal: an open log; None for no log.
         failure_reward: reward of an unscored rollout when candidates are compared.
         selection_mode: mode of rollouts of the selection split.
         max_tokens: see `GEPA`.
         max_cost: see `GEPA`.
         prices: model → price of its tokens, for `max_cost`.
-        begun: selection of an earlier search of the same run.
+        begun: prompts selected by an earlier search of the run; None for the first search.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Evaluator:
         self._first: Survey | None = None
         """Result for the first trial, consumed once."""
         self._asked_before = {} if begun is None else dict(begun.asked)
-        """Task → agents called in its first rollout of the run: a cache that survives into a second
-        search answers the whole task."""
+        """Task → agents called in its first rollout of the run, which may be in an earlier search,
+        because a cache of the app may outlast a search."""
         self._journal = journal
         self._failure_reward = failure_reward
         self._modes = {"feedback": Mode.TRAIN, "selection": selection_mode}
@@ -136,8 +136,10 @@ class Evaluator:
     async def begin(
         self, tasks: Sequence[Json], patterns: Sequence[str], note: Callable[[str], None]
     ) -> dict[str, PromptTemplate]:
-        """Return the initial texts: the prompts, and those discovered in the app unless an earlier
-        search did so.
+        """Return the texts from which the search starts.
+
+        They are the initial prompts and the texts discovered in the app, or the selection of an
+        earlier search.
 
         Args:
             tasks: tasks of the selection split.
@@ -196,7 +198,7 @@ class Evaluator:
         return entry.found
 
     def may_evaluate(self, trials: Sequence[Trial]) -> bool:
-        """Return whether the log continues with one of these trials, or has ended."""
+        """Return whether the log is at its end, or its next entry is one of `trials`."""
         keys = [evaluation_key(trial) for trial in trials]
         return self._journal is None or self._journal.may_continue_with(keys)
 
@@ -206,7 +208,7 @@ class Evaluator:
         Raises:
             SpentError: a budget is used up, and some trials were not run.
             RewardError: no rollout of the first trial has a reward.
-            ConfigError: the app called a model without a price, and prices are given.
+            ConfigError: a model that the app called is missing in `prices`.
             CheckpointError: the log belongs to another search.
             And the errors of rollouts.
         """
@@ -237,15 +239,16 @@ class Evaluator:
         return evaluations
 
     async def reflect(self, questions: Sequence[Question], at_once: int = 1) -> list[Reflection]:
-        """Return the answers of the reflection models, each logged and counted on arrival.
+        """Send questions to the reflection models; log and count each answer on arrival.
 
         Args:
+            questions: the requests; logged ones are not sent.
             at_once: maximum concurrent requests.
 
         Raises:
             SpentError: a budget is used up, and some questions were not sent.
             EngineError: a model fails.
-            ConfigError: its price is missing, and prices are given.
+            ConfigError: the model is missing in `prices`.
             CheckpointError: the log belongs to another search.
         """
         keys = [_key({"asked": one.asked}, [], one.place) for one in questions]
@@ -386,7 +389,7 @@ class Evaluator:
 
     # --- what came of it --------------------------------------------------------------------
     def reward(self, evidence: Evidence) -> float:
-        """Return the reward of a rollout in comparisons of candidates."""
+        """Return the reward of a rollout in comparisons; `failure_reward` if it is unscored."""
         return self._failure_reward if evidence.reward is None else evidence.reward
 
     def mean_of(self, evidence: Sequence[Evidence]) -> float:
@@ -395,7 +398,7 @@ class Evaluator:
 
     @property
     def mean(self) -> float | None:
-        """Return the mean of the given rewards; None if there are none."""
+        """Return the mean reward of scored rollouts so far; None if no rollout is scored."""
         return math.fsum(self._rewards) / len(self._rewards) if self._rewards else None
 
     def result(self, candidates: Sequence[Candidate], chosen: int, ended: str) -> SearchResult:
@@ -425,14 +428,16 @@ class Evaluator:
         return selected.resources()
 
     def template(self, name: str, text: str) -> PromptTemplate:
-        """Return a prompt with another text."""
+        """Return the prompt `name` with `text` as its template."""
         prompt = self._prompts.get(name)
         return PromptTemplate(text, engine=prompt.engine) if prompt else PromptTemplate(text)
 
 
 def _check_scored(evidence: Sequence[Evidence]) -> None:
-    """Raise `RewardError` if no rollout has a reward: before this is logged, so that a fixed app
-    can resume the run."""
+    """Raise `RewardError` if no rollout has a reward.
+
+    Called before the evidence is logged, so that a run can be resumed with a corrected app.
+    """
     if all(one.reward is None for one in evidence):
         raise RewardError(
             "no rollout of the initial prompts has a reward, so there is nothing to compare; the "

@@ -29,7 +29,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rollout_id: str
     task_id: str
     reward: float | None
-    """None if unscored, which differs from zero."""
+    """Reward of the rollout; None if it is unscored."""
     failed: bool = False
     """Whether the app failed."""
     tokens: int = 0
@@ -42,9 +42,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     asked: list[str] = msgspec.field(default_factory=list)
     """Agents and prompts with discovered texts that were called."""
     applied: int = 0
-    """Number of these texts sent in the candidate's version."""
+    """Number of discovered texts that were sent in the candidate's version."""
     kept: dict[str, int] = msgspec.field(default_factory=dict)
-    """Text sent in the app's version, with the reason → count."""
+    """`TEXT: REASON` of a discovered text that was sent in the app's version → count."""
 
 
 def _none(text: Text) -> bool:
@@ -56,8 +56,8 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
 
     Args:
         episode: the rollout's episode.
-        task: its task.
-        concerns: whether a text is among the discovered ones.
+        task: the rollout's task.
+        concerns: function that returns whether a text is a discovered text.
     """
     texts = [text for text in texts_of(episode) if concerns(text)]
     kept = Counter(f"{t.name or t.agent}: {t.reason}" for t in texts if t.reason)
@@ -152,7 +152,7 @@ def _json(value: Any) -> str:
 
 
 def shortened(text: str, max_length: int = MAX_TEXT_LENGTH) -> str:
-    """Return the text, without its middle if it is too long."""
+    """Return the text, without its middle if it is longer than `max_length`."""
     if len(text) <= max_length:
         return text
     half = max_length // 2
@@ -160,5 +160,5 @@ def shortened(text: str, max_length: int = MAX_TEXT_LENGTH) -> str:
 
 
 def examples(evidence: Sequence[Evidence]) -> str:
-    """Return several rollouts, numbered."""
+    """Join the descriptions of rollouts, each under a numbered heading."""
     return "\n\n".join(f"### Run {number}\n{one.text}" for number, one in enumerate(evidence, 1))

@@ -25,7 +25,7 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     template: str
     place: PromptPlace = PromptPlace.AGENT
     agent: str = ""
-    """Path of the agent whose instructions it is."""
+    """Path of the agent whose instructions the text is; empty for a prompt requested by name."""
 
 
 class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,13 +41,13 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rewritten."""
 
     def concerns(self, text: Text) -> bool:
-        """Return whether a text is by an agent that a pattern selects."""
+        """Return whether a pattern selects a text, by its name or else by its agent."""
         if text.name is None and text.agent in self.asking:
             return False
         return any(matches(pattern, text.name or text.agent) for pattern in self.patterns)
 
     def lines(self) -> list[str]:
-        """Return a description for people."""
+        """Describe each discovered text and each agent left out, in a line."""
         lines = []
         for name, component in self.components.items():
             template = PromptTemplate(component.template)
@@ -61,7 +61,7 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the instructions that implement a candidate.
 
         Args:
-            templates: name → template, of these components among others.
+            templates: name → template of each component; other names are ignored.
         """
         agents = {n: one for n, one in self.components.items() if one.agent}
         return Instructions(
@@ -78,7 +78,7 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def learned(self, name: str, template: str) -> LearnedPrompt:
-        """Return the prompt of a component with its learned text."""
+        """Return the text of the component `name` before and after learning."""
         component = self.components[name]
         return LearnedPrompt(
             before=PromptTemplate(component.template),
@@ -89,16 +89,16 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Text(NamedTuple):
-    """Text of an agent in a call, or requested by the app."""
+    """Instructions of an agent in a call, or a prompt that the app requested by name."""
 
     agent: str
     """Path of the acting agent."""
     name: str | None
     """Name of a prompt that the app requested; None for the instructions of a call."""
     text: str | None
-    """None if there is none that could be replaced."""
+    """The app's own text; None if no text could be replaced."""
     reason: str
-    """Reason why the learned text was not sent."""
+    """Reason why a learned text could not be sent; empty for no reason."""
     applied: bool
 
 
@@ -137,7 +137,7 @@ def _text(path: str, name: str | None, attributes: Mapping[str, Any]) -> Text:
 
 
 def survey(episodes: Sequence[Episode], patterns: Sequence[str]) -> Surveyed:
-    """Find the texts to learn.
+    """Find the texts to learn in rollouts of the unchanged app.
 
     Raises:
         UnknownAgentError: a pattern matches no agent and no prompt.
@@ -217,7 +217,7 @@ def _agent_component(path: str, rollouts: Sequence[Sequence[Text]]) -> Component
 
     Args:
         path: the agent's path.
-        rollouts: the texts of its calls, per rollout.
+        rollouts: the texts of the agent's calls, per rollout.
     """
     reasons = [text.reason for calls in rollouts for text in calls if text.text is None]
     # calls of one rollout often have equal texts

@@ -21,7 +21,7 @@ def proposed_text(answer: str, finish_reason: str) -> str:
     """Return the text that an answer proposes.
 
     Raises:
-        Unusable: it proposes none.
+        Unusable: the answer proposes no text.
     """
     match = _MARKED.search(answer) or _FENCED.search(answer)
     if match is not None and match[1].strip():
@@ -32,10 +32,10 @@ def proposed_text(answer: str, finish_reason: str) -> str:
 
 
 def proposed_template(template: PromptTemplate, answer: str, finish_reason: str) -> PromptTemplate:
-    """Return the template that an answer proposes in place of this one.
+    """Return the template that an answer proposes in place of `template`.
 
     Raises:
-        Unusable: it proposes none, or one that lacks a placeholder.
+        Unusable: the answer proposes no text, or the text is unchanged or lacks a placeholder.
     """
     text = proposed_text(answer, finish_reason)
     try:

@@ -63,8 +63,8 @@ class PromptSearch(Algorithm):
     found: SearchResult | None = field(init=False, default=None, repr=False)
     """Result of the search; None before its end."""
     begun: SelectedPrompts | None = field(init=False, default=None, repr=False)
-    """Selection of an earlier search of the same run from which this one starts; the app is not
-    surveyed again."""
+    """Prompts selected by an earlier search of the run; this search starts from them, without a new
+    discovery. None for the first search."""
 
     @abstractmethod
     async def search(self, context: TrainerContext, split: Split) -> SearchResult:
@@ -79,7 +79,7 @@ class PromptSearch(Algorithm):
             models: option → reflection model.
 
         Raises:
-            ConfigError: an invalid option.
+            ConfigError: an option is invalid.
             ModuleNotFoundError: a module is missing.
         """
         check_installed(self.name, modules)
@@ -108,7 +108,7 @@ class PromptSearch(Algorithm):
         """Return the configuration of the run.
 
         Args:
-            reflection: the models.
+            reflection: the reflection model, or a list of reflection models.
             budget: options that may change on resume.
             options: other options.
         """
@@ -162,8 +162,10 @@ class PromptSearch(Algorithm):
         return Routing()
 
     def resources(self) -> Resources:
-        """Return the prompts, initial or selected, and the instructions of agents, which until then
-        are the app's own and are recorded."""
+        """Return the initial or selected prompts, and the instructions of agents.
+
+        Until a selection, the instructions are the app's own, and are recorded.
+        """
         return self.chosen.resources()
 
     def learned_prompts(self) -> dict[str, LearnedPrompt]:

@@ -23,7 +23,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     """First line of the log."""
 
     library: str
-    """Library that decides, with its version: another version may send other requests."""
+    """Name and version of the library that makes the search's decisions."""
     format: int = 1
 
 
@@ -36,7 +36,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation"):
     candidate: dict[str, str]
     """Prompt → template."""
     seen: list[Evidence]
-    """One per task, in order."""
+    """Evidence per task, in order."""
 
 
 class Reflection(msgspec.Struct, frozen=True, kw_only=True, tag="reflection"):
@@ -44,7 +44,7 @@ class Reflection(msgspec.Struct, frozen=True, kw_only=True, tag="reflection"):
 
     key: str
     prompt: str
-    """The prompt that is to be rewritten."""
+    """Name of the prompt to rewrite."""
     asked: str
     answer: str
     finish_reason: str
@@ -75,9 +75,9 @@ class SearchLog:
         library: see `Header`.
 
     Raises:
-        CheckpointError: it was begun by another version of the library.
-        ConfigError: it is damaged or cannot be read.
-        StoreError: it cannot be written.
+        CheckpointError: the log was begun by another version of the library.
+        ConfigError: the log is damaged or cannot be read.
+        StoreError: the log cannot be written.
     """
 
     def __init__(self, path: Path, library: str) -> None:
@@ -100,8 +100,11 @@ class SearchLog:
         return self._place < len(self._entries)
 
     def replayed(self, keys: Sequence[str], kind: type[E]) -> list[E | None]:
-        """Return the logged answers to concurrent requests, which may be logged in another order;
-        None for requests that are not logged.
+        """Return the logged answers to concurrent requests; None for a request that is not logged.
+
+        Args:
+            keys: keys of the requests, which may be logged in another order.
+            kind: type of the requests' log entries.
 
         Raises:
             CheckpointError: the log has another request at this position.
@@ -123,14 +126,14 @@ class SearchLog:
         return answers
 
     def may_continue_with(self, keys: Sequence[str]) -> bool:
-        """Return whether the next logged entry is one of these, or there is none."""
+        """Return whether the log is at its end, or the key of its next entry is in `keys`."""
         return not self.is_replaying or self._entries[self._place].key in keys
 
     def add(self, entry: Entry) -> None:
-        """Append an answer and fsync.
+        """Append an entry and fsync.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the log cannot be written.
         """
         append(self.path, [entry])
         self._entries.append(entry)

@@ -30,8 +30,10 @@ class SelectedPrompts:
     asked: Mapping[str, list[str]] = field(default_factory=dict)
 
     def resources(self) -> Resources:
-        """Return the resources for apps: arguments and instructions. Before the discovery the app's
-        own instructions are used and recorded."""
+        """Return the resources for apps: arguments and instructions.
+
+        Before the discovery, the app's own instructions are used and recorded.
+        """
         arguments = self.arguments()
         if self.surveyed is not None and self.templates is not None:
             return {**arguments, INSTRUCTIONS: self.surveyed.instructions(self.templates)}
@@ -48,7 +50,7 @@ class SelectedPrompts:
         }
 
     def learned(self) -> dict[str, LearnedPrompt]:
-        """Return the change of each known text."""
+        """Return each known text before and after learning, by name."""
         after = self.arguments()
         learned = {
             name: LearnedPrompt(before=prompt, after=after[name])

@@ -12,10 +12,10 @@ from lightspan.schema.prompts import PromptTemplate
 from lightspan_prompts.search.template_variables import variable_parts
 
 MIN_LITERAL_LENGTH: Final = 8
-"""Minimum characters, without whitespace, of a literal between two placeholders. A shorter one,
-such as a word that all texts share by chance, becomes part of them."""
+"""Minimum characters, without whitespace, of a literal between two placeholders. A shorter literal,
+such as a word that all texts share by chance, becomes part of the placeholders."""
 MIN_EDGE_LENGTH: Final = 4
-"""The same for the literals before the first and after the last placeholder."""
+"""Minimum characters of a literal before the first or after the last placeholder."""
 CHANCE_OVERLAP: Final = 48
 """Characters, divided by the number of texts, that texts share by chance: few texts must have more
 in common."""
@@ -48,7 +48,7 @@ def infer_template(texts: Sequence[str]) -> PromptTemplate:
         texts: at least one; duplicates count as often as they occur.
 
     Raises:
-        SeveralPrompts: they have too little in common.
+        SeveralPrompts: the texts have too little in common.
     """
     distinct = list(dict.fromkeys(texts))
     needed = (
@@ -144,7 +144,7 @@ def _common(one: Sequence[_Token], two: Sequence[_Token]) -> list[_Token]:
 
 
 def _without_short(tokens: Sequence[_Token], needed: int) -> list[_Token]:
-    """Drop literals that are too short to delimit a placeholder."""
+    """Drop literals shorter than `needed`, or than `MIN_EDGE_LENGTH` at the ends."""
     result: list[_Token] = list(tokens)
     holes = [place for place, token in enumerate(tokens) if isinstance(token, _Hole)]
     if not holes:

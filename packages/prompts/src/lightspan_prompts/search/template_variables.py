@@ -71,7 +71,7 @@ _OPENS: Final = re.compile(r"\{\s*[\"']|\[\s*[{\"']")
 _MAX_BLOCK_LENGTH: Final = 50_000
 """Maximum characters searched for the end of a JSON value."""
 _MAX_UNCLOSED: Final = 20
-"""Maximum unclosed values before the search ends."""
+"""Maximum number of JSON values without an end before the search for values stops."""
 
 
 def variable_parts(text: str) -> list[Part]:
@@ -109,7 +109,7 @@ def _json_parts(text: str) -> Iterator[Part]:
 
 
 def _closing(text: str, begin: int) -> int | None:
-    """Return the position after the closing bracket of the value at `begin`."""
+    """Return the position after the closing bracket of the value at `begin`; None if missing."""
     depth, quoted, escaped = 0, False, False
     for at in range(begin, min(len(text), begin + _MAX_BLOCK_LENGTH)):
         char = text[at]

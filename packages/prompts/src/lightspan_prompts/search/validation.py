@@ -16,7 +16,7 @@ from lightspan_prompts.pricing import Price
 
 
 def check_prompts(prompts: Mapping[str, PromptTemplate]) -> None:
-    """Raise `ConfigError` unless these are templates that an app can take as arguments."""
+    """Raise `ConfigError` unless `prompts` are templates that an app can take as arguments."""
     reserved = {*INJECTED, ROUTING} - {"prompt"}
     for name, template in prompts.items():
         if not isinstance(template, PromptTemplate):
@@ -47,7 +47,7 @@ def check_optimize(
 
 
 def check_reflection(name: str, llm: Any) -> None:
-    """Raise `ConfigError` unless this is an endpoint whose API key is set, before any rollout."""
+    """Raise `ConfigError` unless the option `name` is an endpoint whose API key is set."""
     if not isinstance(llm, LLM):
         raise ConfigError(f"{name}={llm!r:.100}: use LLM(base_url=…, model=…)")
     check_url(llm.base_url, f"the base URL of {name}=")

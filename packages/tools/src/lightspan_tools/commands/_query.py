@@ -11,7 +11,7 @@ from lightspan.stores import names_store
 
 
 def add_query(parser: Any) -> None:
-    """Add the options to a parser."""
+    """Add the options `--service`, `--since` and `--until` to a parser."""
     group = parser.add_argument_group("of a store of production")
     group.add_argument("--service", metavar="NAME", help="only attempts of this service")
     group.add_argument(
@@ -21,10 +21,10 @@ def add_query(parser: Any) -> None:
 
 
 def read_query(options: argparse.Namespace, source: str) -> Query | None:
-    """Return the selected attempts of a store; None if the source is a run's folder.
+    """Build the query for attempts of the store `source`; None if `source` is a run's folder.
 
     Raises:
-        ConfigError: a time cannot be parsed, or the source is a run and an option is set.
+        ConfigError: a time cannot be parsed, or `source` is a run's folder and an option is set.
     """
     if names_store(source):
         return Query.of(options.service, options.since, options.until)

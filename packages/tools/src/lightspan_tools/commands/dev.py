@@ -28,7 +28,7 @@ Exit status: 1 if all rollouts failed, or all calls of the trained agents, or no
 
 
 def add(commands: Any) -> None:
-    """Add the subcommand."""
+    """Add the subcommand `dev`."""
     parser = commands.add_parser(
         "dev",
         help="dry run: run a few tasks and report what training would do",
@@ -144,7 +144,7 @@ def _report(options: argparse.Namespace) -> DevReport:
 
 
 def _app(options: argparse.Namespace) -> str:
-    """Return the reference of the app."""
+    """Return the reference of the app; for `--command` that of a `Command`."""
     from lightspan.runners.command import Command
 
     if not options.command:

@@ -33,7 +33,7 @@ _APPLIES_TO: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def add(commands: Any) -> None:
-    """Add the subcommand."""
+    """Add the subcommand `export`."""
     parser = commands.add_parser(
         "export",
         help="write spans, transitions, chats, prompts or the model",
@@ -113,7 +113,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _option_text(name: str, value: Any) -> str:
-    """Return an option as on the command line."""
+    """Format an option and its value as on the command line."""
     option = "-o" if name == "output" else f"--{name}"
     if value is True:
         return option

@@ -11,7 +11,7 @@ from lightspan_tools.pagination import SORTS, Page
 
 
 def add(commands: Any) -> None:
-    """Add the subcommand."""
+    """Add the subcommand `inspect`."""
     parser = commands.add_parser(
         "inspect",
         help="show a run, a rollout or a call",

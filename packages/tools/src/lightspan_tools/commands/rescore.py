@@ -13,7 +13,7 @@ from lightspan.schema.records import Mode
 
 
 def add(commands: Any) -> None:
-    """Add the subcommand."""
+    """Add the subcommand `rescore`."""
     parser = commands.add_parser(
         "rescore",
         help="score a run's rollouts under another reward, and show what it would change",

@@ -45,7 +45,7 @@ from lightspan_tools.dry_run.merge_diagnostics import (
 T = TypeVar("T")
 
 MAX_EXAMPLES: Final = 2
-"""Maximum number of reported breaks per cause."""
+"""Maximum number of breaks per cause that are reported as examples."""
 _MAX_MESSAGE_LENGTH: Final = 300
 
 
@@ -55,7 +55,7 @@ class Findings:
 
     episodes: Sequence[Episode]
     coverages: Sequence[Coverage]
-    """One per episode."""
+    """Coverage of each episode, in order."""
     routing: Routing
 
     @property
@@ -78,7 +78,7 @@ class Findings:
 def read_agents(
     findings: Findings, declared: Iterable[str] | None = None
 ) -> list[model.AgentReport]:
-    """Return the agents that acted or called a model, and those that the app declares, by path."""
+    """Report on agents that acted, called a model or are `declared` by the app, by path."""
     acted = {str(span.attributes.get(c.AGENT_PATH)) for span in findings.spans(SpanKind.AGENT)}
     calls: dict[str, list[CallCoverage]] = {path: [] for path in (*(declared or ()), *acted)}
     for entry in findings.entries:
@@ -146,7 +146,7 @@ def _rejection_text(entry: CallCoverage) -> str:
 
 
 def token_counts(call: Call) -> tuple[int | None, int | None]:
-    """Return the numbers of prompt and answer tokens, as recorded or counted by the endpoint."""
+    """Return the number of prompt tokens and of answer tokens of a call; None if unknown."""
     if call.record is not None:
         return len(call.record.prompt) // 4, len(call.record.response) // 4
     if call.span is None or call.choice:  # an endpoint counts all choices together
@@ -191,7 +191,7 @@ def read_overrides(findings: Findings) -> list[model.OverrideReport]:
 
 # --- rewards ----------------------------------------------------------------------------------
 def read_rewards(findings: Findings, *, by_batch: bool) -> model.RewardReport:
-    """Return the rewards, by group."""
+    """Report the rewards of all rollouts by group; for `by_batch` see `RewardReport`."""
     episodes = findings.episodes
     rewards = group_rewards(episodes, findings.coverages)
     flat = set(groups_without_variance(rewards))
@@ -279,7 +279,14 @@ def _breaks(merging: Merging, transitions: Sequence[Transition]) -> Iterator[str
 def read_costs(
     findings: Findings, rollouts: int, plan: str, max_frozen_calls: int | None
 ) -> model.CostReport:
-    """Return the tool and endpoint calls of a `fit` with a number of rollouts like these."""
+    """Estimate the tool and endpoint calls of `fit` from those of the dry run.
+
+    Args:
+        findings: the episodes of the dry run.
+        rollouts: number of rollouts of `fit`.
+        plan: calculation of `rollouts` as text.
+        max_frozen_calls: the option of `fit`; None for no limit.
+    """
     scale = rollouts / len(findings.episodes)
     tools: dict[str, list[Span]] = defaultdict(list)
     for span in findings.spans(SpanKind.TOOL):

@@ -51,8 +51,8 @@ Decode = Callable[[str, Sequence[int]], str]
 WINDOW: Final = 32
 """Tokens after a difference that are decoded to compare texts."""
 LEAD: Final = 4
-"""Tokens decoded before it: a token may be half a character, or lose its leading space at the
-beginning."""
+"""Tokens before a difference that are decoded too: a token may be half a character, or lose its
+leading space at the beginning of a text."""
 
 
 class Cause(StrEnum):
@@ -64,7 +64,7 @@ class Cause(StrEnum):
 
 
 class Relation(StrEnum):
-    """Relation of a call to earlier ones (see the module)."""
+    """Relation of a call to earlier calls (see the module)."""
 
     MERGED = "merged"
     NEW = "new"
@@ -119,7 +119,7 @@ class CallMessages(msgspec.Struct, frozen=True):
 
 
 class Break(msgspec.Struct, frozen=True, kw_only=True):
-    """Conversation that continued in another row."""
+    """A call that continues a conversation but begins a new row."""
 
     previous: TransitionKey
     following: TransitionKey
@@ -130,16 +130,16 @@ class Break(msgspec.Struct, frozen=True, kw_only=True):
     place: int
     """Index of the first differing token in the following prompt, or the prompt's length."""
     where: Where
-    """Location of that token in the previous call: prompt or response; `shorter`: the following
-    prompt ends before it."""
+    """Part of the previous call in which the first differing token is: `prompt` or `response`;
+    `shorter` if the following prompt ends before this token."""
     expected: int
-    """Token id of the previous call at that place."""
+    """Token id of the previous call at index `place`."""
     got: int | None
-    """Token id of the following prompt at that place; None at its end."""
+    """Token id of the following prompt at index `place`; None if the prompt ends there."""
     expected_text: str
     got_text: str
     before: str
-    """Common text just before that place."""
+    """Common text just before the first differing token."""
 
 
 class Merging(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,9 +149,9 @@ class Merging(msgspec.Struct, frozen=True, kw_only=True):
     breaks: list[Break]
     rows: int
     row_tokens: int
-    """Tokens of all rows, that the learner computes."""
+    """Number of tokens of all rows, which the learner computes."""
     call_tokens: int
-    """Tokens of all calls, unmerged."""
+    """Number of tokens of all calls, which the learner would compute without merging."""
 
     def counts(self) -> dict[str, int]:
         """Return relation → number of calls, for every relation."""
@@ -169,11 +169,14 @@ def read_merging(
     exchanges: Mapping[TransitionKey, CallMessages],
     decode: Decode,
 ) -> Merging:
-    """Return how these calls merge, with the causes of breaks (see the module).
+    """Determine the relation of each call to earlier calls, and the causes of breaks.
+
+    The module describes relations and causes.
 
     Args:
-        transitions: of any attempts, each attempt's in causal order.
+        transitions: trained calls of any attempts; those of one attempt are in causal order.
         exchanges: request and answer of each transition.
+        decode: function that decodes tokens.
     """
     chains = merge(transitions)
     opened = {chain[0].key for chain in chains}
@@ -222,7 +225,7 @@ class _History:
             self._by_answer[exchange.answer] = (transition, exchange)
 
     def continued(self, exchange: CallMessages) -> Earlier | None:
-        """Return the call that this one continues; None if it begins a conversation."""
+        """Return the call that `exchange` continues; None if `exchange` begins a conversation."""
         digests = _digests(exchange.messages)
         for size in range(len(digests) - 1, 0, -1):
             candidates = self._by_messages.get(digests[size - 1])
@@ -249,8 +252,10 @@ def _break(
     after: CallMessages,
     decode: Decode,
 ) -> Break | None:
-    """Return the difference; None if the following prompt begins with every token of the previous
-    call."""
+    """Describe the first difference between the tokens of two calls.
+
+    Return None if the prompt of `following` begins with every token of `previous`.
+    """
     expected = previous.prompt_ids + previous.response_ids
     got = following.prompt_ids
     place = common_prefix(expected, got)

@@ -25,7 +25,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason for which calls would be rejected."""
+    """A reason why calls would be rejected, with the number of these calls."""
 
     code: str
     """A value of `lightspan.lightning.Rejection`."""
@@ -38,7 +38,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     policy: str | None
-    """Policy that the agent trains; None: it is frozen."""
+    """Policy that the agent trains; None if the agent is frozen."""
     route: str
     """Route of its calls in `fit`: `policy`, `base`, `shared`, `endpoint` or `app`."""
     goes_to: list[str]
@@ -46,7 +46,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     calls_per_rollout: float
     prompt_tokens: Spread | None
-    """None: unknown."""
+    """Prompt tokens per call; None if unknown."""
     response_tokens: Spread | None
     trained: int
     frozen: int
@@ -77,7 +77,7 @@ class OverrideReport(msgspec.Struct, frozen=True, kw_only=True):
     field: str
     asked: Any
     used: Any
-    """None: the field is left out."""
+    """Value that training sends; None if training leaves the field out."""
     calls: int
 
 
@@ -86,7 +86,7 @@ class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
 
     task_id: str
     rewards: list[float | None]
-    """None: unscored, which is not zero."""
+    """Reward of each rollout; None if the rollout is unscored."""
     mean: float | None
     varies: bool
     """Whether the rewards of the group differ."""
@@ -128,14 +128,14 @@ class RowReport(msgspec.Struct, frozen=True, kw_only=True):
     new: int
     """Calls that begin a conversation."""
     branch: int
-    """Calls that continue a call which another call continues too."""
+    """Calls that continue an earlier call whose row another call has already extended."""
     broken: int
     causes: dict[str, int]
-    """Cause → broken calls."""
+    """Cause → number of broken calls."""
     row_tokens: int
     """Number of tokens that the learner computes."""
     call_tokens: int
-    """Number of tokens that it would compute without merging."""
+    """Number of tokens that the learner would compute without merging."""
     longest_row: int
     breaks: list[str]
     """Examples of broken calls with the first differing token."""
@@ -171,7 +171,7 @@ class CostReport(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: int
     """Rollouts of `fit`, evaluations included."""
     plan: str
-    """Calculation of that number."""
+    """Calculation of `rollouts` as text."""
     tools: list[ToolReport]
     endpoints: list[EndpointReport]
     max_frozen_calls: int | None
@@ -228,13 +228,13 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[str]
     """Unknown parts of the report, with reasons."""
     folder: str | None
-    """Folder of the rollouts for `lightspan inspect`."""
+    """Folder of the rollouts for `lightspan inspect`; None if they were not kept."""
 
     @property
     def failure(self) -> str:
-        """Why the dry run is useless: all rollouts failed, or all calls of the trained agents.
+        """Why the dry run is useless; empty if it is not.
 
-        Empty otherwise.
+        It is useless if all rollouts failed, or all calls of the agents that would be trained.
         """
         rewards = self.rewards
         if rewards.failed + rewards.lost == rewards.rollouts:
@@ -264,10 +264,12 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
         return plain
 
     def write(self, path: Path | None) -> str:
-        """Write the JSON and return what to print: the text, or the JSON for `STDOUT`.
+        """Write the report to `path` as JSON, and return the text to print.
+
+        Write nothing for None. For `STDOUT`, return the JSON in place of the text.
 
         Raises:
-            DataError: the file cannot be written. The text, which took minutes, is printed first.
+            DataError: the file cannot be written; the text has been printed.
         """
         if path == STDOUT:
             # ASCII only, for any terminal; json.dumps does not escape DEL, which is ASCII too.

@@ -54,7 +54,7 @@ class DryRun:
     """One dry run; see `Trainer.dev` for the options.
 
     Raises:
-        ConfigError: options that contradict each other.
+        ConfigError: `count` or `group_size` is less than 1, or `folder` holds a run.
     """
 
     settings: TrainerSettings
@@ -109,10 +109,10 @@ class DryRun:
         return self._assemble(findings, measured, memory, seconds)
 
     def _session(self, folder: Path) -> Session:
-        """Return a session like that of `fit`, with another folder and store.
+        """Create a session like that of `fit`, with another folder and store.
 
-        It has no sinks, where it would look like a training, and no limit on frozen calls, which
-        is that of `fit`.
+        The session has no sinks, so that it does not appear there as a training. It ignores
+        `max_frozen_calls`, which is a limit for `fit`.
         """
         settings = replace(
             self.settings,
@@ -125,7 +125,7 @@ class DryRun:
         return Session(settings, self.app, self.tasks)
 
     async def _run_tasks(self, session: Session) -> tuple[list[Episode], float]:
-        """Return the episodes and their wall time in seconds."""
+        """Run the tasks; return the episodes and the wall time in seconds."""
         started = time.monotonic()
         tasks = session.next_tasks(min(self.count, len(self.tasks)))
         timeout_s = self._algorithm.timeout_s
@@ -140,7 +140,7 @@ class DryRun:
         return episodes, time.monotonic() - started
 
     async def _classify(self, session: Session, episodes: Sequence[Episode]) -> Findings:
-        """Return the episodes with their coverages."""
+        """Determine the coverage of each episode."""
         coverages: Sequence[Coverage] = self._algorithm.coverages(episodes, modes=MODES)
         if self.settings.has_policies:
             coverages = await reject_mismatches(session, coverages)
@@ -148,7 +148,7 @@ class DryRun:
         return Findings(episodes=episodes, coverages=coverages, routing=routing)
 
     async def _measure(self, session: Session, findings: Findings) -> _Measurements:
-        """Build the rows and train on them, to see whether an update fits into memory."""
+        """Build the rows and train on some of them, to see whether an update fits into memory."""
         tokenizers = {name: session.engine.tokenizer(name) for name in session.engine.policies()}
 
         def decode(policy: str, ids: Sequence[int]) -> str:
@@ -183,7 +183,7 @@ class DryRun:
         )
 
     def _plan(self) -> tuple[int, str]:
-        """Return the rollouts of `fit`, and how they are calculated."""
+        """Return the number of rollouts of `fit`, and its calculation as text."""
         settings, algorithm = self.settings, self._algorithm
         steps = settings.planned_steps(len(self.tasks))
         updates = steps - algorithm.searches

@@ -29,8 +29,8 @@ _MAXRSS_BYTES: Final = 1 if sys.platform == "darwin" else 1024  # macOS counts b
 def practice_rows(transitions: Sequence[Transition], max_length: int | None) -> list[Row]:
     """Return rows of the dry run's calls for a trial update.
 
-    Their advantages alternate between 1 and -1: the real ones may all be zero, which would leave
-    nothing to compute.
+    Their advantages alternate between 1 and -1. The real advantages may all be zero, and then there
+    is nothing to compute.
     """
     advantages = [1.0 if number % 2 else -1.0 for number in range(len(transitions))]
     weights = [1.0 / max(1, len(transitions) * t.tokens) for t in transitions]
@@ -48,7 +48,7 @@ def practice_rows(transitions: Sequence[Transition], max_length: int | None) -> 
 
 
 async def try_update(session: Session, rows: Sequence[Row]) -> None:
-    """Update the learner's weights by the rows; they are useless afterwards.
+    """Update the learner's weights with the rows; the weights are useless afterwards.
 
     Raises:
         OutOfMemoryError: the update does not fit into memory.
@@ -84,7 +84,7 @@ def runner_bytes(runners: Runners) -> int | None:
 
 
 def estimate_memory(settings: TrainerSettings) -> tuple[MemoryReport | None, str]:
-    """Return the estimate and what it lacks.
+    """Estimate the memory of `fit`; return the report, or None, and a text on what is unknown.
 
     The estimate adds up the engine's weights and key-value cache, and the learner's weights,
     gradients, optimiser states and reference copy. LoRA policies share their base weights.
