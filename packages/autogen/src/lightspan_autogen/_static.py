@@ -36,9 +36,9 @@ _MAX_DEPTH: Final = 50
 def agents(app: Any) -> AgentPaths:
     """Return the paths of the agents in a team (or agent) that call a model.
 
-    A team is one of them if its manager calls a model (`SelectorGroupChat`,
-    `MagenticOneGroupChat`); an agent that a person plays (`UserProxyAgent`) is not. For a runtime,
-    all agents that are registered with it are returned.
+    The path of a team itself is included if its manager calls a model (`SelectorGroupChat`,
+    `MagenticOneGroupChat`). An agent that forwards to a person (`UserProxyAgent`) is not included.
+    For a runtime, the paths of all agents that are registered with it are returned.
 
     Args:
         app: a team, an agent, a runtime, or a list of them.
