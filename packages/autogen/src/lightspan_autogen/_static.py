@@ -49,7 +49,7 @@ def agents(app: Any) -> AgentPaths:
 @dataclass(frozen=True, slots=True)
 class _Location(Location):
     holder: str | None = field(default=None, compare=False)
-    """Name of the agent that holds the object, if an agent does."""
+    """Name of the agent that contains the object; None if no agent contains it."""
 
 
 class _Search(AgentSearch[_Location]):
@@ -111,8 +111,7 @@ class _Search(AgentSearch[_Location]):
                     self.look(part, replace(where, holder=holder))
 
     def _tool(self, function: Any, where: _Location) -> None:
-        """Visit a user's tool: agents that it refers to are found, those that it creates are
-        not."""
+        """Visit the agents that a user's tool function refers to; created agents are not found."""
         if isinstance(function, MethodType):
             function = function.__func__
         if not isinstance(function, FunctionType):

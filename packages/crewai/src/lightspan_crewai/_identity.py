@@ -61,7 +61,7 @@ A turn is never inside itself: if it begins again, its previous entry was abando
 
 
 class Name(NamedTuple):
-    """The name of an entry; only roles of agents have two forms."""
+    """The name of an entry; `template` and `filled` differ only for roles of agents."""
 
     template: str
     filled: str

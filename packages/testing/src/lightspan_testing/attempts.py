@@ -107,10 +107,10 @@ def make_scope(**fields: Any) -> AttemptContext:
 
 @contextmanager
 def captured(**fields: Any) -> Iterator[Captured]:
-    """Capture an attempt around a block; its spans are available after the block.
+    """Open an attempt for the duration of a block, and collect its spans at the end.
 
     Args:
-        fields: fields of its scope, such as a routing.
+        fields: fields of the attempt's `AttemptContext`, such as `routing`.
     """
     attempt = Captured(scope=make_scope(**fields))
     with open_scope(attempt.scope):
@@ -122,7 +122,7 @@ def captured(**fields: Any) -> Iterator[Captured]:
 
 
 class Exchange(NamedTuple):
-    """A call: the last message of the request, and the answer."""
+    """The texts of a model call: the last message of the request, and the answer."""
 
     asked: str
     answer: str
@@ -144,7 +144,7 @@ class Recorded:
 
     @property
     def answered(self) -> list[Exchange]:
-        """Return the model calls with their texts."""
+        """Return the last message and the answer of every model call."""
         return [
             Exchange(
                 str(genai_messages.input_messages_of(span.attributes)[-1]["content"]),
@@ -168,7 +168,7 @@ class Recorded:
 
 
 def read_recorded(url: str) -> list[Recorded]:
-    """Return every attempt of production in a store, in order of start."""
+    """Return every production attempt in the store at `url`, in order of start."""
     return asyncio.run(_read(url))
 
 

@@ -37,7 +37,7 @@ def make_branching_rows(
     `make_rows`.
 
     Args:
-        long: tokens of a further history, from which four rows branch off; 0 for none.
+        long: length in tokens of one more history, from which four more rows branch; 0 for none.
     """
     rng = random.Random(seed)
 
@@ -89,7 +89,7 @@ def make_call_rows(
 def _call_row(
     chain: Sequence[tuple[list[int], list[int]]], rng: random.Random, rollout_id: str, policy: str
 ) -> Row:
-    """Build a row of calls, each given by its new prompt tokens and its answer."""
+    """Build a row of the calls in `chain`, each a pair of new prompt tokens and answer tokens."""
     ids: list[int] = []
     values: dict[str, list[Any]] = {
         name: [] for name in ("mask", "advantages", "weights", "temperatures")
@@ -115,7 +115,7 @@ def _call_row(
 
 
 def _shift_calls(row: Row, rng: random.Random, off_policy: float) -> Row:
-    """Return the row with each call's log-probabilities shifted by one amount."""
+    """Return the row with the log-probabilities of each call shifted by a random constant."""
     logprobs = list(row.logprobs)
     for start, length in row.responses:
         shift = rng.uniform(-off_policy, off_policy) / 2
@@ -125,7 +125,7 @@ def _shift_calls(row: Row, rng: random.Random, off_policy: float) -> Row:
 
 
 def split_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the same calls in a row each."""
+    """Return one row for each call in those of `rows` that have trained tokens."""
     return [
         _single_call(row, number)
         for row in rows
@@ -152,7 +152,7 @@ def _single_call(row: Row, number: int) -> Row:
 
 
 def random_row(ids: list[int], rng: random.Random, rollout_id: str, policy: str) -> Row:
-    """Build a row of these ids, about half of them trained, without log-probabilities."""
+    """Build a row of the token ids `ids`, about half of them trained, without log-probabilities."""
     mask = [place > 0 and rng.random() < 0.5 for place in range(len(ids))]
     mask[-1] = True
     return Row(
@@ -169,7 +169,7 @@ def random_row(ids: list[int], rng: random.Random, rollout_id: str, policy: str)
 
 
 def _recorded(model: Any, row: Row, rng: random.Random, off_policy: float) -> Row:
-    """Return the row with log-probabilities at some distance from the model."""
+    """Return the row with log-probabilities that differ from the model's by up to `off_policy`."""
     with torch.no_grad():
         own = token_logprobs(model, row).tolist()
     return replace(

@@ -70,7 +70,7 @@ class UpdateTests(LearnerTests):
         assert twice["grad_norm"] == pytest.approx(2 * once["grad_norm"], rel=1e-5)
 
     def test_untrained_tokens_do_not_matter(self, folder: Path, model: Any) -> None:
-        """Their advantages, weights and log-probabilities are ignored."""
+        """Advantages, weights and log-probabilities of untrained tokens are ignored."""
         rows = make_rows(model)
         noisy = [
             replace(
