@@ -38,7 +38,7 @@ _MESSAGE: Final = "_lightspan_message"
 
 
 class Conversation:
-    """Messages that follow from one another, and the context of the first."""
+    """A message whose sender is in no conversation, and all messages that follow from it."""
 
     def __init__(self, start: AgentContext) -> None:
         self.context = start.with_note(_NOTE, self)

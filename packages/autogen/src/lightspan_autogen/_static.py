@@ -74,8 +74,10 @@ class _Search(AgentSearch[_Location]):
             self._tool(thing, where)
 
     def _runtime(self, runtime: Any, where: _Location) -> None:
-        """Add the registered agents; their models and messages are unknown, so the list is
-        incomplete."""
+        """Add the agents that are registered with a runtime.
+
+        The list is incomplete, because the agents' models and messages are unknown.
+        """
         self.complete = False
         for name, factory in runtime._agent_factories.items():
             instances = [
@@ -124,5 +126,5 @@ class _Search(AgentSearch[_Location]):
 
 
 def _is_autogens(thing: Any) -> bool:
-    """Return whether an object's class is AutoGen's; the behaviour of a user's class is unknown."""
+    """Return whether an object's class is defined by AutoGen instead of the user."""
     return AgentSearch.package(type(thing)) in _AUTOGEN

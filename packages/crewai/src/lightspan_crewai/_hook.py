@@ -645,7 +645,7 @@ class _ModelCall:
 class LightspanListener(BaseEventListener):
     """A CrewAI event listener that records agents: `LightspanListener()` calls `instrument()`.
 
-    Create it anywhere before the crew starts, as CrewAI's own listeners.
+    Create it anywhere before the crew starts, like CrewAI's own listeners.
     """
 
     def setup_listeners(self, crewai_event_bus: Any) -> None:

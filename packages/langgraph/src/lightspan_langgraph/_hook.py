@@ -54,7 +54,7 @@ _NO_ERRORS: Final = (GraphBubbleUp, GeneratorExit)
 
 
 class _AttemptRuns:
-    """The runs of one attempt, without a strong reference to its recorder."""
+    """The runs of one attempt, without a strong reference to the attempt's recorder."""
 
     def __init__(self, current: AttemptContext) -> None:
         self.tree = RunTree(replace(current, recorder=Recorder()))
@@ -307,7 +307,7 @@ def _attempt(current: AttemptContext) -> _AttemptRuns:
 
 # --- who is acting --------------------------------------------------------------------------
 def resolve(pushed: AgentContext) -> AgentContext | None:
-    """Return the context of the acting agent by LangChain's runs; None if no run is current.
+    """Return the context of the acting agent according to LangChain; None if no run is current.
 
     Args:
         pushed: context with the pushed frames, before resolvers are called.

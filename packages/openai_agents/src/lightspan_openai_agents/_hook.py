@@ -579,7 +579,7 @@ def instrument() -> Instrumentation:
 
 
 def uninstrument() -> None:
-    """Undo `instrument` and restore the SDK, with the processors that the app set."""
+    """Undo `instrument` and restore the SDK; processors that the app has set stay."""
     adapter.disable()
     with _state.lock:
         if _state.tool_context is not None:
@@ -629,7 +629,8 @@ def _wrap_tool_context() -> None:
 def _watch_provider(context: AgentContext) -> None:
     """Wrap the SDK's provider again if the app has replaced it; called before every model call.
 
-    If a trace is open, its agent is unknown: this is recorded as a capture error.
+    If the app's provider has an open trace, the agent of the model call is unknown, which is
+    recorded as a capture error.
     """
     if setup.GLOBAL_TRACE_PROVIDER is _state.provider or _state.provider is None:
         return

@@ -82,7 +82,7 @@ class Part:
     """Text in a prompt → agent, for prompts without `You are …`."""
 
     def agent_of(self, prompt: str) -> str | None:
-        """Return the name of the agent that sends `prompt`; None if the prompt contains none."""
+        """Return the name of the agent that sends `prompt`; None if the prompt names no agent."""
         for mark, name in self.marks.items():
             if mark in prompt:
                 return name
@@ -104,7 +104,7 @@ class Brain:
     def answer(self, prompt: str, prompt_ids: Sequence[int] = ()) -> tuple[ModelCall, int]:
         """Record a prompt, and choose its answer from the script.
 
-        A prompt without a scripted agent, or with several tags, is added to `problems`.
+        A prompt is added to `problems` unless it has exactly one tag and a scripted agent.
 
         Args:
             prompt: text of the prompt.

@@ -27,11 +27,12 @@ ROOT_ID: Final = "00000000000000aa"
 
 # --- spans as text --------------------------------------------------------------------------
 def tree(spans: Sequence[Span], *, ordered: bool = True, models: bool = False) -> list[str]:
-    """Return a line per span, indented by depth: name, path, and the status if not OK.
+    """Return a line per span, indented by depth: name, path, and the status unless it is OK.
 
     Args:
-        ordered: sort siblings by start; otherwise by text.
-        models: include the requested model of calls: `chat m` in place of `chat`.
+        spans: all spans of an attempt.
+        ordered: whether to sort siblings by start; otherwise they are sorted by text.
+        models: whether to include the requested model of a model call: `chat m` instead of `chat`.
     """
     ids = {span.span_id for span in spans}
     assert len(ids) == len(spans), "two spans of one id"
@@ -99,7 +100,7 @@ class Captured:
 
 
 def make_scope(**fields: Any) -> AttemptContext:
-    """Return the scope of a new attempt without gateway."""
+    """Return the scope of a new attempt without a gateway; `fields` are further fields."""
     return AttemptContext(
         rollout_id="r", attempt_id=uuid.uuid4().hex, root_span_id=ROOT_ID, **fields
     )

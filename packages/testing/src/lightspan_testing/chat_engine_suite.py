@@ -188,7 +188,7 @@ class ChatEngineSuite:
         assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
 
     async def test_a_refusal_is_final_and_ends_nothing_else(self) -> None:
-        """A 400 is not retried, and reported with status and text; the next call succeeds."""
+        """Status 400 is not retried but reported with its text; the next call succeeds."""
         refusal = Reply(status=400, text="no such thing")
         with ScriptedServer([refusal, refusal, "fine", "fine"]) as server:
             async with self.running(server.url) as engine:

@@ -104,7 +104,14 @@ def tiny_model(
 def tiny_tokenizer(
     texts: Sequence[str], vocabulary: int, template: str | None, family: Family = "qwen2"
 ) -> Any:
-    """Build a byte-level BPE tokenizer that round-trips text in composed Unicode (NFC)."""
+    """Build a byte-level BPE tokenizer that round-trips text in composed Unicode (NFC).
+
+    Args:
+        texts: training texts.
+        vocabulary: number of tokens.
+        template: a chat template; None for no template, empty for the default of `family`.
+        family: family of the tokenizer.
+    """
     tokenizer = _TOKENIZERS[family](texts, vocabulary)
     if template is not None:
         tokenizer.chat_template = template or TEMPLATES[family]

@@ -106,8 +106,11 @@ def check_calls(played: Played, stage: Stage) -> None:
 
 
 def check_bypassing(played: Played, stage: Stage) -> None:
-    """Check that a call outside of the SDK is recorded once, in addition to failed calls of the
-    OpenAI SDK, and that coverage reports missing tokens."""
+    """Check the recorded calls of a custom client that answers without the OpenAI SDK.
+
+    The client's answer is one call without tokens; its failed calls of the OpenAI SDK are recorded
+    in addition.
+    """
     sdk_calls = len(stage.brain.calls_in(played.tag))
     own = [span for span in played.llm_spans if BYPASSED in str(span.attributes)]
     assert len(played.llm_spans) == len(own) + sdk_calls

@@ -47,7 +47,7 @@ def _reimported(module: ModuleType) -> ModuleType:
 
 
 class InstallTests(AdapterTests):
-    """Installed, the adapter changes the framework; uninstalled, nothing is changed."""
+    """The framework is changed while the adapter is installed, and restored afterwards."""
 
     def test_public_names(self) -> None:
         names = list(self.adapter.__all__)

@@ -26,13 +26,13 @@ def part_of(app: App, scenario: str) -> Part:
 
 
 def play(stage: Stage, app: App, scenario: str, mode: str, *, through_gateway: bool) -> Played:
-    """Run one attempt to its end."""
+    """Open an attempt, run the app in it to the end, and return the attempt with its spans."""
     played = stage.open(part_of(app, scenario), through_gateway=through_gateway)
     return play_opened(stage, app, played, scenario, mode)
 
 
 def play_opened(stage: Stage, app: App, played: Played, scenario: str, mode: str) -> Played:
-    """Run an open attempt to its end."""
+    """Run the app in the open attempt `played` to the end, and return `played` with its spans."""
     with open_scope(played.scope):
         _run(stage, app, played, scenario, mode)
     sdk_instrumentation.close()

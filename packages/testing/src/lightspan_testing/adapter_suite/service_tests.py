@@ -52,7 +52,7 @@ def _recorders() -> int:
 
 
 class ServiceTests(AdapterTests):
-    """An app that is not trained: recorded if a store is configured, routed if connected."""
+    """Outside of rollouts, an app is recorded if a store is configured, and routed if connected."""
 
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("scenario", IN_PRODUCTION)

@@ -181,14 +181,14 @@ class WeightSink(TokenEngine):
 
 
 async def published(learner: Learner, policy: str = "writer") -> dict[str, Tensor]:
-    """Publish the learner's weights of `policy`, and return them."""
+    """Publish the learner's weights of `policy`, and return the published weights."""
     sink = WeightSink()
     await learner.publish(sink, {policy: 1})
     return sink.weights[policy]
 
 
 def weights_of(model: Any) -> dict[str, Tensor]:
-    """Return the model's weights, which its optimizer changes in place."""
+    """Return the model's weights without copying; an optimizer changes them in place."""
     return {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
 

@@ -31,10 +31,11 @@ def make_rows(
 def make_branching_rows(
     model: Any, *, seed: int = 0, policy: str = "writer", off_policy: float = 0.7, long: int = 0
 ) -> list[Row]:
-    """Build random rows with common prefixes, like those of a group: answers to one prompt,
-    histories that branch at several depths, a row inside another, and equal rows with different
-    advantages. Prefixes contain trained tokens too. Ratios and temperatures are those of
-    `make_rows`.
+    """Build random rows with common prefixes, like the rows of a group.
+
+    There are answers to one prompt, histories that branch at several depths, a row that is the
+    prefix of another, and equal rows with different advantages. Prefixes contain trained tokens
+    too. Ratios and temperatures are as in `make_rows`.
 
     Args:
         long: length in tokens of one more history, from which four more rows branch; 0 for none.
@@ -60,10 +61,19 @@ def make_branching_rows(
 def make_call_rows(
     model: Any, *, seed: int = 0, policy: str = "writer", off_policy: float = 0.7
 ) -> list[Row]:
-    """Build rows of several calls each, as exact prefix merging makes them, some with common
-    prefixes: an answer shared by two rows, a call directly after another, a long one, equal rows
-    with different advantages. Each call has its own advantage, weight, temperature and distance
-    from the model; its tokens deviate from that by up to `off_policy`."""
+    """Build rows of several calls each, as exact prefix merging makes them.
+
+    Some rows have a common prefix. Among them are an answer that two rows share, a call directly
+    after another, a long call, and equal rows with different advantages. Each call has its own
+    advantage, weight, temperature and shift of its log-probabilities from the model's.
+
+    Args:
+        model: model whose log-probabilities are shifted.
+        seed: seed of the random values.
+        policy: policy of the rows.
+        off_policy: maximum difference of a token's log-probability from that of the model, apart
+            from the shift of its call, which is at most half as large.
+    """
     rng = random.Random(seed)
 
     def some(count: int) -> list[int]:

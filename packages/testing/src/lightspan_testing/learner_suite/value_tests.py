@@ -67,7 +67,7 @@ def make_call_rows(
     directly follow the previous one, and one row has no call.
 
     Args:
-        long: length in tokens of a prefix that four more rows share; 0 for none.
+        long: length in tokens of a prefix that four more rows share whole or in part; 0 for none.
     """
     rng = random.Random(seed)
     shared = [_ids(rng, rng.randint(3, 20)) for _ in range((count + 1) // 2)]

@@ -87,7 +87,7 @@ class LeaseTests(StoreTests):
         assert await store.heartbeat([], LEASE_S) == []
 
     async def test_what_is_to_be_run_alone(self, store: Store, clock: Clock) -> None:
-        """An idle runner claims a rollout that is to be run alone first, and nothing with it."""
+        """An idle runner claims a rollout to be run alone before all others, and by itself."""
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(5)])
         claims = await store.claim("runner", 4, LEASE_S)
         assert [claim.alone for claim in claims] == [False] * 4

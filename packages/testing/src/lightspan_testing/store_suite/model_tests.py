@@ -45,7 +45,7 @@ def _tries_of(name: str) -> int:
 
 
 class _Machine(RuleBasedStateMachine):
-    """A store and a minimal model of the state machine, which is independent of all stores."""
+    """A store, and a minimal model of the state machine that shares no code with stores."""
 
     suite: StoreTests
 
