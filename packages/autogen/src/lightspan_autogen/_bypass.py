@@ -36,7 +36,7 @@ class ModelCall:
     context: AgentContext
     """Context of the calling agent."""
     pushed: AgentContext
-    """Context of the pushed frames."""
+    """Context with the pushed frames, before resolvers are called."""
     client: Any
     messages: Iterable[Any]
     tools: Iterable[Any]
@@ -50,7 +50,7 @@ class ModelCall:
 
     @property
     def bypasses_cache(self) -> bool:
-        """Whether the client is AutoGen's cache and must not answer, as the call `is_routed`."""
+        """Whether AutoGen's cache must not answer, because the call `is_routed`."""
         return self.is_cache and self.context.is_routed
 
     @property
@@ -61,7 +61,7 @@ class ModelCall:
 
 
 def _open_calls(context: AgentContext) -> list[FrameworkCall]:
-    """Return the client's call that is open in a context."""
+    """Return the model call that is open in a context, as a list; empty if there is none."""
     model_call: ModelCall | None = context.notes.get(adapter.name)
     return [] if model_call is None else [model_call.call]
 
@@ -77,7 +77,14 @@ adapter: Final = Adapter(
 def begin(
     pushed: AgentContext, client: Any, args: Any, kwargs: Mapping[str, Any]
 ) -> ModelCall | None:
-    """Return the call that begins; None where nothing is recorded."""
+    """Begin a model call and return it; None if the attempt's recorder keeps nothing.
+
+    Args:
+        pushed: context with the pushed frames, before resolvers are called.
+        client: the model client.
+        args: positional arguments of the client's method.
+        kwargs: keyword arguments of the client's method.
+    """
     context = current_agent() or pushed
     call = adapter.start_call(context)
     if not context.scope.recorder.keeps:
@@ -87,7 +94,13 @@ def begin(
 
 
 def end(model_call: ModelCall, result: Any, error: BaseException | None) -> None:
-    """End the call, and record it unless a call inside it was recorded."""
+    """End a model call, and record it unless a call inside it was recorded.
+
+    Args:
+        model_call: the model call.
+        result: the last value that the client returned or streamed; None if there is none.
+        error: exception that ended the call; None if it succeeded.
+    """
     model_call.call.end(is_answered=error is None or isinstance(error, GeneratorExit))
     if not model_call.call.needs_record(is_ok=error is None):
         return
@@ -103,7 +116,7 @@ def end(model_call: ModelCall, result: Any, error: BaseException | None) -> None
 
 
 def guarded(function: Callable[..., Any], context: AgentContext, *values: Any) -> Any:
-    """Call a function; record its exception as a capture error and return None then."""
+    """Call `function` with `values`; record an exception as a capture error and return None."""
     try:
         return function(*values)
     except Exception as error:
@@ -112,7 +125,7 @@ def guarded(function: Callable[..., Any], context: AgentContext, *values: Any) -
 
 
 def _model(client: Any) -> str:
-    """Return the model's name if the client stores it, else the client's class."""
+    """Return the model's name if the client stores it, else the name of the client's class."""
     for name in ("_model_name", "_model", "model"):
         if isinstance(getattr(client, name, None), str):
             return str(getattr(client, name))

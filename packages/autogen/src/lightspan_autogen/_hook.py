@@ -58,9 +58,9 @@ class _State:
     open: dict[str, Invocation] = field(default_factory=dict)
     """Span id → open invocation."""
     attempts: dict[str, AttemptHandle] = field(default_factory=dict)
-    """Span id of an open invocation → the attempt that began with it, in production."""
+    """Span id of an open invocation → attempt that began with the invocation, in production."""
     runs: dict[str, AgentContext] = field(default_factory=dict)
-    """Team id → context of everything that its runtime does."""
+    """Id of a running team → context in which the team's messages are handled."""
     patches: list[Patch] = field(default_factory=list)
     is_everywhere: bool = False
     """Whether all of AutoGen is watched, or only the teams of a `LightspanRuntime`."""
@@ -131,7 +131,17 @@ RoleOf = Callable[[Any, Any, Any], Role]
 
 
 def _begin(role_of: RoleOf, owner: Any, args: Any, kwargs: Any) -> Invocation | None:
-    """Return the invocation that begins; None outside attempts, or if it continues another."""
+    """Begin an invocation and return it. Never raises.
+
+    Returns None if nothing is recorded, if the invocation continues the innermost one (see
+    `enter`), or after a capture error.
+
+    Args:
+        role_of: function that returns the role, by `owner`, `args` and `kwargs`.
+        owner: object whose method is called.
+        args: positional arguments of the method.
+        kwargs: keyword arguments of the method.
+    """
     around, attempt = current_agent(), None
     if around is None:
         return None
@@ -159,7 +169,13 @@ def _begin(role_of: RoleOf, owner: Any, args: Any, kwargs: Any) -> Invocation | 
 def _start_attempt(
     around: AgentContext, role: Role, args: Any, kwargs: Any
 ) -> tuple[AgentContext, AttemptHandle | None]:
-    """Return the context; in production, in the conversation's attempt or in a new one."""
+    """Return the context in which an invocation begins; in production, open an attempt if needed.
+
+    The attempt of the current conversation is used if it is open.
+
+    Returns:
+        The context, and the opened attempt; None for the latter if none was opened.
+    """
     conversation = _messages.conversation_of(around)
     if conversation is not None and around.scope.is_outside:
         around = conversation.context
@@ -170,7 +186,7 @@ def _start_attempt(
 
 
 def _task_in(args: Any, kwargs: Any) -> Any:
-    """Return the task of a team or agent; for a tool call or a message, its first argument."""
+    """Return the task of a team or agent, else the method's first argument; None if it has none."""
     return kwargs.get("task", kwargs.get("messages", args[0] if args else None))
 
 
@@ -188,7 +204,13 @@ def _register(invocation: Invocation, attempt: AttemptHandle | None) -> None:
 def _end(
     invocation: Invocation, describe: Callable[[], SpanEnd], error: BaseException | None = None
 ) -> None:
-    """End an invocation; only the first time counts."""
+    """End an invocation: record its span once, and close the attempt that began with it.
+
+    Args:
+        invocation: the invocation.
+        describe: returns the status and the attributes of the span.
+        error: error of the attempt; None if it succeeded.
+    """
     role, span_id, recorder = (
         invocation.role,
         invocation.span_id,
@@ -236,7 +258,10 @@ def _coroutine(original: Callable[..., Awaitable[Any]], role_of: RoleOf) -> Call
 def _stream(
     original: Callable[..., AsyncGenerator[Any, None]], role_of: RoleOf
 ) -> Callable[..., Any]:
-    """Wrap a stream, and set the agent in each step only: the body runs in the reader's context."""
+    """Wrap a method that streams, and set the agent only while an item is computed.
+
+    The body of an asynchronous generator runs in the context of its reader.
+    """
 
     @functools.wraps(original)
     async def invoke(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
@@ -263,7 +288,7 @@ def _stream(
 
 
 async def _step(inside: AgentContext | None, step: Awaitable[Any]) -> Any:
-    """Await a step with an acting agent; None leaves the agent unchanged."""
+    """Await `step` in the context `inside`; None leaves the current context unchanged."""
     if inside is None:
         return await step
     leave = set_agent(inside)
@@ -298,12 +323,12 @@ def _on_message(original: Callable[..., Awaitable[Any]], role_of: RoleOf) -> Cal
 
 
 def _bound(original: Any, owner: Any) -> Any:
-    """Return the method bound to its owner; another instrumentation's wrapper requires that."""
+    """Bind the method `original` to `owner`, as wrappers of other instrumentations require."""
     return original.__get__(owner, type(owner))
 
 
 def _create(original: Callable[..., Any], _: RoleOf) -> Callable[..., Any]:
-    """Wrap a model client's call."""
+    """Wrap `create` of a model client."""
 
     @functools.wraps(original)
     async def create(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -324,7 +349,7 @@ def _create(original: Callable[..., Any], _: RoleOf) -> Callable[..., Any]:
 
 
 def _create_stream(original: Callable[..., Any], _: RoleOf) -> Callable[..., Any]:
-    """Wrap a model client's streamed call, whose last item is the result."""
+    """Wrap `create_stream` of a model client; the last item of the stream is the result."""
 
     @functools.wraps(original)
     async def create_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
@@ -363,7 +388,7 @@ def _begin_call(client: Any, args: Any, kwargs: Any) -> _bypass.ModelCall | None
 
 # --- installing -----------------------------------------------------------------------------
 class _Wrapping(NamedTuple):
-    """The methods of a class and its subclasses that are wrapped."""
+    """Methods to wrap in a class and its subclasses, and the functions that wrap them."""
 
     base: type
     names: Collection[str]
@@ -382,10 +407,10 @@ _WRAPPINGS: Final = (
 
 
 class LightspanRuntime(SingleThreadedAgentRuntime):
-    """An AutoGen runtime that records its teams, and no others.
+    """An AutoGen runtime that records only its own teams and agents.
 
-    It is for agents registered with it and teams made with `runtime=LightspanRuntime()`; start and
-    stop it as any other. With `instrument()` it is not needed, and changes nothing.
+    Its teams are created with `runtime=LightspanRuntime()`, its agents are registered with it.
+    Start and stop it like any AutoGen runtime. After `instrument()` it records nothing in addition.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -425,7 +450,7 @@ class Instrumentor(AdapterInstrumentor):
 
 
 def _is_watched(owner: Any) -> bool:
-    """Return whether an invocation that is not inside another one is recorded."""
+    """Return whether to record an outermost invocation of a method of `owner`."""
     return _state.is_everywhere or isinstance(getattr(owner, "_runtime", None), LightspanRuntime)
 
 

@@ -57,7 +57,7 @@ def enter(around: AgentContext, role: Role, innermost: Invocation | None) -> Inv
     Args:
         around: context of the acting agent.
         role: the team, agent or tool that is invoked.
-        innermost: invocation of the innermost open span, if that is AutoGen's.
+        innermost: invocation of the innermost open span; None if the span is not AutoGen's.
     """
     if innermost is not None and _is_continuation(innermost.role, role):
         return None

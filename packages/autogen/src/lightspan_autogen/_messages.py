@@ -38,31 +38,34 @@ _MESSAGE: Final = "_lightspan_message"
 
 
 class Conversation:
-    """Messages that follow from one another, and the context of the first."""
+    """A message whose sender is in no conversation, and all messages that follow from it."""
 
     def __init__(self, start: AgentContext) -> None:
         self.context = start.with_note(_NOTE, self)
-        """Context of its messages: where it started, or in the attempt of its first agent."""
+        """Context in which published messages are handled; `begin` moves it into the attempt."""
         self._unhandled: set[str] = set()
         """Ids of the messages that are not handled yet."""
         self._is_tracked = not start.scope.is_rollout
         """Whether its messages keep an attempt open; a rollout's attempt ends with its app."""
 
     def begin(self, attempt: AttemptHandle) -> AgentContext:
-        """Move into an attempt, which stays open until all messages are handled."""
+        """Move the conversation into an attempt, and return the new context.
+
+        The attempt stays open until all messages are handled.
+        """
         self.context = attempt.context.with_note(_NOTE, self)
         for message in self._unhandled:
             self._register(message)
         return self.context
 
     def add(self, message: str) -> None:
-        """Add a message that was sent."""
+        """Add the id of a message that was sent."""
         if self._is_tracked:
             self._unhandled.add(message)
             self._register(message)
 
     def remove(self, message: str) -> None:
-        """Remove a message that was handled or dropped. Idempotent."""
+        """Remove the id of a message that was handled or dropped. Idempotent."""
         if self._is_tracked:
             self._unhandled.discard(message)
             self.context.scope.recorder.resolve_pending(message)
@@ -78,7 +81,11 @@ def conversation_of(context: AgentContext) -> Conversation | None:
 
 
 class Message:
-    """A message that was sent, referenced by its envelope only, which a runtime may drop."""
+    """A message that was sent.
+
+    Only the message's envelope refers to it, so a message is deleted, and counts as handled, when
+    the runtime drops the envelope.
+    """
 
     __slots__ = ("_conversation", "_id", "_sender")
 

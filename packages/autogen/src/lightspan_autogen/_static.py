@@ -36,9 +36,9 @@ _MAX_DEPTH: Final = 50
 def agents(app: Any) -> AgentPaths:
     """Return the paths of the agents in a team (or agent) that call a model.
 
-    A team is one of them if its manager calls a model (`SelectorGroupChat`,
-    `MagenticOneGroupChat`); an agent that a person plays (`UserProxyAgent`) is not. For a runtime,
-    all agents that are registered with it are returned.
+    The path of a team itself is included if its manager calls a model (`SelectorGroupChat`,
+    `MagenticOneGroupChat`). An agent that forwards to a person (`UserProxyAgent`) is not included.
+    For a runtime, the paths of all agents that are registered with it are returned.
 
     Args:
         app: a team, an agent, a runtime, or a list of them.
@@ -49,7 +49,7 @@ def agents(app: Any) -> AgentPaths:
 @dataclass(frozen=True, slots=True)
 class _Location(Location):
     holder: str | None = field(default=None, compare=False)
-    """Name of the agent that holds the object, if an agent does."""
+    """Name of the agent that contains the object; None if no agent contains it."""
 
 
 class _Search(AgentSearch[_Location]):
@@ -74,8 +74,10 @@ class _Search(AgentSearch[_Location]):
             self._tool(thing, where)
 
     def _runtime(self, runtime: Any, where: _Location) -> None:
-        """Add the registered agents; their models and messages are unknown, so the list is
-        incomplete."""
+        """Add the agents that are registered with a runtime.
+
+        The list is incomplete, because the agents' models and messages are unknown.
+        """
         self.complete = False
         for name, factory in runtime._agent_factories.items():
             instances = [
@@ -111,8 +113,7 @@ class _Search(AgentSearch[_Location]):
                     self.look(part, replace(where, holder=holder))
 
     def _tool(self, function: Any, where: _Location) -> None:
-        """Visit a user's tool: agents that it refers to are found, those that it creates are
-        not."""
+        """Visit the agents that a user's tool function refers to; created agents are not found."""
         if isinstance(function, MethodType):
             function = function.__func__
         if not isinstance(function, FunctionType):
@@ -125,5 +126,5 @@ class _Search(AgentSearch[_Location]):
 
 
 def _is_autogens(thing: Any) -> bool:
-    """Return whether an object's class is AutoGen's; the behaviour of a user's class is unknown."""
+    """Return whether an object's class is defined by AutoGen instead of the user."""
     return AgentSearch.package(type(thing)) in _AUTOGEN

@@ -65,7 +65,7 @@ _NAME: Final = "lightspan_crewai"
 
 
 class _Open(NamedTuple):
-    """The trail of a context."""
+    """The trail of a context, stored in the context's notes."""
 
     trail: Trail = ()
     before: tuple[AgentContext, ...] = ()
@@ -84,7 +84,7 @@ class _State:
     clients: weakref.WeakSet[type] = field(default_factory=weakref.WeakSet)
     """Subclasses of BaseLLM that are patched or CrewAI's own."""
     attempts: dict[int, AttemptHandle] = field(default_factory=dict)
-    """`id` of an attempt's context → the attempt that began with a trail, in production."""
+    """`id` of an attempt's scope → the attempt, if it began with a trail, in production."""
     lock: Any = field(default_factory=threading.RLock)
 
 
@@ -92,7 +92,7 @@ _state: Final = _State()
 
 
 def _open_calls(context: AgentContext) -> list[FrameworkCall]:
-    """Return the model calls that are innermost in a context's trail."""
+    """Return the model calls at the end of the trail of `context`, innermost first."""
     calls = itertools.takewhile(
         lambda entry: entry.start.kind is Kind.CALL, reversed(_opened(context).trail)
     )
@@ -155,7 +155,7 @@ def _record_change(current: AgentContext, change: Start | End) -> None:
 
 
 def _begin(around: AgentContext, start: Start, pushed: AgentContext) -> None:
-    """Begin an entry.
+    """Add an entry to the trail of the current context, and push its frame.
 
     Args:
         around: context of the acting agent.
@@ -190,7 +190,15 @@ def _end(current: AgentContext, event: End) -> None:
 def _restore(
     current: AgentContext, opened: _Open, depth: int, error: BaseException | str | None
 ) -> None:
-    """Restore the context of a trail of this depth; at depth 0 close the trail's attempt."""
+    """Restore the context from before an entry; close the attempt if no entry is left.
+
+    Args:
+        current: the current context.
+        opened: the trail of the current context.
+        depth: index of the entry. At 0 no entry is left, so the attempt that began with the trail
+            is closed.
+        error: error of the attempt; None if it succeeded.
+    """
     set_agent(opened.before[depth])
     if depth:
         return
@@ -206,7 +214,7 @@ def _opened(current: AgentContext) -> _Open:
 
 
 def _register_pending(scope: AttemptContext, entry: Entry) -> None:
-    """Register an entry that may never end, such as a cancelled task, to record it anyway."""
+    """Register an open entry, so that its span is recorded even if no end is reported."""
     if entry.has_span:
         scope.recorder.register_pending(
             _pending_key(entry), lambda: _record(scope, entry, abandoned_end(entry))
@@ -356,7 +364,10 @@ def _agent_key(source: Any, event: Any) -> Hashable:
 
 
 def _tool_key(event: Any) -> Hashable:
-    """Return the same key for `Search the web` and `search_the_web`: CrewAI uses both."""
+    """Return the key of the event's tool: the letters and digits of its name, in lower case.
+
+    CrewAI names the same tool `Search the web` in one event and `search_the_web` in another.
+    """
     return "".join(c for c in str(event.tool_name).lower() if c.isalnum())
 
 
@@ -405,17 +416,22 @@ def _plain(name: Any) -> Name:
 
 
 def role_of(agent: Any, info: Mapping[str, Any] | None = None) -> Name | None:
-    """Return the role of an agent, as a template and filled in; None if it has none."""
+    """Return the role of an agent, as a template and filled in; None if the agent has no role.
+
+    Args:
+        agent: the agent, or None.
+        info: data of the agent from an event, used if `agent` has no role; None if there is none.
+    """
     filled = clean(getattr(agent, "role", None) or (info or {}).get("role"))
     template = clean(_original_role(agent)) or filled
     return Name(template, filled, str(getattr(agent, "id", id(agent)))) if filled else None
 
 
 def _original_role(agent: Any) -> Any:
-    """Return the role as a template; None if nothing was filled in.
+    """Return the role of an agent from before inputs were filled in; None if none were.
 
-    It is read from pydantic's private attributes, because `getattr` for a private attribute is
-    slow: pydantic first raises and catches an error in search of a descriptor.
+    The role is read from pydantic's private attributes, because `getattr` for a private attribute
+    is slow: pydantic first raises and catches an error in search of a descriptor.
     """
     private = getattr(agent, "__pydantic_private__", None)
     if isinstance(private, dict):
@@ -427,7 +443,7 @@ _INTERNAL: Final = ("crewai.agents.", "crewai.experimental.", "crewai.memory.")
 
 
 def _is_internal(flow: Any) -> bool:
-    """Return whether a flow is one of CrewAI's own agents or memory, which are flows too."""
+    """Return whether a flow is CrewAI's own; CrewAI implements agents and memory as flows."""
     is_internal = getattr(flow, "is_crewai_internal", False)
     return bool(is_internal) or type(flow).__module__.startswith(_INTERNAL)
 
@@ -497,7 +513,7 @@ def _crew_kicking_off_async(original: Any, watch: Patch) -> Any:
 
 
 class _Kickoff:
-    """A block around a crew's kickoff, from before its first callback until after its last."""
+    """Context manager that begins and ends a crew's entry around its kickoff and callbacks."""
 
     def __init__(
         self, crew: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: Patch
@@ -527,7 +543,13 @@ class _Kickoff:
 
 
 def _unwind(current: AgentContext, depth: int, error: BaseException) -> None:
-    """End a coroutine that was abandoned, with everything that began in it and has not ended."""
+    """Record the entries that an abandoned coroutine left open, and restore the context.
+
+    Args:
+        current: the current context.
+        depth: number of entries that were open when the coroutine began.
+        error: exception that ended the coroutine.
+    """
     try:
         opened = _opened(current)
         if len(opened.trail) <= depth:
@@ -541,7 +563,7 @@ def _unwind(current: AgentContext, depth: int, error: BaseException) -> None:
 
 # --- the users' model clients ---------------------------------------------------------------
 def _watch_clients() -> None:
-    """Patch the users' model clients, which need not emit any event."""
+    """Patch the users' subclasses of `BaseLLM`, which may emit no events. Idempotent."""
     for cls in _subclasses(BaseLLM):
         if cls in _state.clients:
             continue
@@ -580,7 +602,7 @@ def _calling(original: Any, watch: Patch) -> Any:
 
 
 class _ModelCall:
-    """One call of a user's model client."""
+    """Context manager that begins and ends the entry of a call of a user's model client."""
 
     def __init__(
         self, client: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: Patch
@@ -623,7 +645,7 @@ class _ModelCall:
 class LightspanListener(BaseEventListener):
     """A CrewAI event listener that records agents: `LightspanListener()` calls `instrument()`.
 
-    Like CrewAI's own listeners, it is created anywhere before the crew starts.
+    Create it anywhere before the crew starts, like CrewAI's own listeners.
     """
 
     def setup_listeners(self, crewai_event_bus: Any) -> None:

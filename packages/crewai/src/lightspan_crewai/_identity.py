@@ -54,11 +54,14 @@ class Kind(StrEnum):
 
 
 _TURNS: Final = (Kind.TASK, Kind.AGENT)
-"""Turns of an agent. None is ever inside itself, so one that begins again has ended."""
+"""Kinds of entries that are turns of an agent.
+
+A turn is never inside itself: if it begins again, its previous entry was abandoned.
+"""
 
 
 class Name(NamedTuple):
-    """The name of an entry; only roles of agents have two forms."""
+    """The name of an entry; `template` and `filled` differ only for roles of agents."""
 
     template: str
     filled: str
@@ -104,7 +107,7 @@ class Entry:
     """Place of everything that happens in the entry."""
     start_ns: int = field(default_factory=time.time_ns)
     call: FrameworkCall | None = None
-    """The announced call, for a model call."""
+    """The framework call of a model call; None for the other kinds."""
 
     @property
     def name(self) -> str:
@@ -117,7 +120,10 @@ class Entry:
         return self.inside.span_id != self.around.span_id
 
     def end_call(self, event: End) -> bool:
-        """End a model call, perhaps again; return whether the adapter has to record it."""
+        """End a model call, and return whether the adapter has to record it. Repeatable.
+
+        Returns False for an entry of another kind.
+        """
         if self.call is None:
             return False
         is_ok = event.status is SpanStatus.OK
@@ -146,18 +152,19 @@ def begin(
     choose: Callable[[Sequence[str]], str] = operator.itemgetter(0),
     start_call: Callable[[Iterable[FrameworkCall]], FrameworkCall] | None = None,
 ) -> tuple[Trail, list[Entry]]:
-    """Add an entry that begins. An empty name adds no frame.
+    """Add an entry that begins to `trail`.
 
     Args:
-        trail: open entries of this context.
-        start: start of the entry.
-        place: place at which it begins, by frames and resolvers.
-        choose: chooses one of the forms of a name, by the attempt's routing.
-        start_call: announces a model call, given the framework calls around it.
+        trail: open entries of the current context.
+        start: start of the entry; an empty name adds no frame.
+        place: place of the acting agent.
+        choose: function that chooses the template or the filled form of a name.
+        start_call: function that announces a model call; its argument is the enclosing framework
+            calls. None to announce nothing.
 
     Returns:
-        The new trail, whose last entry is the new one, and the entries that turn out to be
-        abandoned, the innermost first.
+        The new trail, whose last entry is the new one, and the abandoned entries, innermost first.
+        A turn that begins again was abandoned, and so were the entries inside it.
     """
     trail, abandoned = _restarted(trail, start)
     around = abandoned[-1].around if abandoned else place
@@ -172,11 +179,11 @@ def begin(
 
 
 def end(trail: Trail, event: End) -> tuple[Trail, Entry | None, list[Entry]]:
-    """Remove an entry that ends.
+    """Remove an entry that ends, and the entries inside it.
 
     Returns:
-        The trail without the entry; the entry, None if it is unknown or has ended; and the entries
-        inside it, which were abandoned, the innermost first.
+        The trail up to the entry; the entry, None if it is not in `trail`; and the entries inside
+        it, which were abandoned, innermost first.
     """
     for index in range(len(trail) - 1, -1, -1):
         if trail[index].is_of(event):
@@ -193,7 +200,7 @@ def _restarted(trail: Trail, start: Start) -> tuple[Trail, list[Entry]]:
 
 
 def _is_acting(trail: Trail, start: Start) -> bool:
-    """Return whether the agent that an event names has its turn already."""
+    """Return whether the agent that `start` names is acting already, so that no frame is added."""
     if start.kind not in (Kind.AGENT, Kind.CALL) or start.name is None or not trail:
         return False
     innermost = trail[-1].start.kind

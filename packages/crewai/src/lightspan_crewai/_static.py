@@ -156,7 +156,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _methods(kind: type) -> Iterator[str]:
-    """Yield the methods that a flow runs: those that `@start`, `@listen` and `@router` marked."""
+    """Yield the names of a flow's methods that `@start`, `@listen` or `@router` decorates."""
     for owner in reversed(kind.__mro__):
         if not owner.__module__.startswith("crewai."):
             for name, value in vars(owner).items():

@@ -1,8 +1,8 @@
 """Model calls in LangChain whose client does not use the OpenAI SDK: recorded without tokens.
 
-See `lightspan.capture.other_clients`. LangChain calls back when a model starts. If the SDK
-instrumentation records a call before the model ends, that call is the model's; otherwise the client
-bypassed the SDK, or LangChain's cache answered.
+See `lightspan.capture.other_clients`. LangChain notifies the handler when a model run begins and
+ends. If the SDK instrumentation records a call in between, it is the call of the model run;
+otherwise the client bypassed the SDK, or LangChain's cache answered.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Run:
     """A model run."""
 
     prompt: Any
-    """List of messages, or a text."""
+    """List of messages, or a text prompt."""
     call: FrameworkCall
     around: Sequence[Run]
-    """Model runs around it; several if it is inside one of them, but unknown which."""
+    """The enclosing model run; all candidates if it is ambiguous, empty if there is none."""
     is_open: bool = True
 
     def end(self, *, is_answered: bool) -> None:
@@ -51,22 +51,23 @@ class ModelCall:
     model: Any = None
     """The model; None if it is unknown."""
     around: Sequence[Run] = ()
-    """Model runs around the call."""
+    """Value of `Run.around` for each run of the call."""
     start_ns: int = field(default_factory=time.time_ns)
 
     @property
     def last_run(self) -> UUID | None:
-        """Id of the run that began last."""
+        """Id of the run that began last; None before the first run."""
         return next(reversed(self.runs), None)
 
 
 current_call: Final[ContextVar[ModelCall | None]] = ContextVar(
     "lightspan_langgraph_asking", default=None
 )
-"""The last model call that began in this context and has not answered yet.
+"""The last model call that began in this context; None if there is none or a token was streamed.
 
-It is not a note of `AgentContext`: a model run may end in another context than it began in, where a
-note could not be removed, and the frames pushed with it would stay.
+The call is not stored in `AgentContext.notes`: a model run may end in a different context from the
+one in which it began. There the note could not be removed, and the frames pushed with the note
+would stay.
 """
 
 
@@ -78,15 +79,17 @@ def begin(
     start_call: Callable[[Iterable[FrameworkCall]], FrameworkCall],
     open_calls: Mapping[UUID, ModelCall],
 ) -> ModelCall:
-    """Return the model call of a run that begins; LangChain reports several prompts one by one.
+    """Add a model run that begins to its model call, and return the model call.
+
+    LangChain reports a call with several prompts as one run per prompt, one after the other.
 
     Args:
         run_id: id of the run.
-        prompt: its messages, or its text.
+        prompt: messages or text prompt of the run.
         name: name of the model's class.
-        event: other arguments of LangChain's callback.
-        start_call: announces the run, given the framework calls around it.
-        open_calls: open model runs and their calls.
+        event: remaining keyword arguments of LangChain's callback.
+        start_call: function that announces the run; its argument is the enclosing framework calls.
+        open_calls: id of an open model run → its model call.
     """
     size, current = int(event.get("batch_size") or 1), current_call.get()
     if current is None or len(current.runs) >= size or current.size != size:
@@ -100,10 +103,12 @@ def begin(
 
 
 def innermost(open_calls: Mapping[UUID, ModelCall]) -> Sequence[Run]:
-    """Return the model run that is innermost here; several if it may be each of them.
+    """Return the innermost open model run of the current context.
+
+    Returns all candidates if the run is ambiguous, and an empty sequence if there is none.
 
     Args:
-        open_calls: open model runs and their calls.
+        open_calls: id of an open model run → its model call.
     """
     if not open_calls:
         return ()
@@ -118,9 +123,9 @@ def innermost(open_calls: Mapping[UUID, ModelCall]) -> Sequence[Run]:
 
 
 def _run_on_stack(open_calls: Mapping[UUID, ModelCall]) -> Run | None:
-    """Return the model run whose method is on the stack.
+    """Return the innermost model run whose method is on the call stack; None if there is none.
 
-    The context does not identify one of several prompts, nor a run that has begun to stream.
+    The context identifies neither one of several prompts nor a run that has begun to stream.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None:
@@ -133,7 +138,10 @@ def _run_on_stack(open_calls: Mapping[UUID, ModelCall]) -> Run | None:
 
 
 def _running_model() -> Any:
-    """Return the innermost model whose method is on the stack; LangChain does not report it."""
+    """Return the model whose method is innermost on the call stack; None if there is none.
+
+    LangChain does not pass the model to callbacks.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_varnames[:1] == ("self",):
@@ -145,11 +153,16 @@ def _running_model() -> Any:
 
 
 _MANAGER: Final = "run_manager"
-"""Parameter of every model's method with LangChain's manager of the run."""
+"""Name of the parameter of a model's methods that receives LangChain's run manager."""
 
 
 def request(call: ModelCall, run_id: UUID) -> dict[str, Any]:
-    """Return a run as an OpenAI chat request."""
+    """Return the prompt and the parameters of a run as an OpenAI chat request.
+
+    Args:
+        call: model call that contains the run.
+        run_id: id of the run.
+    """
     params = call.params
     model = params.get("model") or params.get("model_name") or call.name
     body: dict[str, Any] = {"model": str(model), "messages": _messages(call.runs[run_id].prompt)}
@@ -160,7 +173,7 @@ def request(call: ModelCall, run_id: UUID) -> dict[str, Any]:
 
 
 def answer(result: Any) -> dict[str, Any]:
-    """Return LangChain's result as an OpenAI chat completion; empty if there is none."""
+    """Return LangChain's `result` as an OpenAI chat completion; empty if it has no generations."""
     generations = getattr(result, "generations", None) or [[]]
     choices = [
         {"index": index, "message": message, "finish_reason": reason or "stop"}
@@ -170,7 +183,7 @@ def answer(result: Any) -> dict[str, Any]:
 
 
 def is_cached(result: Any) -> bool:
-    """Return whether LangChain's cache answered, so that no client was used."""
+    """Return whether `result` comes from LangChain's cache instead of a model client."""
     generations = getattr(result, "generations", None) or [[]]
     return any(_usage_of(generation).get("total_cost") == 0 for generation in generations[0])
 
@@ -206,6 +219,6 @@ def _converted(messages: Sequence[BaseMessage]) -> Iterator[dict[str, Any]]:
     for message in messages:
         try:
             converted: Any = convert_to_openai_messages(message)
-        except Exception:  # the user's own role or content
+        except Exception:  # a role or content that LangChain cannot convert
             converted = {"role": message.type, "content": truncated_json(message.content, None)}
         yield from converted if isinstance(converted, list) else [converted]

@@ -22,7 +22,7 @@ METHODS: Final = ("lookup", "update", "alookup", "aupdate")
 
 
 def switch(is_off: IsOff) -> list[Patch]:
-    """Wrap every cache, so that it returns and stores nothing while `is_off()`."""
+    """Wrap every cache class, so that caches return and store nothing while `is_off()` is true."""
     patches: list[Patch] = []
 
     def wrap(cache: type) -> None:

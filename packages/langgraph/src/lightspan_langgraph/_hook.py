@@ -54,15 +54,15 @@ _NO_ERRORS: Final = (GraphBubbleUp, GeneratorExit)
 
 
 class _AttemptRuns:
-    """The runs of one attempt, without a strong reference to its recorder."""
+    """The runs of one attempt, without a strong reference to the attempt's recorder."""
 
     def __init__(self, current: AttemptContext) -> None:
         self.tree = RunTree(replace(current, recorder=Recorder()))
         self.recorder = weakref.ref(current.recorder)
         self.calls: dict[UUID, _bypass.ModelCall] = {}
-        """Open model run → its model call."""
+        """Id of an open model run → its model call."""
         self.handle: Callable[[], AttemptHandle | None] = lambda: None
-        """Returns the attempt in production, while it is open."""
+        """Returns the handle of the open attempt in production; None in rollouts."""
 
 
 @dataclass(slots=True)
@@ -72,13 +72,17 @@ class _State:
     attempts: weakref.WeakKeyDictionary[Recorder, _AttemptRuns] = field(
         default_factory=weakref.WeakKeyDictionary
     )
-    """Recorder → runs of its attempt, which are forgotten with the recorder."""
+    """Recorder of an attempt → runs of the attempt, which are removed with the recorder."""
     owners: weakref.WeakValueDictionary[UUID, _AttemptRuns] = field(
         default_factory=weakref.WeakValueDictionary
     )
-    """Open run → its attempt: a run may end in another context than it began in."""
+    """Id of an open run → runs of its attempt.
+
+    The context cannot replace this table: a run may end in a different context from the one in
+    which it began.
+    """
     handles: dict[UUID, AttemptHandle] = field(default_factory=dict)
-    """Open run → the attempt that began with it, in production."""
+    """Id of an open run → handle of the attempt that began with the run, in production."""
     patches: list[Patch] = field(default_factory=list)
     """Patches of LangChain's caches."""
     lock: Any = field(default_factory=threading.RLock)
@@ -163,7 +167,11 @@ def _start(
 def _in_attempt(
     current: AgentContext, kind: RunKind, name: str, event: Mapping[str, Any], input: Any
 ) -> AgentContext:
-    """Return the context; in production, in the attempt of the runs around or in a new one."""
+    """Return the context of the acting agent for a run that begins.
+
+    In production, the context is in the attempt of the enclosing runs; if none is open, an attempt
+    is opened.
+    """
     if current.scope.is_outside:
         around = _handle_of(event.get("parent_run_id") or _current_run())
         current = current if around is None else around.context
@@ -176,7 +184,7 @@ def _in_attempt(
 
 
 def _handle_of(run_id: UUID | None) -> AttemptHandle | None:
-    """Return the open attempt of a run, in production."""
+    """Return the handle of a run's attempt; None unless the attempt is open and in production."""
     attempt = None if run_id is None else _state.owners.get(run_id)
     return None if attempt is None else attempt.handle()
 
@@ -299,10 +307,10 @@ def _attempt(current: AttemptContext) -> _AttemptRuns:
 
 # --- who is acting --------------------------------------------------------------------------
 def resolve(pushed: AgentContext) -> AgentContext | None:
-    """Return the context of the acting agent by LangChain's runs; None where no run is known.
+    """Return the context of the acting agent according to LangChain; None if no run is current.
 
     Args:
-        pushed: context of the pushed frames.
+        pushed: context with the pushed frames, before resolvers are called.
     """
     handle = _handle_around() if pushed.scope.is_outside else None
     if handle is not None:
@@ -322,7 +330,7 @@ def resolve(pushed: AgentContext) -> AgentContext | None:
 
 
 def _handle_around() -> AttemptHandle | None:
-    """Return the attempt of the current context's run in production."""
+    """Return the handle of the production attempt of the current run; None if there is none."""
     return _handle_of(_current_model_run()) or _handle_of(_current_run())
 
 
@@ -332,13 +340,17 @@ def _current_model_run() -> UUID | None:
 
 
 def _current_run() -> UUID | None:
-    """Return the chain or tool run of the current context."""
+    """Return the id of the chain or tool run of the current context; None if there is none."""
     config = var_child_runnable_config.get()
     return getattr((config or {}).get("callbacks"), "parent_run_id", None)
 
 
 def _open_calls(context: AgentContext) -> list[FrameworkCall]:
-    """Return LangChain's innermost model runs in the current context."""
+    """Return the call of the innermost open model run; several or none as in `_bypass.innermost`.
+
+    Args:
+        context: any context of the attempt.
+    """
     attempt = _state.attempts.get(context.scope.recorder)
     return [] if attempt is None else [run.call for run in _bypass.innermost(attempt.calls)]
 
@@ -354,10 +366,10 @@ _adapter: Final = Adapter(
 
 
 class _InAttempts:
-    """A stand-in for a ContextVar, with the handler inside an attempt and None outside.
+    """A replacement for a ContextVar that contains the handler inside attempts and None outside.
 
-    LangChain reads it where a run is configured. A handler that were always there would be called
-    for every run of an app that is not recorded.
+    LangChain reads the variable when it configures a run. If the variable always contained the
+    handler, LangChain would call the handler for every run of an app that is not recorded.
     """
 
     @staticmethod
@@ -403,7 +415,10 @@ class Instrumentor(AdapterInstrumentor):
 
 
 def _listen() -> None:
-    """Listen and patch the caches, which a callback without `instrument` needs too."""
+    """Start to listen for model calls, and patch LangChain's caches. Idempotent.
+
+    A `LightspanCallback` without `instrument()` needs both, too.
+    """
     _adapter.listen()
     if not _state.patches:
         with _state.lock:

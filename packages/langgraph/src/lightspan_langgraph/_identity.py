@@ -58,7 +58,7 @@ _PREBUILT_NODES: Final = _REACT_NODES | {"model"}
 _PREBUILT_SUFFIXES: Final = (".before_agent", ".before_model", ".after_model", ".after_agent")
 
 MAX_CLOSED: Final = 256
-"""Maximum number of ended runs that are remembered, for background work of a node."""
+"""Maximum number of ended runs that are kept as parents of a node's background work."""
 
 
 def is_prebuilt_node(name: str) -> bool:
@@ -67,11 +67,14 @@ def is_prebuilt_node(name: str) -> bool:
 
 
 def graph_agent_name(name: str, node: str, metadata: Mapping[str, Any]) -> str | None:
-    """Return the name of the agent that a graph is; None if it has no name.
+    """Return the agent name of a prebuilt agent's graph; None if the agent has no name.
+
+    The agent's name is the graph's. Where langchain also reports the agent's name in the metadata,
+    a graph name that differs is not the agent's.
 
     Args:
         name: name of the graph.
-        node: name of its first node, a prebuilt one.
+        node: name of the graph's first node.
         metadata: metadata of the graph's run, including inherited keys.
     """
     if name == _UNNAMED_GRAPH:
@@ -97,12 +100,12 @@ class Start(NamedTuple):
     kind: RunKind
     name: str
     pushed: Place
-    """Place of the pushed frames at that moment."""
+    """Place of the pushed frames when the run begins."""
     metadata: Mapping[str, Any] = {}
     attributes: Mapping[str, Any] = {}
     """Span attributes of a tool run."""
     runs_prebuilt: bool | None = None
-    """For a node, whether it runs a part of a prebuilt agent; None if its name decides."""
+    """Whether the run is of a prebuilt agent's node; None to decide by the node's name."""
 
     @property
     def is_prebuilt(self) -> bool:
@@ -121,7 +124,7 @@ class End(NamedTuple):
 
 
 class _OpenSpan(NamedTuple):
-    """A span that is created when its run ends."""
+    """The parts of a span that are known before the end of its run."""
 
     kind: SpanKind
     name: str
@@ -131,7 +134,7 @@ class _OpenSpan(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """An open or remembered run."""
+    """An open run, or an ended run that `RunTree` keeps."""
 
     order: int
     start: Start
@@ -141,10 +144,10 @@ class _Run:
     agent_name: str | None
     explicit: str | None
     node_span_id: str | None
-    """Span id of the graph node around the run, if no other agent is in between."""
+    """Span id of the innermost enclosing graph node; None if an agent is in between."""
     is_node: bool
     is_settled: bool = False
-    """Whether it is known if this run's graph is an agent."""
+    """Whether it has been decided if the graph of this run is an agent."""
     start_ns: int = field(default_factory=time.time_ns)
     open_spans: list[_OpenSpan] = field(default_factory=list)
 
@@ -153,8 +156,8 @@ class RunTree:
     """The runs of one attempt. Thread-safe.
 
     Args:
-        attempt: context of the attempt, with another recorder, since the attempt's own must not be
-            kept alive.
+        attempt: scope of the attempt with a substitute for its recorder, because a tree must not
+            keep the attempt's recorder alive.
     """
 
     def __init__(self, attempt: AttemptContext) -> None:
@@ -169,7 +172,7 @@ class RunTree:
         return len(self._open)
 
     def start(self, event: Start) -> None:
-        """Add a run that begins; a no-op for a known run."""
+        """Add a run that begins; a no-op if the run is open already."""
         with self._lock:
             if event.run_id in self._open:
                 return
@@ -180,7 +183,7 @@ class RunTree:
             self._open[event.run_id] = _enter(next(self._orders), event, parent, is_node=is_node)
 
     def end(self, event: End) -> list[Span]:
-        """Close a run and return its spans; none if the run is unknown or closed."""
+        """Close a run and return its spans; an empty list if the run is unknown or closed."""
         with self._lock:
             run = self._open.pop(event.run_id, None)
             if run is None:
@@ -195,8 +198,10 @@ class RunTree:
 
         Args:
             pushed: place of the frames pushed in the calling context.
-            chain: the innermost chain or tool run, by LangChain's own context.
-            model: the model run that began last in this context; it counts while it is open.
+            chain: id of the innermost chain or tool run by LangChain's own context; None if there
+                is none.
+            model: id of the model run that began last in the calling context, ignored unless the
+                run is open; None if there is none.
         """
         with self._lock:
             runs = (self._find(chain), self._open.get(model) if model else None)
@@ -288,8 +293,11 @@ def _is_node(event: Start, parent: _Run | None) -> bool:
 
 
 def _settle_graph(graph: _Run, node: Start) -> None:
-    """At a graph's first node, decide whether the graph is an agent that has not reported its
-    name."""
+    """Add the agent's frame to the run of a prebuilt agent's graph when its first node begins.
+
+    Needed for agents whose name is not in the metadata of the graph's run; a no-op for other graphs
+    and at later nodes.
+    """
     if graph.is_settled or graph.is_node or node.name.startswith("__"):
         return
     graph.is_settled = True

@@ -1,6 +1,7 @@
-"""Detection of graph nodes that are part of a prebuilt agent: they run a function of its maker's.
+"""Detection of graph nodes that are part of a prebuilt agent.
 
-Tutorials name the nodes of custom graphs `agent` and `tools` too, so the name alone is not enough.
+A node's name is not enough, because tutorials also name the nodes of custom graphs `agent` and
+`tools`. Nodes with such names are recognised by the module of the function that they run.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from langgraph.prebuilt import ToolNode
 from lightspan_langgraph._identity import is_prebuilt_node
 
 _AMBIGUOUS_NAMES: Final = frozenset({"agent", "model", "tools", "generate_structured_response"})
-"""Names of prebuilt nodes that never run the user's function; nodes with the other names may."""
+"""Names that prebuilt nodes share with nodes of custom graphs.
+
+Prebuilt nodes with these names never run a function of the user's; those with other names may.
+"""
 _MAKERS: Final = ("langgraph.prebuilt", "langchain.agents")
 
 
 def is_prebuilt(name: str, bound: Any) -> bool:
-    """Return whether a node of this name, which runs `bound`, is part of a prebuilt agent."""
+    """Return whether the node `name`, which runs `bound`, is part of a prebuilt agent."""
     if name not in _AMBIGUOUS_NAMES:
         return is_prebuilt_node(name)
     function = getattr(bound, "func", None) or getattr(bound, "afunc", None)
@@ -29,11 +33,11 @@ def is_prebuilt(name: str, bound: Any) -> bool:
 
 
 def is_running_prebuilt(name: str) -> bool | None:
-    """Return whether the node that begins to run is part of a prebuilt agent; None if its name
-    decides.
+    """Return whether the node that is about to run is part of a prebuilt agent.
 
-    LangGraph passes only the node's name to a callback. The object that the node runs is held by a
-    caller of the callback; if that is not on the stack, the name decides.
+    LangGraph passes only the node's name to a callback. For an ambiguous name, this function
+    searches the call stack for the object that runs the node. Returns None if the name is not
+    ambiguous or the object is not found; then `is_prebuilt_node` decides by the name.
     """
     if name not in _AMBIGUOUS_NAMES:
         return None

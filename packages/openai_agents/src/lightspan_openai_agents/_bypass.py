@@ -48,7 +48,7 @@ call_checks: Final[list[Callable[[AgentContext], None]]] = []
 
 
 def _open_calls(context: AgentContext) -> list[FrameworkCall]:
-    """Return the model calls that are open in a context."""
+    """Call `call_checks`, and return the innermost model calls that are open in `context`."""
     for check in call_checks:
         check(context)
     return open_calls(context.notes.get(NAME))
@@ -73,12 +73,12 @@ class _ModelCall:
     operation: Operation
     call: FrameworkCall
     inside: AgentContext
-    """Context inside the call after its last step."""
+    """Context for the next step of the call, as the last step left it."""
     attempt: AttemptHandle | None
     args: Any
     options: Mapping[str, Any]
     chunks: StreamedAnswer | None
-    """Collector of a streamed answer."""
+    """Collector of a streamed answer; None if the answer is not streamed."""
     key: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def request(self) -> dict[str, Any]:
@@ -131,7 +131,16 @@ def _mapping(item: Any) -> dict[str, Any]:
 
 
 def _begin(model: Model, args: Any, options: Any, *, streamed: bool) -> _ModelCall | None:
-    """Return the call that begins; None where nothing is recorded. Never raises."""
+    """Begin a call of `model` and return it. Never raises.
+
+    Returns None if nothing is recorded, or after a capture error.
+
+    Args:
+        model: the model.
+        args: positional arguments of the model's method.
+        options: keyword arguments of the model's method.
+        streamed: whether the answer is streamed.
+    """
     context = current_context()
     if context is None:
         return None
@@ -160,7 +169,13 @@ def _begin(model: Model, args: Any, options: Any, *, streamed: bool) -> _ModelCa
 def _end(
     model_call: _ModelCall, response: ModelResponse | None, error: BaseException | None
 ) -> None:
-    """End the call, and record it once unless a call inside it was recorded. Never raises."""
+    """End a model call, and record it once unless a call inside it was recorded. Never raises.
+
+    Args:
+        model_call: the model call.
+        response: the response; None if it was streamed or failed.
+        error: exception that ended the call; None if it succeeded.
+    """
     recorder, chunks = model_call.operation.around.scope.recorder, model_call.chunks
     try:
         if isinstance(error, GeneratorExit) and chunks is not None and chunks.complete:
@@ -193,7 +208,7 @@ def _record(
 
 
 async def _step(model_call: _ModelCall, step: Awaitable[Any]) -> Any:
-    """Await a step in the context inside the call."""
+    """Await `step` in the context inside a model call, and keep the context that it leaves."""
     leave = set_agent(model_call.inside)
     try:
         return await step

@@ -74,10 +74,11 @@ _KINDS: Final = {kind.value: kind for kind in OperationKind}
 _watched: Final[ContextVar[_Watched | None]] = ContextVar(
     "lightspan_openai_agents_span", default=None
 )
-"""The SDK's current span, unless an operation in `AgentContext.notes` refers to it.
+"""Wrapper of the SDK's current span; None if an operation in `AgentContext.notes` refers to it.
 
-Setting one ContextVar takes half as long as setting two. The SDK's own spans have no room for the
-wrapper, and an app may keep no other reference than `get_current_span()` to end a span by.
+The wrapper is stored in one place only, because setting one ContextVar takes half as long as
+setting two. It has to be stored: an app may end a span that it gets from `get_current_span()`, and
+the SDK's own spans cannot refer to the wrapper.
 """
 
 
@@ -110,20 +111,22 @@ class _Open:
         self.handled = sys.exception()
         """Exception that was being handled at the start, which is not the operation's."""
         self.attempt: AttemptHandle | None = None
-        """Attempt that began with the operation, in production."""
+        """Attempt that began with the operation, in production; else None."""
         self.leave: Callable[[], None] | None = None
-        """Undoes the operation's agent; None if it was not set."""
+        """Restores the context from before the operation; None if the context was not changed."""
         if is_current:
             self.leave = set_agent(operation.inside.with_note(NAME, operation))
 
 
 def _begin(data: Any, *, is_current: bool = True, watched: _Watched | None = None) -> _Open | None:
-    """Begin an operation for a span of the SDK; None for a span of another kind. Never raises.
+    """Begin the operation of a span of the SDK. Never raises.
+
+    Returns None outside attempts, for a kind of span that is not watched, or after a capture error.
 
     Args:
         data: the SDK's data of the span.
         is_current: whether the span becomes the current one.
-        watched: wrapper of the span.
+        watched: wrapper of the span; None if it has none.
     """
     current = current_context()
     kind = _KINDS.get(data.type)
@@ -161,7 +164,7 @@ def _end(opened: _Open, data: Any, reported: Any) -> None:
     Args:
         opened: the operation.
         data: the SDK's data of the span, complete now.
-        reported: the SDK's `SpanError`, if there is one.
+        reported: the SDK's `SpanError`; None if there is none.
     """
     operation = opened.operation
     recorder = operation.around.scope.recorder
@@ -184,7 +187,7 @@ def _end(opened: _Open, data: Any, reported: Any) -> None:
 
 
 def _record(operation: Operation, end: SpanEnd) -> None:
-    """Add the operation's span, once."""
+    """Record the operation's span, unless it is recorded already."""
     recorder = operation.around.scope.recorder
     span = span_of(operation, end) if recorder.resolve_pending(operation.key) else None
     if span is not None:
@@ -266,7 +269,7 @@ class LightspanProcessor(TracingProcessor):
 
 # --- the provider ---------------------------------------------------------------------------
 class _Watched(Span[Any]):
-    """A wrapper of a span that behaves like the span."""
+    """A wrapper of an SDK span that also begins and ends the span's operation."""
 
     _reported: Any = None
     _open: _Open | None = None
@@ -361,7 +364,7 @@ class _Watched(Span[Any]):
 
 
 def _watching(span: Span[Any]) -> Span[Any]:
-    """Return the wrapper of a span that is current here; the span itself if it has none."""
+    """Return the wrapper of the current span `span`; `span` itself if it has none."""
     current = current_context()
     operation = None if current is None else current.notes.get(NAME)
     while operation is not None:
@@ -383,13 +386,13 @@ class _Provider(TraceProvider):
     """A wrapper of the app's trace provider that watches its spans.
 
     Args:
-        inner: the provider; None for the SDK's default, which is created at its first use, as in
-            the SDK.
+        inner: the wrapped provider; None for the SDK's default provider, which is created at its
+            first use.
     """
 
     def __init__(self, inner: TraceProvider | None) -> None:
         self.on = True
-        """Whether it watches; a provider that another one wraps cannot be removed."""
+        """Whether spans are watched; a provider that another provider wraps cannot be removed."""
         self._inner = inner
 
     @property
@@ -464,7 +467,11 @@ class _Provider(TraceProvider):
             self._inner.force_flush()
 
     def shutdown(self, timeout: float | None = 5.0) -> None:
-        """Shut down at the end of the process; the SDK gives its own provider five seconds."""
+        """Shut down the wrapped provider, if it was created.
+
+        The SDK calls this at the end of the process. `timeout` is passed only to a provider that
+        accepts it, such as the SDK's own.
+        """
         if self._inner is None:
             return
         if "timeout" in inspect.signature(self._inner.shutdown).parameters:
@@ -478,10 +485,13 @@ class _Provider(TraceProvider):
 
 # --- traces, in production ------------------------------------------------------------------
 def _watch_trace(trace: Trace, name: str, *, is_off: bool) -> None:
-    """Make the trace an attempt, unless one is open when it starts.
+    """Patch a trace, so that it opens an attempt unless one is open when the trace starts.
 
-    A disabled trace has the name `no-op`. For a disabled run, the SDK also creates a trace for the
-    work before it, in which nothing happens (`is_off`).
+    Args:
+        trace: the trace.
+        name: name of the attempt; the name of a disabled trace is `no-op`.
+        is_off: whether tracing is disabled. Then the SDK creates an additional trace for the work
+            before the run; its attempt is empty and discarded.
     """
     watched = _WatchedTrace(trace, name, is_off)
     trace.start = watched.start  # type: ignore[method-assign]
@@ -489,7 +499,10 @@ def _watch_trace(trace: Trace, name: str, *, is_off: bool) -> None:
 
 
 class _WatchedTrace:
-    """The wrapped methods of a trace whose runs are one attempt."""
+    """Wrapped methods of a trace: `start` opens an attempt, and `finish` closes it.
+
+    If an attempt is open already, neither has an additional effect.
+    """
 
     def __init__(self, trace: Trace, name: str, is_off: bool) -> None:
         self._start, self._finish = trace.start, trace.finish
@@ -521,8 +534,10 @@ class _WatchedTrace:
 
 # --- the id of a tool call ------------------------------------------------------------------
 _MAKER: Final = "from_agent_context"
-"""Constructor of `ToolContext`, called once in each tool's span with the call id that the span
-lacks."""
+"""Name of the constructor of `ToolContext`, which the SDK calls once in the span of each tool call.
+
+The result contains the id of the tool call, which is not in the span.
+"""
 
 
 def _wrap_maker(original: Any, _: Patch) -> Any:
@@ -564,7 +579,7 @@ def instrument() -> Instrumentation:
 
 
 def uninstrument() -> None:
-    """Undo `instrument` and restore the SDK, with the processors that the app set."""
+    """Undo `instrument` and restore the SDK; processors that the app has set stay."""
     adapter.disable()
     with _state.lock:
         if _state.tool_context is not None:
@@ -612,7 +627,11 @@ def _wrap_tool_context() -> None:
 
 
 def _watch_provider(context: AgentContext) -> None:
-    """Wrap the SDK's provider again if the app has replaced it, at the start of a model call."""
+    """Wrap the SDK's provider again if the app has replaced it; called before every model call.
+
+    If the app's provider has an open trace, the agent of the model call is unknown, which is
+    recorded as a capture error.
+    """
     if setup.GLOBAL_TRACE_PROVIDER is _state.provider or _state.provider is None:
         return
     with _state.lock:

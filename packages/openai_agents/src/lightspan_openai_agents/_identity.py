@@ -37,7 +37,7 @@ from lightspan.instrumentation import (
 NAME: Final = "lightspan_openai_agents"
 """Name of the adapter; its note in a context is the innermost operation."""
 HANDOFF_FROM: Final = "lightspan.handoff.from"
-"""Agent that hands over, on the handoff's span and on the link of the next agent."""
+"""Attribute of a handoff's span and of the next agent's link: name of the agent that hands over."""
 HANDOFF_TO: Final = "lightspan.handoff.to"
 GUARDRAIL_TRIGGERED: Final = "lightspan.guardrail.triggered"
 
@@ -70,21 +70,20 @@ class Operation:
     kind: OperationKind
     name: str
     around: AgentContext
-    """Context at its start."""
+    """Context in which the operation begins."""
     inside: AgentContext
-    """Context inside it."""
+    """Context inside the operation."""
     parent: Operation | None = None
     origin: Origin | None = None
     tool_call_id: str = ""
     arguments: str = ""
     call: FrameworkCall | None = None
-    """The announced call, for a model call."""
+    """The framework call of a model call; None for the other kinds."""
     start_ns: int = field(default_factory=time.time_ns)
     handoffs: dict[str, Origin] = field(default_factory=dict)
-    """Name of an agent that was handed to → agent that handed over; removed when the former
-    begins."""
+    """Name of the next agent → agent that handed over; removed when the next agent begins."""
     watched: Any = None
-    """Wrapper of the SDK's span, if there is one."""
+    """Wrapper of the SDK's span; None if there is none."""
 
     @property
     def key(self) -> str:
@@ -105,8 +104,9 @@ def begin(
         kind: kind of the operation.
         name: name of the agent, tool or guardrail; empty if there is none.
         around: context of the acting agent.
-        parent: operation around it, if one is known.
-        handoffs: pending handoffs of the attempt, where no operation is around.
+        parent: enclosing operation; None if there is none.
+        handoffs: pending handoffs of the attempt, used only without a parent; None if there are
+            none.
     """
     operation = Operation(kind, name, around, around, parent)
     is_agent = kind is OperationKind.AGENT
@@ -122,7 +122,14 @@ def begin(
 
 
 def open_calls(operation: Operation | None) -> list[FrameworkCall]:
-    """Return the model calls around an operation, from the innermost operation outwards."""
+    """Return the model calls from an operation outwards, up to the first other operation.
+
+    Args:
+        operation: the innermost operation; None if there is none.
+
+    Returns:
+        The framework calls of the model calls, innermost first.
+    """
     calls: list[FrameworkCall] = []
     while operation is not None and operation.call is not None:
         calls.append(operation.call)
@@ -133,13 +140,13 @@ def open_calls(operation: Operation | None) -> list[FrameworkCall]:
 def hand_over(
     operation: Operation, source: str, target: str, handoffs: dict[str, Origin] | None = None
 ) -> None:
-    """Record the end of a handoff: the next agent of the target's name gets a link to the source.
+    """Add a handoff to the pending handoffs, so that the next agent's span links to the source's.
 
     Args:
         operation: the handoff.
-        source: agent that hands over.
-        target: agent that is handed to.
-        handoffs: pending handoffs of the attempt, where no operation is around the source.
+        source: name of the agent that hands over.
+        target: name of the next agent; empty if it is unknown, which adds nothing.
+        handoffs: pending handoffs of the attempt, used if no operation encloses the source agent.
     """
     agent = operation.parent
     while agent is not None and agent.kind is not OperationKind.AGENT:
@@ -152,7 +159,7 @@ def hand_over(
 
 
 def span_of(operation: Operation, end: SpanEnd) -> Span | None:
-    """Return the span of an operation that has ended; None for a kind without spans."""
+    """Return the span of an operation that has ended; None if the operation has no span."""
     span_id = operation.inside.parent_span_id
     if operation.inside is operation.around or span_id is None:
         return None

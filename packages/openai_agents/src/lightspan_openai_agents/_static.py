@@ -94,9 +94,9 @@ class _Search(AgentSearch[_Location]):
 
 
 def _parts(thing: Any) -> Iterator[Any]:
-    """Yield the functions and SDK objects in an object of the SDK.
+    """Yield the functions and SDK objects that an object of the SDK contains.
 
-    A tool or a guardrail leads to the user's function in this way.
+    For a tool or a guardrail, they lead to the user's function.
     """
     if isinstance(thing, type | ModuleType):
         return

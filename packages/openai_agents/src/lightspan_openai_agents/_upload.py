@@ -56,21 +56,23 @@ def _in_rollout() -> bool:
 
 
 def without_upload(processor: TracingProcessor) -> TracingProcessor:
-    """Return the processor, wrapped if it is the SDK's default one."""
+    """Return `processor`; if it is the SDK's default one, in a wrapper that drops rollouts."""
     default = getattr(processors, "_global_processor", None)
     return _OutsideRollouts(processor) if processor is default else processor
 
 
 def with_upload(processor: TracingProcessor) -> TracingProcessor:
-    """Undo `without_upload`."""
+    """Return the processor inside the wrapper of `without_upload`; any other one unchanged."""
     return processor.default if isinstance(processor, _OutsideRollouts) else processor
 
 
 def exchange_default(
     provider: TraceProvider | None, change: Callable[[TracingProcessor], TracingProcessor]
 ) -> None:
-    """Change the processors of the SDK's own provider; other providers have no default
-    processor."""
+    """Apply `change` to every processor of the SDK's own provider.
+
+    A no-op for None and for any other provider, which has no default processor.
+    """
     current = getattr(getattr(provider, "_multi_processor", None), "_processors", None)
     if provider is None or current is None:
         return

@@ -48,7 +48,7 @@ _numbers = itertools.count(1)
 # --- the script -----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One answer of the model. `{task}` stands for the attempt's tag, in arguments too."""
+    """One answer of the model. In texts and arguments, `{task}` stands for the attempt's tag."""
 
     text: str = ""
     calls: Sequence[tuple[str, str]] = ()
@@ -67,10 +67,10 @@ class ModelCall(NamedTuple):
 
     tag: str
     agent: str
-    """Agent by the prompt."""
+    """Name of the agent, according to the prompt."""
     turn: Turn
     prompt_ids: list[int]
-    """Prompt ids of a request through the gateway."""
+    """Token ids of the prompt of a request through the gateway; empty for other requests."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Part:
     """Text in a prompt → agent, for prompts without `You are …`."""
 
     def agent_of(self, prompt: str) -> str | None:
-        """Return the agent of a prompt."""
+        """Return the name of the agent that sends `prompt`; None if the prompt names no agent."""
         for mark, name in self.marks.items():
             if mark in prompt:
                 return name
@@ -102,7 +102,17 @@ class Brain:
         self._lock = threading.Lock()
 
     def answer(self, prompt: str, prompt_ids: Sequence[int] = ()) -> tuple[ModelCall, int]:
-        """Return the answer to a prompt and the number of this agent's earlier turns."""
+        """Record a prompt, and choose its answer from the script.
+
+        A prompt is added to `problems` unless it has exactly one tag and a scripted agent.
+
+        Args:
+            prompt: text of the prompt.
+            prompt_ids: token ids of the prompt; empty for a request to the app's own endpoint.
+
+        Returns:
+            The model call, and the number of earlier turns of its agent.
+        """
         with self._lock:
             tags = sorted(set(_TAG.findall(prompt)))
             part = self.parts.get(tags[0]) if len(tags) == 1 else None
@@ -118,7 +128,7 @@ class Brain:
             return self.calls[-1], number
 
     def calls_in(self, tag: str) -> list[ModelCall]:
-        """Return the requests of an attempt in order."""
+        """Return the model calls of the attempt with the tag `tag`, in order."""
         with self._lock:
             return [call for call in self.calls if call.tag == tag]
 
@@ -131,7 +141,7 @@ def _filled(turn: Turn | str, tag: str) -> Turn:
 
 
 def sampled_text(turn: Turn) -> str:
-    """Return a turn in the Hermes format of tool calls."""
+    """Return the text that a model samples for `turn`, with tool calls in the Hermes format."""
     calls = [
         f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
         for name, arguments in turn.calls
@@ -178,7 +188,7 @@ class ByteTokenizer:
 # --- the stage ------------------------------------------------------------------------------
 @dataclass(slots=True, eq=False, kw_only=True)
 class Played(Captured):
-    """An attempt on the stage."""
+    """An attempt that a `Stage` opened."""
 
     tag: str
     through_gateway: bool = False
@@ -204,7 +214,7 @@ class Stage:
             capabilities=CAPABILITIES,
         )
         self.answered: list[tuple[str, str]] = []
-        """Agent by the prompt, and requested policy."""
+        """Name of the agent according to the prompt, and requested policy, of each call."""
         self._gateway = Gateway(self.store, self.engine)
         self._server = ScriptedServer(self._reply)
         self._loop = asyncio.new_event_loop()
@@ -227,7 +237,7 @@ class Stage:
 
     @property
     def url(self) -> str:
-        """Return the base URL for the app's own client."""
+        """Return the base URL of the app's own endpoint."""
         return self._server.url
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -254,16 +264,18 @@ class Stage:
             self.wait(served.close())
 
     def requests_of(self, tag: str) -> list[Request]:
-        """Return the requests of an attempt to the app's own endpoint, in order."""
+        """Return the requests of the attempt `tag` to the app's own endpoint, in order."""
         return [request for request in self._server.requests if tag in json.dumps(request.body)]
 
     def open(
         self, part: Part, *, through_gateway: bool, instructions: Instructions | None = None
     ) -> Played:
-        """Open an attempt whose agents answer by `part`.
+        """Open an attempt.
 
         Args:
-            instructions: instructions for the agents, at the app's own endpoint.
+            part: script of the attempt's agents.
+            through_gateway: whether calls go to the gateway; otherwise to the app's own endpoint.
+            instructions: instructions of the attempt, only without the gateway; None for none.
         """
         tag = f"task-{next(_numbers)}"
         self.brain.parts[tag] = part
@@ -294,7 +306,7 @@ class Stage:
         return Played(tag=tag, scope=scope, through_gateway=True)
 
     def close(self, played: Played) -> None:
-        """Collect the spans; fail the test on capture errors."""
+        """Collect the spans and token records of an attempt; fail the test on capture errors."""
         played.close()
         if played.through_gateway:
             name = played.scope.attempt_id

@@ -27,11 +27,12 @@ ROOT_ID: Final = "00000000000000aa"
 
 # --- spans as text --------------------------------------------------------------------------
 def tree(spans: Sequence[Span], *, ordered: bool = True, models: bool = False) -> list[str]:
-    """Return a line per span, indented by depth: name, path, and the status if not OK.
+    """Return a line per span, indented by depth: name, path, and the status unless it is OK.
 
     Args:
-        ordered: sort siblings by start; otherwise by text.
-        models: include the requested model of calls: `chat m` in place of `chat`.
+        spans: all spans of an attempt.
+        ordered: whether to sort siblings by start; otherwise they are sorted by text.
+        models: whether to include the requested model of a model call: `chat m` instead of `chat`.
     """
     ids = {span.span_id for span in spans}
     assert len(ids) == len(spans), "two spans of one id"
@@ -99,7 +100,7 @@ class Captured:
 
 
 def make_scope(**fields: Any) -> AttemptContext:
-    """Return the scope of a new attempt without gateway."""
+    """Return the scope of a new attempt without a gateway; `fields` are further fields."""
     return AttemptContext(
         rollout_id="r", attempt_id=uuid.uuid4().hex, root_span_id=ROOT_ID, **fields
     )
@@ -107,10 +108,10 @@ def make_scope(**fields: Any) -> AttemptContext:
 
 @contextmanager
 def captured(**fields: Any) -> Iterator[Captured]:
-    """Capture an attempt around a block; its spans are available after the block.
+    """Open an attempt for the duration of a block, and collect its spans at the end.
 
     Args:
-        fields: fields of its scope, such as a routing.
+        fields: fields of the attempt's `AttemptContext`, such as `routing`.
     """
     attempt = Captured(scope=make_scope(**fields))
     with open_scope(attempt.scope):
@@ -122,7 +123,7 @@ def captured(**fields: Any) -> Iterator[Captured]:
 
 
 class Exchange(NamedTuple):
-    """A call: the last message of the request, and the answer."""
+    """The texts of a model call: the last message of the request, and the answer."""
 
     asked: str
     answer: str
@@ -144,7 +145,7 @@ class Recorded:
 
     @property
     def answered(self) -> list[Exchange]:
-        """Return the model calls with their texts."""
+        """Return the last message and the answer of every model call."""
         return [
             Exchange(
                 str(genai_messages.input_messages_of(span.attributes)[-1]["content"]),
@@ -168,7 +169,7 @@ class Recorded:
 
 
 def read_recorded(url: str) -> list[Recorded]:
-    """Return every attempt of production in a store, in order of start."""
+    """Return every production attempt in the store at `url`, in order of start."""
     return asyncio.run(_read(url))
 
 

@@ -91,7 +91,7 @@ def _named(call: Mapping[str, Any]) -> tuple[str, str]:
 
 
 async def ask(engine: ChatEngine, *, stream: bool, content: str = "hi") -> Content:
-    """Make a call with this question and return its content."""
+    """Make a call with the user message `content`, and return the content of the answer."""
     body = {**BODY, "messages": [{"role": "user", "content": content}]}
     return (
         merge_chunks(await read_stream(engine, body))
@@ -101,7 +101,7 @@ async def ask(engine: ChatEngine, *, stream: bool, content: str = "hi") -> Conte
 
 
 class Held:
-    """Script that answers the text `held` only after a release, and any other text at once."""
+    """Script that repeats the last message; a call with the text `held` waits for its release."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -120,7 +120,7 @@ class Held:
     @classmethod
     @contextmanager
     def server(cls) -> Iterator[tuple[Held, ScriptedServer]]:
-        """Run a server with such a script; release held calls at the end."""
+        """Run a server with a `Held` script; release the held calls at the end."""
         held = cls()
         with ScriptedServer(held) as server:
             try:
@@ -133,7 +133,7 @@ class ChatEngineSuite:
     """See the module's docstring."""
 
     def make_engine(self, url: str) -> ChatEngine:
-        """Return an unstarted engine for the endpoint with this base URL (`http://…/v1`)."""
+        """Return an unstarted engine for the endpoint with the base URL `url` (`http://…/v1`)."""
         raise NotImplementedError
 
     @asynccontextmanager
@@ -178,7 +178,7 @@ class ChatEngineSuite:
         assert whole == parts == expected
 
     async def test_a_stream_is_passed_on_piece_by_piece(self) -> None:
-        """With its usage."""
+        """Every chunk of the endpoint is passed on, including the one with the usage."""
         body = {**BODY, "stream_options": {"include_usage": True}}
         with ScriptedServer("a b c") as server:
             async with self.running(server.url) as engine:
@@ -188,7 +188,7 @@ class ChatEngineSuite:
         assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
 
     async def test_a_refusal_is_final_and_ends_nothing_else(self) -> None:
-        """A 400 is not retried, and reported with status and text; the next call succeeds."""
+        """Status 400 is not retried but reported with its text; the next call succeeds."""
         refusal = Reply(status=400, text="no such thing")
         with ScriptedServer([refusal, refusal, "fine", "fine"]) as server:
             async with self.running(server.url) as engine:
@@ -222,7 +222,7 @@ class ChatEngineSuite:
 
     @pytest.mark.parametrize("stream", [False, True])
     async def test_many_at_once(self, stream: bool) -> None:
-        """Calls run concurrently: the server answers when it has them all."""
+        """Calls run concurrently: the server answers when it has received all of them."""
         everyone = threading.Barrier(CALLS)
 
         def answer(request: Request) -> str:

@@ -32,7 +32,7 @@ from lightspan_torch.engine.weights import load_model
 
 CONTEXT = 256
 UPDATES = 5
-"""Maximum updates until one of them splits a call."""
+"""Maximum number of updates to try until an update takes effect within a call."""
 TOLERANCE = 1e-5
 """Tolerance between log-probabilities of the engine and of a plain forward pass, both in
 float32."""
@@ -59,10 +59,10 @@ async def generate(
     started: asyncio.Semaphore | None = None,
     **sampling: Any,
 ) -> Answer:
-    """Generate to the end, checking the invariants of every stream of chunks.
+    """Generate to the end, and check the invariants of every sequence of chunks.
 
     Args:
-        started: released at the first chunk of a stream.
+        started: semaphore to release at the first chunk if `stream`; None for none.
     """
     request = GenerationRequest(
         request_id=request_id,
@@ -103,7 +103,7 @@ def of_tokens(distribution: Tensor, ids: Sequence[int]) -> list[float]:
 
 
 def perturbed(model: Any, seed: int) -> dict[str, Tensor]:
-    """Return other weights of the same shape for `TokenEngine.update`."""
+    """Return the model's weights with random noise added, for `TokenEngine.update`."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: tensor + 0.03 * torch.randn(tensor.shape, generator=generator)
@@ -112,7 +112,7 @@ def perturbed(model: Any, seed: int) -> dict[str, Tensor]:
 
 
 def low_rank(model: Any, seed: int, *, rank: int = 4) -> LoRAWeights:
-    """Return LoRA weights for every linear layer but the head."""
+    """Return random LoRA weights for every linear layer except the output embeddings."""
     generator = torch.Generator().manual_seed(seed)
     layers = {
         name: (
@@ -126,7 +126,7 @@ def low_rank(model: Any, seed: int, *, rank: int = 4) -> LoRAWeights:
 
 
 def with_weights(model_folder: Path, weights: Mapping[str, Tensor]) -> Any:
-    """Load the model with these weights."""
+    """Load the model in `model_folder`, and replace the weights that `weights` contains."""
     model = load_model(model_folder)
     model.load_state_dict(dict(weights), strict=False)
     return model
@@ -144,11 +144,11 @@ class EngineSuite:
     """Maximum tokens of each call that is in flight during an update."""
 
     def make_engine(self, models: Mapping[str, Path]) -> TokenEngine:
-        """Return an unstarted engine for these folders (policy name → folder)."""
+        """Return an unstarted engine that serves `models` (policy name → folder)."""
         raise NotImplementedError
 
     def other(self, folder: Path, model: Any, seed: int) -> tuple[Any, Any]:
-        """Return an update, and the model with it applied."""
+        """Return random weights for an update, and a model that has these weights."""
         weights = perturbed(model, seed)
         return weights, with_weights(folder, weights)
 
@@ -205,7 +205,7 @@ class EngineSuite:
         *,
         temperature: float = 1.0,
     ) -> None:
-        """Check that every token has this version and its log-probability under this model."""
+        """Check that every token of `answer` has `version` and its log-probability by `model`."""
         assert answer.versions == [version] * len(answer.ids)
         expected = of_tokens(reference(model, prompt, answer.ids, temperature), answer.ids)
         assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
@@ -244,7 +244,7 @@ class EngineSuite:
     async def test_greedy_takes_the_largest(
         self, engine: TokenEngine, model: Any, prompt: list[int]
     ) -> None:
-        """A stream yields the same tokens as they come."""
+        """Greedy generation samples the most likely tokens, streamed or not."""
         whole = await generate(engine, prompt, temperature=0.0)
         stream = await generate(engine, prompt, temperature=0.0, stream=True)
         assert whole.ids == stream.ids
@@ -290,7 +290,7 @@ class EngineSuite:
     async def test_logprobs_are_of_the_distribution_sampled_from(
         self, engine: TokenEngine, model: Any, prompt: list[int]
     ) -> None:
-        """Of many calls at once, each with a prompt, temperature and length of its own."""
+        """Many calls run at once, each with its own prompt, temperature and length."""
         prompts = [prompt + [5 + number] * (number % 9) for number in range(64)]
         calls = [
             generate(
@@ -311,8 +311,8 @@ class EngineSuite:
     ) -> None:
         """Check that every token has the version that sampled it.
 
-        With an engine in another process all calls may have ended before an update, or not begun:
-        then another update follows.
+        With an engine in another process, all calls may have ended before an update, or none may
+        have begun; then the test makes another update.
         """
         models = {0: model}
         for version in range(3, 3 + UPDATES):
@@ -329,7 +329,7 @@ class EngineSuite:
     async def _update_in_flight(
         self, engine: TokenEngine, prompt: list[int], weights: Any, version: int
     ) -> list[Answer]:
-        """Return the answers of calls in flight during an update, and of one after it."""
+        """Update the weights during calls; return their answers and that of a call afterwards."""
         started = asyncio.Semaphore(0)
         tasks = [
             asyncio.create_task(
@@ -436,19 +436,19 @@ def _by_version(
 
 
 def _nucleus(distribution: Tensor) -> Tensor:
-    """Return the tokens that top_p=.6 keeps."""
+    """Return a mask of the tokens that `top_p=0.6` keeps."""
     ordered, places = distribution.exp().sort(descending=True)
     before = ordered.cumsum(-1) - ordered
     return torch.zeros_like(before, dtype=torch.bool).scatter(1, places, before < 0.6)
 
 
 def _top(distribution: Tensor) -> Tensor:
-    """Return the tokens that top_k=3 keeps."""
+    """Return a mask of the tokens that `top_k=3` keeps."""
     return distribution >= distribution.topk(3).values[:, -1:]
 
 
 def _leads_to(model: Any, token: int) -> list[int]:
-    """Return a prompt after which the model's most likely token is this one."""
+    """Return a prompt after which `token` is the model's most likely token."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(2000):
         ids = torch.randint(5, 300, (1, 6), generator=generator)
@@ -460,7 +460,7 @@ def _leads_to(model: Any, token: int) -> list[int]:
 
 
 def _across_two_tokens(texts: Sequence[str]) -> str:
-    """Return the two characters at a boundary of two tokens."""
+    """Return the last character of a token and the first character of the next token."""
     for place in range(3, len(texts)):
         stop = texts[place - 1][-1:] + texts[place][:1]
         if len(stop) == 2 and stop.isascii() and "\ufffd" not in stop:

@@ -37,7 +37,7 @@ BASE: Final = "base"
 
 @torch.no_grad()
 def merged(folder: Path, weights: LoRAWeights) -> Any:
-    """Load a model with these added to its weights."""
+    """Load the model in `folder`, and add the LoRA `weights` to its own weights."""
     model = load_model(folder)
     for name, (first, second) in weights.layers.items():
         model.get_submodule(name).weight += weights.scale * (second @ first)
@@ -52,8 +52,12 @@ class LoRAEngineSuite(EngineSuite):
     differed by more than 1e-5, at most by 1.6e-5."""
 
     def make_lora_engine(self, models: Mapping[str, Path], ranks: Mapping[str, int]) -> TokenEngine:
-        """Return an unstarted engine for these folders (policy name → folder), each as LoRA of at
-        most this rank; 0 for the model's own weights."""
+        """Return an unstarted engine that serves policies as LoRA.
+
+        Args:
+            models: policy name → folder of the model.
+            ranks: policy name → maximum rank; 0 to serve the model's own weights.
+        """
         raise NotImplementedError
 
     def make_engine(self, models: Mapping[str, Path]) -> TokenEngine:
@@ -86,7 +90,7 @@ class LoRAEngineSuite(EngineSuite):
     async def test_several_policies_of_one_model(
         self, folder: Path, model: Any, prompt: list[int]
     ) -> None:
-        """An update of one cuts no call of another."""
+        """An update of one policy does not affect running calls of other policies."""
         first, _ = self.other(folder, model, seed=10)
         writer, as_writer = self.other(folder, model, seed=8)
         checker, as_checker = self.other(folder, model, seed=9)

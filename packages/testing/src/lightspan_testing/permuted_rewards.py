@@ -19,7 +19,7 @@ class Permuted(LightningRL):
     """
 
     async def collect(self, world: TrainerContext) -> list[Episode]:
-        """Collect the step's episodes, each with the reward of another one in its group."""
+        """Collect the step's episodes, and shuffle the rewards within each group."""
         episodes = await super().collect(world)
         groups: dict[str, list[int]] = defaultdict(list)
         for index, episode in enumerate(episodes):

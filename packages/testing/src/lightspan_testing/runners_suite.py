@@ -49,7 +49,7 @@ class RunnersSuite:
         await runners.stop()  # returns at once without a start
 
     async def test_runs_what_its_training_asks_for(self, runners: Runners, store: Store) -> None:
-        """Rollouts of another run are not executed."""
+        """Runners execute the rollouts of their own training run, and no others."""
         await _enqueue(store, [{"number": 0}], run_id="another", first=100)
         async with _Started(runners, store, "right"):
             await _enqueue(store, [{"number": number} for number in range(7)])
@@ -68,7 +68,7 @@ class RunnersSuite:
     async def test_what_is_stopped_is_queued_again(
         self, runners: Runners, store: Store, tmp_path: Path
     ) -> None:
-        """The same runners can be started again and then run it."""
+        """A rollout whose runner is stopped is executed when the same runners are started again."""
         files = {"begun": str(tmp_path / "begun"), "go": str(tmp_path / "go")}
         async with _Started(runners, store, "waits"):
             await _enqueue(store, [files])

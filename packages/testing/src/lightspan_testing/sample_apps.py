@@ -22,7 +22,7 @@ async def waits(task: dict[str, Any]) -> float:
 
 
 def dies_once(task: dict[str, Any]) -> float:
-    """End the process on the first attempt of a task with a marker file."""
+    """End the process if the task's marker file `died` is missing, after creating the file."""
     file = task.get("died")
     if file is not None and not Path(file).exists():
         Path(file).touch()

@@ -72,7 +72,7 @@ class Request:
 
 
 Answer = str | Reply | Sequence["str | Reply"]
-"""A text, a reply, or several: one per choice."""
+"""A text or a reply; a sequence contains one for each choice."""
 Script = Callable[[Request], Answer] | Iterable[Answer] | str
 
 
@@ -80,8 +80,8 @@ class ScriptedServer:
     """An OpenAI-compatible server on a loopback port, used as a context manager.
 
     Args:
-        script: a function of the request, a sequence of answers in turn (status 500 at their end),
-            or one text for every call.
+        script: a function of the request, a sequence with one answer per call (then status 500), or
+            one text for every call.
     """
 
     def __init__(self, script: Script = "ok", *, model: str = "scripted") -> None:
@@ -279,7 +279,11 @@ def completion(body: Mapping[str, Json], replies: Sequence[Reply]) -> dict[str, 
 
 
 def chunks(body: Mapping[str, Json], replies: Sequence[Reply]) -> Iterator[dict[str, Json]]:
-    """The chunks of a streamed chat completion: role, one per word or tool call, the end."""
+    """Yield the chunks of a streamed chat completion.
+
+    Each choice has a chunk with the role, one per word or tool call, and one with the finish
+    reason; the last chunk has the usage, if it was requested.
+    """
     head = _head(body, "chat.completion.chunk")
     for index, reply in enumerate(replies):
         yield {**head, "choices": [_delta(index, {"role": "assistant", "content": ""})]}
@@ -291,7 +295,7 @@ def chunks(body: Mapping[str, Json], replies: Sequence[Reply]) -> Iterator[dict[
 
 
 def _as_text(chat: dict[str, Json]) -> dict[str, Json]:
-    """A chat completion, or a chunk of one, as a text completion."""
+    """Return a chat completion, or a chunk of a chat completion, as a text completion."""
     choices = [
         {
             "index": choice["index"],

@@ -64,12 +64,13 @@ TokenScript = Callable[[GenerationRequest], "str | Say"] | Iterable["str | Say"]
 
 
 class ScriptedEngine:
-    """See the module.
+    """A token engine that generates scripted text.
 
     Args:
-        tokenizer: tokenizer of the script (`tiny_chat_tokenizer()` is a real one).
-        script: a function of the request, texts in turn (an error at their end), or one text.
-        policies: policy → version.
+        tokenizer: tokenizer of the script, such as `tiny_chat_tokenizer()`.
+        script: a function of the request, a sequence with one text per call (then an error), or one
+            text for every call.
+        policies: policy name → version.
         chunk: tokens per chunk of a streamed generation.
         capabilities: declared capabilities.
         pace_s: seconds per token.
@@ -124,14 +125,14 @@ class ScriptedEngine:
         return self._tokenizer
 
     def check_grammar(self, policy: str, grammar: str) -> None:
-        """Accept any grammar if the script's author declared support."""
+        """Accept any grammar; raise `UnsupportedError` if `capabilities` declares no grammars."""
         if not self.capabilities.grammars:
             raise UnsupportedError("this script is not held to a grammar")
 
     async def update(
         self, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
     ) -> None:
-        """Set the version of the following tokens."""
+        """Set the policy's version for the tokens sampled from now on; `weights` is ignored."""
         self._policies[policy] = version
 
     def usage(self) -> dict[str, float]:
@@ -140,17 +141,17 @@ class ScriptedEngine:
         return {"tokens": float(self._tokens), "requests": float(len(self.requests)), "cpu_s": 0.0}
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of a text with the end of the turn."""
+        """Return the token ids of `text`, followed by the end-of-turn token."""
         return [*self._tokenizer.encode(text), min(self._tokenizer.eos_ids)]
 
     def logprobs(self, ids: Sequence[int]) -> list[float]:
-        """Return the log-probabilities of these ids (exact in float32)."""
+        """Return the log-probability of each of `ids` (exact in float32)."""
         return [logprob_of(token) for token in ids]
 
     async def generate(
         self, request: GenerationRequest, *, stream: bool
     ) -> AsyncIterator[TokenChunk]:
-        """Generate the scripted text; continue if the prompt ends in a part of it."""
+        """Generate the scripted text; only the rest if the prompt ends with its first tokens."""
         self._check(request)
         self.requests.append(request)
         say, ids, start = self._script_of(request)
@@ -184,7 +185,7 @@ class ScriptedEngine:
             raise type(self._fatal_error)(str(self._fatal_error))
 
     def _script_of(self, request: GenerationRequest) -> tuple[Say, list[int], int]:
-        """Return the script, its ids, and how many of them the prompt contains already."""
+        """Return the script of a request, its token ids, and how many the prompt contains."""
         stem = request.request_id.rpartition("-")[0]
         if stem in self._scripts:
             say, ids, length = self._scripts[stem]
@@ -243,7 +244,7 @@ class ScriptedEngine:
 
 
 def _joined(chunks: Sequence[TokenChunk]) -> list[TokenChunk]:
-    """Join chunks of equal version."""
+    """Merge consecutive chunks that have the same version."""
     joined: list[TokenChunk] = []
     for chunk in chunks:
         last = joined[-1] if joined else None
@@ -260,7 +261,7 @@ def _joined(chunks: Sequence[TokenChunk]) -> list[TokenChunk]:
 
 
 def logprob_of(token: int) -> float:
-    """Return the log-probability of a scripted token (exact in float32)."""
+    """Return the log-probability of the token id `token` in any script (exact in float32)."""
     return -((token % 8) + 1) / 16
 
 

@@ -18,7 +18,7 @@ def message(body: Mapping[str, Json], answer: Mapping[str, Json], finish: str) -
     Args:
         body: body of the request.
         answer: the answer as a chat message.
-        finish: its finish reason.
+        finish: finish reason of the answer, in terms of OpenAI's chat API.
     """
     calls = [
         {

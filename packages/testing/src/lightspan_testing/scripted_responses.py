@@ -15,7 +15,7 @@ def response(body: Mapping[str, Json], message: Mapping[str, Json], finish: str)
     Args:
         body: body of the request.
         message: the answer as a chat message.
-        finish: its finish reason.
+        finish: finish reason of the answer, in terms of OpenAI's chat API.
     """
     is_cut = finish == "length"
     return {

@@ -34,8 +34,13 @@ def make_rollout(name: str = "1", group_id: str = "g", **fields: Any) -> Rollout
 
 
 def make_attempt(name: str = "1", reward: float | None = 1.0, **fields: Any) -> Attempt:
-    """Build the attempt `at-<name>` of `make_rollout(name)`, succeeded; reward None: none
-    returned."""
+    """Build the succeeded attempt `at-<name>` of `make_rollout(name)`.
+
+    Args:
+        name: suffix of the ids.
+        reward: reward of the attempt; None if the app returned none.
+        fields: further fields of the attempt, which override the defaults.
+    """
     defaults: dict[str, Any] = {
         "number": 1,
         "epoch": 1,
@@ -49,7 +54,7 @@ def make_attempt(name: str = "1", reward: float | None = 1.0, **fields: Any) -> 
 def make_span(
     span_id: str, kind: SpanKind = SpanKind.LLM, attempt: str = "1", **fields: Any
 ) -> Span:
-    """Build a span of `make_attempt(attempt)`; `attributes` have full names."""
+    """Build a span of `make_attempt(attempt)`; `fields` override its default fields."""
     defaults: dict[str, Any] = {"trace_id": "0" * 32, "name": kind.value, "kind": kind}
     ids = {"rollout_id": f"ro-{attempt}", "attempt_id": f"at-{attempt}"}
     return Span(span_id=span_id, **{**defaults, **ids, **fields})
@@ -62,7 +67,15 @@ def make_call_span(
     attributes: Attributes | None = None,
     **fields: Any,
 ) -> Span:
-    """Build the LLM span `span-<call id>`."""
+    """Build the LLM span of a model call, with the default id `span-<call id>`.
+
+    Args:
+        call_id: id of the call.
+        agent: agent path of the call.
+        sequence: sequence numbers of the call's start and end; None for none.
+        attributes: further attributes, by full names.
+        fields: further fields of the span, which override the defaults.
+    """
     values: Attributes = {c.CALL_ID: call_id, c.AGENT_PATH: agent, **(attributes or {})}
     start, end = sequence if sequence is not None else (None, None)
     defaults: dict[str, Any] = {"sequence_start": start, "sequence_end": end, "attributes": values}
@@ -72,7 +85,7 @@ def make_call_span(
 def make_reward_span(
     span_id: str, value: float | None, attributes: Attributes | None = None, **fields: Any
 ) -> Span:
-    """Build a span as `emit_reward` writes it; value None: unscored."""
+    """Build a span as `emit_reward` writes it; None as `value` is an unscored reward."""
     values: Attributes = dict(attributes or {})
     if value is not None:
         values[c.REWARD_VALUE] = value

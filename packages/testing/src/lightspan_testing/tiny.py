@@ -65,12 +65,12 @@ def tiny_model(
     template: str | None = "",
     scale: float = 0.1,
 ) -> Path:
-    """Build and save the model and its tokenizer; return the folder.
+    """Build a random model and its tokenizer, and save both in `folder`; return the folder.
 
     Args:
         seed: seed of the random weights; equal arguments give equal weights.
         key_heads: heads of keys and values; None for the number of query heads.
-        template: a chat template; None for none, empty for the family's.
+        template: a chat template; None for no template, empty for the default of `family`.
         scale: standard deviation of the weights. Larger than usual, so that an untrained model's
             distributions are not flat and errors show.
     """
@@ -104,7 +104,14 @@ def tiny_model(
 def tiny_tokenizer(
     texts: Sequence[str], vocabulary: int, template: str | None, family: Family = "qwen2"
 ) -> Any:
-    """Build a byte-level BPE tokenizer that round-trips text in composed Unicode (NFC)."""
+    """Build a byte-level BPE tokenizer that round-trips text in composed Unicode (NFC).
+
+    Args:
+        texts: training texts.
+        vocabulary: number of tokens.
+        template: a chat template; None for no template, empty for the default of `family`.
+        family: family of the tokenizer.
+    """
     tokenizer = _TOKENIZERS[family](texts, vocabulary)
     if template is not None:
         tokenizer.chat_template = template or TEMPLATES[family]
@@ -124,7 +131,10 @@ def _qwen2_config(tokenizer: Any, **sizes: Any) -> Any:
 
 
 def _llama_config(tokenizer: Any, **sizes: Any) -> Any:
-    """Llama 3.2's rotary scaling, with a quarter of the context as the original one."""
+    """Return a Llama configuration with the rotary scaling of Llama 3.2.
+
+    The original context length of the scaling is a quarter of the model's context.
+    """
     from transformers import LlamaConfig
 
     ends = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
@@ -146,8 +156,7 @@ def _llama_config(tokenizer: Any, **sizes: Any) -> Any:
 
 
 def _qwen2_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """Build a `Qwen2Tokenizer`, because `AutoTokenizer` loads any tokenizer in the folder of a
-    Qwen2 model as one."""
+    """Build a `Qwen2Tokenizer`, as which `AutoTokenizer` loads every tokenizer of a Qwen2 model."""
     from tokenizers import AddedToken
     from transformers import Qwen2Tokenizer
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    """Poll until the condition holds (pytest's timeout ends a vain wait)."""
+    """Poll until `condition()` is true; only pytest's timeout limits the wait."""
     while True:
         if condition():
             return

@@ -9,7 +9,7 @@ and declares the expected records:
         def build(self, scenario: str, model: Model) -> App: ...
         def patched(self) -> Mapping[str, Any]: ...
 
-`build` is called outside of any scope and before `instrument()`. The instructions of each agent are
+`build` is called outside of any scope and before `instrument()`. The instructions of an agent are
 `instructions(name)`, from which the scripted model identifies the agent without the adapter. Every
 scenario runs asynchronously, synchronously and streamed, against the app's own endpoint (calls
 recorded) and through a gateway (calls trained); whole span trees and token records are compared.

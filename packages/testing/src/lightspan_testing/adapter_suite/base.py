@@ -66,12 +66,17 @@ class AdapterTests:
         raise NotImplementedError
 
     def openinference(self) -> AbstractContextManager[Any]:
-        """Return OpenInference's instrumentation of the framework for the duration of a block."""
+        """Return a context manager that instruments the framework by OpenInference.
+
+        A framework without such an instrumentation does not override this: the test is skipped.
+        """
         pytest.skip("no OpenInference instrumentation is named for this framework")
 
     notes_starts: ClassVar[tuple[Any, str]]
-    """The adapter's module and its function that stores starts of operations, once in an
-    attempt."""
+    """A module of the adapter, and the name of its function that stores the start of an operation.
+
+    The adapter calls the function after it has opened an attempt for the operation.
+    """
 
     silent_environment: ClassVar[Mapping[str, str]] = {"OTEL_SDK_DISABLED": "true"}
     """Environment variables that disable all telemetry, including the framework's own."""
@@ -84,7 +89,7 @@ class AdapterTests:
     """A script without lightspan that plays `single`, with endpoint and text as arguments."""
 
     program_root: ClassVar[str]
-    """First line of the tree of its attempt."""
+    """First line of the tree of the attempt that `program` leaves."""
 
     # --- helpers --------------------------------------------------------------------------
     @property
@@ -100,7 +105,7 @@ class AdapterTests:
 
     @pytest.fixture(autouse=True)
     def _impossible(self, request: pytest.FixtureRequest) -> None:
-        """Mark the test as expected to fail if a table contains it."""
+        """Mark the test as expected to fail if `IMPOSSIBLE` or `impossible` contains it."""
         callspec = getattr(request.node, "callspec", None)
         cell = callspec.params if callspec is not None else {}
         scenario, mode, route = (cell.get(name) for name in ("scenario", "mode", "route"))
@@ -123,14 +128,14 @@ class AdapterTests:
 
     @pytest.fixture
     def production(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-        """Set the environment's store; return its URL."""
+        """Configure a store for production by an environment variable, and return its URL."""
         url = f"sqlite:{tmp_path / 'production.db'}"
         monkeypatch.setenv("LIGHTSPAN_STORE", url)
         monkeypatch.setenv("OTEL_SERVICE_NAME", "support")
         return url
 
     def app(self, stage: Stage, scenario: str, mode: str = "async") -> App:
-        """Build the scenario's app with the scenario's client."""
+        """Build the scenario's app, with the model client settings of scenario and mode."""
         row = SCENARIOS[scenario]
         model = Model(
             base_url=stage.url,
@@ -141,7 +146,14 @@ class AdapterTests:
         return self.build(scenario, model)
 
     def check(self, played: Played, scenario: str, app: App, stage: Stage) -> None:
-        """Check everything that was recorded."""
+        """Check the spans, token records and calls of a played attempt.
+
+        Args:
+            played: the attempt, after its end.
+            scenario: name of the scenario.
+            app: app with the expected tree.
+            stage: stage on which the attempt was played.
+        """
         expected = textwrap.dedent(app.tree).strip("\n").splitlines()
         lines = tree(played.spans, ordered=SCENARIOS[scenario].ordered)
         # the gateway records a cancelled call as cancelled, not as failed
@@ -165,7 +177,14 @@ class AdapterTests:
         command: Sequence[str | Path],
         environment: Mapping[str, str],
     ) -> None:
-        """Run `program` in a process: it answers and leaves one complete, named attempt."""
+        """Run `program` in a process, and check its answer and the attempt that it leaves.
+
+        Args:
+            stage: stage with the endpoint.
+            production: URL of the store.
+            command: command to which the endpoint's URL and the text are appended.
+            environment: additional environment variables.
+        """
         app = self.app(stage, "single")
         played = stage.open(part_of(app, "single"), through_gateway=False)
         done = subprocess.run(
@@ -183,7 +202,7 @@ class AdapterTests:
         assert recorded.tree().splitlines()[0] == self.program_root, recorded.tree()
 
     def apps_of(self, stage: Stage, scenario: str, mode: str) -> list[App]:
-        """Return an app per concurrent attempt: one for all if the framework allows it."""
+        """Return the app of each concurrent attempt; the same app for all if it is `concurrent`."""
         app = self.app(stage, scenario, mode)
         if app.concurrent:
             return [app] * CONCURRENT

@@ -21,7 +21,7 @@ from lightspan_testing.attempts import Captured, path_of
 
 # --- attempts -------------------------------------------------------------------------------
 def check_names(played: Played, app: App) -> None:
-    """Check that every call has the agent and the attempt of its prompt."""
+    """Check that every call is recorded for the agent and the attempt that its prompt names."""
     for span in played.llm_spans:
         prompt = str(span.attributes[c.INPUT_MESSAGES])
         assert set(re.findall(r"task-\d+", prompt)) == {played.tag}
@@ -29,7 +29,7 @@ def check_names(played: Played, app: App) -> None:
 
 
 def is_named(span: Span, app: App) -> bool:
-    """Return whether a call has the name of the agent in its prompt."""
+    """Return whether the agent path of a call ends with the agent that its prompt names."""
     agent = Part({}, app.marks).agent_of(str(span.attributes[c.INPUT_MESSAGES])) or ""
     return agent_name(path_of(span)) == app.names.get(agent, agent)
 
@@ -98,8 +98,7 @@ def _check_tool(span: Span) -> None:
 
 
 def check_calls(played: Played, stage: Stage) -> None:
-    """Check that there are as many recorded calls as calls of the model, SDK retries being one
-    call."""
+    """Check that every call of the model is recorded once; a call and its SDK retries are one."""
     calls = [call for call in stage.brain.calls_in(played.tag) if call.turn.status < 500]
     assert len(played.llm_spans) == len(calls)
     call_ids = [span.attributes[c.CALL_ID] for span in played.llm_spans]
@@ -107,8 +106,11 @@ def check_calls(played: Played, stage: Stage) -> None:
 
 
 def check_bypassing(played: Played, stage: Stage) -> None:
-    """Check that a call outside of the SDK is recorded once, in addition to failed calls of the
-    OpenAI SDK, and that coverage reports missing tokens."""
+    """Check the recorded calls of a custom client that answers without the OpenAI SDK.
+
+    The client's answer is one call without tokens; its failed calls of the OpenAI SDK are recorded
+    in addition.
+    """
     sdk_calls = len(stage.brain.calls_in(played.tag))
     own = [span for span in played.llm_spans if BYPASSED in str(span.attributes)]
     assert len(played.llm_spans) == len(own) + sdk_calls
@@ -138,8 +140,7 @@ def check_untrained(captured: Captured) -> None:
 
 
 def check_tokens(played: Played, stage: Stage) -> None:
-    """Check that prompts and answers equal the engine's token by token, with their span and
-    agent."""
+    """Check that recorded tokens equal the engine's, and that records and spans agree."""
     spans = {span.span_id: span for span in played.llm_spans}
     complete = [record for record in played.records if record.response_ids]
     recorded = [(record.prompt_ids, record.response_ids) for record in complete]
@@ -153,7 +154,7 @@ def check_tokens(played: Played, stage: Stage) -> None:
 
 
 def answers_of(played: Played, stage: Stage) -> list[tuple[list[int], list[int]]]:
-    """Return prompt and answer of the calls that the gateway answered completely."""
+    """Return token ids of prompt and answer of the calls that the gateway answered completely."""
     calls = [call for call in stage.brain.calls_in(played.tag) if call.turn.status == 200]
     complete = sum(bool(record.response_ids) for record in played.records)
     return [
@@ -165,14 +166,16 @@ def answers_of(played: Played, stage: Stage) -> list[tuple[list[int], list[int]]
 
 # --- the framework --------------------------------------------------------------------------
 def changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Return the names whose objects differ between the snapshots (equal lists or numbers count as
-    same)."""
+    """Return the names whose objects differ between two snapshots of the framework.
+
+    Equal lists or numbers count as the same object.
+    """
     same = {key for key, value in first.items() if _same(value, second.get(key, Impossible))}
     return sorted((first.keys() | second.keys()) - same)
 
 
 def assert_unchanged(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
-    """Fail with the names of changed objects."""
+    """Check that no object differs between two snapshots of the framework."""
     differences = changed(first, second)
     assert differences == [], f"no longer what it was: {', '.join(differences)}"
 

@@ -47,7 +47,7 @@ def _reimported(module: ModuleType) -> ModuleType:
 
 
 class InstallTests(AdapterTests):
-    """Installed, the adapter changes the framework; uninstalled, nothing is changed."""
+    """The framework is changed while the adapter is installed, and restored afterwards."""
 
     def test_public_names(self) -> None:
         names = list(self.adapter.__all__)
@@ -59,7 +59,7 @@ class InstallTests(AdapterTests):
     def test_a_framework_that_is_absent_too_old_or_too_new(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Each raises at import with a hint; the floor equals the package's requirement."""
+        """Importing the adapter raises an error with a hint; its floor is in its requirements."""
         versions = importlib.import_module(f"{self.adapter.__name__}._versions")
         framework, floor = versions.FRAMEWORK, versions.FLOOR
         distribution = self.adapter.__name__.replace("_", "-")
@@ -154,13 +154,19 @@ class InstallTests(AdapterTests):
 
     @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
     def test_openinference_beside_it(self, stage: Stage, scenario: str) -> None:
-        """Another instrumentation, installed before or after ours."""
+        """The adapter works with OpenInference's instrumentation, installed before or after it."""
         self.check_beside(stage, scenario, self.openinference)
 
     def check_beside(
         self, stage: Stage, scenario: str, other: Callable[[], AbstractContextManager[Any]]
     ) -> None:
-        """Play the scenario with another instrumentation, installed first and installed last."""
+        """Play the scenario with another instrumentation, installed before and after the adapter.
+
+        Args:
+            stage: stage for the attempts.
+            scenario: name of the scenario.
+            other: returns a context manager that installs the other instrumentation.
+        """
         for first, second in (
             (other, self.adapter.instrument),
             (self.adapter.instrument, other),

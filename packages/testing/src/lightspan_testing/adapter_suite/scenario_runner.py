@@ -26,13 +26,13 @@ def part_of(app: App, scenario: str) -> Part:
 
 
 def play(stage: Stage, app: App, scenario: str, mode: str, *, through_gateway: bool) -> Played:
-    """Run one attempt to its end."""
+    """Open an attempt, run the app in it to the end, and return the attempt with its spans."""
     played = stage.open(part_of(app, scenario), through_gateway=through_gateway)
     return play_opened(stage, app, played, scenario, mode)
 
 
 def play_opened(stage: Stage, app: App, played: Played, scenario: str, mode: str) -> Played:
-    """Run an open attempt to its end."""
+    """Run the app in the open attempt `played` to the end, and return `played` with its spans."""
     with open_scope(played.scope):
         _run(stage, app, played, scenario, mode)
     sdk_instrumentation.close()
@@ -55,7 +55,14 @@ def play_outside(
 
 
 def inside_root(recorded: Recorded, played: Played) -> Played:
-    """Return an attempt recorded in production without the span of the attempt itself."""
+    """Return an attempt recorded in production with the spans that it would have in a rollout.
+
+    The spans of the attempt itself and of the app's operations are left out.
+
+    Args:
+        recorded: the attempt in the store.
+        played: the attempt on the stage, for its tag.
+    """
     roots = [span for span in recorded.spans if span.parent_id is None]
     assert [root.kind for root in roots] == [SpanKind.CHAIN], recorded.tree()
     [root] = roots
@@ -102,7 +109,7 @@ async def _attempt(stage: Stage, app: App, played: Played, *, is_cancelled: bool
 
 
 async def awaited(value: Awaitable[Any]) -> Any:
-    """Await as a coroutine."""
+    """Await any awaitable in a coroutine, as `asyncio.create_task` requires."""
     return await value
 
 
@@ -121,7 +128,12 @@ def run_sync(app: App, played: Played) -> Any:
 
 
 async def close_clients(apps: Sequence[App], played: Played) -> None:
-    """Close the connections of this loop."""
+    """Close the connections of the apps' clients and of the SDK patch in the current event loop.
+
+    Args:
+        apps: the apps.
+        played: any attempt of the apps; if it used the gateway, the apps' clients are left open.
+    """
     await sdk_instrumentation.aclose()
     for app in apps:
         if app.close is not None and not played.through_gateway:

@@ -56,8 +56,10 @@ BYPASSED: Final = "Done by other means."
 
 
 def bypassed() -> str:
-    """Return such a client's answer, after using the agent context in ways that are no model
-    call."""
+    """Return the answer of a client that does not use the OpenAI SDK.
+
+    The client also emits a message and opens an operation, which must not count as model calls.
+    """
     emit_message("I look for means")
     with operation("find means"):
         current_attempt_id()
@@ -65,7 +67,11 @@ def bypassed() -> str:
 
 
 def by_other_means(scenario: str, model: Model) -> Callable[[Any], str]:
-    """Return such a client's answer function for a scenario of `OTHER_MEANS`."""
+    """Return the function by which a custom client answers a prompt in a scenario of `OTHER_MEANS`.
+
+    The function first tries `Scenario.asks_first` calls of the OpenAI SDK, and returns the answer
+    of the first one that succeeds.
+    """
 
     def answer(prompt: Any) -> str:
         for _ in range(SCENARIOS[scenario].asks_first):
@@ -129,7 +135,7 @@ class Scenario:
     bypassing: bool = False
     """Whether the app's model client bypasses the OpenAI SDK."""
     asks_first: int = 0
-    """Maximum calls of the OpenAI SDK by a custom client while they fail."""
+    """Maximum number of OpenAI SDK calls that a custom client tries before it answers itself."""
 
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {
@@ -254,8 +260,10 @@ CONNECTED: Final = ("single", "team", "nested", "parallel", "agent_as_tool")
 SEVERAL_RUNS: Final[Mapping[str, Collection[str]]] = {
     "openai_agents": ("team", "nested", "parallel"),
 }
-"""Framework → scenarios for which it has no construct: the app runs one agent after the other, and
-groups them itself in production."""
+"""Framework → scenarios in which the app has to run several agents itself.
+
+The framework has no construct for these scenarios, so in production the app groups the runs.
+"""
 
 
 # --- results of a subclass ------------------------------------------------------------------
@@ -287,7 +295,7 @@ class App:
     raises: type[BaseException] | tuple[type[BaseException], ...] | None = None
     """Exceptions that `run` raises, apart from cancellation."""
     close: Callable[[], Awaitable[Any]] | None = None
-    """Close its client; called in the loop of `run` if the client was used."""
+    """Close the app's own client, in the event loop of `run`; None if there is none to close."""
     concurrent: bool = True
     """Whether one app may run several attempts concurrently; otherwise each gets its own."""
     complete: bool = True

@@ -52,7 +52,7 @@ def _recorders() -> int:
 
 
 class ServiceTests(AdapterTests):
-    """An app that is not trained: recorded if a store is configured, routed if connected."""
+    """Outside of rollouts, an app is recorded if a store is configured, and routed if connected."""
 
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("scenario", IN_PRODUCTION)
@@ -63,7 +63,7 @@ class ServiceTests(AdapterTests):
         scenario: str,
         mode: str,
     ) -> None:
-        """Outside of every scope the app is one attempt with the same tree."""
+        """Outside of every scope, a run of the app is recorded as one attempt with its tree."""
         app = self.together(self.app(stage, scenario, mode), scenario)
         with self.adapter.instrument():
             played = play_outside(stage, app, scenario, mode)
@@ -97,7 +97,7 @@ class ServiceTests(AdapterTests):
     def test_an_error_of_ours_leaves_no_attempt_open(
         self, stage: Stage, production: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """An attempt that the adapter opened but failed to follow ends at once, with a capture
+        """If the adapter fails after opening an attempt, the attempt ends at once, with a capture
         error."""
 
         def fail(*_: Any, **__: Any) -> None:
@@ -181,7 +181,10 @@ class ServiceTests(AdapterTests):
             assert app.names.get(agent, agent) == agent_name(policy)
 
     def together(self, app: App, scenario: str) -> App:
-        """Return an app whose runs form one attempt."""
+        """Return the app, changed so that all its runs of agents are in one production attempt.
+
+        Needed for the frameworks and scenarios in `SEVERAL_RUNS`; any other app is unchanged.
+        """
         if scenario not in SEVERAL_RUNS.get(self.framework, ()):
             return app
 

@@ -42,7 +42,7 @@ class TableTests(AdapterTests):
     # --- threads, event loops and concurrent attempts -------------------------------------
     @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
     def test_in_a_thread_of_the_app(self, stage: Stage, scenario: str) -> None:
-        """The app starts its framework in a thread inside a runner."""
+        """The app runs its framework in a thread that the app starts inside an attempt."""
         app = self.app(stage, scenario, "sync")
         part = part_of(app, scenario)
         played = stage.open(part, through_gateway=True)
@@ -62,7 +62,7 @@ class TableTests(AdapterTests):
     @pytest.mark.parametrize("route", ROUTES)
     @pytest.mark.parametrize("scenario", ["team", "parallel_tools", "agent_as_tool"])
     def test_32_at_once(self, stage: Stage, scenario: str, route: str) -> None:
-        """32 attempts in one event loop."""
+        """32 attempts run concurrently in one event loop."""
         apps = self.apps_of(stage, scenario, "async")
         part = part_of(apps[0], scenario)
         played = [stage.open(part, through_gateway=route == "gateway") for _ in apps]
@@ -83,7 +83,7 @@ class TableTests(AdapterTests):
 
     @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
     def test_32_threads(self, stage: Stage, scenario: str) -> None:
-        """32 attempts, each in a worker thread, as a runner runs synchronous apps."""
+        """32 attempts run in one worker thread each, as runners run synchronous apps."""
         apps = self.apps_of(stage, scenario, "sync")
         part = part_of(apps[0], scenario)
         played = [stage.open(part, through_gateway=True) for _ in apps]
@@ -109,7 +109,7 @@ class TableTests(AdapterTests):
 
     @pytest.mark.parametrize("scenario", ["single", "team", "agent_as_tool"])
     def test_two_event_loops(self, stage: Stage, scenario: str) -> None:
-        """One app, built once, in two consecutive loops."""
+        """An app that is built once runs in two consecutive event loops."""
         app = self.app(stage, scenario)
         with self.adapter.instrument():
             for _ in range(2):

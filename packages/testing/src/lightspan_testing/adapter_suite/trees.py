@@ -10,7 +10,7 @@ from lightspan.schema import semconv as c
 
 
 def ordered(lines: Sequence[str], is_ordered: bool) -> list[str]:
-    """Return the expected lines, with unordered siblings sorted as by `tree`."""
+    """Return the lines of a tree; unless `is_ordered`, with siblings sorted by text."""
     blocks: list[list[str]] = []
     margin = min((_indent(line) for line in lines), default=0)
     for line in lines:
@@ -31,12 +31,12 @@ def _indent(line: str) -> int:
 
 
 def without_call_status(lines: Sequence[str]) -> list[str]:
-    """Return a tree without the status of model calls."""
+    """Return the lines of a tree without the status of model calls."""
     return [re.sub(r"^( *chat @\S+).*", r"\1", line) for line in lines]
 
 
 def inside(outer: str, lines: str) -> str:
-    """Return the expected tree inside an agent `outer`."""
+    """Return the tree `lines` moved into an agent with the name `outer`."""
     moved = re.sub(rf"@{c.UNNAMED_AGENT}\b", f"@{outer}", textwrap.dedent(lines).strip("\n"))
     moved = re.sub(rf"@(?!{outer}( |$))", f"@{outer}/", moved, flags=re.MULTILINE)
     return f"invoke_agent {outer} @{outer}\n{textwrap.indent(moved, '  ')}"

@@ -71,7 +71,10 @@ class GatewaySuite:
     async def _cancelled(
         self, rig: Rig, cell: Cell, gates: Sequence[Gate]
     ) -> tuple[Reading, CallOutcome]:
-        """Cancel the call in mid-generation and repeat it, or repeat it after a restart."""
+        """Cancel a call in mid-generation, and make the same call again.
+
+        A `restarted` cell restarts the gateway before the second call.
+        """
         task = asyncio.create_task(cell.ask(rig))
         await _reach(gates)
         task.cancel()
@@ -99,8 +102,10 @@ class GatewaySuite:
     async def _retried(
         self, rig: Rig, cell: Cell, gates: Sequence[Gate]
     ) -> tuple[Reading, CallOutcome]:
-        """Make the same call four times: twice at once, again after its end, and after a restart:
-        the recorded answer may not have arrived."""
+        """Make the same call four times: twice at once, again after its end, and after a restart.
+
+        A client repeats a call whose answer is recorded but did not arrive.
+        """
         first = asyncio.create_task(cell.ask(rig))
         await _reach(gates)
         second = asyncio.create_task(cell.ask(rig))

@@ -69,7 +69,7 @@ class Cell:
 
     stream: bool
     what: str
-    """Name of the shape."""
+    """Key in `SHAPES` of the scripted text."""
     n: int
     ending: str
     operation: ClassVar[str] = "chat"
@@ -93,12 +93,12 @@ class Cell:
         return [rig.prompt()] * self.n
 
     def text(self, index: int) -> str:
-        """Return the engine's scripted text."""
+        """Return the engine's scripted text of the choice `index`."""
         text = SHAPES[self.what](index).text
         return f"{text} STOP and more" if self.ending == "stopped" else text
 
     async def ask(self, rig: Rig) -> Reading:
-        """Make the call."""
+        """Make the cell's call and read its answer."""
         return await rig.ask(tools=TOOLS, **self.body(), logprobs=True)
 
     def body(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Cell:
         return body
 
     def ids(self, rig: Rig, index: int) -> list[int]:
-        """Return the expected token ids."""
+        """Return the expected token ids of the choice `index`."""
         ids = rig.engine.ids(self.text(index))
         if self.ending == "length":
             return ids[:LENGTH]
@@ -123,7 +123,7 @@ class Cell:
         return ids
 
     def expected(self, rig: Rig, index: int) -> Answered:
-        """Return the expected choice, without the ids of its tool calls."""
+        """Return the expected content of the choice `index`, without the ids of its tool calls."""
         shape, ids = SHAPES[self.what](index), self.ids(rig, index)
         answered = Answered(shape.content, list(shape.calls), [], shape.reason)
         if self.ending == "length":

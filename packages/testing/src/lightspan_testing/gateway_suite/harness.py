@@ -160,7 +160,7 @@ class Rig:
         return session
 
     def prompt(self, tools: Sequence[Any] | None = TOOLS) -> list[int]:
-        """Return the ids of the prompt."""
+        """Return the token ids of the prompt of a call with `MESSAGES` and `tools`."""
         return self.tokenizer.render(MESSAGES, tools)
 
 
@@ -174,7 +174,16 @@ async def make_rig(
     limits: GatewayLimits | None = None,
     **options: Any,
 ) -> AsyncIterator[Rig]:
-    """Yield a started rig."""
+    """Yield a started rig.
+
+    Args:
+        store: store of the gateway.
+        script: script of the engine.
+        routing: routing of the attempt; None to route every agent to the policy.
+        mode: mode of the attempt.
+        limits: limits of the gateway; None for the defaults.
+        options: further arguments of `ScriptedEngine`.
+    """
     tokenizer = shared_tokenizer()
     rig = Rig(store, ScriptedEngine(tokenizer, script, **options), tokenizer, limits)
     await rig.start(routing, mode)
@@ -191,13 +200,13 @@ def shared_tokenizer() -> TransformersTokenizer:
 
 
 def rules(**targets: Target) -> Routing:
-    """Build a routing table by agent name."""
+    """Build a routing table of rules: agent pattern → target."""
     return Routing(rules=[Rule(pattern, target) for pattern, target in targets.items()])
 
 
 # --- reading answers ------------------------------------------------------------------------
 def _read(parts: Sequence[Any]) -> Reading:
-    """Read an answer, or its chunks."""
+    """Merge the content of an answer; `parts` is the whole answer or its streamed chunks."""
     reading = Reading(parts[0].id, parts[0].object)
     for part in parts:
         reading.prompt_ids = part.model_extra.get("prompt_token_ids", reading.prompt_ids)

@@ -22,17 +22,18 @@ BOTH_CLIPS = PolicyLoss(clip_low=0.2, clip_high=0.28, dual_clip=1.4, importance_
 
 
 class LearnerTests:
-    """A part of `LearnerSuite`."""
+    """Common base of the tests of a learner."""
 
     def make_learner(self, models: Mapping[str, Any], **options: Any) -> Learner:
-        """Return a learner of these folders.
+        """Return a learner that trains `models`.
 
         Args:
-            options: any of `optimizer`, `lora`, `token_budget`, `seed`; `critic` if its
+            models: policy name → folder of the model.
+            options: any of `optimizer`, `lora`, `token_budget`, `seed`; `critic` if the learner's
                 capabilities have `values`.
 
         Raises:
-            UnsupportedError: an option is not in its capabilities.
+            UnsupportedError: an option is not in the learner's capabilities.
         """
         raise NotImplementedError
 
@@ -49,8 +50,10 @@ class LearnerTests:
         return load_model(folder)
 
     def lacks(self, folder: Path, **options: Any) -> bool:
-        """Return whether a learner does not support these options, and check that it refuses them
-        by name."""
+        """Return whether the learner does not support `options`.
+
+        If so, check that the learner's error names an unsupported option.
+        """
         declared = self.make_learner({"writer": folder}).capabilities
         lora = options.get("lora")
         lacking = declared.unsupported(options.get("optimizer") or Optimizer(), [lora])
@@ -61,8 +64,10 @@ class LearnerTests:
         return True
 
     def refuses(self, learner: Learner, rows: Sequence[Row], loss: PolicyLoss) -> bool:
-        """Return whether the learner does not support the loss, and check that it refuses it by
-        name."""
+        """Return whether the learner does not support `loss`.
+
+        If so, check that the learner's error names the unsupported part of the loss.
+        """
         if not learner.capabilities.refusals(loss):
             return False
         match = "importance" if loss.form in learner.capabilities.loss_forms else loss.form

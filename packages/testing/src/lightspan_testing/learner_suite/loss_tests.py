@@ -59,8 +59,11 @@ ROWS: Mapping[str, Callable[..., list[Row]]] = {
     "branches": make_branching_rows,
     "calls": make_call_rows,
 }
-"""Rows of several turns; rows with common prefixes, which learners may compute once; rows of
-several calls, of which a loss may need to know the bounds."""
+"""Name → function that makes rows.
+
+`branches` are rows with common prefixes, which learners may compute once; `calls` are rows of
+several calls, whose bounds a loss may need.
+"""
 CASES = [
     *((name, "turns", 100_000) for name in ("sft", "clips", "no dual clip", "entropy")),
     *((name, "turns", 100_000) for name in ("k1", "k2", "k3")),
@@ -79,7 +82,10 @@ class LossTests(LearnerTests):
     async def test_a_step_is_the_reference_s(
         self, folder: Path, model: Any, name: str, kind: str, budget: int
     ) -> None:
-        """Two steps, so that the weights differ from the initial ones to which the KL refers."""
+        """The learner takes the same two steps as the reference.
+
+        Before the second step, the weights differ from the initial ones, to which the KL refers.
+        """
         loss = LOSSES[name]
         learner = self.make_learner({"writer": folder}, optimizer=SGD_LIKE, token_budget=budget)
         if isinstance(loss, PolicyLoss) and self.refuses(learner, ROWS[kind](model), loss):

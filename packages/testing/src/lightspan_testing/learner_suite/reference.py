@@ -31,8 +31,17 @@ def reference_loss(
     base: Any = None,
     old: Sequence[Sequence[float]] | None = None,
 ) -> Tensor:
-    """Return Σ weight · loss, token by token, by the formulas of
-    `lightspan_torch.learner.losses`."""
+    """Return Σ weight · loss over all trained tokens, by the formulas of
+    `lightspan_torch.learner.losses`.
+
+    Args:
+        model: the trained model.
+        rows: rows of the update.
+        loss: the loss.
+        base: model to which the KL refers; None for no KL.
+        old: log-probabilities before the update, by row and position; None for the recorded ones,
+            without importance weights.
+    """
     total = torch.zeros(())
     for number, row in enumerate(rows):
         logits = model(torch.tensor([row.ids])).logits[0]
@@ -66,7 +75,7 @@ def reference_loss(
 
 
 def _call(row: Row, place: int) -> list[int]:
-    """Return the positions of the call that contains a token."""
+    """Return the positions of the call in `row` that contains the position `place`."""
     for start, length in row.responses:
         if start <= place < start + length:
             return list(range(start, start + length))
@@ -172,14 +181,14 @@ class WeightSink(TokenEngine):
 
 
 async def published(learner: Learner, policy: str = "writer") -> dict[str, Tensor]:
-    """Return the policy's weights as published."""
+    """Publish the learner's weights of `policy`, and return the published weights."""
     sink = WeightSink()
     await learner.publish(sink, {policy: 1})
     return sink.weights[policy]
 
 
 def weights_of(model: Any) -> dict[str, Tensor]:
-    """Return the model's weights, which its optimizer changes in place."""
+    """Return the model's weights without copying; an optimizer changes them in place."""
     return {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
 
@@ -192,7 +201,7 @@ def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float
 def moved_scores(
     scores: Sequence[Sequence[float]], rows: Sequence[Row], rng: random.Random
 ) -> list[list[float]]:
-    """Return perturbed scores, with equal perturbations for equal calls in any row."""
+    """Return `scores` with random changes, which are equal for equal calls of different rows."""
     changes: dict[tuple[int, ...], list[float]] = {}
     moved = [list(row) for row in scores]
     for row, values in zip(rows, moved, strict=True):

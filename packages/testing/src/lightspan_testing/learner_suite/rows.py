@@ -31,13 +31,14 @@ def make_rows(
 def make_branching_rows(
     model: Any, *, seed: int = 0, policy: str = "writer", off_policy: float = 0.7, long: int = 0
 ) -> list[Row]:
-    """Build random rows with common prefixes, like those of a group: answers to one prompt,
-    histories that branch at several depths, a row inside another, and equal rows with different
-    advantages. Prefixes contain trained tokens too. Ratios and temperatures are those of
-    `make_rows`.
+    """Build random rows with common prefixes, like the rows of a group.
+
+    There are answers to one prompt, histories that branch at several depths, a row that is the
+    prefix of another, and equal rows with different advantages. Prefixes contain trained tokens
+    too. Ratios and temperatures are as in `make_rows`.
 
     Args:
-        long: tokens of a further history, from which four rows branch off; 0 for none.
+        long: length in tokens of one more history, from which four more rows branch; 0 for none.
     """
     rng = random.Random(seed)
 
@@ -60,10 +61,19 @@ def make_branching_rows(
 def make_call_rows(
     model: Any, *, seed: int = 0, policy: str = "writer", off_policy: float = 0.7
 ) -> list[Row]:
-    """Build rows of several calls each, as exact prefix merging makes them, some with common
-    prefixes: an answer shared by two rows, a call directly after another, a long one, equal rows
-    with different advantages. Each call has its own advantage, weight, temperature and distance
-    from the model; its tokens deviate from that by up to `off_policy`."""
+    """Build rows of several calls each, as exact prefix merging makes them.
+
+    Some rows have a common prefix. Among them are an answer that two rows share, a call directly
+    after another, a long call, and equal rows with different advantages. Each call has its own
+    advantage, weight, temperature and shift of its log-probabilities from the model's.
+
+    Args:
+        model: model whose log-probabilities are shifted.
+        seed: seed of the random values.
+        policy: policy of the rows.
+        off_policy: maximum difference of a token's log-probability from that of the model, apart
+            from the shift of its call, which is at most half as large.
+    """
     rng = random.Random(seed)
 
     def some(count: int) -> list[int]:
@@ -89,7 +99,7 @@ def make_call_rows(
 def _call_row(
     chain: Sequence[tuple[list[int], list[int]]], rng: random.Random, rollout_id: str, policy: str
 ) -> Row:
-    """Build a row of calls, each given by its new prompt tokens and its answer."""
+    """Build a row of the calls in `chain`, each a pair of new prompt tokens and answer tokens."""
     ids: list[int] = []
     values: dict[str, list[Any]] = {
         name: [] for name in ("mask", "advantages", "weights", "temperatures")
@@ -115,7 +125,7 @@ def _call_row(
 
 
 def _shift_calls(row: Row, rng: random.Random, off_policy: float) -> Row:
-    """Return the row with each call's log-probabilities shifted by one amount."""
+    """Return the row with the log-probabilities of each call shifted by a random constant."""
     logprobs = list(row.logprobs)
     for start, length in row.responses:
         shift = rng.uniform(-off_policy, off_policy) / 2
@@ -125,7 +135,7 @@ def _shift_calls(row: Row, rng: random.Random, off_policy: float) -> Row:
 
 
 def split_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the same calls in a row each."""
+    """Return one row for each call in those of `rows` that have trained tokens."""
     return [
         _single_call(row, number)
         for row in rows
@@ -152,7 +162,7 @@ def _single_call(row: Row, number: int) -> Row:
 
 
 def random_row(ids: list[int], rng: random.Random, rollout_id: str, policy: str) -> Row:
-    """Build a row of these ids, about half of them trained, without log-probabilities."""
+    """Build a row of the token ids `ids`, about half of them trained, without log-probabilities."""
     mask = [place > 0 and rng.random() < 0.5 for place in range(len(ids))]
     mask[-1] = True
     return Row(
@@ -169,7 +179,7 @@ def random_row(ids: list[int], rng: random.Random, rollout_id: str, policy: str)
 
 
 def _recorded(model: Any, row: Row, rng: random.Random, off_policy: float) -> Row:
-    """Return the row with log-probabilities at some distance from the model."""
+    """Return the row with log-probabilities that differ from the model's by up to `off_policy`."""
     with torch.no_grad():
         own = token_logprobs(model, row).tolist()
     return replace(

@@ -29,7 +29,10 @@ class UpdateTests(LearnerTests):
     """Updates."""
 
     async def test_the_gradient_s_norm_is_bounded(self, folder: Path, model: Any) -> None:
-        """The first gradient is much larger than the second: unbounded, it would dominate."""
+        """The norm of every gradient is bounded.
+
+        Without a bound, the first gradient would dominate, because it is much larger.
+        """
         bounded = msgspec.structs.replace(SGD_LIKE, max_grad_norm=0.01)
         learner = self.make_learner({"writer": folder}, optimizer=bounded)
         start, optimizer = await published(learner), reference_optimizer(model, bounded)
@@ -70,7 +73,7 @@ class UpdateTests(LearnerTests):
         assert twice["grad_norm"] == pytest.approx(2 * once["grad_norm"], rel=1e-5)
 
     def test_untrained_tokens_do_not_matter(self, folder: Path, model: Any) -> None:
-        """Their advantages, weights and log-probabilities are ignored."""
+        """Advantages, weights and log-probabilities of untrained tokens are ignored."""
         rows = make_rows(model)
         noisy = [
             replace(

@@ -1,4 +1,4 @@
-"""Tests of learners with a critic; skipped by others."""
+"""Tests of learners with a critic; skipped for learners without one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lightspan_testing.learner_suite.base import LearnerTests
 LOSS = PolicyLoss()
 MOVING = Optimizer(learning_rate=1e-3)
 RESTING = Optimizer(learning_rate=1e-9)
-"""Hardly changes the trunk."""
+"""Optimizer whose updates hardly change the policy's weights."""
 VOCABULARY = 405
 
 
@@ -32,7 +32,15 @@ def make_row(
     number: int = 0,
     policy: str = "writer",
 ) -> Row:
-    """Build a row of these calls with an advantage of .5 at each of their tokens."""
+    """Build a row of `calls`, with an advantage of 0.5 at each of their tokens.
+
+    Args:
+        tokens: token ids of the row.
+        calls: positions of the calls.
+        targets: value target of each call; empty for none.
+        number: number in the rollout id.
+        policy: policy of the row.
+    """
     mask = [False] * len(tokens)
     for call in calls:
         mask[call.start : call.start + call.length] = [True] * call.length
@@ -59,7 +67,7 @@ def make_call_rows(
     directly follow the previous one, and one row has no call.
 
     Args:
-        long: length of a prefix that further rows share, in tokens.
+        long: length in tokens of a prefix that four more rows share whole or in part; 0 for none.
     """
     rng = random.Random(seed)
     shared = [_ids(rng, rng.randint(3, 20)) for _ in range((count + 1) // 2)]
@@ -80,7 +88,13 @@ def make_call_rows(
 
 
 def make_prompt_rows(prompts: Sequence[Sequence[int]], seed: int, noise: float = 0.0) -> list[Row]:
-    """Build four rows per prompt, with target 1 for every other prompt, else 0."""
+    """Build four rows per prompt, with target 0 for the first prompt, 1 for the second, and so on.
+
+    Args:
+        prompts: token ids of the prompts.
+        seed: seed of the answers.
+        noise: standard deviation of random noise that is added to the targets.
+    """
     rng = random.Random(seed)
     rows: list[Row] = []
     for number, prompt in enumerate(prompts):
@@ -195,7 +209,7 @@ class ValueTests(LearnerTests):
 
     @pytest.mark.parametrize("lora", [None, LoRA(rank=4, dropout=0.2)], ids=["full", "lora"])
     def test_the_policy_does_not_notice_its_critic(self, folder: Path, lora: LoRA | None) -> None:
-        """Equal to the last bit."""
+        """A critic changes neither metrics nor weights of the policy, to the last bit."""
         options = {"optimizer": MOVING, "lora": lora}
         watched = self.make_critic({"writer": folder}, **options)
         alone = self.make_learner({"writer": folder}, **options)
@@ -235,8 +249,11 @@ class ValueTests(LearnerTests):
     def test_a_critic_resumes_exactly(
         self, folder: Path, tmp_path: Path, lora: LoRA | None, updates: int
     ) -> None:
-        """Equal to the last bit, with fewer and with more updates than are stored, in a learner
-        that was trained on something else before."""
+        """A critic loaded from a checkpoint continues exactly like the one that was saved.
+
+        The checkpoint is saved after fewer or more updates than it stores, and loaded by a learner
+        that was trained on other rows before.
+        """
         options = {"optimizer": MOVING, "lora": lora, "critic": Critic(batches=4)}
         batches = [make_call_rows(seed) for seed in range(updates + 2)]
         whole = self.make_critic({"writer": folder}, **options)
@@ -255,7 +272,8 @@ class ValueTests(LearnerTests):
         assert suffixes <= {".safetensors", ".json"}
 
     def test_checkpoints_with_and_without_a_critic(self, folder: Path, tmp_path: Path) -> None:
-        """Without one the critic starts from zero; with one it is not dropped."""
+        """After loading a checkpoint without a critic, all values are zero; a learner without a
+        critic refuses a checkpoint with one."""
         plain = self.make_learner({"writer": folder})
         rows = make_call_rows()
         plain.update(without_targets(rows), LOSS)

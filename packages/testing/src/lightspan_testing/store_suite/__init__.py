@@ -5,7 +5,7 @@
             return MyStore(f"my-host/{name}", clock=clock)
 
 Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`) and hypothesis. Tests are skipped only where
-the store's capabilities exclude them. The injected clock is the only one used.
+the store's capabilities exclude them. A store must use no clock but `clock`.
 
 One module per subject (`queue_tests`, `lease_tests`, `span_tests`, `resource_tests`,
 `retry_tests`, `lifecycle_tests`, `limit_tests`), `model_tests` for random operations, and `base`

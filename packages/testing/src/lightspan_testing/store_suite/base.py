@@ -124,7 +124,7 @@ def make_call(
 
 
 def make_try(attempt: Attempt, outcome: CallOutcome, sequence_end: int) -> StoredCall:
-    """Build one try of a call, such as a cancelled first one or a finished last one."""
+    """Build one try of the attempt's model call `call-1`, with its outcome and end."""
     call = make_call(attempt)
     attributes = {**call.span.attributes, CALL_OUTCOME: outcome.value}
     span = call.span.replace(attributes=attributes, sequence_end=sequence_end)
@@ -183,7 +183,7 @@ async def records_of(store: Store, attempt: Attempt) -> list[TokenRecord]:
 
 
 async def content_of(store: Store, *attempts: Attempt) -> list[Any]:
-    """Return the content of a store, with spans and tokens of these attempts."""
+    """Return everything that a store returns, with spans and token records of `attempts`."""
     ids = [attempt.attempt_id for attempt in attempts]
     states = await store.rollouts()
     return [
@@ -226,7 +226,7 @@ class StoreTests:
 
     @pytest.fixture
     async def stores(self, name: str, clock: Clock) -> AsyncIterator[list[Store]]:
-        """Two open stores with the same content."""
+        """Yield two open stores with the same content; skip the test if the store cannot share."""
         first, second = self.make_store(name, clock), self.make_store(name, clock)
         if not first.capabilities.multi_process:
             pytest.skip("not shared between processes")

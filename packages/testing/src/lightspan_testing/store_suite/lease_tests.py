@@ -39,7 +39,7 @@ class LeaseTests(StoreTests):
     """Heartbeats extend leases, expired attempts are lost, one report ends an attempt."""
 
     async def test_uncounted_losses_use_up_no_try_but_end(self, store: Store) -> None:
-        """The neighbour of a dead process is not charged, but not indefinitely."""
+        """The first uncounted losses of a rollout use up no try; all later losses do."""
         await store.enqueue([make_rollout(max_infrastructure_tries=2)])
         for expected in [0] * MAX_UNCOUNTED_LOSSES + [1, 2]:
             attempt = await claim_one(store)
@@ -87,7 +87,7 @@ class LeaseTests(StoreTests):
         assert await store.heartbeat([], LEASE_S) == []
 
     async def test_what_is_to_be_run_alone(self, store: Store, clock: Clock) -> None:
-        """Such a rollout is claimed first, by a runner without other work, and without others."""
+        """An idle runner claims a rollout to be run alone before all others, and by itself."""
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(5)])
         claims = await store.claim("runner", 4, LEASE_S)
         assert [claim.alone for claim in claims] == [False] * 4
@@ -107,7 +107,7 @@ class LeaseTests(StoreTests):
         assert (again.rollout.rollout_id, again.alone) == ("ro-2", False)
 
     async def test_bad_neighbours_time_and_again(self, store: Store) -> None:
-        """They cost no try; after three of them the rollout is run alone."""
+        """Uncounted losses use up no try; after three of them, the rollout is run alone."""
         await store.enqueue([make_rollout()])
         alone_flags = []
         for _ in range(4):

@@ -36,8 +36,8 @@ _DAY_S = 86_400.0
 
 
 class LifecycleTests(StoreTests):
-    """A closed store raises; a durable one is unchanged after reopening; what ended long ago is
-    deleted whole."""
+    """A closed store raises, a durable store is unchanged after reopening, and rollouts that ended
+    long ago are deleted."""
 
     async def test_a_closed_store_says_so(self, name: str, clock: Clock) -> None:
         store = self.make_store(name, clock)

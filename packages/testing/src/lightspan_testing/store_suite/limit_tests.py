@@ -109,8 +109,10 @@ class LimitTests(StoreTests):
     # --- numbers --------------------------------------------------------------------------
     @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 2 * LARGEST])
     async def test_a_reward_that_is_no_number(self, store: Store, number: float) -> None:
-        """NaN would not equal the same report when retried; a batch that contains one is refused
-        whole."""
+        """A batch with a reward that is not a number, or too large, is refused as a whole.
+
+        A repeated report with NaN would not equal the first one.
+        """
         attempt = await start(store, "ro-1")
         other = await start(store, "ro-2")
         for reward in (Reward(number), Reward(0.5, {"reward": 0.5, "style": number})):

@@ -45,7 +45,7 @@ def _tries_of(name: str) -> int:
 
 
 class _Machine(RuleBasedStateMachine):
-    """A store and a minimal model of the state machine, which is independent of all stores."""
+    """A store, and a minimal model of the state machine that shares no code with stores."""
 
     suite: StoreTests
 
@@ -54,7 +54,7 @@ class _Machine(RuleBasedStateMachine):
         self.loop = asyncio.Runner()
         self.clock = Clock()
         self.rollouts: dict[str, list[Any]] = {}
-        """Name → status, counted losses, uncounted losses, running attempt, to be run alone."""
+        """Name → status, counted and uncounted losses, running attempt, whether to run it alone."""
         self.attempts: list[list[Any]] = []
         """Rollout, lease end, status."""
         self.claimed: list[Attempt] = []
@@ -223,7 +223,7 @@ class _Machine(RuleBasedStateMachine):
 
     @invariant()
     def states_are_the_models(self) -> None:
-        """Nothing but a move changes the state of a rollout."""
+        """The store's states equal the model's; only a new status or attempt changes a state."""
         states = {state.rollout.rollout_id: state for state in self.run(self.store.rollouts())}
         assert {
             name: (state.status, state.infrastructure_tries) for name, state in states.items()
@@ -237,7 +237,7 @@ class _Machine(RuleBasedStateMachine):
 
 
 class ModelTests(StoreTests):
-    """Any sequence of operations has the results of a minimal model."""
+    """A store and a minimal model have the same results for any sequence of operations."""
 
     def test_random_operations_against_a_model(self) -> None:
         machine = type("Machine", (_Machine,), {"suite": self})

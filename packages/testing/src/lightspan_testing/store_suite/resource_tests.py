@@ -54,10 +54,10 @@ class ResourceTests(StoreTests):
         asked = [store.allot_version("sql") for _ in range(20) for store in stores]
         assert sorted(await asyncio.gather(*asked)) == list(range(1, 41))
 
-    # --- who works with it ----------------------------------------------------------------
+    # --- peers ----------------------------------------------------------------------------
     async def test_peers(self, store: Store, clock: Clock) -> None:
-        """The latest announcement of each peer, with its age by the store's clock; deleted after a
-        day."""
+        """The store returns the latest announcement of each peer, with its age by the store's
+        clock, and deletes it after a day."""
         assert await store.peers() == []
         await store.announce(make_peer("runner-2"))
         clock.advance(3)

@@ -39,8 +39,11 @@ class RetryTests(StoreTests):
     async def test_a_claim_asked_again_for_another_number(
         self, store: Store, slots: int, later: int
     ) -> None:
-        """The repetition returns the original claim: omitted rollouts would be stranded, others
-        would be a new claim."""
+        """A repeated claim returns the rollouts of the first, even if it asks for another number.
+
+        Rollouts that it omitted would never be executed; rollouts that it added would be a new
+        claim.
+        """
         await store.enqueue([make_rollout(f"ro-{i:02}") for i in range(slots + 9)])
         request_id = new_id("claim")
         claims = await store.claim("runner", slots, LEASE_S, request_id=request_id)
@@ -49,7 +52,7 @@ class RetryTests(StoreTests):
         assert await store.watch() == before
 
     async def test_asking_again_extends_the_leases(self, store: Store, clock: Clock) -> None:
-        """And what is to be run alone is so again."""
+        """A repeated claim extends the leases, and keeps the flag of a rollout to be run alone."""
         attempt = await start(store)
         await store.report([make_report(attempt, AttemptStatus.LOST, alone=True)])
         await store.enqueue([make_rollout("ro-2")])
@@ -72,7 +75,7 @@ class RetryTests(StoreTests):
         assert await store.claim("runner", 300, LEASE_S, request_id=request_id) == remaining
 
     async def test_an_id_of_another_runner(self, store: Store) -> None:
-        """A request id returns nothing to another runner."""
+        """A claim with the request id of another runner is refused."""
         await store.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
         request_id = new_id("claim")
         claims = await store.claim("runner", 1, LEASE_S, request_id=request_id)
@@ -102,8 +105,7 @@ class RetryTests(StoreTests):
     # --- everything else ------------------------------------------------------------------
 
     async def test_every_write_can_be_repeated(self, store: Store) -> None:
-        """Immediately and after all later writes, each returns its first result and changes
-        nothing."""
+        """A repeated write returns its first result and changes nothing, immediately or later."""
         done: list[tuple[Callable[[], Awaitable[Any]], Any]] = []
 
         async def write(operation: Callable[[], Awaitable[Any]], *, later: bool = True) -> Any:

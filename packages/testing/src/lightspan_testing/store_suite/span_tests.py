@@ -250,7 +250,7 @@ class SpanTests(StoreTests):
         assert await spans_of(store, attempt) == [first.span]
 
     async def test_a_span_that_came_first_loses_no_tokens(self, store: Store) -> None:
-        """A call brings its tokens even if its span was stored before on another way."""
+        """The token records of a call are stored even if another sender stored its span before."""
         attempt = await start(store)
         call = make_call(attempt)
         early = call.span.replace(name="as the app saw it")
