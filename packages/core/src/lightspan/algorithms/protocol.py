@@ -183,7 +183,7 @@ class TrainerContext(Protocol):
         """Record the transitions of this step that the learner cannot compute, for `inspect`.
 
         Args:
-            mismatches: transition → how its tokens differ from its grammar.
+            mismatches: transition → why it cannot be computed under its grammar.
         """
 
 

@@ -274,7 +274,7 @@ class RunFolder:
 
         Args:
             step: number of the step.
-            mismatches: `attempt/call/choice` → how the tokens differ from the grammar.
+            mismatches: `attempt/call/choice` → why the call cannot be computed.
         """
         self.write(_step_file(MISMATCHES, step), msgspec.json.encode(mismatches))
 
