@@ -1,10 +1,11 @@
-"""Algorithms: the decisions which tasks to run and how to learn from them.
+"""Algorithms: they decide which tasks to run and how to learn from the rollouts.
 
-`protocol` defines an algorithm and the `TrainerContext` that a trainer offers it, `lightning_rl`
-learns from rewards (`async_rollouts`: concurrently with rollouts). `grammar_check` rejects calls
-that do not follow their grammar, `task_sampler` orders tasks, `recorded_attempts` reads attempts of
-production, `jsonl` files, `learning_rate` has the default, `critic_warmup` decides when a critic is
-used, `metrics` describes an iteration.
+`protocol` defines `Algorithm` and the `TrainerContext` that a trainer passes to its algorithm.
+`lightning_rl` learns from rewards, and `async_rollouts` lets it update weights while rollouts run.
+`grammar_check` rejects calls that do not follow their grammar, `task_sampler` orders tasks,
+`recorded_attempts` reads attempts recorded in production, `jsonl` reads JSONL files,
+`learning_rate` chooses the default learning rate, `critic_warmup` decides when a critic is used,
+`metrics` computes the metrics of an iteration.
 """
 
 from lightspan.algorithms.protocol import (

@@ -15,14 +15,17 @@ from lightspan.protocols.learner import LoRA
 async def next_episodes(
     trainer: TrainerContext, overlap: int, per_step: int, group_size: int
 ) -> tuple[list[Episode], Metrics]:
-    """Return the episodes of a step with metrics of their age, and submit new groups.
+    """Submit new groups, and return the episodes that this step trains, with metrics.
 
-    At most `overlap + 1` steps' worth of groups are in flight. The step waits for the oldest groups
-    that later steps could not train in time, and fills up with the groups that ended first.
+    At most `(overlap + 1) * per_step` groups are in flight. The step takes the oldest groups that
+    would otherwise exceed `overlap` (`due_groups`), then the groups that ended first. The metrics
+    are the number of publications since each taken group was submitted, and the number of groups
+    still in flight.
 
     Args:
         overlap: maximum publications between the submission of a group and its training.
         per_step: groups per step.
+        group_size: rollouts per group.
     """
     remaining = (trainer.last_step - trainer.step + 1) * per_step
     missing = min((overlap + 1) * per_step, remaining) - len(trainer.in_flight)
@@ -42,10 +45,14 @@ async def next_episodes(
 def check_overlap(
     overlap: int, engine: EngineCapabilities, adapters: Sequence[LoRA | None]
 ) -> None:
-    """Raise `UnsupportedError` if calls and updates cannot run concurrently.
+    """Raise `UnsupportedError` if calls and updates cannot run concurrently; `overlap=0` passes.
 
-    In one process, dropout and sampling use the same random state. A learner that rewinds it, to
-    repeat a dropout mask, would make the engine sample from used random numbers.
+    In one process, dropout and sampling use the same random state. A learner that rewinds the state
+    to repeat a dropout mask would make the engine sample with the same random numbers twice.
+
+    Args:
+        overlap: see `next_episodes`.
+        adapters: LoRA settings of each policy; None for a policy without LoRA.
     """
     if overlap and not engine.in_place_update:
         raise UnsupportedError(
@@ -60,16 +67,16 @@ def check_overlap(
 
 
 def due_groups(steps_left: Sequence[int], per_step: int) -> int:
-    """Return how many groups, the oldest first, this step has to train so that all are in time.
+    """Return how many of the oldest groups this step has to train, so that none becomes too old.
+
+    The n steps after this step can train `n * per_step` groups. Of the groups with at most n steps
+    left, the current step has to train the rest. The result is the maximum of this rest over n; 0
+    if no group is due.
 
     Args:
-        steps_left: per group, the number of steps after this one that may still train it, 0 if this
-            is the last one; ascending.
+        steps_left: per group in ascending order, the number of later steps that may still train the
+            group; 0 if only this step may.
         per_step: groups per step.
-
-    Returns:
-        The largest excess, over n = 0, 1, …, of the groups with at most n steps left over the
-        `n * per_step` that the n steps after this one can train; 0 if there is none.
     """
     until, due = 0, 0
     for steps, groups in sorted(Counter(steps_left).items()):

@@ -18,18 +18,26 @@ class CriticWarmup(msgspec.Struct):
     fits: int = 0
     """Iterations in which the critic was fitted."""
     explained: float | None = None
-    """Variance of the last iteration's rewards-to-go that the critic explained before it was fitted
-    to them, the least of several policies; None if unknown."""
+    """Explained variance of the last iteration's rewards-to-go, before the critic was fitted to
+    them; the minimum over policies. None before the first fit, or if no policy has a value."""
 
     def lambda_(self, critic: Critic) -> float:
-        """Return lambda for the next iteration."""
+        """Return lambda of GAE for the next iteration (`warmup_lambda`)."""
         return warmup_lambda(
             critic.lam, fits=self.fits, warmup=critic.warmup, explained=self.explained
         )
 
     def update(self, batch: Batch, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Update the state after an iteration. Returns the metrics to replace: the explained
-        variance of the whole iteration."""
+        """Update the state after an iteration.
+
+        Args:
+            batch: batch of the iteration.
+            metrics: the learner's metrics of the iteration.
+
+        Returns:
+            The explained variance of the whole iteration, which replaces the value in `metrics`;
+            empty if the critic was not fitted or the variance is unknown.
+        """
         if "value_loss" not in metrics:  # the critic was not fitted
             return {}
         self.fits += 1
@@ -41,11 +49,11 @@ class CriticWarmup(msgspec.Struct):
 
 
 def _explained(batch: Batch) -> float | None:
-    """Return the explained variance of the rewards-to-go before any update, the least of several
-    policies.
+    """Return the explained variance of the rewards-to-go before any update, the minimum over
+    policies; None if no policy has a value.
 
-    The learner's metrics of minibatches do not serve: rollouts of one group are in several
-    minibatches, so from the second one on the critic was already fitted to the group.
+    The learner's metrics of minibatches cannot be used: rollouts of a group are in several
+    minibatches, so from the second minibatch on the critic was already fitted to the group.
     """
     expected = {
         (why.rollout_id, *call): why.expected for (_, *call), why in batch.explanations.items()

@@ -13,8 +13,13 @@ from lightspan.lightning.transitions import TransitionKey
 async def reject_mismatches(
     trainer: TrainerContext, coverages: Sequence[Coverage]
 ) -> list[Coverage]:
-    """Return the coverages, with trained calls rejected whose tokens do not follow their grammar as
-    compiled by the learner. The reasons are recorded and reported."""
+    """Reject trained calls whose tokens do not follow their grammar as the learner compiles it.
+
+    The trainer records the reasons and prints a note.
+
+    Returns:
+        The coverages in the same order, with these calls rejected.
+    """
     records = [
         call.record
         for coverage in coverages

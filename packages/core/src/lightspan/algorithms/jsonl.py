@@ -12,14 +12,15 @@ from lightspan.schema.records import Json
 
 
 def read_jsonl(path: Path, what: str, one: str) -> list[Json]:
-    """Return the values of a file.
+    """Return the JSON values of the lines of a file, without empty lines.
 
     Args:
-        what: name of the data in errors, such as `train`.
-        one: kind of a line in errors, such as `task`.
+        what: name of the data in error messages, such as `train`.
+        one: name of one line's value in error messages: `task` or `chat`.
 
     Raises:
-        DataError: the file cannot be read, a line is not JSON, or the only line is a whole list.
+        DataError: the file cannot be read, a line is not JSON, or the only line is a list of all
+            values; a single line may be a chat, which is a list of messages.
     """
     try:
         # split at \n only, because JSON texts may contain other line separators

@@ -54,7 +54,7 @@ class Rate(NamedTuple):
 
 
 def default_rate(parameters: int, *, lora: bool) -> float:
-    """Return the rate by the rule of this module.
+    """Return the default learning rate by the rule in this module's docstring.
 
     Args:
         parameters: number of parameters of the whole model, without adapters.
@@ -67,12 +67,15 @@ def default_rate(parameters: int, *, lora: bool) -> float:
 def choose_rate(
     policies: Mapping[str, PolicySpec], count: Callable[[str], int] | None = None
 ) -> Rate:
-    """Return the rate for policies that share an optimiser: the lowest of theirs, which is stable
-    for all.
+    """Return the default learning rate for policies that share an optimiser.
+
+    It is the lowest of the policies' default rates, since a higher rate may be unstable for one of
+    them.
 
     Args:
+        policies: policy → its starting weights and parametrisation.
         count: function that counts the parameters of a model and raises `ModelError` if it cannot;
-            None for the plugins' `count_parameters`.
+            None for the plugin `count_parameters`.
     """
     count = count or load_plugin("api", "count_parameters")
     by_spec = {spec: _rate_of(spec, count) for spec in policies.values()}

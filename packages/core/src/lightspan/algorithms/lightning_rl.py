@@ -1,7 +1,7 @@
 """LightningRL (arXiv 2508.03680): any agent app, trained by per-call transitions.
 
-`collect` runs tasks, `build` turns their episodes into the batch of one optimiser step. `run_step`
-does both and the update; another trainer may call them one by one.
+`collect` runs tasks, `build` turns their episodes into the batch of one iteration. `run_step` runs
+a whole iteration: rollouts, batch, update and publication.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ _MINIMUM: Final = {
 }
 """Integer setting → its minimum."""
 _MINIMUM_IF_SET: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
-"""The same for settings that may be None; a call has at least one token of prompt and answer
-each."""
+"""Integer setting that may be None → its minimum. `max_length` is 2, because a call has at least
+one token of prompt and one of answer."""
 
 CreditName = Literal["terminal", "discounted", "anchor", "critic", "at_grpo", "gigpo"]
 Optimize = str | Sequence[str] | Mapping[str, str | Policy]
@@ -213,17 +213,18 @@ class LightningRL(LightningSettings, Algorithm):
         overlong: penalty on calls whose answers are close to too long (`lightspan.Overlong`).
         critic: settings for `estimator="ppo"` (`lightspan.Critic`); None for the defaults.
         weight: weight of a rollout's tokens in the loss: `rollout`, `transition` or `token`; None
-            for rollout, with `dr_grpo` for token.
-        token_constant: divisor of `weight="token"`, next to the number of rollouts (Dr. GRPO: the
-            longest answer); None for the mean of trained tokens per rollout, with `dr_grpo` that of
-            each policy's first step.
+            for `rollout`, or with `dr_grpo` for `token`.
+        token_constant: divisor of `weight="token"`, in addition to the number of rollouts (Dr.
+            GRPO: the longest answer); None for the mean of trained tokens per rollout in each step,
+            or with `dr_grpo` in each policy's first step.
         group_size: rollouts per task.
         tasks_per_step: tasks per iteration.
         minibatches: optimiser steps per iteration.
-        resample: maximum rounds of further tasks, until as many groups vary as a step has tasks
+        resample: maximum rounds of further tasks, until the returns of `tasks_per_step` groups vary
             (dynamic sampling, DAPO, arXiv 2503.14476); 0 for none. The group of a further task
-            replaces one whose returns are all the same, which is then excluded from the statistics,
-            weights and update of the step. `rollouts` counts both.
+            replaces a group whose returns are all the same. A replaced group has no part in the
+            statistics, weights and update of the step; the metric `rollouts` still counts its
+            rollouts.
         learning_rate: None chooses one from the model's size and LoRA
             (`lightspan.algorithms.learning_rate`), and prints it.
         temperature: sampling temperature of training, whatever the app requests.
@@ -237,8 +238,8 @@ class LightningRL(LightningSettings, Algorithm):
         overlap: maximum number of weight updates between the start of a group's rollouts and its
             training, while rollouts and updates run concurrently; 0 waits for all rollouts of a
             step. Advantages are computed over whole groups, with the log-probabilities of the
-            weights that sampled each token; `PolicyLoss(importance_cap=)` corrects for their age.
-            See docs/overlap.md.
+            weights that sampled each token; `PolicyLoss(importance_cap=)` corrects for the age of
+            these weights. See docs/overlap.md.
         lora: adapters instead of full weights.
         loss: form (PPO's clip, GSPO, CISPO), clipping, KL, entropy, importance weights.
         optimizer: None for AdamW at `learning_rate`.
@@ -249,7 +250,7 @@ class LightningRL(LightningSettings, Algorithm):
     """
 
     name = "lightning_rl"
-    # narrower types: `LightningSettings` fills these in
+    # narrower types than in `LightningSettings`, which fills in the defaults
     model: str
     credit: Credit
     air: AIR | None
@@ -300,7 +301,7 @@ class LightningRL(LightningSettings, Algorithm):
 
     @property
     def batch_config(self) -> BatchConfig:
-        """Estimator, unit, credit and weight."""
+        """Settings of the batch, taken from the settings of the same names."""
         return self._batch_config
 
     def check(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> None:
@@ -378,10 +379,11 @@ class LightningRL(LightningSettings, Algorithm):
 
     # --- the two parts ------------------------------------------------------------------
     async def collect(self, trainer: TrainerContext) -> list[Episode]:
-        """Run the next tasks, with `resample` also further ones until enough groups vary.
+        """Run the next tasks and return all their episodes.
 
-        Returns all episodes, including those of replaced groups, which `build` leaves out. With
-        `overlap`, they belong to groups that started earlier.
+        With `resample`, further tasks run until the returns of enough groups vary; the episodes
+        include those of replaced groups, which `build` leaves out. With `overlap`, the episodes
+        may belong to groups that an earlier step submitted.
         """
         if self.overlap:
             episodes, self._overlap_metrics = await next_episodes(
@@ -401,19 +403,26 @@ class LightningRL(LightningSettings, Algorithm):
         return episodes
 
     def _missing_groups(self, episodes: Sequence[Episode]) -> int:
-        """Return the number of groups with variance that a full step lacks."""
+        """Return how many more groups with varying returns the step needs (`tasks_per_step`)."""
         rewards = self._returns(episodes)
         varying = len(rewards) - len(advantages.groups_without_variance(rewards))
         return max(0, self.tasks_per_step - varying)
 
     def _returns(self, episodes: Sequence[Episode]) -> dict[str, list[float | None]]:
-        """Return group → returns, as in the statistics."""
+        """Return group → returns of its rollouts, including the bonuses of AIR.
+
+        None stands for a rollout that the statistics leave out.
+        """
         coverages = self.coverages(episodes)
         added = bonuses(self.air, self.credit, episodes, coverages)
         return group_rewards(episodes, coverages, added)
 
     def replaced(self, episodes: Sequence[Episode]) -> set[str]:
-        """Return the groups without variance that further groups replace, the earliest first."""
+        """Return the ids of the groups that further groups replace; empty without `resample`.
+
+        They are the earliest groups whose returns do not vary, as many as the groups in excess of
+        `tasks_per_step`.
+        """
         if not self.resample:
             return set()
         rewards = self._returns(episodes)
@@ -423,11 +432,12 @@ class LightningRL(LightningSettings, Algorithm):
     def build(
         self, episodes: Sequence[Episode], versions: Mapping[str, int] | None = None
     ) -> Batch:
-        """Return the batch of one iteration, without `replaced` groups. Not for a critic, whose
-        values `prepare(…).finish` takes.
+        """Return the batch of one iteration, without `replaced` groups.
+
+        With a critic, use `prepare(…).finish(values)` instead, which takes the critic's values.
 
         Args:
-            versions: current version of each policy; needed for `max_staleness`.
+            versions: policy → current version, for `max_staleness`; None without `max_staleness`.
         """
         return self.prepare(episodes, versions).finish()
 
@@ -441,8 +451,8 @@ class LightningRL(LightningSettings, Algorithm):
 
         Args:
             versions: see `build`.
-            coverages: those of `coverages`, minus calls that the learner rejects
-                (`lightspan.algorithms.grammar_check`); None for all.
+            coverages: result of the method `coverages`, with calls rejected that break their
+                grammar (`lightspan.algorithms.grammar_check`); None for the plain result.
         """
         coverages = self.coverages(episodes) if coverages is None else coverages
         if replaced := self.replaced(episodes):
@@ -507,9 +517,9 @@ class LightningRL(LightningSettings, Algorithm):
 
     @property
     def _fixes_constants(self) -> bool:
-        """Whether each policy's token constant is the mean of its first step.
+        """Whether each policy's token constant is the mean of trained tokens in its first step.
 
-        Dr. GRPO divides by one constant in the whole run.
+        Dr. GRPO divides by the same constant in the whole run.
         """
         return (
             self.estimator == "dr_grpo" and self.weight == "token" and self.token_constant is None
@@ -517,19 +527,25 @@ class LightningRL(LightningSettings, Algorithm):
 
     @property
     def _token_constants(self) -> Mapping[str, float]:
-        """Policy → its constant so far."""
+        """Policy → its token constant; without the policies that were not trained yet."""
         constants = self._batch_config.token_constant
         return constants if isinstance(constants, Mapping) else {}
 
     def _update_constants(self, batch: Batch) -> None:
-        """Store the constants of policies without one; the batch itself already used them."""
+        """Store the token constants of policies that `batch` trains first.
+
+        `batch` was already built with these constants.
+        """
         if self._fixes_constants:
             means = {policy: tokens / batch.size for policy, tokens in batch.usable_tokens.items()}
             constants = {**means, **self._token_constants}
             self._batch_config = replace(self._batch_config, token_constant=constants)
 
     def _resample_metrics(self, episodes: Sequence[Episode]) -> Metrics:
-        """Return the numbers of replaced groups and rollouts, which `rollouts` includes."""
+        """Return how many groups were replaced, and how many rollouts these had.
+
+        The metric `rollouts` counts those rollouts too. Empty without `resample`.
+        """
         if not self.resample:
             return {}
         replaced = self.replaced(episodes)
@@ -596,17 +612,22 @@ class LightningRL(LightningSettings, Algorithm):
 
 
 def _probe(rows: Sequence[Row], seed: int) -> list[Row]:
-    """Return a sample of rows that measures how far an update moves the policy.
+    """Return a random sample of rows, to measure how far an update moves the policy.
 
-    It costs two forward passes, so it is small. It grows with the number of rows, because among a
-    few hundred tokens of short calls a single improbable one would dominate.
+    The sample is small, because the learner scores it twice, before and after the update. It grows
+    with the number of rows, because in a sample of a few hundred tokens a single improbable token
+    would dominate.
     """
     count = max(PROBE_ROWS, len(rows) // PROBE_SHARE)
     return random.Random(seed).sample(list(rows), min(count, len(rows)))
 
 
 def _policy_names(optimize: Optimize) -> str | Sequence[str] | Mapping[str, str]:
-    """Return `optimize` with names in place of policies."""
+    """Return `optimize` with each `Policy` replaced by its name.
+
+    Raises:
+        ConfigError: a key of `optimize` is not text.
+    """
     if not isinstance(optimize, Mapping):
         return optimize
     for pattern in optimize:
@@ -616,10 +637,12 @@ def _policy_names(optimize: Optimize) -> str | Sequence[str] | Mapping[str, str]
 
 
 def _only_policy(optimize: str | Sequence[str] | Mapping[str, str], frozen: Frozen) -> str:
-    """Return the policy of agents without a named one, and of `frozen="shared"`.
+    """Return the name of the default policy, which `frozen="shared"` uses.
+
+    It is the first policy of `optimize`, or `DEFAULT_POLICY` if `optimize` names none.
 
     Raises:
-        ConfigError: `frozen="shared"` where there are several policies to share.
+        ConfigError: `frozen="shared"` with several policies.
     """
     names = list(dict.fromkeys(optimize.values())) if isinstance(optimize, Mapping) else []
     shared = "shared" in (frozen.values() if isinstance(frozen, Mapping) else (frozen,))

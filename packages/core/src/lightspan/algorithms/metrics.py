@@ -14,8 +14,8 @@ from lightspan.lightning.rollout_checks import app_failed
 from lightspan.lightning.rows import Row
 
 GAP_ALARM: Final = 0.05
-"""Mean difference of log-probabilities between engine and learner above which there is an alarm.
-Rounding alone stays well below; above, the two do not run the same model."""
+"""Mean difference of log-probabilities between engine and learner that raises an alarm. Rounding
+alone causes much smaller differences; a larger one means that their models differ."""
 
 LOG_RATIO_LIMIT: Final = 20.0
 """Differences of log-probabilities are clamped to ± this number, as in the loss."""
@@ -24,7 +24,7 @@ _SUMMED: Final = ("tokens", "rows", "skipped", "fresh_tokens", "value_calls")
 
 
 def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
-    """Return the metrics of the rollouts."""
+    """Return counts and mean rewards of rollouts, overall and per agent."""
     scored = [episode.reward for episode in episodes if episode.reward is not None]
     metrics: Metrics = {
         "rollouts": len(episodes),
@@ -51,8 +51,14 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
 
 
 def _reward_error(episodes: Sequence[Episode], mean: float) -> Metrics:
-    """Return the standard error of the mean reward, clustered by group, since rollouts of one task
-    are correlated. Empty for a single group."""
+    """Return the standard error of the mean reward as the metric `reward_se`.
+
+    It is clustered by group, since rollouts of one task are correlated. Empty if fewer than two
+    groups have a scored rollout.
+
+    Args:
+        mean: mean reward of the scored rollouts.
+    """
     groups: dict[str, list[float]] = {}
     for episode in episodes:
         if episode.reward is not None:
@@ -65,7 +71,7 @@ def _reward_error(episodes: Sequence[Episode], mean: float) -> Metrics:
 
 
 def batch_metrics(batch: Batch) -> Metrics:
-    """Return the metrics of a batch: its rollouts, groups and calls."""
+    """Return the metrics of a batch: its counters, calls by status, AIR and length penalty."""
     counters = {f"batch/{key}": float(value) for key, value in batch.counters.items()}
     calls = {f"calls/{key}": float(value) for key, value in _coverage(batch).items()}
     air = {f"air/{key}": value for key, value in batch.air.items()}
@@ -82,13 +88,13 @@ def _coverage(batch: Batch) -> Counter[str]:
 
 
 def has_idle_air(batch: Batch) -> bool:
-    """Return whether no signal of AIR had a value in any scored rollout."""
+    """Return whether AIR is used and none of its signals had a value in any scored rollout."""
     counts = [value for key, value in batch.air.items() if key.endswith("/seen")]
     return bool(counts) and not any(counts)
 
 
 def why_no_rows(batch: Batch) -> str:
-    """Return why a batch has no rows."""
+    """Return the reason why a batch has no rows, as text for the user."""
     if batch.counters.get("transitions"):
         return "no group varied: nothing to learn from in this step"
     counts = ", ".join(f"{count} {status}" for status, count in _coverage(batch).most_common())
@@ -98,8 +104,12 @@ def why_no_rows(batch: Batch) -> str:
 def merge_updates(results: Sequence[Mapping[str, float]]) -> Metrics:
     """Merge the metrics of optimiser steps: maxima of maxima, sums of counts, means of the rest.
 
-    The gap between engine and learner includes only updates with tokens sampled by the weights that
-    they update: in later minibatches, the learner differs from the engine because of training.
+    `logprob_gap*`, the gap between engine and learner, is merged over the steps with fresh tokens
+    only: those sampled by the weights that the step updates. In later minibatches, training itself
+    makes the learner differ from the engine.
+
+    Args:
+        results: metrics of each optimiser step.
     """
     merged: Metrics = {}
     for key in dict.fromkeys(key for result in results for key in result):
@@ -121,8 +131,13 @@ def merge_updates(results: Sequence[Mapping[str, float]]) -> Metrics:
 def approximate_kl(
     rows: Sequence[Row], before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]
 ) -> float:
-    """Return KL(before‖after) per trained token of the rows, by the estimator k3 of their
-    log-probabilities."""
+    """Return KL(before‖after) per trained token, by the estimator k3; 0 without trained tokens.
+
+    Args:
+        rows: scored rows.
+        before: per row, the log-probabilities of its tokens before the update.
+        after: per row, the log-probabilities of its tokens after the update.
+    """
     log_ratios = [
         max(-LOG_RATIO_LIMIT, min(LOG_RATIO_LIMIT, new - old))
         for row, olds, news in zip(rows, before, after, strict=True)
@@ -133,7 +148,7 @@ def approximate_kl(
 
 
 def alarms(metrics: Mapping[str, float]) -> list[str]:
-    """Return the problems of an update in words."""
+    """Return a warning for each problem that the metrics of an update show; empty if none."""
     notes = []
     gap = metrics.get("logprob_gap_mean", 0.0)
     if metrics.get("fresh_tokens") and not gap <= GAP_ALARM:  # NaN too
@@ -152,7 +167,10 @@ def alarms(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _why_skipped(metrics: Mapping[str, float]) -> str:
-    """Return why updates were skipped. A mean over updates is not finite if one value was not."""
+    """Return why updates were skipped, from `loss` and `grad_norm`, the means over the updates.
+
+    A mean is not finite if a single value is not.
+    """
     values = {name: metrics[name] for name in ("loss", "grad_norm") if name in metrics}
     if len(values) == 2 and all(map(math.isfinite, values.values())):
         return "their rows had no token to train"

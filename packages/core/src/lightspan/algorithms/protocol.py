@@ -1,8 +1,8 @@
 """Algorithm: the protocol of one training step.
 
-The trainer owns store, gateway, engine, learner, runners and checkpoints; an algorithm owns one
-step. A custom algorithm is a subclass of `Algorithm` with `policies`, `routing` and `run_step`,
-which uses a `TrainerContext`: `examples/own_algorithm` has one in fifty lines.
+The trainer runs store, gateway, engine, learner, runners and checkpoints; an algorithm runs one
+step. A custom algorithm is a subclass of `Algorithm` with `policies`, `routing` and `run_step`;
+`run_step` gets a `TrainerContext`. `examples/own_algorithm` is an algorithm in fifty lines.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ Metrics = dict[str, float]
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """Policy of an agent with its own model or LoRA: `optimize={"planner": Policy(…)}`.
-
-    Agents with equal `name` share weights; the default is the agent's name.
-    """
+    """Policy of an agent with its own model or LoRA: `optimize={"planner": Policy(…)}`."""
 
     name: str | None = None
+    """Name of the policy; agents with the same policy name share weights. None for the agent's
+    name."""
     model: str | None = None
-    """Starting weights; None for the algorithm's."""
+    """Starting weights; None for the algorithm's `model`."""
     lora: LoRA | None = None
+    """Adapter settings; None for the algorithm's `lora`."""
 
     def __post_init__(self) -> None:
         for name in ("name", "model"):
@@ -77,8 +77,8 @@ class TrainerContext(Protocol):
 
     @property
     def path(self) -> Path:
-        """The run's folder. An algorithm's files in its `journal` survive a resume from any
-        checkpoint."""
+        """The run's folder. A resume from any checkpoint keeps all files in its subfolder
+        `journal`."""
 
     @property
     def tasks(self) -> Sequence[Json]:
@@ -86,11 +86,11 @@ class TrainerContext(Protocol):
 
     @property
     def step(self) -> int:
-        """The current optimiser iteration, 1 first."""
+        """Number of the current iteration, starting at 1."""
 
     @property
     def last_step(self) -> int:
-        """The last planned iteration; a run may end earlier."""
+        """Number of the last planned iteration; a run may end earlier."""
 
     @property
     def rng(self) -> random.Random:
@@ -98,11 +98,12 @@ class TrainerContext(Protocol):
 
     @property
     def versions(self) -> dict[str, int]:
-        """Policy → version that the engine serves."""
+        """Policy → version of its weights in the engine."""
 
     @property
     def in_flight(self) -> Mapping[str, int]:
-        """Submitted groups that were not taken, in order → publications since submission."""
+        """Group id → number of publications since its submission, for each group that was submitted
+        and not taken; in order of submission."""
 
     def next_tasks(self, count: int) -> list[Json]:
         """Return the next training tasks, in shuffled epochs.
@@ -118,13 +119,14 @@ class TrainerContext(Protocol):
         *,
         resources: Resources | Sequence[Resources] | None = None,
     ) -> list[Episode]:
-        """Run the app on each task `group_size` times, and wait.
+        """Run the app on each task `group_size` times, and return the episodes when all have ended.
 
-        The episodes of a group share `group_id` and are contiguous.
+        The episodes of one task form a group: they share `group_id` and are contiguous.
 
         Args:
-            resources: resources that extend or override the algorithm's (`Algorithm.resources`),
-                for all tasks or one mapping per task, so that candidates run in parallel.
+            resources: resources that extend or override the algorithm's (`Algorithm.resources`):
+                one mapping for all tasks, or one mapping per task, for example to compare
+                candidates in parallel; None for the algorithm's alone.
         """
 
     async def submit(
@@ -134,27 +136,39 @@ class TrainerContext(Protocol):
         *,
         resources: Resources | Sequence[Resources] | None = None,
     ) -> list[str]:
-        """Start the app on each task `group_size` times, in train mode, and return the ids of the
-        groups without waiting for `take`.
+        """Start the app on each task `group_size` times in train mode, without waiting.
 
-        Running calls continue while weights are published; each token records its version. After a
-        resume, groups that were not taken start again: `next_tasks` returns their tasks first.
+        `take` returns the episodes. Running calls continue while weights are published; each token
+        records the version of its weights. After a resume, `next_tasks` first returns the tasks of
+        groups that were not taken.
+
+        Returns:
+            One group id per task.
 
         Args:
             resources: see `rollouts`.
         """
 
     async def take(self, count: int, first: Sequence[str] = ()) -> list[Episode]:
-        """Wait for `count` submitted groups, including those of `first`, and return their episodes.
+        """Wait until `count` submitted groups have ended, and return their episodes.
 
-        Whole groups are returned, once each: those of `first`, then the ones that ended earliest.
+        Each group is returned whole and only once: first the groups of `first`, then those that
+        ended earliest.
+
+        Args:
+            count: number of groups.
+            first: ids of groups to wait for, at most `count`.
 
         Raises:
-            ConfigError: fewer groups are in flight, or one of `first` is not.
+            ConfigError: fewer than `count` groups are in flight, a group of `first` is not in
+                flight, or `first` has more than `count` groups.
         """
 
     async def learn(self, function: Callable[[], Any]) -> Any:
-        """Run a function of the learner in its thread, so that it does not block the event loop."""
+        """Run `function` in the learner's thread, and return its result.
+
+        Computations of `learner` would block the event loop elsewhere.
+        """
 
     async def publish(self) -> None:
         """Publish the learner's weights to the engine as new versions."""
@@ -166,15 +180,20 @@ class TrainerContext(Protocol):
         """Record the advantage and weight of each transition of this step for `inspect`."""
 
     def record_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
-        """Record why calls of this step cannot be computed under their grammar, for `inspect`."""
+        """Record the transitions of this step that the learner cannot compute, for `inspect`.
+
+        Args:
+            mismatches: transition → why it cannot be computed under its grammar.
+        """
 
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """A learning algorithm. Methods with a body are defaults.
+    """A learning algorithm. Members with a body are defaults.
 
-    A subclass overrides a default by a property or a class attribute, such as a dataclass field
-    with a default (`seed: int = 0`); an attribute set in `__init__` alone does not.
+    A subclass overrides a default property by a property or a class attribute, such as a dataclass
+    field with a default (`seed: int = 0`). An attribute that is only set in `__init__` does not
+    override a property.
     """
 
     @property
@@ -192,17 +211,21 @@ class Algorithm(Protocol):
 
     @property
     def critic(self) -> Critic | None:
-        """The critic's settings; None without a critic."""
+        """Settings of the critic; None if the algorithm trains no critic."""
         return None
 
     @property
     def tasks_per_step(self) -> int:
-        """Tasks per iteration, which determine the iterations per epoch."""
+        """Tasks per iteration, from which the trainer computes the iterations per epoch."""
         return 16
 
     @property
     def group_size(self) -> int:
-        """Rollouts per task of an iteration. A dry run uses it and the next four for estimates."""
+        """Rollouts per task of an iteration.
+
+        A dry run estimates a step from `group_size`, `minibatches`, `loss`, `batch_config` and
+        `coverages`.
+        """
         return 1
 
     @property
@@ -217,13 +240,17 @@ class Algorithm(Protocol):
 
     @property
     def batch_config(self) -> BatchConfig:
-        """Settings of batches."""
+        """Settings for building a batch from episodes."""
         return BatchConfig()
 
     def coverages(
         self, episodes: Sequence[Episode], *, modes: Collection[Mode] = (Mode.TRAIN,)
     ) -> list[Coverage]:
-        """Return the status of every call, one coverage per episode."""
+        """Return one coverage per episode, which has the status of each call (trained or why not).
+
+        Args:
+            modes: modes of rollouts whose calls are trained.
+        """
         routing = self.routing()
         return [classify_calls(episode, routing, modes=modes) for episode in episodes]
 
@@ -234,13 +261,13 @@ class Algorithm(Protocol):
 
     @property
     def failure_reward(self) -> float | None:
-        """Reward of a rollout whose app failed; None leaves it unscored."""
+        """Reward of a rollout whose app failed; None leaves the rollout unscored."""
         return None
 
     @property
     def total_steps(self) -> int | None:
-        """Number of iterations, if the algorithm itself determines it; then `Trainer` takes
-        none."""
+        """Number of iterations that the algorithm sets itself, so that `Trainer` accepts no `steps`
+        or `epochs`; None if the trainer sets it."""
         return None
 
     @property
@@ -250,65 +277,75 @@ class Algorithm(Protocol):
 
     @property
     def search_rollouts(self) -> int:
-        """Maximum rollouts of all these iterations together."""
+        """Maximum number of rollouts in all `searches` iterations together."""
         return 0
 
     @property
     def base_model(self) -> str:
-        """Model for agents that are frozen as `"base"`."""
+        """Starting weights that serve agents with `frozen="base"`."""
         return next(iter(self.policies().values())).model
 
     def check(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> None:
-        """Raise `UnsupportedError` for an option that this engine or learner does not support."""
+        """Check the capabilities of engine and learner against the algorithm's options.
+
+        Raises:
+            UnsupportedError: `engine` or `learner` does not support an option.
+        """
         return
 
     def policies(self) -> dict[str, PolicySpec]:
-        """Return the policies to train.
+        """Return policy → starting weights and parametrisation, for all policies to train.
 
-        Without any (something else than weights is learned), there is neither engine nor learner,
-        and every call goes where the app points it.
+        If the mapping is empty, no weights are trained: the run has neither engine nor learner, and
+        calls go to the endpoints of the app or of the routing.
         """
 
     def resources(self) -> Resources:
-        """Return the current resources of apps by name; the trainer adds `routing`."""
+        """Return name → current resource for the app; the trainer adds `routing`."""
         return {}
 
     def learned_prompts(self) -> Mapping[str, LearnedPrompt]:
-        """Return the learned prompts with their originals, for `FitResult.prompts`."""
+        """Return name → learned prompt with its original text, for `FitResult.prompts`."""
         return {}
 
     def routing(self) -> Routing:
-        """Return the destinations of agents' calls."""
+        """Return the rules that send each agent's calls to a policy or an endpoint."""
 
     async def run_step(self, trainer: TrainerContext) -> Metrics:
         """Run one iteration (rollouts, update, publish), and return its metrics."""
 
     def state(self) -> dict[str, Json]:
-        """Return the state for a checkpoint, without the learner's, as JSON."""
+        """Return the algorithm's state for a checkpoint, as JSON values.
+
+        The state of the learner is saved separately.
+        """
         return {}
 
     def load_state(self, state: dict[str, Json]) -> None:
-        """Restore the result of `state`."""
+        """Restore the state that the method `state` returned."""
         return
 
     def describe_choices(self) -> list[str]:
-        """Return automatic choices of settings, with reasons, as text."""
+        """Return one line of text for each setting that the algorithm chose itself, with reason."""
         return []
 
     def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
-        """Return findings about the rollouts of a dry run, as text.
+        """Return findings about the rollouts of a dry run, one line of text each.
 
         Raises:
-            ConfigError: `fit` would fail.
+            ConfigError: the episodes show that `fit` would fail.
         """
         return []
 
     def config(self) -> dict[str, Json]:
-        """Return the settings for `config.json`. Only equal settings can resume a run."""
+        """Return the settings for `config.json`; a run is resumed with equal settings only."""
         return {"algorithm": self.name, "seed": self.seed}
 
 
 def local_model(model: str | Path) -> str:
-    """Return the model's name, or its folder as an absolute path (a resume may run elsewhere)."""
+    """Return `model` as an absolute path if it is a folder, else unchanged as text.
+
+    With an absolute path, a run can be resumed from another working folder.
+    """
     path = Path(model).expanduser()
     return str(path.resolve()) if path.is_dir() else str(model)

@@ -1,8 +1,9 @@
 """Attempts recorded in production (`lightspan.record`), read with their scores.
 
-Feedback counts here, although it is late: `apply_feedback` makes it effective. The score of a call
-is its own feedback or reward, else that of its attempt; an attempt's own score is its feedback,
-else the reward that the app emitted. Calls and attempts without a score are never chosen by score.
+Rewards that arrive late are ignored elsewhere, but `apply_feedback` lets late feedback count here.
+The score of a call is its own feedback or reward, else the score of its attempt. The score of an
+attempt is its feedback, else the reward that the app emitted. A filter by score never selects calls
+or attempts without a score.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Time = datetime | float | str
 
 
 class RecordedAttempt(NamedTuple):
-    """Attempt of production, with effective feedback."""
+    """Attempt recorded in production; rewards of `episode` include late feedback."""
 
     state: RolloutState
     attempt: Attempt
@@ -43,18 +44,22 @@ class RecordedAttempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Filter of attempts."""
+    """Filter of recorded attempts by service and start time."""
 
     service: str | None = None
     """Name of the service; None for all."""
     since: float | None = None
-    """Earliest start, in seconds since the epoch."""
+    """Earliest start in seconds since the epoch, inclusive; None for no limit."""
     until: float | None = None
-    """End of the range of starts, exclusive."""
+    """Latest start in seconds since the epoch, exclusive; None for no limit."""
 
     @classmethod
     def of(cls, service: str | None, since: Time | None, until: Time | None) -> Query:
-        """Return the query for options of a user. Raises `ConfigError` for an invalid time."""
+        """Return the query for a user's options; see `Query` for None.
+
+        Raises:
+            ConfigError: `since` or `until` is not a time.
+        """
         return cls(
             service=service,
             since=None if since is None else parse_time(since, "since"),
@@ -62,7 +67,7 @@ class Query:
         )
 
     def matches(self, attempt: Attempt) -> bool:
-        """Return whether the attempt started within the range."""
+        """Return whether the attempt started between `since` and `until`; `service` is ignored."""
         since = -math.inf if self.since is None else self.since
         until = math.inf if self.until is None else self.until
         return since <= attempt.started_at < until
@@ -73,7 +78,7 @@ _SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def seconds_ago(text: str) -> float | None:
-    """Return an age (`2h`, `7d`) in seconds; None for another text."""
+    """Return an age (`2h`, `7d`) in seconds; None if `text` is not an age."""
     ago = _AGO.fullmatch(text)
     return None if ago is None else float(ago[1]) * _SECONDS[ago[2]]
 
@@ -81,8 +86,12 @@ def seconds_ago(text: str) -> float | None:
 def parse_time(value: Time, name: str) -> float:
     """Return a time in seconds since the epoch.
 
+    Args:
+        value: time in any form of `Time`.
+        name: name of the option, for the error message.
+
     Raises:
-        ConfigError: the value is not a time.
+        ConfigError: `value` is not a time.
     """
     if isinstance(value, datetime):
         return value.timestamp()
@@ -100,7 +109,10 @@ def parse_time(value: Time, name: str) -> float:
 
 
 async def read_attempts(store: Store, query: Query) -> AsyncIterator[RecordedAttempt]:
-    """Yield the attempts that match, oldest first, read in chunks to bound memory."""
+    """Yield the attempts recorded in production that match `query`, oldest first.
+
+    They are read in chunks of `CHUNK_SIZE` rollouts to bound memory.
+    """
     states = await store.rollouts(run_id=query.service, mode=Mode.PRODUCTION)
     for start in range(0, len(states), CHUNK_SIZE):
         chunk = {s.rollout.rollout_id: s for s in states[start : start + CHUNK_SIZE]}
@@ -121,8 +133,10 @@ async def read_attempts(store: Store, query: Query) -> AsyncIterator[RecordedAtt
 
 
 def apply_feedback(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans with effective feedback: per attempt and call the last one that arrived,
-    marked as in time and later than every other reward, whatever the clocks.
+    """Return the spans with feedback changed so that it counts as the last reward.
+
+    Of the feedback on the attempt and on each call, only the last to arrive is kept. It is marked
+    as not late and starts after all rewards, so that clocks that differ do not matter.
 
     Args:
         spans: spans of one attempt, in order of arrival (`Store.spans`).
@@ -141,15 +155,19 @@ def is_feedback(span: Span) -> bool:
 
 
 def score_of(episode: Episode, call: Call) -> float | None:
-    """Return the call's last reward, else the episode's; None: unscored."""
+    """Return the call's last reward, or the episode's if the call has none; None if unscored."""
     return call.reward if call.rewards else episode.reward
 
 
 def reward_bound(name: str, value: float | None) -> float | None:
     """Return a limit of rewards as float; None for no limit.
 
+    Args:
+        name: name of the option, for the error message.
+        value: the limit; None for no limit.
+
     Raises:
-        ConfigError: the value is not a finite number.
+        ConfigError: `value` is not a finite number.
     """
     if value is None:
         return None

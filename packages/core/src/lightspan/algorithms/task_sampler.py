@@ -13,8 +13,8 @@ class Epochs:
 
     Args:
         tasks: the tasks of one epoch.
-        seed: seed of the order. Each epoch derives its own, so that a resumed run finds any place
-            without replaying earlier epochs.
+        seed: seed of the order. Each epoch derives its own seed from it, so that a resumed run gets
+            the same order without repeating earlier epochs.
     """
 
     def __init__(self, tasks: Sequence[Json], seed: int | str) -> None:
@@ -24,7 +24,7 @@ class Epochs:
         self._order: list[int] = []
 
     def take(self, start: int, count: int) -> list[Json]:
-        """Return `count` tasks from the place `start`; places continue over all epochs."""
+        """Return `count` tasks, beginning with number `start`, counted from 0 over all epochs."""
         return [self._at(place) for place in range(start, start + count)]
 
     def _at(self, place: int) -> Json:

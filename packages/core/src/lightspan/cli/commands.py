@@ -15,8 +15,12 @@ from lightspan.schema.redaction import without_keys
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # escape characters that it cannot encode
+    """Run the `lightspan` command and return its exit status.
+
+    Args:
+        arguments: command-line arguments without the program's name; None for those of `sys.argv`.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # escape characters that stdout cannot encode
         sys.stdout.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if arguments is None else arguments
     if words and (extra := _missing_extra(words[0])):
@@ -45,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _missing_extra(command: str) -> str | None:
-    """Return the extra that installs a command; None if it is installed or unknown."""
+    """Return the extra of the package that installs `command`; None if the command is installed or
+    unknown."""
     return None if command in installed_plugins("commands") else extra_of("commands", command)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def add(commands: Any) -> None:
-    """Add the subcommand."""
+    """Add the subcommand `feedback` to argparse's subparsers `commands`."""
     parser = commands.add_parser(
         "feedback",
         help="reward an attempt or a call after the fact",

@@ -10,7 +10,7 @@ from lightspan.errors import ConfigError
 
 
 def add(commands: Any) -> None:
-    """Add the subcommand."""
+    """Add the subcommand `prune` to argparse's subparsers `commands`."""
     parser = commands.add_parser(
         "prune",
         help="delete rollouts that ended long ago from a store",
@@ -48,10 +48,10 @@ def _run(options: argparse.Namespace) -> str | None:
 
 
 def _confirm(question: str) -> bool:
-    """Ask the user to confirm.
+    """Ask the user `question` and return whether the answer is yes.
 
     Raises:
-        ConfigError: the standard input is no terminal.
+        ConfigError: the standard input is not a terminal.
     """
     if not sys.stdin.isatty():
         raise ConfigError("deleted rollouts cannot be restored: add --yes to confirm")
@@ -59,7 +59,11 @@ def _confirm(question: str) -> bool:
 
 
 async def _prune(store: Any, age_s: float, reporter: Any) -> tuple[int, int]:
-    """Return the numbers of deleted and of remaining rollouts."""
+    """Delete rollouts that ended more than `age_s` seconds ago.
+
+    Returns:
+        The numbers of deleted and of remaining rollouts.
+    """
     from lightspan.stores.protocol import PRUNED_AT_ONCE
 
     async with store:

@@ -49,8 +49,8 @@ Unit = Literal["rollout", "agent"]
 
 RELATIVE_TOLERANCE: Final = 1e-9
 ABSOLUTE_TOLERANCE: Final = 1e-12
-"""Rewards are sums of floats: equal values may differ by rounding, and dividing by so tiny a spread
-would give them full-size advantages."""
+"""Differences up to these tolerances count as none: equal rewards may differ by rounding, because
+they are sums of floats, and division by so small a spread would give full-size advantages."""
 T = TypeVar("T")
 
 
@@ -68,11 +68,12 @@ class BaselineScale(msgspec.Struct, frozen=True):
     baseline: float
     scale: float
     size: int
-    """Scored observations in the population."""
+    """Number of scored observations in the population."""
     zero_reason: ZeroReason | None = None
+    """Why the advantage is 0; None if it is computed."""
 
     def advantage(self, credit: float) -> float:
-        """Return the normalised credit, 0 if there is a `zero_reason`."""
+        """Return `(credit - baseline) / scale`, or 0 if there is a `zero_reason`."""
         return 0.0 if self.zero_reason is not None else (credit - self.baseline) / self.scale
 
 
@@ -90,7 +91,9 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 def grpo(values: Sequence[float | None]) -> list[BaselineScale]:
-    """Return mean and standard deviation, ddof 1 (GRPO, arXiv 2402.03300).
+    """Return per value the mean as baseline and the standard deviation, ddof 1, as scale.
+
+    This is GRPO (arXiv 2402.03300).
 
     Example:
         >>> [round(each.advantage(1.0), 3) for each in grpo([1, 0, 0, 0, 0, 0, 0, 0])][0]
@@ -100,12 +103,16 @@ def grpo(values: Sequence[float | None]) -> list[BaselineScale]:
 
 
 def dr_grpo(values: Sequence[float | None]) -> list[BaselineScale]:
-    """Return the mean, with scale 1 (Dr. GRPO, arXiv 2503.20783)."""
+    """Return per value the mean as baseline and 1 as scale (Dr. GRPO, arXiv 2503.20783)."""
     return _fill(values, lambda scored: [(_mean(scored), 1.0)] * len(scored))
 
 
 def rloo(values: Sequence[float | None]) -> list[BaselineScale]:
-    """Return the mean of the others (RLOO, arXiv 2402.14740): Dr. GRPO times G / (G - 1)."""
+    """Return per value the mean of the other values as baseline and 1 as scale.
+
+    This is RLOO (arXiv 2402.14740). With G values, its advantages are those of Dr. GRPO times
+    G / (G - 1).
+    """
 
     def others(scored: list[float]) -> list[tuple[float, float]]:
         total = math.fsum(scored)
@@ -115,8 +122,11 @@ def rloo(values: Sequence[float | None]) -> list[BaselineScale]:
 
 
 def ppo(values: Sequence[float | None]) -> list[BaselineScale]:
-    """Return mean and standard deviation (ddof 1; 1 if undefined): the scale of a critic's
-    advantages."""
+    """Return per value the mean as baseline and the standard deviation, ddof 1, as scale.
+
+    The scale is 1 for fewer than two values or identical ones. With a critic only the scale is
+    used, because the critic gives the baseline.
+    """
     scored = _scored(values)
     statistics = BaselineScale(
         _mean(scored) if scored else 0.0,
@@ -128,10 +138,10 @@ def ppo(values: Sequence[float | None]) -> list[BaselineScale]:
 
 
 def usable(value: float | None) -> float | None:
-    """Return the value as float64 (True is 1.0), None if it is unscored.
+    """Return `value` as float64 (True is 1.0); None for None, NaN or infinity.
 
     Raises:
-        RewardError: the value is not a number.
+        RewardError: `value` is not a number.
     """
     if value is None:
         return None
@@ -141,8 +151,8 @@ def usable(value: float | None) -> float | None:
 
 
 def identical(values: Sequence[float]) -> bool:
-    """Return whether values differ by no more than rounding: 1e-9 of the largest magnitude, or
-    1e-12."""
+    """Return whether values differ by at most 1e-9 of the largest magnitude, or 1e-12, that is, by
+    rounding."""
     low, high = min(values), max(values)
     largest = max(abs(low), abs(high))
     return high - low <= max(RELATIVE_TOLERANCE * largest, ABSOLUTE_TOLERANCE)
@@ -155,7 +165,13 @@ def _scored(values: Sequence[float | None]) -> list[float]:
 def _fill(
     values: Sequence[float | None], rule: Callable[[list[float]], list[tuple[float, float]]]
 ) -> list[BaselineScale]:
-    """Apply a rule, which returns (baseline, scale), to the scored values."""
+    """Return baseline and scale of each value.
+
+    Args:
+        values: values of one population; None, NaN and infinity are unscored.
+        rule: function of the scored values that returns (baseline, scale) of each. It is called
+            only if their advantages are not all zero.
+    """
     scored = _scored(values)
     size, reason = len(scored), _zero_reason(scored)
     pairs = iter(rule(scored) if reason is None else [(_mean(scored), 1.0) for _ in scored])
@@ -168,7 +184,11 @@ def _fill(
 
 
 def _zero_reason(scored: Sequence[float]) -> ZeroReason | None:
-    """Return why all advantages of these values are zero; None if they are not."""
+    """Return why all advantages of a population are zero; None if they are not.
+
+    Args:
+        scored: the scored values of the population.
+    """
     if not scored:
         return ZeroReason.UNSCORED
     if len(scored) == 1:
@@ -182,10 +202,10 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return the standard deviation, ddof 1, of values that differ.
+    """Return the standard deviation, ddof 1, of values that are not `identical`.
 
-    Deviations are divided by the widest one first, because squares of very large or small rewards
-    would overflow or vanish.
+    Deviations are divided by the largest deviation before they are squared, because squares of very
+    large or small rewards would overflow or vanish.
     """
     mean = _mean(values)
     widest = max(abs(value - mean) for value in values)
@@ -200,7 +220,7 @@ def normalise(estimator: Estimator, observations: Sequence[Observation]) -> list
     """Return baseline and scale of each observation of a batch.
 
     Raises:
-        ConfigError: the estimator is unknown.
+        ConfigError: `estimator` is unknown.
     """
     check_choice("estimator", estimator, ESTIMATORS)
     if estimator == "reinforce++_baseline":
@@ -219,7 +239,13 @@ def _apply(
     key: Callable[[Observation], Hashable],
     rule: Callable[[Sequence[Observation]], list[BaselineScale]],
 ) -> list[BaselineScale]:
-    """Apply a rule to each population; return the results in the order of the observations."""
+    """Return baseline and scale of each observation, in the same order.
+
+    Args:
+        observations: observations of the batch.
+        key: function that returns the key of an observation's population.
+        rule: function that returns baseline and scale of each observation of a population.
+    """
     statistics: dict[int, BaselineScale] = {}
     for places in places_by(observations, key).values():
         statistics.update(zip(places, rule([observations[p] for p in places]), strict=True))
@@ -227,10 +253,10 @@ def _apply(
 
 
 def _centre_by_group(batch: Sequence[Observation]) -> list[BaselineScale]:
-    """Return each group's mean and the batch's standard deviation of differences from it (baseline
-    form of REINFORCE++).
+    """Return per observation its group's mean and the batch's scale (`reinforce++_baseline`).
 
-    Groups of one and groups of identical values count in the batch, as zeros.
+    The scale is the standard deviation of all differences from the group's mean. Groups of one and
+    groups of identical values contribute differences of zero.
     """
     centred = _apply(batch, lambda o: o.group_id, lambda group: dr_grpo([o.value for o in group]))
     differences = [
@@ -244,7 +270,7 @@ def _centre_by_group(batch: Sequence[Observation]) -> list[BaselineScale]:
 
 
 def places_by(items: Sequence[T], key: Callable[[T], Hashable]) -> dict[Hashable, list[int]]:
-    """Return key → the indices of its items."""
+    """Return key → indices of the items with this key."""
     places: dict[Hashable, list[int]] = defaultdict(list)
     for place, item in enumerate(items):
         places[key(item)].append(place)
@@ -252,10 +278,10 @@ def places_by(items: Sequence[T], key: Callable[[T], Hashable]) -> dict[Hashable
 
 
 def groups_without_variance(rewards: Mapping[str, Sequence[float | None]]) -> dict[str, ZeroReason]:
-    """Return the groups whose advantages are all zero, with the reason.
+    """Return group id → reason, for groups whose advantages are all zero.
 
     Args:
-        rewards: group id → the rewards of its rollouts.
+        rewards: group id → returns of its rollouts; None for a rollout without a return.
     """
     reasons = {group_id: _zero_reason(_scored(values)) for group_id, values in rewards.items()}
     return {group_id: reason for group_id, reason in reasons.items() if reason is not None}
@@ -265,7 +291,7 @@ def groups_without_variance(rewards: Mapping[str, Sequence[float | None]]) -> di
 
 
 class CreditTerm(msgspec.Struct, frozen=True):
-    """Further part of an advantage: weight · (credit - baseline) / scale."""
+    """Summand of an advantage: weight · (credit - baseline) / scale."""
 
     name: str
     credit: float
@@ -301,27 +327,28 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     expected: float | None = None
     """The critic's value of the call; None without a critic."""
     value: float
-    """Return of the rollout: its unit's observation."""
+    """Return of the rollout, which is the value of its observations."""
     baseline: float
     scale: float
     size: int
-    """Observations in the statistics."""
+    """Number of observations in the statistics."""
     zero_reason: ZeroReason | None = msgspec.field(name="zero")
     turn: int = 0
     others: int = 0
-    """Calls of other rollouts (`at_grpo`: of its own too) in the baseline."""
+    """Number of other calls in the baseline: of other rollouts, with `at_grpo` of all rollouts."""
     against: str = "rollouts"
-    """Relation of those calls to this one; "rollouts": the baseline is made of returns."""
+    """What the other calls share with the call, such as "in its turn"; "rollouts" if the baseline
+    is made of returns."""
     compared: float | None = None
-    """Number that the baseline is subtracted from; None: `credit`."""
+    """Number from which the baseline is subtracted; None for `credit`."""
     terms: tuple[CreditTerm, ...] = ()
-    """Further parts of the advantage."""
+    """Further summands of the advantage."""
     tokens: int
-    """Trained tokens of the call."""
+    """Number of trained tokens of the call."""
     token_weight: float
     """Weight of each token in the loss."""
     share: float
-    """The call's share of its rollout's weight (for its policy)."""
+    """The call's share of the weight of all tokens of its rollout and policy, 0 to 1."""
 
     @property
     def advantage(self) -> float:

@@ -67,11 +67,13 @@ class Observed(NamedTuple):
 
     value: float
     after: int | None
-    """Sequence number; the histories of model calls that began after it include the value. None:
-    unplaced."""
+    """Sequence number; the histories of model calls that began after it include the value. None if
+    no history can include the value."""
     cause: CallKey | None
-    """The model call that caused it; None: the last turn that ended by `since`."""
+    """The model call that caused the value; None if unknown, so that the last turn that ended by
+    `since` counts as the cause."""
     since: int | None
+    """Sequence number up to which model calls ended before the tool call; None if unknown."""
 
 
 class ToolSuccess(msgspec.Struct, frozen=True, kw_only=True, tag="tool_success"):
@@ -93,7 +95,11 @@ class ToolSuccess(msgspec.Struct, frozen=True, kw_only=True, tag="tool_success")
         return tag if self.tools == "*" else f"{tag}[{self.tools}]"
 
     def observe(self, trace: Trace) -> list[Observed]:
-        """Return the values of an attempt's tool calls."""
+        """Return the value of each tool call whose name matches `tools` and whose success is known.
+
+        Args:
+            trace: model calls and tool calls of an attempt.
+        """
         return [
             Observed(float(tool.succeeded), after, tool.call, since)
             for tool, after, since in trace.tools
@@ -103,8 +109,8 @@ class ToolSuccess(msgspec.Struct, frozen=True, kw_only=True, tag="tool_success")
 
 SignalFunction = Callable[[History], float]
 Signal = ToolSuccess | SignalFunction
-"""A function takes the history of a turn. As a potential it returns the value of the state before
-the turn, as a bonus that of the state after it; both are multiplied by `scale`."""
+"""`ToolSuccess`, or a function of a history. With `mode="potential"` the function gets the history
+before a turn, with `mode="bonus"` the history after it; its value is multiplied by `scale`."""
 
 
 def signal_name(signal: Signal) -> str:
@@ -127,7 +133,8 @@ class AIR:
         mode: `potential` does not change which policy is best; `bonus` may.
 
     Raises:
-        ConfigError: something else than a signal, or two of one name; a scale not above 0.
+        ConfigError: `signals` is empty or no sequence, contains something that is not a signal, or
+            has two signals with one name; `scale` is not above 0; `mode` is unknown.
     """
 
     signals: Sequence[Signal] = (ToolSuccess(),)
@@ -154,8 +161,10 @@ class AIR:
             raise ConfigError(f"AIR: two signals are named {twice[0]!r}: metrics would mix them")
 
     def config(self) -> dict[str, Json]:
-        """Return the settings as JSON, functions by module and name. A change of a function's code
-        does not show."""
+        """Return the settings as JSON values, with functions as module and name.
+
+        A change of a function's code does not change the result.
+        """
         return {
             "mode": self.mode,
             "scale": self.scale,
@@ -177,7 +186,7 @@ def _check_signal(signal: Signal) -> None:
 
 
 def check_air(air: AIR | None, credit: Credit) -> None:
-    """Raise `ConfigError` if AIR has no effect, or is undefined, with this credit rule."""
+    """Raise `ConfigError` if `air` has no effect, or is undefined, with the rule `credit`."""
     if air is None:
         return
     if air.mode == "potential" and isinstance(credit, Terminal | GAE):
@@ -201,13 +210,14 @@ class Shaping:
     """AIR's part of the credits of an episode's selected calls."""
 
     credits: Mapping[CallKey, float] = field(default_factory=dict)
-    """-Phi(s_t), or bonuses."""
+    """Call → number to add to its credit: -Phi(s_t), or the bonuses."""
     observed: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Signal → its values."""
+    """Name of a signal → its values."""
     total: float = 0.0
-    """Sum of all bonuses, undiscounted: part of the rollout's return."""
+    """Sum of all bonuses, undiscounted, as a part of the rollout's return; 0 for potentials."""
     unplaced: int = 0
-    """Values that no history can include (potential), or that no selected call caused (bonus)."""
+    """Number of values without effect: no history can include them (potential), or no selected call
+    caused them (bonus)."""
 
 
 def shape(air: AIR, credit: Credit, episode: Episode, coverage: Coverage) -> Shaping:
@@ -228,10 +238,12 @@ def shape(air: AIR, credit: Credit, episode: Episode, coverage: Coverage) -> Sha
 def bonuses(
     air: AIR | None, credit: Credit, episodes: Sequence[Episode], coverages: Sequence[Coverage]
 ) -> dict[str, float]:
-    """Return attempt → the sum of its bonuses, a part of its return; empty without bonuses.
+    """Return attempt id → sum of the bonuses, which is a part of the rollout's return.
+
+    Empty unless `air` has `mode="bonus"`.
 
     Raises:
-        ConfigError: as `shape`.
+        ConfigError: see `shape`.
     """
     if air is None or air.mode != "bonus":
         return {}
@@ -242,9 +254,9 @@ def bonuses(
 
 
 def turn_positions(turns: Turns) -> list[int]:
-    """Return, per turn, the sequence number of its first call; 0 without a gateway call.
+    """Return, per turn, the sequence number at which its first call began, in ascending order.
 
-    They ascend.
+    0 for a turn without a call through the gateway.
     """
     starts: dict[int, int] = {}
     for call, turn in turns:
@@ -274,7 +286,12 @@ def _potentials(air: AIR, trace: Trace, turns: Turns) -> Shaping:
 
 
 def _means_before(observed: Iterable[Observed], positions: Sequence[int]) -> list[float]:
-    """Return, per position (ascending), the mean of the values before it; 0 without any."""
+    """Return, per position, the mean of the values placed before it; 0 if there are none.
+
+    Args:
+        observed: values of a signal.
+        positions: sequence numbers of turns, ascending.
+    """
     placed = sorted((each.after, each.value) for each in observed if each.after is not None)
     totals = [0.0, *accumulate(value for _, value in placed)]
     counts = [bisect_left(placed, (position,)) for position in positions]
@@ -312,7 +329,14 @@ def _bonuses(air: AIR, credit: Credit, trace: Trace, turns: Turns) -> Shaping:
 def _bonus_credits(
     credit: Credit, own: Mapping[CallKey, float], shared: Sequence[float], turns: Turns
 ) -> dict[CallKey, float]:
-    """Return the bonuses credited by the rule: to earlier calls, or to every call alike."""
+    """Return call → bonuses credited to it.
+
+    With reward-to-go a call gets its own bonuses and later ones; else every call gets the sum.
+
+    Args:
+        own: call → sum of the bonuses that the call caused.
+        shared: [turns] bonuses that every call of a turn gets.
+    """
     if not isinstance(credit, RewardToGo):
         return dict.fromkeys(own, math.fsum([*own.values(), *shared]))
     by_turn = [0.0] * turns.count
@@ -323,7 +347,11 @@ def _bonus_credits(
 
 
 def _evaluate(signal: SignalFunction, history: History) -> float:
-    """Return a function's value of a history."""
+    """Return the value of a signal's function for `history`.
+
+    Raises:
+        ConfigError: the function failed, or returned no finite number.
+    """
     name = signal_name(signal)
     try:
         value = signal(history)

@@ -12,7 +12,7 @@ from lightspan.schema.token_records import CallOutcome
 
 
 def answer_of(episode: Episode) -> str:
-    """Return the text of the last answer to an agent; empty without one."""
+    """Return the text of the last successful answer of a model; empty if there is none."""
     for call in reversed(episode.calls):
         message = answer_message(call)
         if call.outcome is CallOutcome.OK and message is not None:
@@ -22,14 +22,14 @@ def answer_of(episode: Episode) -> str:
 
 
 def answer_message(call: Call) -> dict[str, Any] | None:
-    """Return the answer of a call as an OpenAI message; None without one."""
+    """Return the answer of a call as an OpenAI message; None if no answer was recorded."""
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
     answers = genai_messages.output_messages_of(attributes)
     return answers[call.choice] if call.choice < len(answers) else None
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """Return the content of a message, and its tool calls."""
+    """Return the content of a message and its tool calls as one text."""
     content = message.get("content")
     text = content if isinstance(content, str) else "" if content is None else json_text(content)
     functions = [call.get("function", {}) for call in message.get("tool_calls", ())]
@@ -38,5 +38,5 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Return any value as JSON."""
+    """Return `value` as JSON; objects that JSON lacks are converted by `str`."""
     return json.dumps(value, ensure_ascii=False, default=str)

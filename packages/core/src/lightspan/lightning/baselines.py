@@ -64,25 +64,25 @@ class CallCredit(msgspec.Struct, frozen=True, kw_only=True):
 
     rollout_id: str
     population: Hashable
-    """Key of the calls that it may be compared with."""
+    """Key of the population; calls with equal keys may be compared with each other."""
     agent_path: str
     turn: int
     credit: float
-    """G, with its penalty, and minus the potential if AIR shapes by one."""
+    """G plus `penalty`, minus the potential if AIR has `mode="potential"`."""
     shaping: float = 0.0
     """Minus the potential: part of `credit`."""
     penalty: float = 0.0
     """Length penalty, at most 0: part of `credit`."""
     value: float
-    """Return of its rollout."""
+    """Return of the call's rollout."""
     statistics: BaselineScale
-    """Statistics of its rollout's observation."""
+    """Statistics of the observation of the call's rollout."""
     key: Hashable = None
-    """Key of its state; None: it shares no state."""
+    """Key of the call's state; None if it shares its state with no other call."""
 
     @property
     def rewards(self) -> float:
-        """The rewards in `credit`. Scales, and whether calls differ, depend on these alone."""
+        """`credit` without `shaping` and `penalty`, from which scales are computed."""
         return self.credit - self.shaping - self.penalty
 
 
@@ -92,25 +92,25 @@ class Comparison(NamedTuple):
     baseline: float
     scale: float
     others: int
-    """Other calls in the baseline (with `rollout`: rollouts, its own included)."""
+    """Number of other calls in the baseline; with `rollout`, of rollouts with its own included."""
     against: str
-    """Relation of those calls to this one, for display."""
+    """What the other calls share with the call, for display (`Explanation.against`)."""
     zero_reason: ZeroReason | None = None
     terms: tuple[CreditTerm, ...] = ()
-    """Further parts of the advantage."""
+    """Further summands of the advantage."""
     expected: float | None = None
-    """The critic's value of the call."""
+    """The critic's value of the call; None without a critic."""
     compared: float | None = None
-    """Number that the baseline is subtracted from; None: the call's credit."""
+    """Number from which the baseline is subtracted; None for the call's credit."""
 
 
 def by_rollout(calls: Sequence[CallCredit], estimator: Estimator) -> list[Comparison]:
-    """Return, per call, the estimator's baseline plus the mean penalty of other rollouts' calls,
-    because returns contain no penalties.
+    """Return, per call, the comparison with the estimator's baseline of returns.
 
-    Where the estimator's mean includes the rollout itself, the mean penalty does too, else a
-    penalty would weigh n/(n - 1) as much as a reward: with rollouts of one call the baseline is
-    that of returns with penalties, as in DAPO.
+    Returns contain no length penalties, so the mean penalty of other rollouts' calls is added to
+    the baseline. Where the estimator's mean includes the rollout itself, the mean penalty does too,
+    else a penalty would weigh n/(n - 1) times as much as a reward. With one call per rollout, the
+    baseline is then that of returns with penalties, as in DAPO.
     """
     if not any(call.penalty for call in calls):
         return [_compare_rollouts(call.statistics) for call in calls]
@@ -127,14 +127,20 @@ def by_rollout(calls: Sequence[CallCredit], estimator: Estimator) -> list[Compar
 
 
 def by_turn(calls: Sequence[CallCredit], estimator: Estimator) -> list[Comparison]:
-    """Return, per call, the mean of other rollouts' calls in the same turn."""
+    """Return, per call, the comparison with other rollouts' calls of the agent in the same turn."""
     rest, turns = _Others(calls, _population), _Others(calls, _turn)
     return [_compare_turns(call, turns, rest, estimator) for call in calls]
 
 
 def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) -> list[Comparison]:
-    """Return, per call, the mean of other rollouts' calls in the same state, shrunk towards that of
-    their turn."""
+    """Return, per call, the comparison with other rollouts' calls in the same state (`anchor`).
+
+    The baseline is their mean credit, shrunk towards the mean of the turn. A call without a key is
+    compared with its turn.
+
+    Args:
+        prior: number of calls that the turn's mean counts for.
+    """
     rest, turns = _Others(calls, _population), _Others(calls, _turn)
     states = _Others([call for call in calls if call.key is not None], _state)
     comparisons = []
@@ -153,7 +159,7 @@ def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) ->
 
 
 def at_grpo(calls: Sequence[CallCredit]) -> list[Comparison]:
-    """Return, per call, AT-GRPO's baseline, as published."""
+    """Return, per call, the comparison by the published AT-GRPO (see the module)."""
     comparisons: dict[int, Comparison] = {}
     for places in places_by(calls, _turn).values():
         mean, scale = _mean_and_spread([calls[place] for place in places])
@@ -165,7 +171,11 @@ def at_grpo(calls: Sequence[CallCredit]) -> list[Comparison]:
 
 
 def gigpo(calls: Sequence[CallCredit], estimator: Estimator, omega: float) -> list[Comparison]:
-    """Return, per call, GiGPO's baseline, as published."""
+    """Return, per call, the comparison by the published GiGPO (see the module).
+
+    Args:
+        omega: weight of the advantage among calls in the same state.
+    """
     terms: dict[int, tuple[CreditTerm]] = {}
     for places in places_by(calls, _state).values():
         mean, scale = _mean_and_spread([calls[place] for place in places])
@@ -197,7 +207,10 @@ def _compare_turns(
 
 
 def _scale(statistics: BaselineScale, estimator: Estimator) -> float:
-    """Return the scale for baselines that exclude the rollout itself."""
+    """Return the scale for a baseline that excludes the call's own rollout.
+
+    It is divided by (n - 1)/n where the estimator's mean includes the rollout.
+    """
     size = statistics.size
     if statistics.zero_reason is not None or estimator in LEAVE_ONE_OUT or size < 2:
         return statistics.scale
@@ -207,8 +220,8 @@ def _scale(statistics: BaselineScale, estimator: Estimator) -> float:
 def _mean_and_spread(calls: Sequence[CallCredit]) -> tuple[float, float | None]:
     """Return (mean of credits, standard deviation of rewards).
 
-    The latter is None for a single call and for identical rewards, where shaping would be the only
-    signal.
+    The standard deviation is None for a single call and for identical rewards, where shaping would
+    be the only difference.
     """
     mean = math.fsum(call.credit for call in calls) / len(calls)
     rewards = [call.rewards for call in calls]
@@ -231,11 +244,11 @@ def _state(call: CallCredit) -> Hashable:
 
 
 class _Others:
-    """Sums of credits over the calls of other rollouts in the same group.
+    """Sums of credits over those calls of a group that belong to other rollouts.
 
     Args:
-        calls: of any rollouts, in any order, because sums are exact.
-        group_of: call → its group.
+        calls: calls of any rollouts, in any order, because sums are exact.
+        group_of: function that returns the key of a call's group.
     """
 
     def __init__(
@@ -251,16 +264,19 @@ class _Others:
         }
 
     def _of(self, call: CallCredit) -> list[tuple[float, int]]:
-        """Return (sum, number of calls) of each other rollout."""
+        """Return (sum, number of calls) per other rollout with calls in the group of `call`."""
         sums = self._sums.get(self._group_of(call), {})
         return [each for rollout, each in sums.items() if rollout != call.rollout_id]
 
     def sum(self, call: CallCredit) -> tuple[float, int]:
-        """Return (sum, number of calls)."""
+        """Return (sum, number) of the credits of other rollouts' calls in the group of `call`."""
         others = self._of(call)
         return math.fsum(total for total, _ in others), sum(count for _, count in others)
 
     def mean(self, call: CallCredit) -> float:
-        """Return the mean over other rollouts of the mean of their calls; 0 without another."""
+        """Return the mean over other rollouts of the mean credit of their calls in the group.
+
+        0 if no other rollout has a call in the group.
+        """
         means = [total / count for total, count in self._of(call)]
         return math.fsum(means) / len(means) if means else 0.0

@@ -21,9 +21,10 @@ default the mean number of trained tokens per scored rollout of the step, which 
 token-mean of DAPO (arXiv 2503.14476). Tokens of a rollout, and C, are counted per policy, because
 policies are trained separately.
 
-The order is: rollouts that count in the statistics (every one for training that ended, is
-undamaged, scored, and sampled by weights fresh enough) → statistics → filters. R and the statistics
-never shrink because of a filter, and every loss is divided by R, never by the number of rows.
+The order is: select the rollouts that count, compute statistics, filter. A rollout counts if it is
+for training, has ended, is undamaged, has a score, and was sampled by weights that are fresh
+enough. No filter changes R or the statistics, and every loss is divided by R, never by the number
+of rows.
 Rollouts whose advantages are all zero get no rows (unless `keep_zero_advantages`, for a loss with
 KL or entropy), but stay in R.
 """
@@ -87,12 +88,14 @@ class BatchConfig:
     overlong: Overlong | None = None
     weight: Weight = "rollout"
     token_constant: float | Mapping[str, float] | None = None
-    """C of weight `token`, or policy → C. None, or a policy without one: the step's mean."""
+    """C of weight `token`, or policy → C. None, or a policy without an entry, stands for the mean
+    number of trained tokens per scored rollout in the step."""
     max_length: int | None = None
-    """Maximum tokens of a sequence; longer calls are rejected, never cut."""
+    """Maximum tokens of a call; longer calls are rejected, never cut. None for no limit."""
     max_staleness: int | None = None
-    """Maximum number of versions that the sampling weights may lag behind; None: no limit."""
+    """Maximum number of versions that the sampling weights may lag behind; None for no limit."""
     keep_zero_advantages: bool = False
+    """Whether rollouts whose advantages are all zero get rows, for a loss with KL or entropy."""
 
     def __post_init__(self) -> None:
         check_choice("estimator", self.estimator, ESTIMATORS)
@@ -113,11 +116,11 @@ _ESTIMATORS_OF: Final[Mapping[baselines.Baseline, tuple[Estimator, ...]]] = {
     "at_grpo": ("grpo",),
     "gigpo": ("grpo", "dr_grpo"),
 }
-"""Baselines that not every estimator supports."""
+"""Baseline → estimators that support it; a missing baseline works with all but `ppo`."""
 
 
 def _check_baseline(estimator: Estimator, credit: Credit) -> None:
-    """Raise `ConfigError` for an estimator and a credit rule that exclude each other."""
+    """Raise `ConfigError` if `estimator` does not support the baseline of the rule `credit`."""
     baseline = baseline_of(credit)
     allowed = _ESTIMATORS_OF.get(baseline, tuple(e for e in ESTIMATORS if e != "ppo"))
     if estimator == "ppo" and baseline != "critic":
@@ -133,14 +136,15 @@ def _check_baseline(estimator: Estimator, credit: Credit) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The rows of one optimiser step (per policy), with everything that led to them."""
+    """The rows of one optimiser step of every policy, with explanations and counters."""
 
     rows: list[Row]
-    """All rows; those of one rollout are contiguous."""
+    """Rows of all policies; the rows of a rollout are contiguous."""
     rollouts: tuple[str, ...]
-    """The scored rollouts, whose number R divides every weight; some may have no rows."""
+    """Ids of the scored rollouts, whose number R divides every weight; some may have no rows."""
     explanations: dict[TransitionKey, Explanation]
-    """For every usable transition, including those left out because of zero advantage."""
+    """Explanation of every usable transition, including those without rows because of zero
+    advantage."""
     coverages: tuple[Coverage, ...] = ()
     """The input coverages, with the batch's own rejections added."""
     counters: dict[str, int] = field(default_factory=dict)
@@ -148,14 +152,14 @@ class Batch:
     air: dict[str, float] = field(default_factory=dict)
     """See `lightspan.lightning.air.shaping_metrics`; empty without AIR."""
     overlong: dict[str, float] = field(default_factory=dict)
-    """See `lightspan.lightning.length_penalty.overlong_metrics`; empty without it."""
+    """See `lightspan.lightning.length_penalty.overlong_metrics`; empty without `Overlong`."""
     usable_tokens: dict[str, int] = field(default_factory=dict)
-    """Policy → tokens of its usable transitions, including those left out because of zero
-    advantage. Empty in a minibatch."""
+    """Policy → sampled tokens of its usable transitions, including those without rows because of
+    zero advantage. Empty in a minibatch."""
 
     @property
     def size(self) -> int:
-        """R."""
+        """R, the number of scored rollouts."""
         return len(self.rollouts)
 
 
@@ -166,13 +170,13 @@ def build_batch(
     *,
     versions: Mapping[str, int] | None = None,
 ) -> Batch:
-    """Return the batch of these episodes for one optimiser step; see `prepare_batch`.
+    """Return the batch of `episodes` for one optimiser step; see `prepare_batch`.
 
     Raises:
-        DataError: episodes and coverages do not match, or a rollout occurs twice.
-        ConfigError: `max_staleness` without the version of a policy, a coverage made for another
-            credit rule, a critic's rule (only `BatchBuilder.finish` takes values), or a failing
-            signal of AIR or state key.
+        DataError: `episodes` and `coverages` do not match, or a rollout occurs twice.
+        ConfigError: `max_staleness` is set and the version of a policy is missing; a coverage was
+            made for another credit rule; the credit rule needs a critic, whose values only
+            `BatchBuilder.finish` takes; or a signal of AIR or a state key failed.
     """
     return prepare_batch(episodes, coverages, config, versions=versions).finish()
 
@@ -184,15 +188,16 @@ def prepare_batch(
     *,
     versions: Mapping[str, int] | None = None,
 ) -> BatchBuilder:
-    """Return a builder, which takes a critic's values before it finishes the batch.
+    """Return a builder of the batch, whose `finish` takes a critic's values.
 
     Args:
         episodes: one per rollout, of whole groups.
         coverages: one per episode, made by `classify_calls`.
-        versions: current version of each policy; needed for `max_staleness`.
+        config: settings of the batch; None for the defaults.
+        versions: policy → current version; needed for `max_staleness`.
 
     Raises:
-        DataError, ConfigError: as `build_batch`.
+        DataError, ConfigError: see `build_batch`.
     """
     config = config or BatchConfig()
     _check(episodes, coverages, config)
@@ -212,9 +217,9 @@ def prepare_batch(
 
 @dataclass(frozen=True, slots=True)
 class BatchBuilder:
-    """The scored rollouts of a step, each call with its credit.
+    """The scored rollouts of a step, with the credit of each call.
 
-    With a critic: compute values of `rows`, and pass them to `finish`.
+    With a critic, compute its values of `rows`, and pass them to `finish`.
     """
 
     config: BatchConfig
@@ -224,7 +229,10 @@ class BatchBuilder:
     counters: Mapping[str, int]
 
     def rows(self) -> list[Row]:
-        """Return rows of every usable transition, whatever its advantage will be."""
+        """Return rows of every usable transition, as input of a critic.
+
+        They include transitions whose advantage will be zero.
+        """
         return [row for member in self.members for row in build_rows(member.transitions).rows]
 
     def finish(
@@ -233,18 +241,20 @@ class BatchBuilder:
         """Return the batch.
 
         Args:
-            values: rollout → call → the critic's value; for a critic's rule only.
+            values: rollout id → call → the critic's value; None unless the credit rule needs a
+                critic.
             lam: lambda of generalised advantage estimation.
 
         Counters: `rollouts` in the input, `scored` (R), `unscored`, `damaged`, `unfinished`,
-        `not_train`, `stale` (each excluded rollout is in exactly one of these); `groups`,
+        `not_train`, `stale` (each rollout is in exactly one of the last six); `groups`,
         `groups:<reason of zero advantages>`; `zero:<reason>` observations;
         `zero_advantage_rollouts`; `transitions`, `rejected:<reason>` calls, `trained_tokens`,
         `rows`; `unused_step_rewards`.
 
         Raises:
-            ConfigError: values without a critic's rule, or such a rule without values.
-            DataError: values that do not belong to these calls.
+            ConfigError: `values` is missing and the credit rule needs a critic, or the reverse.
+            DataError: `values` lacks a usable call, or has a value that is not finite or belongs to
+                no selected call.
         """
         config, members, counters = self.config, self.members, Counter(self.counters)
         if (values is None) == (baseline_of(config.credit) == "critic"):
@@ -278,13 +288,15 @@ class BatchBuilder:
 
 
 def split_minibatches(batch: Batch, k: int, seed: int = 0) -> list[Batch]:
-    """Return the batch in k optimiser steps of whole rollouts, each weighted by its own R.
+    """Split a batch at random into `k` minibatches of whole rollouts.
 
-    Every scored rollout, with or without rows, is in exactly one part. Parts differ by at most one
-    rollout, and by at most one with rows. Fewer than k rollouts make fewer parts.
+    The weights of a minibatch are divided by its own number of scored rollouts. Every scored
+    rollout, with or without rows, is in exactly one minibatch. The numbers of rollouts, and of
+    rollouts with rows, differ by at most one between minibatches. A batch of fewer than `k`
+    rollouts has one minibatch per rollout.
 
     Raises:
-        ConfigError: k is not positive.
+        ConfigError: `k` is not positive.
     """
     if k < 1:
         raise ConfigError(f"a batch cannot be split into {k} minibatches: use 1 or more")
@@ -335,7 +347,13 @@ def _check(episodes: Sequence[Episode], coverages: Sequence[Coverage], config: B
 def _refusal(
     episode: Episode, coverage: Coverage, config: BatchConfig, versions: Mapping[str, int] | None
 ) -> str | None:
-    """Return why a rollout is excluded from the statistics, as a counter's name."""
+    """Return why a rollout is excluded from the statistics, as the name of a counter.
+
+    None if the rollout counts.
+
+    Raises:
+        ConfigError: `max_staleness` is set and the version of a policy is missing.
+    """
     if episode.mode is not Mode.TRAIN:
         return "not_train"
     if not episode.finished:
@@ -350,7 +368,11 @@ def _refusal(
 def _is_stale(
     coverage: Coverage, max_staleness: int | None, versions: Mapping[str, int] | None
 ) -> bool:
-    """Return whether any trained token was sampled by weights older than allowed."""
+    """Return whether any trained token was sampled by weights older than `max_staleness` allows.
+
+    Raises:
+        ConfigError: `max_staleness` is set and the version of a policy is missing.
+    """
     if max_staleness is None:
         return False
     for call in coverage.trained:
@@ -363,7 +385,7 @@ def _is_stale(
 
 
 class _Member(NamedTuple):
-    """A rollout that counts."""
+    """A scored rollout, which counts in the statistics."""
 
     episode: Episode
     coverage: Coverage
@@ -372,9 +394,9 @@ class _Member(NamedTuple):
     credits: dict[CallKey, float]
     """Credit of every selected call, trained or not."""
     units: tuple[str, ...]
-    """Units of its observations: agent paths, or an empty text for the rollout."""
+    """Units of the rollout's observations: agent paths, or one empty text with unit `rollout`."""
     value: float
-    """Its return."""
+    """Return of the rollout."""
     shaping: Shaping
     penalties: Mapping[CallKey, float]
     """Length penalties of selected calls, at most 0."""
@@ -383,7 +405,7 @@ class _Member(NamedTuple):
 def _member(
     episode: Episode, coverage: Coverage, config: BatchConfig
 ) -> tuple[_Member, dict[CallKey, Rejection]]:
-    """Return the rollout with its credits, and the calls that cannot become rows."""
+    """Return the rollout with its credits, and call → why it cannot become a row."""
     rule, air = config.credit, config.air
     shaping = Shaping() if air is None else shape(air, rule, episode, coverage)
     penalties = {} if config.overlong is None else overlong_penalties(config.overlong, coverage)
@@ -430,7 +452,7 @@ def _statistics(
 def _comparisons(
     members: Sequence[_Member], statistics: _Statistics, config: BatchConfig
 ) -> dict[TransitionKey, baselines.Comparison]:
-    """Return baseline and scale of each selected call."""
+    """Return transition key → comparison, for each selected call, by a rule without a critic."""
     has_potential = config.air is not None and config.air.mode == "potential"
     state_key = getattr(config.credit, "key", None)
     keys, calls = [], []
@@ -471,8 +493,17 @@ def _critic_comparisons(
     values: Mapping[str, Mapping[CallKey, float]],
     lam: float,
 ) -> dict[TransitionKey, baselines.Comparison]:
-    """Return baseline and scale of each call with a value: the baseline is its credit minus its
-    generalised advantage."""
+    """Return transition key → comparison, for each call with a critic's value.
+
+    The baseline of a call is its credit minus its generalised advantage.
+
+    Args:
+        values: rollout id → call → the critic's value.
+        lam: lambda of generalised advantage estimation.
+
+    Raises:
+        DataError: see `BatchBuilder.finish`.
+    """
     gamma = getattr(config.credit, "gamma", 1.0)
     comparisons = {}
     for member in members:
@@ -550,7 +581,7 @@ def _explain(
 
 
 def _token_weights(members: Sequence[_Member], config: BatchConfig) -> dict[TransitionKey, float]:
-    """Return the weight of each token of each transition (table of the module)."""
+    """Return transition key → weight of each of its tokens, by the table in the module."""
     rollouts = len(members)
     of_policy = _tokens_by_policy(members)
     of_rollout: Counter[tuple[str, str]] = Counter()

@@ -22,18 +22,18 @@ single calls.
     credit(c) = r_c + sum over later turns k of gamma^(k - turn(c)) · (rewards of turn k)
                 + gamma^(D - turn(c)) · R
 
-so a call is credited with its own reward and with later ones, not with those of parallel calls. A
-reward on a call of a frozen agent belongs to the last selected turn that ended before it. Example,
-gamma 0.5, R = 1, a reward of 0.2 on the first search:
+so a call is credited with its own reward and with the rewards of later turns, not with those of
+parallel calls. A reward on a call of a frozen agent belongs to the last selected turn that ended
+before the call. Example, gamma 0.5, R = 1, a reward of 0.2 on the first search:
 
     write   turn 0    0.5 · 0.2 + 0.25 · 1 = 0.35
     search  turn 1    0.2       + 0.5  · 1 = 0.7
     search  turn 1                0.5  · 1 = 0.5
     refine  turn 2                       1 = 1.0
 
-`gamma` is 1 by default: below it, a slow success is worth less than a fast one, and its calls may
-be discouraged in comparison. An emitted reward counts once, however many choices its call had, and
-only the last one emitted on a call counts. If that is NaN, the rollout is unscored
+`gamma` is 1 by default. Below 1, a slow success is worth less than a fast success, and its calls
+may be discouraged in comparison. An emitted reward counts once, however many choices its call had,
+and only the last reward emitted on a call counts. If this reward is NaN, the rollout is unscored
 (`Episode.scored`).
 """
 
@@ -56,25 +56,26 @@ from lightspan.schema.validation import check_number
 DEFAULT_GAMMA: Final = 1.0
 """Discount per turn."""
 DEFAULT_PRIOR: Final = 1.0
-"""Calls that the turn's baseline counts for, next to those of a state."""
+"""Number of calls that the turn's baseline counts for, in addition to the calls of the state."""
 
 
 class Credit(Protocol):
-    """A credit rule. A user's rule needs these three; its `baseline` is "turn" by default."""
+    """A credit rule. A user's rule needs the members below, and may have a `baseline` (default
+    "turn")."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def step_rewards(self) -> bool:
-        """Whether rewards on calls count. If so, they suffice to score an episode."""
+        """Whether rewards on calls count. If so, an episode with such rewards only is scored."""
 
     def __call__(self, episode: Episode, coverage: Coverage) -> dict[CallKey, float]:
         """Return the credit of each selected call of a scored episode."""
 
 
 def baseline_of(credit: Credit) -> Baseline:
-    """Return the rule's baseline.
+    """Return the baseline of a credit rule; "turn" if it has no `baseline`.
 
     Raises:
         ConfigError: the baseline is unknown.
@@ -141,8 +142,8 @@ class Anchor(RewardToGo, frozen=True):
     Args:
         key: function that identifies a state (`lightspan.lightning.states`); where it returns None,
             the call is compared with its turn.
-        prior: number of calls that the turn's baseline counts for, next to those of the state; with
-            0, the baseline of a state shared by two rollouts is the other's return.
+        prior: number of calls that the turn's baseline counts for, in addition to the calls of the
+            state; 0 to ignore the turn wherever another rollout has a call in the state.
     """
 
     key: StateKey = observation
@@ -163,7 +164,7 @@ class Anchor(RewardToGo, frozen=True):
 class ATGRPO(RewardToGo, frozen=True):
     """Mean and spread per (group, agent, turn), as published (AT-GRPO, arXiv 2510.11062).
 
-    Each turn has its own spread and is compared with itself too, which biases the gradient
+    Each turn has its own spread, and a call is compared with itself too; this biases the gradient
     (`docs/credit.md`).
     """
 
@@ -175,11 +176,11 @@ class ATGRPO(RewardToGo, frozen=True):
 
 
 class GiGPO(RewardToGo, frozen=True):
-    """Advantage of the episode plus that of the state, as published (GiGPO, arXiv 2505.10978).
+    """Advantage of the rollout plus advantage in the state, as published (GiGPO, arXiv 2505.10978).
 
     Args:
         key: see `Anchor`.
-        omega: weight of the state's advantage.
+        omega: weight of the advantage in the state.
     """
 
     key: StateKey = observation
@@ -198,9 +199,11 @@ class GiGPO(RewardToGo, frozen=True):
 
 
 class GAE(RewardToGo, frozen=True):
-    """Reward-to-go, compared with a critic's values by generalised advantage estimation over the
-    calls' causal graph (`lightspan.lightning.gae`). For `estimator="ppo"`, whose `Critic` has
-    lambda."""
+    """Reward-to-go, compared with a critic's values by generalised advantage estimation.
+
+    The estimation follows the causal graph of the calls (`lightspan.lightning.gae`). The rule is
+    for `estimator="ppo"`; lambda is a setting of `Critic`.
+    """
 
     baseline: ClassVar[Baseline] = "critic"
 
@@ -210,8 +213,9 @@ class GAE(RewardToGo, frozen=True):
 
 
 def rewards_after(own: Sequence[float], shared: Sequence[float], gamma: float) -> list[float]:
-    """Return, per turn, the credit of its calls without their own rewards: the rewards that the
-    turn shares, and the discounted rewards of later turns.
+    """Return, per turn, the credit of a call without its own reward.
+
+    It is the sum of the rewards that the turn shares and the discounted rewards of later turns.
 
     Args:
         own: [turns] sum of the rewards on each turn's calls.
@@ -231,10 +235,10 @@ terminal: Final = Terminal()
 
 
 def discounted(gamma: float = DEFAULT_GAMMA) -> Discounted:
-    """Return the rule that compares reward-to-go with the same turn.
+    """Return the rule that compares reward-to-go within a turn; see `Discounted`.
 
     Raises:
-        ConfigError: gamma is not in (0, 1].
+        ConfigError: `gamma` is not in (0, 1].
     """
     return Discounted(gamma)
 
@@ -242,7 +246,10 @@ def discounted(gamma: float = DEFAULT_GAMMA) -> Discounted:
 def anchor(
     key: StateKey = observation, *, gamma: float = DEFAULT_GAMMA, prior: float = DEFAULT_PRIOR
 ) -> Anchor:
-    """Return the rule that compares reward-to-go with the same state; see `Anchor`.
+    """Return the rule that compares reward-to-go within a state; see `Anchor`.
+
+    Raises:
+        ConfigError: `key` is not a plain function, `gamma` is not in (0, 1], or `prior` is below 0.
 
     Example:
         >>> anchor(lambda state: state.observation.splitlines()[0], gamma=0.99).baseline
@@ -264,10 +271,13 @@ CREDITS: Final = tuple(_RULES)
 
 
 def parse_credit(credit: str | Credit) -> Credit:
-    """Return the rule for a value of `credit=`: one of `CREDITS`, with its defaults, or a rule.
+    """Return the rule for a value of `credit=`.
+
+    Args:
+        credit: name in `CREDITS`, for the rule with its defaults; or a rule, returned unchanged.
 
     Raises:
-        ConfigError: the name is unknown, or the value is no rule.
+        ConfigError: the name is unknown, or `credit` is not a rule.
     """
     if isinstance(credit, str) and credit in _RULES:
         return _RULES[credit]()
@@ -277,41 +287,42 @@ def parse_credit(credit: str | Credit) -> Credit:
 
 
 def unused_step_rewards(episode: Episode, coverage: Coverage, credit: Credit) -> int:
-    """Return how many calls carry a reward that the rule does not use or cannot place."""
+    """Return how many calls have a reward that the rule `credit` does not use or cannot place."""
     if credit.step_rewards:
         return placed_rewards(episode, coverage.turns).unplaced
     return len({call.call_id for call in episode.calls if call.reward is not None})
 
 
 def final_reward(episode: Episode) -> float:
-    """Return the final reward; 0 where rewards on calls alone scored the episode."""
+    """Return the final reward of a scored episode; 0 if it has rewards on calls only."""
     return 0.0 if episode.reward is None else episode.reward
 
 
 def _own_reward(call: Call) -> float:
-    """Return the reward on a selected call."""
+    """Return the reward on a selected call; 0 if it has none or bypassed the gateway."""
     return 0.0 if call.sequence_start is None else call.reward or 0.0
 
 
 class PlacedRewards(NamedTuple):
     """Rewards on the calls of an episode, by turn.
 
-    Two kinds are unplaced and credited to no call: those on calls that bypassed the gateway, whose
-    place only a clock could tell, and those on frozen calls made before any selected call ended.
+    Some rewards are unplaced, that is, credited to no call: rewards on calls that bypassed the
+    gateway, because only a clock could give their place, and rewards on calls of frozen agents that
+    began before any selected call had ended.
     """
 
     own: list[list[float]]
     """[turns] Rewards on the turn's selected calls."""
     shared: list[list[float]]
-    """[turns] Rewards on frozen calls after the turn."""
+    """[turns] Rewards on calls of frozen agents after the turn."""
     unplaced: int
-    """Calls whose reward has no place."""
+    """Number of calls whose reward is unplaced."""
 
 
 def placed_rewards(episode: Episode, turns: Turns) -> PlacedRewards:
     """Return the rewards on an episode's calls by turn.
 
-    They are counted by call id, because the choices of a call share its rewards.
+    Each call id counts once, because the choices of a call share its rewards.
     """
     own: list[list[float]] = [[] for _ in range(turns.count)]
     shared: list[list[float]] = [[] for _ in range(turns.count)]

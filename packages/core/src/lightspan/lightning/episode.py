@@ -9,8 +9,8 @@ properties come from its own record:
   which affects nothing that is trained;
 - its identity is its call id: retries are one call, equal prompts under two ids are two calls.
 
-The reward of the episode is the app's return value, else the last reward emitted for the attempt as
-a whole. Rewards emitted on a call, or on its span, stay with that call.
+The reward of the episode is the app's return value, or else the last reward emitted for the attempt
+as a whole. Rewards emitted on a call, or on its span, belong to that call only.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class EmittedReward(msgspec.Struct, frozen=True, gc=False):
     """Reward of one `emit_reward`."""
 
     value: float | None
-    """None: unscored (NaN, infinity)."""
+    """The reward; None if it is unusable (NaN, infinity)."""
     dimensions: dict[str, float]
 
 
@@ -67,18 +67,20 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     """Model call of an attempt (see the module)."""
 
     call_id: str
-    """Id of the call; `span:` and the span id for a span without one."""
+    """Id of the call; `span:<span id>` for a span without a call id."""
     choice: int
+    """Number of the choice among the call's answers (OpenAI's `n`), from 0."""
     agent_path: str
     outcome: CallOutcome
     sequence_start: int | None = None
-    """None: the call bypassed the gateway."""
+    """The gateway's sequence number at the start; None if the call bypassed the gateway."""
     sequence_end: int | None = None
+    """The gateway's sequence number at the end; None if the call bypassed the gateway."""
     record: TokenRecord | None = None
-    """None: token ids are unknown."""
+    """Token record; None if the token ids are unknown."""
     span: Span | None = None
     rewards: tuple[EmittedReward, ...] = ()
-    """Rewards emitted on this call or its span, by time. Choices of one call share them."""
+    """Rewards emitted on this call or its span, by time. All choices of a call have the same."""
 
     @property
     def key(self) -> CallKey:
@@ -97,18 +99,18 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def route(self) -> Route | None:
-        """Destination of the call, from its span."""
+        """Destination of the call, from its span; None if it was not recorded."""
         recorded = None if self.span is None else self.span.attributes.get(semconv.ROUTE)
         return _ROUTES.get(str(recorded))
 
     @property
     def policy(self) -> str:
-        """The policy that sampled the call; empty if it was no policy of this training."""
+        """Name of the policy that sampled the call; empty without a token record."""
         return "" if self.record is None else self.record.policy
 
     @property
     def finish(self) -> str | None:
-        """The finish reason, None if it was not recorded."""
+        """The finish reason; None if it was not recorded."""
         if self.record is not None:
             return self.record.finish_reason
         if self.span is None:
@@ -120,8 +122,10 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def refused(self) -> str | None:
-        """Request field for which the gateway refused the call, empty if it is not about a field;
-        None: the call was not refused."""
+        """Name of the request field for which the gateway refused the call.
+
+        Empty if the gateway refused it for another reason; None if the call was not refused.
+        """
         if self.outcome is not CallOutcome.ERROR or self.span is None:
             return None
         field = self.span.attributes.get(semconv.CALL_REFUSED)
@@ -129,36 +133,36 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def reward(self) -> float | None:
-        """Last reward emitted on the call; several are never summed."""
+        """Last reward emitted on the call; None if there is none or it is unusable."""
         return self.rewards[-1].value if self.rewards else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """Attempt with its calls in causal order. Built by `build_episode`."""
+    """Attempt with its calls in causal order; `build_episode` creates it."""
 
     rollout_id: str
     attempt_id: str
     task_id: str
     group_id: str
-    """Group of rollouts whose rewards are compared: the rollout's group, else its task."""
+    """Id of the group of rollouts whose rewards are compared; the task's id without a group."""
     mode: Mode
     status: AttemptStatus
     outcome: Outcome | None
     message: str = ""
     """Error message."""
     capture_errors: tuple[str, ...] = ()
-    """An episode with any capture error is never trained."""
+    """Errors in the recording; an episode with any of them is never trained."""
     reward: float | None = None
-    """Final reward; None: unscored, which is not zero."""
+    """Final reward; None if unscored, which is not a reward of zero."""
     dimensions: Mapping[str, float] = field(default_factory=dict)
     reward_source: RewardSource | None = None
-    """None: there is no reward. With a source but no `reward`, the reward is unusable, such as
-    NaN."""
+    """Source of the final reward; None without a reward. With a source and `reward` None, the
+    reward is unusable, such as NaN."""
     unscored: str = ""
-    """Reason of a judge or a function for not scoring."""
+    """Why a judge or a function did not score the episode; empty if it did, or without a scorer."""
     reasons: str = ""
-    """A judge's reasons for the reward."""
+    """A judge's reasons for the reward; empty without a judge."""
     calls: tuple[Call, ...] = ()
     late_calls: tuple[Call, ...] = ()
     """Calls written after the seal or under a lost lease; not in `calls`."""
@@ -171,16 +175,16 @@ class Episode:
 
     @property
     def finished(self) -> bool:
-        """Whether the attempt ended by itself: it is not running, lost or cancelled."""
+        """Whether the attempt ended by itself, that is, is not running, lost or cancelled."""
         return self.status in _ENDED and self.outcome not in _NEVER_SCORED
 
     def scored(self, step_rewards: bool = False) -> bool:
-        """Return whether there is a usable reward.
+        """Return whether the rewards of the episode give a usable return.
 
         Args:
-            step_rewards: whether the credit rule uses rewards on calls. Then they suffice, unless
-                there is an unusable final reward; and none of them may be unusable, because the
-                return would be unknown.
+            step_rewards: whether the credit rule uses rewards on calls. If so, a usable reward on a
+                call is enough for a finished episode without a final reward; but an unusable reward
+                on any call, or an unusable final reward, makes the episode unscored.
         """
         if step_rewards and any(call.rewards and call.reward is None for call in self.calls):
             return False
@@ -192,7 +196,7 @@ class Episode:
 
     @cached_property
     def tree(self) -> tuple[SpanNode, ...]:
-        """Roots of the span tree, for display. Cached on first use; training never needs it."""
+        """Roots of the span tree, for display only."""
         return build_tree(self.spans)
 
 
@@ -207,11 +211,12 @@ def build_episode(
     """Return the episode of an attempt, whatever the order of spans and records.
 
     Args:
-        attempt: an attempt of this rollout; it is not trained before it is sealed.
-        spans: all spans of the attempt. Those of other attempts are ignored.
-        records: all token records of the attempt. Those of other attempts are ignored.
-        failure_reward: reward if the app failed (error, timeout, context, budget) without one;
-            None: unscored. Infrastructure failures are always unscored.
+        attempt: an attempt of `rollout`; it is not trained before it is sealed.
+        rollout: the rollout of the attempt.
+        spans: all spans of the attempt; spans of other attempts are ignored.
+        records: all token records of the attempt; records of other attempts are ignored.
+        failure_reward: reward if the app failed (error, timeout, context, budget) and gave no
+            reward; None leaves the episode unscored. Infrastructure failures are always unscored.
 
     Raises:
         DataError: the attempt belongs to another rollout.
@@ -299,10 +304,14 @@ def _sort_inputs(attempt_id: str, spans: Iterable[Span], records: Iterable[Token
 
 
 def _name_unnamed(inputs: _Inputs, unnamed: Sequence[Span]) -> None:
-    """Give LLM spans without a call id one, except those that wrap another call.
+    """Add LLM spans without a call id to `inputs` as calls named `span:<span id>`.
 
-    Another instrumentation may have opened an LLM span around a call that the gateway recorded. It
-    is an ancestor of the call's span, and would count the same call twice.
+    A span that is an ancestor of another call's span is left out: another instrumentation may have
+    opened it around a call that the gateway recorded, and the call would count twice.
+
+    Args:
+        inputs: the sorted spans, to which the calls are added.
+        unnamed: the LLM spans without a call id.
     """
     named = [*inputs.llm.values(), *inputs.late_llm.values()]
     calls = [*unnamed, *(span for spans in named for span in spans)]
@@ -310,7 +319,8 @@ def _name_unnamed(inputs: _Inputs, unnamed: Sequence[Span]) -> None:
     ancestors: set[str] = set()
     for call in calls:
         ancestor = call.parent_id
-        while ancestor is not None and ancestor not in ancestors:  # ends at circles of parents too
+        # also ends if parents form a circle
+        while ancestor is not None and ancestor not in ancestors:
             ancestors.add(ancestor)
             ancestor = parents.get(ancestor)
     for span in unnamed:
@@ -324,12 +334,18 @@ def _name_unnamed(inputs: _Inputs, unnamed: Sequence[Span]) -> None:
 def _calls(
     inputs: _Inputs, rewards: Mapping[str, tuple[EmittedReward, ...]], notes: list[str]
 ) -> tuple[list[Call], list[Call]]:
-    """Return (calls in time, late calls), unordered."""
+    """Return (calls, late calls), both in no particular order.
+
+    Args:
+        inputs: the sorted spans and records.
+        rewards: call id → rewards emitted on the call.
+        notes: list to which oddities for display are added.
+    """
     records = _deduplicated(inputs.records, notes)
     calls = [_from_record(record, inputs.llm, rewards) for record in records]
     recorded = {record.call_id for record in records}
-    # the app's span of a stream that it abandoned, or never received, is in time, while the
-    # gateway, which notices later, writes a late record
+    # if the app abandoned a stream, or never received it, the app's span arrives in time, but the
+    # gateway notices that later and writes a late record
     in_time = {name for name, spans in inputs.llm.items() if _outcome(spans) is not _OK} | recorded
     late_records = [r for r in _deduplicated(inputs.late_records, []) if r.call_id not in in_time]
     late = [_from_record(record, inputs.late_llm, {}) for record in late_records]
@@ -345,8 +361,8 @@ def _calls(
 
 
 def _empty_choices(calls: Sequence[Call]) -> list[Call]:
-    """Return the requested choices (n > 1) without a recorded token, so that the coverage includes
-    them."""
+    """Return a call for each requested choice (n > 1) without recorded tokens, so that coverages
+    include it."""
     several = {call.call_id: call for call in calls if _choices(call) > 1}
     present = {call.key for call in calls if call.call_id in several}
     return [
@@ -358,7 +374,7 @@ def _empty_choices(calls: Sequence[Call]) -> list[Call]:
 
 
 _MAX_CHOICES: Final = 128
-"""The gateway's limit; it bounds the effect of a span from another program."""
+"""Maximum number of choices per call, as in the gateway; spans of other programs may have any."""
 
 
 def _choices(call: Call) -> int:
@@ -367,7 +383,12 @@ def _choices(call: Call) -> int:
 
 
 def _deduplicated(records: list[TokenRecord], notes: list[str]) -> list[TokenRecord]:
-    """Return one record per (call id, choice), because a retry of a call id is the same call."""
+    """Return one record per (call id, choice), because a retry with the same call id is one call.
+
+    Args:
+        records: token records of an attempt.
+        notes: list to which a note on each duplicate that differs is added.
+    """
     by_key: dict[CallKey, TokenRecord] = {}
     double: set[CallKey] = set()
     for record in records:
@@ -424,14 +445,17 @@ def _sequence(span: Span) -> tuple[int, int]:
 
 
 def _primary(spans: list[Span]) -> Span:
-    """Return the span that represents a call: the gateway's, else the earliest."""
+    """Return the span that represents a call: the gateway's, or else the earliest span."""
     if len(spans) == 1:
         return spans[0]
     return min(spans, key=lambda s: (s.sequence_start is None, s.sequence_start or 0, *_time(s)))
 
 
 def _path(span: Span | None) -> str:
-    """Return the agent path recorded on the span, in any dialect."""
+    """Return the agent path recorded on `span`, also under attribute names of other programs.
+
+    `UNNAMED_AGENT` if there is no span or no path.
+    """
     if span is None:
         return semconv.UNNAMED_AGENT
     path = span.attributes.get(semconv.AGENT_PATH)
@@ -442,11 +466,11 @@ def _path(span: Span | None) -> str:
 
 
 def _outcome(spans: list[Span]) -> CallOutcome:
-    """Return the outcome of a call from all spans of its id.
+    """Return the outcome of a call from all its spans.
 
-    A failed delivery stands unless a span of a later sequence shows that a retry fetched the
-    answer. Spans without sequence cannot be later, so their outcome stands. A resampled call stays
-    resampled.
+    Among spans with a sequence number the last decides, because a retry may have fetched an answer
+    that was not delivered at first. The worst outcome of this span and of all spans without a
+    sequence number counts. A call that was ever resampled is resampled.
     """
     if len(spans) == 1:
         return _stated(spans[0])
@@ -465,7 +489,7 @@ _GRAVITY: Final = (
     CallOutcome.ERROR,
     CallOutcome.OK,
 )
-"""Outcomes from worst to best; where spans disagree, the worst one stands."""
+"""Outcomes from worst to best; where spans disagree, the worst outcome counts."""
 
 
 def _sequence_order(span: Span) -> tuple[int, int, int]:
@@ -474,7 +498,10 @@ def _sequence_order(span: Span) -> tuple[int, int, int]:
 
 
 def _stated(span: Span) -> CallOutcome:
-    """Return the outcome recorded on one span; a later event overrides the span's attribute."""
+    """Return the outcome recorded on `span`; its events override its attribute, the last one wins.
+
+    Without a recorded outcome, the span's status decides.
+    """
     if span.attributes.get(semconv.CALL_RESAMPLED):
         return CallOutcome.RESAMPLED
     stated = span.attributes.get(semconv.CALL_OUTCOME)
@@ -492,10 +519,10 @@ _by_sequence: Final = attrgetter("sequence_start", "call_id", "choice")
 
 
 def _in_causal_order(calls: list[Call]) -> tuple[Call, ...]:
-    """Return the calls by gateway sequence.
+    """Return the calls in the order of the gateway's sequence numbers.
 
-    Calls without one are inserted by start time, for display only: before the first call of the
-    sequence that started later; without a start time, at the end.
+    A call without a sequence number is inserted by start time, for display only: before the first
+    call with a sequence number that started later, or at the end without a start time.
     """
     ordered = [call for call in calls if call.sequence_start is not None]
     ordered.sort(key=_by_sequence)
@@ -528,7 +555,14 @@ _agent: Final = lru_cache(maxsize=4096)(agent_name)
 def _sort_rewards(
     inputs: _Inputs, notes: list[str]
 ) -> tuple[list[EmittedReward], dict[str, tuple[EmittedReward, ...]]]:
-    """Return (rewards of the attempt, call id → rewards), assigned by ids alone."""
+    """Return (rewards of the attempt, call id → rewards of the call), both by time.
+
+    Rewards are assigned to calls by call id, span id or response id only.
+
+    Args:
+        inputs: the sorted spans and records.
+        notes: list to which a note on each unused reward is added.
+    """
     if not inputs.rewards:
         return [], {}
     call_ids = {record.call_id for record in inputs.records} | inputs.llm.keys()
@@ -554,9 +588,13 @@ def _sort_rewards(
 
 
 def _by_response(target: str, llm: Mapping[str, list[Span]]) -> str | None:
-    """Return the call whose response has this id, with or without its dialect's prefix.
+    """Return the id of the call whose response id is `target`, with or without its prefix.
 
-    Endpoints other than the gateway generate their own response ids.
+    None if there is no such call. Endpoints other than the gateway generate their own response ids.
+
+    Args:
+        target: response id, such as `chatcmpl-123` or `123`.
+        llm: call id → its LLM spans.
     """
     for call_id, spans in llm.items():
         for span in spans:
@@ -567,7 +605,7 @@ def _by_response(target: str, llm: Mapping[str, list[Span]]) -> str | None:
 
 
 def _target(span: Span) -> str | None:
-    """Return the call id or span id of a reward's target; None for the attempt."""
+    """Return the call id or span id on which a reward was emitted; None for the attempt."""
     named = span.attributes.get(semconv.REWARD_CALL_ID)
     named = named or span.attributes.get(semconv.REWARD_SPAN_ID)
     if named:
@@ -586,7 +624,7 @@ def _emitted(span: Span) -> EmittedReward:
 
 
 def _finite(value: Any) -> float | None:
-    """Return a finite number or bool as float64; None for everything else."""
+    """Return `value` as float64 if it is a finite number or a bool; None for anything else."""
     if not isinstance(value, int | float):
         return None
     return usable(value)
@@ -598,7 +636,16 @@ def _final_reward(
     failure_reward: float | None,
     notes: list[str],
 ) -> tuple[float | None, Mapping[str, float], RewardSource | None]:
-    """Return (value, dimensions, source). The return value wins; rewards are never summed."""
+    """Return value, dimensions and source of the final reward; value and source may be None.
+
+    The app's return value takes precedence over emitted rewards, of which the last counts.
+
+    Args:
+        attempt: the attempt, with the app's return value.
+        emitted: rewards emitted for the attempt, by time.
+        failure_reward: see `build_episode`.
+        notes: list to which a note on contradicting rewards is added.
+    """
     # rewards emitted before the infrastructure failed concern a part of the attempt only
     if attempt.outcome in _NEVER_SCORED or attempt.status in _UNSCORED:
         return None, {}, None

@@ -7,9 +7,9 @@ that follow c directly, d the difference of their turns, G the reward-to-go of
     rho(c) = G(c) - mean gamma^d G(j)                                    rewards in between
     A(c) = rho(c) + mean gamma^d V(j) - V(c) + lambda · mean gamma^d A(j)
 
-is generalised advantage estimation (arXiv 1506.02438) with one step per *call*; verl and most
-others take one per token. In a chain it is the usual recursion. With lambda 1 it is G - V on any
-graph, which is unbiased whatever V is; below 1 it has less variance and the bias of V.
+is generalised advantage estimation (arXiv 1506.02438) with one step per *call*, where verl and most
+other programs have one step per token. In a chain it is the usual recursion. With lambda 1 it is
+G - V on any graph, which is unbiased whatever V is; below 1 it has less variance and the bias of V.
 
 *Directly*: j starts after c ended, and no call lies wholly between. So a branch that runs in
 parallel with others is followed by the call that waits for it, not by the next one by turn (gateway
@@ -21,10 +21,11 @@ sequence numbers as intervals):
     X2                  [6, 7]                 S: join
     join                        [9, 10]        S: nothing
 
-Calls without a value (rejected ones: no learner sees them) are left out before S is made, so the
-calls before such a call are followed by those after it: for the policy it was a part of the
-environment. Its rewards and turn still count, in G and d. A call without sequence has no place in
-the causal order: it has no predecessor and no successor, and A = G - V.
+Calls without a value (rejected calls, which the critic does not evaluate) are left out before S is
+computed, so the calls before a rejected call are followed by the calls after it: for the policy,
+the rejected call was a part of the environment. Its rewards and turn still count, in G and d. A
+call without a sequence number has no place in the causal order: it has no predecessor and no
+successor, and A = G - V.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from lightspan.lightning.turns import Turns
 
 DEFAULT_LAMBDA: Final = 0.95
 TRUSTED_VARIANCE: Final = 0.2
-"""Least explained variance at which lambda may be below 1. With an untrained head, training with
-lambda 0.5 collapsed in 2 of 2 runs."""
+"""Minimum explained variance of a critic for lambda below 1. With an untrained critic, training
+with lambda 0.5 collapsed in 2 of 2 runs."""
 
 
 def gae(
@@ -56,14 +57,14 @@ def gae(
     gamma: float = 1.0,
     lam: float = DEFAULT_LAMBDA,
 ) -> dict[CallKey, float]:
-    """Return the advantage of each call that has a value, before scaling.
+    """Return call → advantage before scaling, for each call with a value.
 
-    Shaping by potentials changes nothing: `to_go` - Phi with `values` - Phi gives the same.
+    Shaping by potentials has no effect: `to_go` - Phi with `values` - Phi gives equal advantages.
 
     Args:
-        turns: the selected calls of an episode, rejected ones too.
-        to_go: G of each call, as `Discounted(gamma)` computes it.
-        values: V of the calls that have one.
+        turns: the selected calls of an episode, including rejected calls.
+        to_go: call → G, as `Discounted(gamma)` computes it.
+        values: call → V, for the calls that the critic evaluated.
         gamma: the discount per turn in `to_go`.
         lam: lambda, from 0 (V alone) to 1 (G alone).
 
@@ -91,10 +92,10 @@ def gae(
 
 
 def successors(calls: Sequence[Call]) -> list[list[int]]:
-    """Return S (see the module): per call, the places of the calls that follow it directly.
+    """Return S (see the module): per call, the indices of the calls that follow it directly.
 
     Args:
-        calls: in causal order; no other call counts as lying between.
+        calls: calls in causal order; calls that are missing do not lie between two calls.
     """
     placed = [place for place, call in enumerate(calls) if call.sequence_start is not None]
     starts = [calls[place].sequence_start or 0 for place in placed]
@@ -106,11 +107,15 @@ def successors(calls: Sequence[Call]) -> list[list[int]]:
 
 
 def interval_successors(starts: Sequence[int], ends: Sequence[int]) -> list[range]:
-    """Return, per interval, those that start after it ended with none wholly between, in
-    O(n log n).
+    """Return, per interval, the indices of the intervals that follow it directly, in O(n log n).
 
-    They are contiguous: all that start up to the first end among the later ones. `starts` ascend,
-    and no interval ends before it starts.
+    An interval follows another directly if it starts after the end of the other and no third
+    interval lies wholly between them. The indices are contiguous, because the intervals that follow
+    directly start before any later interval ends.
+
+    Args:
+        starts: start of each interval, ascending.
+        ends: end of each interval, at or after its start.
 
     Example:
         >>> interval_successors([1, 3, 4, 6, 9], [2, 5, 8, 7, 10])
@@ -128,7 +133,12 @@ def interval_successors(starts: Sequence[int], ends: Sequence[int]) -> list[rang
 def values_by_call(
     rows: Sequence[Row], values: Sequence[Sequence[float]]
 ) -> dict[str, dict[CallKey, float]]:
-    """Return rollout → call → value, for the result of `Learner.values` on these rows."""
+    """Return rollout id → call → value.
+
+    Args:
+        rows: rows given to `Learner.values`.
+        values: result of `Learner.values`: per row, one value per call.
+    """
     by_rollout: dict[str, dict[CallKey, float]] = defaultdict(dict)
     for row, numbers in zip(rows, values, strict=True):
         by_rollout[row.rollout_id].update(zip(row.call_ids, numbers, strict=True))
@@ -136,8 +146,10 @@ def values_by_call(
 
 
 def explained_variance(values: Sequence[float], targets: Sequence[float]) -> float | None:
-    """Return 1 - Var(target - value) / Var(target), negative for misleading values; None if targets
-    do not vary. Pairs with a target of NaN are left out."""
+    """Return 1 - Var(target - value) / Var(target), which is negative for misleading values.
+
+    None if the targets do not vary. Pairs whose target is NaN are left out.
+    """
     pairs = [(v, t) for v, t in zip(values, targets, strict=True) if not math.isnan(t)]
     if not pairs or identical([target for _, target in pairs]):
         return None
@@ -146,12 +158,17 @@ def explained_variance(values: Sequence[float], targets: Sequence[float]) -> flo
 
 
 def warmup_lambda(lam: float, *, fits: int, warmup: int, explained: float | None) -> float:
-    """Return `lam` if the critic can be trusted, else 1.0, which is unbiased with any critic.
+    """Return lambda for the current state of a critic.
+
+    It is `lam` after enough fits if the critic explains enough variance (`TRUSTED_VARIANCE`), else
+    1.0, which is unbiased with any critic.
 
     Args:
+        lam: lambda of the settings.
         fits: number of times that the critic was fitted.
-        warmup: number of fits that it needs at least.
-        explained: the variance that it explained of targets that it had not seen; None if unknown.
+        warmup: minimum number of fits.
+        explained: explained variance of targets before the critic was fitted to them; None if
+            unknown.
     """
     trusted = fits >= max(warmup, 1) and explained is not None and explained >= TRUSTED_VARIANCE
     return lam if trusted else 1.0

@@ -8,11 +8,11 @@ never too early: it counts as ended only for model calls that begin after every 
 - the model calls made inside it (an agent as a tool), by parent spans;
 - every model call that, by the clock, began or ended before the tool call ended, ties included.
 
-A place that is too late costs some information; one that is too early would leak the outcome of an
-action into the state in which it was taken. So where the two clocks provably disagree (a model call
-outlives the span around it, a tool call begins before the answer that requested it), or a span has
-no timestamps, clocks are ignored: a tool call without a place by ids is then *unplaced*. Nothing
-here raises, whatever was recorded.
+A place that is too late loses some information; a place that is too early would leak the outcome of
+an action into the state in which the action was taken. So clocks are ignored where the two provably
+disagree (a model call outlives the span around it, a tool call begins before the answer that
+requested it), or a span has no timestamps. A tool call without a place by ids is then *unplaced*.
+No function here raises an exception, whatever was recorded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.token_records import CallOutcome
 
 CLOCK_TOLERANCE_NS: Final = 1_000_000
-"""Nanoseconds by which readings of one clock may differ while NTP adjusts it."""
+"""Nanoseconds by which times of one clock may be out of order while NTP adjusts it."""
 
 _RESULTS: Final = (c.TOOL_CALL_RESULT, "output.value", "traceloop.entity.output")
 _ARGUMENTS: Final = (c.TOOL_CALL_ARGUMENTS, "input.value", "traceloop.entity.input")
@@ -46,14 +46,14 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     arguments: str | None
-    """Text or JSON, possibly truncated; None: not recorded."""
+    """Text or JSON, possibly truncated; None if not recorded."""
     result: str | None
-    """Text or JSON, possibly truncated; None: not recorded."""
+    """Text or JSON, possibly truncated; None if not recorded."""
     succeeded: bool | None
-    """None: unknown (interrupted, abandoned)."""
+    """Whether the tool call succeeded; None if unknown, such as interrupted or abandoned."""
     agent_path: str
     call: CallKey | None
-    """The model call that requested it; None: unknown."""
+    """The model call that requested the tool call; None if unknown."""
     span: Span
 
 
@@ -62,17 +62,18 @@ class PlacedTool(NamedTuple):
 
     tool: ToolCall
     after: int | None
-    """Sequence number; the tool call ended before model calls that began after it. None:
-    unplaced."""
+    """Sequence number; the tool call ended before all model calls that began after this number.
+    None if unplaced."""
     since: int | None
-    """Sequence number up to which model calls ended before the tool call began; None: unknown."""
+    """Sequence number up to which model calls ended before the tool call began; None if
+    unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """State in which a turn is taken: everything that ended before its first call began.
+    """State before a turn: all model calls and tool calls that ended before its first call began.
 
-    It contains no reward and nothing of the turn itself, so a function of it is a potential.
+    It contains no rewards and nothing of the turn itself, so any function of it is a potential.
     """
 
     task_id: str
@@ -81,11 +82,11 @@ class History:
     calls: tuple[Call, ...]
     """Model calls of any agent through the gateway, in causal order."""
     tools: tuple[ToolCall, ...]
-    """Tool calls by place."""
+    """Tool calls, ordered by place."""
 
 
 class Trace:
-    """Model calls and tool calls of an episode, by place."""
+    """Model calls and tool calls of an episode with their places in the gateway's sequence."""
 
     def __init__(self, episode: Episode) -> None:
         self.task_id = episode.task_id
@@ -93,7 +94,7 @@ class Trace:
         self.tools = _place(episode, self.calls, _messages(episode.calls))
 
     def history(self, turn: int, position: float) -> History:
-        """Return the history of a turn that begins at a sequence number."""
+        """Return the history of turn `turn`, which begins at the sequence number `position`."""
         ended = [call for call in self.calls if (call.sequence_end or 0) < position]
         placed = [p for p in self.tools if p.after is not None and p.after < position]
         by_place = attrgetter("after", "tool.span.start_ns", "tool.span.span_id")
@@ -109,8 +110,8 @@ class Trace:
 
 
 def _messages(calls: Sequence[Call]) -> dict[CallKey, Mapping[str, Any]]:
-    """Return the recorded answers of calls."""
-    by_span: dict[str, list[Any]] = {}  # the choices of a call share a span, decoded once
+    """Return call → its recorded answer, without calls whose answer was not recorded."""
+    by_span: dict[str, list[Any]] = {}  # the choices of a call share a span, so decode it once
     messages = {}
     for call in calls:
         if call.span is None:
@@ -132,7 +133,13 @@ def _output(span: Span) -> list[Any]:
 
 
 def _requesters(messages: Mapping[CallKey, Mapping[str, Any]]) -> dict[str, CallKey]:
-    """Return id of a tool call → the model call that requested it, without ambiguous ids."""
+    """Return id of a tool call → the model call that requested it.
+
+    Ids that several model calls used are left out.
+
+    Args:
+        messages: call → its recorded answer.
+    """
     by_id: dict[str, set[CallKey]] = {}
     for key, message in messages.items():
         parts = message.get("parts")
@@ -148,7 +155,13 @@ def _requesters(messages: Mapping[CallKey, Mapping[str, Any]]) -> dict[str, Call
 def _place(
     episode: Episode, calls: Sequence[Call], messages: Mapping[CallKey, Mapping[str, Any]]
 ) -> list[PlacedTool]:
-    """Return the tool calls of an episode with their places."""
+    """Return the tool calls of an episode with their places in the sequence.
+
+    Args:
+        episode: the episode.
+        calls: its model calls through the gateway.
+        messages: call → its recorded answer.
+    """
     spans = _tool_spans(episode)
     if not spans:
         return []
@@ -172,7 +185,7 @@ def _place(
 
 
 def _tool_spans(episode: Episode) -> list[Span]:
-    """Return one span per span id and id of the tool call, the one that began last."""
+    """Return one span per tool call: of spans with equal ids, the span that began last."""
     spans = [span for span in episode.spans if span.kind is SpanKind.TOOL]
     spans.sort(key=lambda span: (span.start_ns, span.span_id))
     once = {span.span_id: span for span in spans}
@@ -210,7 +223,7 @@ def _succeeded(span: Span, result: str | None) -> bool | None:
 
 
 def _ends_inside(episode: Episode, calls: Sequence[Call]) -> dict[str, int]:
-    """Return span id → the last sequence number of the model calls made inside it."""
+    """Return span id → the last sequence number of the model calls made inside the span."""
     ends: dict[str, int] = {}
     for call in calls:
         ends[call.span_id] = max(ends.get(call.span_id, 0), call.sequence_end or 0)
@@ -229,7 +242,7 @@ def _ends_inside(episode: Episode, calls: Sequence[Call]) -> dict[str, int]:
 
 
 class _Clock:
-    """Starts and ends of calls, as (time, sequence number)."""
+    """Translation of times to sequence numbers, by the starts and ends of model calls."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         points = sorted(point for call in calls for point in _points(call))
@@ -237,15 +250,15 @@ class _Clock:
         self._last = list(accumulate((sequence for _, sequence in points), max))
 
     def last(self, time: int) -> int:
-        """Return the highest sequence number up to a time; -1 without any."""
+        """Return the highest sequence number up to `time` in nanoseconds; -1 if there is none."""
         before = bisect_right(self._times, time)
         return self._last[before - 1] if before else -1
 
 
 def _points(call: Call) -> list[tuple[int, int]]:
-    """Return (time, sequence number) of the call's start and end.
+    """Return (time, sequence number) of the start and the end of a model call.
 
-    A call without times counts as before everything, so that no tool call is placed too early.
+    Without timestamps, both times are 0, so that no tool call is placed before the model call.
     """
     start, end = (call.span.start_ns, call.span.end_ns) if call.span is not None else (0, 0)
     return [(start, call.sequence_start or 0), (max(start, end), call.sequence_end or 0)]

@@ -34,7 +34,8 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True):
     """Penalty on calls whose answers are close to too long (see the module).
 
     Raises:
-        ConfigError: a length below 1, a buffer longer than `max_tokens`, a penalty not above 0.
+        ConfigError: `max_tokens` or `buffer` is below 1, `buffer` is above `max_tokens`, or
+            `penalty` is not above 0.
     """
 
     max_tokens: int
@@ -59,7 +60,7 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_tokens - self.buffer
 
     def of(self, tokens: int) -> float:
-        """Return the penalty of an answer: 0 to -penalty.
+        """Return the penalty of an answer of `tokens` tokens, from 0 down to -`penalty`.
 
         Example:
             >>> [Overlong(max_tokens=10, buffer=4).of(tokens) for tokens in (6, 7, 10, 11)]
@@ -70,7 +71,7 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overlong_penalties(overlong: Overlong, coverage: Coverage) -> dict[CallKey, float]:
-    """Return the penalty of each selected call; 0.0 without a token record, that is, a length."""
+    """Return call → penalty, for each selected call; 0.0 for a call without a token record."""
     return {
         call.key: 0.0
         if call.record is None
@@ -83,8 +84,15 @@ def overlong_penalties(overlong: Overlong, coverage: Coverage) -> dict[CallKey, 
 def overlong_metrics(
     overlong: Overlong, penalties: Iterable[Mapping[CallKey, float]]
 ) -> dict[str, float]:
-    """Return, for a batch's selected calls: the share with a penalty (`penalised`), the share with
-    the whole penalty (`whole`), and the mean (`penalty`)."""
+    """Return metrics of the length penalties of a batch.
+
+    `penalised` is the share of selected calls with a penalty, `whole` the share with the whole
+    penalty, `penalty` the mean penalty; all are 0 without calls.
+
+    Args:
+        overlong: settings of the penalty.
+        penalties: per rollout, call → penalty.
+    """
     values = [value for of_rollout in penalties for value in of_rollout.values()]
     count = max(len(values), 1)
     return {

@@ -1,9 +1,9 @@
-"""Returns: the total reward of a rollout, the raw material of statistics.
+"""Returns: the total reward of a rollout, from which statistics are computed.
 
-A return is the final reward plus, where the credit rule pays for them, the rewards on calls, each
-once and undiscounted, and the bonuses of AIR. Rewards without a place (`PlacedRewards`) are left
-out, because no call is credited with them: a group that differs by them alone has nothing to learn.
-Potentials and length penalties are not rewards, so they are left out too.
+A return is the sum of the final reward, the rewards on calls if the credit rule uses them (each
+once and undiscounted), and the bonuses of AIR. Unplaced rewards (`PlacedRewards`) are left out,
+because no call is credited with them, so that nothing can be learned from their differences.
+Potentials and length penalties are not rewards and are left out too.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ def return_of(episode: Episode, coverage: Coverage, bonus: float = 0.0) -> float
     """Return the total reward of a scored rollout.
 
     Args:
-        coverage: its `step_rewards` decides whether rewards on calls count.
-        bonus: sum of AIR's bonuses.
+        episode: a scored episode.
+        coverage: coverage of the episode, whose `step_rewards` decides whether rewards on calls
+            count.
+        bonus: sum of AIR's bonuses; 0 without AIR.
     """
     rewards = [final_reward(episode), bonus]
     if coverage.step_rewards:
@@ -37,11 +39,15 @@ def group_rewards(
     coverages: Sequence[Coverage],
     bonuses: Mapping[str, float] | None = None,
 ) -> dict[str, list[float | None]]:
-    """Return group → returns, None for each rollout that statistics leave out.
+    """Return group id → returns of its rollouts.
+
+    None stands for a rollout that the statistics leave out: unfinished, damaged or unscored.
 
     Args:
+        episodes: episodes of whole groups.
         coverages: one per episode.
-        bonuses: attempt → sum of AIR's bonuses (`lightspan.lightning.air.bonuses`).
+        bonuses: attempt id → sum of AIR's bonuses (`lightspan.lightning.air.bonuses`); None
+            without bonuses.
     """
     bonuses = bonuses or {}
     returns: dict[str, list[float | None]] = defaultdict(list)

@@ -20,16 +20,17 @@ from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.token_records import CallOutcome
 
 FAILURE_WARNING: Final = 0.05
-"""Share of failed rollouts above which a batch is reported (design law 4)."""
+"""Share of failed, lost or damaged rollouts of a batch above which they are reported (design law
+4)."""
 ENOUGH_TASKS: Final = 4
-"""Number of tasks without a trainable call, or without a reward, after which training stops; all
-tasks, if there are fewer."""
+"""Number of tasks without a trainable call, or without a reward, after which training stops; if
+there are fewer tasks, it stops after all of them."""
 NAMED: Final = 5
-"""Maximum number of tasks or reasons in a message; the others are counted."""
+"""Maximum number of tasks or reasons in a message; of the rest only the number is given."""
 MAX_CAPTURE_ERROR_LENGTH: Final = 600
-"""Characters of a capture error in a message, advice included."""
+"""Maximum characters of a capture error in a message, including advice."""
 MAX_REASON_LENGTH: Final = 300
-"""Characters of a call's error message."""
+"""Maximum characters of a call's error message in a message."""
 WAY_OUT: Final = (
     "base_url=llm.base_url and api_key=llm.api_key, where `llm` is an argument that the app asks "
     "for, and the agent's name as the model; or use the OpenAI SDK"
@@ -41,9 +42,10 @@ class RolloutChecks:
     """Reports problems of each batch of rollouts.
 
     Args:
-        routing: each of its patterns has to match an agent.
-        note: function that reports a message.
-        agents: every agent path, if the app declares them; patterns were checked before.
+        routing: routing of the agents; each of its patterns has to match an agent.
+        note: function that prints a message for the user.
+        agents: every agent path, if the app declares them, so that the patterns were checked
+            already; None if unknown.
     """
 
     def __init__(
@@ -61,13 +63,13 @@ class RolloutChecks:
         self._capture_errors_noted = False
 
     def check(self, episodes: Sequence[Episode]) -> None:
-        """Report problems of a batch.
+        """Report problems of a batch of rollouts.
 
         Raises:
             RewardError: the app returned a value that is not a reward.
-            UnknownAgentError: after the first training batch, a pattern matches no agent.
+            UnknownAgentError: a pattern matches no agent of the first training batch.
             UnsupportedError: no call of an agent to train can be trained (`check_trainable`), in
-                several tasks or in all.
+                `ENOUGH_TASKS` tasks or in all.
         """
         check_rewards(episodes)
         self._note_failures(episodes)
@@ -84,11 +86,14 @@ class RolloutChecks:
             self._calls_checked = self._trainable(episodes)
 
     def _trainable(self, episodes: Sequence[Episode]) -> bool:
-        """Return the result of `check_trainable`, or report its error while only few tasks have it.
+        """Return the result of `check_trainable`; report its error instead if few tasks have it.
 
-        A single task with a picture must not stop the training of others. Where nothing is
-        trained, rollouts without calls, after others with calls, do not show an unknown client:
-        the app may have a cache.
+        A single task with, for example, a picture must not stop the training of other tasks. If
+        the gateway serves no agent, rollouts without calls are ignored once the app has made a
+        call, because it may have a cache.
+
+        Raises:
+            UnsupportedError: `ENOUGH_TASKS` tasks, or all tasks, have no trainable call.
         """
         silent = not any(episode.calls for episode in episodes)
         if silent and self._called and not self._routing.serves:
@@ -116,7 +121,7 @@ class RolloutChecks:
                 )
 
     def _note_damaged(self, episodes: Sequence[Episode]) -> None:
-        """Report the first damaged rollouts, and later ones if there are many."""
+        """Report damaged rollouts: the first time, and later only if a batch has many."""
         damaged = [episode for episode in episodes if episode.capture_errors]
         if not damaged or (
             self._capture_errors_noted and len(damaged) <= FAILURE_WARNING * len(episodes)
@@ -130,8 +135,10 @@ class RolloutChecks:
         )
 
     def _note_unscored(self, episodes: Sequence[Episode]) -> None:
-        """Report each task once, else a long run would name the same ones at every step. Failed
-        rollouts are reported elsewhere."""
+        """Report tasks without a usable reward, each task only once in a run.
+
+        Rollouts whose app failed are left out, because `_note_failures` reports them.
+        """
         fresh = {
             episode.task_id: episode
             for episode in episodes
@@ -152,7 +159,7 @@ class RolloutChecks:
 
 
 def app_failed(episode: Episode) -> bool:
-    """Return whether the app failed, rather than the infrastructure."""
+    """Return whether the app failed; false for failures of the infrastructure."""
     return episode.finished and episode.outcome is not Outcome.OK
 
 
@@ -169,11 +176,12 @@ def check_scored(
     """Return whether any rollout has a reward.
 
     Args:
-        unscored: tasks without a reward so far; those of these rollouts are added.
+        episodes: episodes of a batch.
+        unscored: ids of the tasks without a reward so far; tasks of this batch are added to it.
         step_rewards: whether rewards on calls count.
 
     Raises:
-        RewardError: no rollout of several tasks, or of all tasks, had a reward.
+        RewardError: no rollout of `ENOUGH_TASKS` tasks, or of all tasks, had a reward so far.
     """
     ended = [episode for episode in episodes if episode.finished and not app_failed(episode)]
     if any(episode.scored(step_rewards) for episode in episodes):
@@ -191,8 +199,16 @@ def check_scored(
 
 
 def check_patterns(routing: Routing, agents: Collection[str], episodes: Sequence[Episode]) -> None:
-    """Raise `UnknownAgentError` if a pattern matches no agent; without any agent, the message says
-    why."""
+    """Check that each pattern of `routing` matches an agent.
+
+    Args:
+        routing: routing with the patterns.
+        agents: paths of the agents seen so far.
+        episodes: episodes of a batch, which explain why there are no agents.
+
+    Raises:
+        UnknownAgentError: a pattern matches no agent.
+    """
     try:
         check_agents(routing, agents)
     except UnknownAgentError:
@@ -202,8 +218,9 @@ def check_patterns(routing: Routing, agents: Collection[str], episodes: Sequence
 
 
 def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
-    """Return whether a policy answered a call of an agent to train. False: none did, for reasons
-    that may be temporary.
+    """Return whether any call of an agent to train can be trained.
+
+    False if no call of `episodes` can, but for reasons that may be temporary.
 
     Raises:
         UnsupportedError: no call can be trained, for permanent reasons.
@@ -231,10 +248,11 @@ def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
 
 
 def check_computed(coverages: Sequence[Coverage]) -> bool:
-    """Return whether the agents to train made a call that engine and learner both support.
+    """Return whether the agents to train made any call.
 
     Raises:
-        UnsupportedError: all calls were sampled under an unsupported grammar.
+        UnsupportedError: all their calls were sampled under a grammar, which engine and learner do
+            not both support.
     """
     rejections = [entry.rejection for coverage in coverages for entry in coverage.selected]
     if rejections and set(rejections) == {Rejection.CONSTRAINED}:
@@ -248,7 +266,12 @@ def check_computed(coverages: Sequence[Coverage]) -> bool:
 
 
 def _check_called(episodes: Sequence[Episode]) -> bool:
-    """Raise `UnsupportedError` if no agent at all called a model in training; else return False."""
+    """Return False, unless the rollouts show that the app's model calls are not recorded.
+
+    Raises:
+        UnsupportedError: all rollouts are finished, outside evaluation and without errors, and no
+            agent called a model.
+    """
     is_evaluation = any(episode.mode is Mode.VAL for episode in episodes)
     calls = any(
         episode.calls or not episode.finished or episode.capture_errors for episode in episodes
@@ -260,7 +283,15 @@ def _check_called(episodes: Sequence[Episode]) -> bool:
 
 
 def why_never(call: Call, mode: Mode) -> str | None:
-    """Return why no call like this one can be trained ("by …", "refused: …"); None if unknown."""
+    """Return why calls like `call` can never be trained, as a phrase; None if they perhaps can.
+
+    The phrase names the client that bypasses the gateway ("by …"), or the gateway's reason
+    ("refused: …").
+
+    Args:
+        call: a call that was not trained.
+        mode: mode of its rollout.
+    """
     if call.span is None:
         return None
     if is_uncaptured(call):
@@ -276,14 +307,14 @@ def why_never(call: Call, mode: Mode) -> str | None:
 
 
 def is_uncaptured(call: Call) -> bool:
-    """Return whether the call bypassed the gateway."""
+    """Return whether the call bypassed the gateway, so that its tokens are unknown."""
     ended = call.outcome in (CallOutcome.OK, CallOutcome.ERROR)
     is_elsewhere = call.sequence_start is None and call.record is None
     return ended and is_elsewhere and call.route in (Route.APP, None)
 
 
 class UncapturedClient(NamedTuple):
-    """Client of a call that bypassed the gateway; unknown fields are empty."""
+    """HTTP client or SDK of a call that bypassed the gateway; unknown fields are empty."""
 
     name: str
     host: str
@@ -296,7 +327,7 @@ class UncapturedClient(NamedTuple):
 
 
 def client_of(span: Span) -> UncapturedClient:
-    """Return the client of a call that bypassed the gateway, from its span."""
+    """Return the client that made a call past the gateway, from the call's span."""
     attributes = span.attributes
     host, port = str(attributes.get(c.SERVER_ADDRESS, "")), attributes.get(c.SERVER_PORT)
     host = f"{host}:{port}" if host and port is not None else host
@@ -305,7 +336,7 @@ def client_of(span: Span) -> UncapturedClient:
 
 
 def refusal_of(span: Span) -> str:
-    """Return why the gateway refused a call, and what to do."""
+    """Return why the gateway refused the call of `span`, with advice for unsupported content."""
     reason = span.status_message[:MAX_REASON_LENGTH]
     if span.attributes.get(c.ERROR_TYPE) != c.UNSUPPORTED_CONTENT:
         return reason
@@ -316,7 +347,7 @@ def refusal_of(span: Span) -> str:
 
 
 def why_no_call(episodes: Sequence[Episode]) -> str:
-    """Return why no model call of these rollouts was recorded."""
+    """Return an explanation, with advice, why `episodes` have no recorded model call."""
     failed = [episode for episode in episodes if episode.outcome is not Outcome.OK]
     silent = (
         "the app made no model call through the OpenAI SDK in its own process, nor to "

@@ -13,8 +13,8 @@ Worked example, prompts and responses as letters (lower case is sampled):
     B2  Qb      d        extends row 1: Q b d         mask 0 1 1    (no new prompt tokens)
     A3  PXX     e        no row is a prefix of it: row 2
 
-The open rows are kept in a radix tree over packed ids, so merging reads every token a bounded
-number of times, in C, however many rows are open.
+The open rows are kept in a radix tree over packed ids, so that merging reads each token a bounded
+number of times, however many rows are open.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Constraint(NamedTuple):
     """Index of the first token."""
     length: int
     grammar: str
-    """See `lightspan_torch.engine.grammars`; the grammar begins at `start`."""
+    """Grammar as text (see `lightspan_torch.engine.grammars`); it applies from `start` on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One or more transitions in one sequence, each an exact prefix of the next.
 
-    All lists have one entry per token of `ids`, about predicting *that* token from those before it.
-    A row never mixes policies, rollouts or attempts.
+    All lists have one entry per token of `ids`, about the prediction of this token from the tokens
+    before it. A row never mixes policies, rollouts or attempts.
     """
 
     rollout_id: str
@@ -76,34 +76,35 @@ class Row:
     call_ids: tuple[tuple[str, int], ...] = ()
     """(call id, choice) of each transition in the row, in order."""
     responses: tuple[Response, ...] = ()
-    """Sampled tokens of each transition in the row, in order; empty if unknown. The mask alone does
-    not separate two calls where a prompt adds no token to the response before it."""
+    """Sampled tokens of each transition in the row, in order; empty if unknown. The mask does not
+    show where a response ends if the next prompt adds no token to it."""
     constraints: tuple[Constraint, ...] = ()
     """Sampled tokens of each transition under a grammar, in order."""
     value_targets: tuple[float, ...] = ()
-    """The critic's target at the prompt of each transition in the row, in order: its reward-to-go.
-    NaN: no target. Empty if no transition has one."""
+    """The critic's target at the prompt of each transition in the row, in order: its reward-to-go,
+    or NaN without a target. Empty without a critic."""
 
 
 class Usable(NamedTuple):
-    """Transitions that can become rows, and the others."""
+    """Transitions that can become rows, and the reasons for rejecting the rest."""
 
     transitions: list[Transition]
     rejected: dict[TransitionKey, Rejection]
 
 
 class RowBuild(NamedTuple):
-    """The rows of some transitions."""
+    """Rows, and the reasons for rejecting the transitions without a row."""
 
     rows: list[Row]
     rejected: dict[TransitionKey, Rejection]
 
 
 def usable_transitions(transitions: Sequence[Transition], max_length: int | None = None) -> Usable:
-    """Return the transitions that a learner accepts; none is ever cut to fit.
+    """Return the transitions that a learner accepts; longer ones are rejected, never cut.
 
     Args:
-        max_length: maximum tokens of prompt and response.
+        transitions: transitions of any rollouts.
+        max_length: maximum tokens of prompt and response together; None for no limit.
     """
     rejected: dict[TransitionKey, Rejection] = {}
     for transition in transitions:
@@ -127,10 +128,11 @@ def build_rows(
     """Return the rows of the transitions, by exact prefix merging (see the module).
 
     Args:
-        transitions: of any rollouts, each rollout's in causal order.
-        advantages: one per transition; None: 1.0 (for SFT).
-        token_weights: weight of each token, one per transition; None: 1.0.
-        value_targets: one per transition, NaN without a target; None: rows have no targets.
+        transitions: transitions of any rollouts, in causal order within each rollout.
+        advantages: advantage of each transition; None for 1.0 (SFT).
+        token_weights: per transition, the weight of each of its tokens; None for 1.0.
+        value_targets: the critic's target of each transition, NaN for no target; None for rows
+            without targets.
         max_length: see `usable_transitions`.
     """
     ones = [1.0] * len(transitions)
@@ -147,7 +149,11 @@ def build_rows(
 
 
 def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
-    """Return the transitions of each row, rows in the order in which they opened."""
+    """Group transitions into rows by exact prefix merging (see the module).
+
+    Returns:
+        The transitions of each row, in order; rows are ordered by their first transition.
+    """
     chains: list[list[Transition]] = []
     trees: dict[tuple[str, str, str], _OpenRows] = defaultdict(_OpenRows)
     for transition in transitions:
@@ -164,7 +170,7 @@ def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the number of leading ids that agree."""
+    """Return the length of the common prefix of two sequences of token ids."""
     size = min(len(first), len(second))
     if first[:size] == second[:size]:
         return size
@@ -180,7 +186,13 @@ def _row(
     *,
     with_targets: bool,
 ) -> Row:
-    """Return the row of transitions with (advantage, token weight, value target)."""
+    """Return the row of `chain`.
+
+    Args:
+        chain: transitions, each of which is a prefix of the next.
+        values: transition key → (advantage, token weight, value target).
+        with_targets: whether the row gets value targets.
+    """
     last = chain[-1]
     ids = last.prompt_ids + last.response_ids
     spans = [Response(t.length - t.tokens, t.tokens) for t in chain]
@@ -227,9 +239,9 @@ def _has_logprobs(transition: Transition) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """Node of the tree with the edge above it, `source[start:end]`.
+    """Node of the radix tree; the edge from its parent is `source[start:end]`.
 
-    `source` holds the whole path from the root rather than a slice, so that a split copies nothing.
+    `source` has the whole path from the root rather than a slice, so that a split copies no bytes.
     """
 
     parent: _Node | None
@@ -239,14 +251,13 @@ class _Node:
     children: dict[bytes, _Node] = field(default_factory=dict)
     """First token id of a child's edge → the child."""
     places: list[int] = field(default_factory=list)
-    """Open rows that end exactly here."""
+    """Numbers of the open rows whose ids end at this node."""
 
 
 class _OpenRows:
     """Radix tree over the packed ids of open rows.
 
-    It contains open rows only, so a look-up passes at most one node per row that diverges from the
-    prompt.
+    It contains no closed rows, so that a look-up passes few nodes.
     """
 
     __slots__ = ("root",)
@@ -255,7 +266,10 @@ class _OpenRows:
         self.root = _Node(None, b"", 0, 0)
 
     def pop_longest(self, prompt: bytes) -> int | None:
-        """Close and return the longest open row that is an exact prefix of the prompt."""
+        """Close the longest open row that is an exact prefix of `prompt`, and return its number.
+
+        None if there is no such row.
+        """
         node, best = self.root, None
         while True:
             if node.places:
@@ -271,7 +285,7 @@ class _OpenRows:
         return place
 
     def add(self, ids: bytes, place: int) -> None:
-        """Open a row."""
+        """Open row number `place` with the packed `ids`."""
         node = self.root
         while node.end < len(ids):
             child = node.children.get(ids[node.end : node.end + _WIDTH])
@@ -287,7 +301,7 @@ class _OpenRows:
         node.places.append(place)
 
     def _prune(self, node: _Node) -> None:
-        """Remove an empty node, and merge a node with its only child."""
+        """Remove `node` if it is empty, and merge the lowest remaining node with its only child."""
         while node.parent is not None and not node.places and not node.children:
             del node.parent.children[_key(node)]
             node = node.parent
@@ -304,7 +318,7 @@ def _extends(node: _Node, prompt: bytes) -> bool:
 
 
 def _split(node: _Node, at: int) -> _Node:
-    """Insert a node in the middle of the edge; return it."""
+    """Split the edge above `node` at the byte offset `at`; return the node inserted there."""
     assert node.parent is not None
     middle = _Node(node.parent, node.source, node.start, at)
     node.parent.children[_key(middle)] = middle
@@ -318,10 +332,17 @@ def _key(node: _Node) -> bytes:
 
 
 def _common(a: bytes, a_start: int, b: bytes, b_start: int, size: int) -> int:
-    """Return how many of `size` bytes agree, in whole token ids.
+    """Return the length of the common prefix of two byte ranges, rounded down to whole token ids.
 
-    Linear and in C: the highest differing bit of the bytes, read as two large integers, gives the
-    first differing byte.
+    The ranges are read as two large integers, whose highest differing bit gives the first byte that
+    differs; this is linear and runs in C.
+
+    Args:
+        a: packed ids.
+        a_start: offset of the first range in `a`.
+        b: packed ids.
+        b_start: offset of the second range in `b`.
+        size: length of both ranges in bytes.
     """
     left, right = a[a_start : a_start + size], b[b_start : b_start + size]
     if left == right:

@@ -1,8 +1,8 @@
 """Selection: the agents to train, and the status of every call.
 
-`classify_calls` puts each call of an episode into exactly one of three classes, so that nothing is
+`classify_calls` puts each call of an episode into exactly one of three classes, so that no call is
 dropped silently: *trained*, *frozen* (its agent is not selected) or *rejected* (its agent is
-selected, but the call cannot be trained, for a `Rejection`).
+selected, but the call cannot be trained; the reason is a `Rejection`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from lightspan.schema.semconv import UNNAMED_AGENT
 from lightspan.schema.token_records import CallOutcome, FinishReason, Sampling
 
 Frozen = str | LLM | Mapping[str, str | LLM | None] | None
-"""Values of `frozen=`."""
+"""Values of `frozen=` (see `LightningRL`)."""
 
 MAX_NAME_LENGTH: Final = 100
-"""Bytes of a policy's name. File systems allow 255, and lightspan adds a prefix and a suffix."""
+"""Maximum bytes of a policy's name. File systems allow 255 bytes for a name, to which lightspan
+adds a prefix and a suffix."""
 
 
 class CallStatus(StrEnum):
@@ -42,7 +43,7 @@ class CallStatus(StrEnum):
 
 
 class Rejection(StrEnum):
-    """Reason why a call of a selected agent is not trained: the first one that applies."""
+    """Reason why a call of a selected agent is not trained; if several apply, only one is given."""
 
     _value_: str
     text: str
@@ -91,12 +92,12 @@ class CallCoverage(msgspec.Struct, frozen=True, gc=False):
     call: Call
     status: CallStatus
     policy: str = ""
-    """The policy that the call's agent trains; empty for frozen agents."""
+    """Policy that is trained by the agent's calls; empty for a frozen agent."""
     rejection: Rejection | None = None
 
     @property
     def reason(self) -> str:
-        """Why the call is not trained, in words; empty if it is."""
+        """Why the call is not trained, in words; empty for a trained call."""
         if self.status is CallStatus.FROZEN:
             return f"agent {self.call.agent_path} is not selected"
         return self.rejection.text if self.rejection is not None else ""
@@ -104,13 +105,13 @@ class CallCoverage(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """Status of every call of an episode. Built by `classify_calls`."""
+    """Status of every call of an episode; `classify_calls` creates it."""
 
     attempt_id: str
     entries: tuple[CallCoverage, ...]
-    """Every call, in causal order; late ones last."""
+    """Status of each call, in causal order, with late calls at the end."""
     step_rewards: bool = False
-    """Whether rewards on calls counted as rewards of the episode."""
+    """Whether the credit rule uses rewards on calls, so that they can score the episode."""
 
     @property
     def trained(self) -> list[Call]:
@@ -122,7 +123,7 @@ class Coverage:
 
     @cached_property
     def selected(self) -> list[CallCoverage]:
-        """Calls of selected agents that are not late: trained, or rejected for another reason."""
+        """Trained and rejected calls, without calls that are rejected as late."""
         return [
             entry
             for entry in self.entries
@@ -135,8 +136,10 @@ class Coverage:
         return Turns([entry.call for entry in self.selected])
 
     def counts(self) -> dict[str, int]:
-        """Return the number of calls that are `trained`, `frozen` and `rejected:<reason>`, highest
-        first."""
+        """Return status → number of calls, the highest number first.
+
+        The status is `trained`, `frozen` or `rejected:<reason>`.
+        """
         counts = Counter(
             str(entry.status) if entry.rejection is None else f"rejected:{entry.rejection}"
             for entry in self.entries
@@ -144,7 +147,7 @@ class Coverage:
         return dict(counts.most_common())
 
     def reject(self, reasons: Mapping[CallKey, Rejection]) -> Coverage:
-        """Return a copy in which these trained calls are rejected."""
+        """Return a copy in which trained calls in `reasons` are rejected for the given reason."""
         if not reasons:
             return self
         entries = tuple(
@@ -167,14 +170,17 @@ def classify_calls(
     max_length: int | None = None,
     step_rewards: bool = False,
 ) -> Coverage:
-    """Return the status of each call of the episode, late ones too.
+    """Return the status of each call of the episode, including late calls.
 
     Args:
-        routing: the policy that each agent trains.
-        supported: `TRUNCATED_SAMPLING` and `CONSTRAINED`, if engine and learner both declare them.
+        episode: the episode.
+        routing: routing of agents to the policies that their calls train.
+        supported: rejections that do not apply, because engine and learner both support such calls:
+            `TRUNCATED_SAMPLING`, `CONSTRAINED`, both or none.
         modes: modes whose rollouts may be trained. A dry run adds `Mode.DEV`. `Mode.PRODUCTION` is
             never trained.
-        max_length: maximum tokens of prompt and response that the learner accepts.
+        max_length: maximum tokens of prompt and response that the learner accepts; None for no
+            limit.
         step_rewards: whether the credit rule uses rewards on calls (`Credit.step_rewards`).
     """
     whole = _episode_rejection(episode, modes)
@@ -222,13 +228,17 @@ _FROZEN: Final = CallStatus.FROZEN
 
 
 class _CallCheck(NamedTuple):
-    """Check of a selected call by itself."""
+    """Check whether a call of a selected agent can be trained, apart from its episode's state.
+
+    Args:
+        supported, max_length: see `classify_calls`.
+    """
 
     supported: frozenset[Rejection]
     max_length: int | None
 
     def rejection(self, call: Call, policy: str) -> Rejection | None:
-        """Return why the call cannot be trained; None if it can."""
+        """Return why `call` cannot train `policy`; None if it can."""
         record = call.record
         if call.outcome is not _OK:
             return Rejection.REFUSED if call.refused is not None else Rejection[call.outcome.name]
@@ -259,10 +269,11 @@ class _CallCheck(NamedTuple):
 
 
 def _covers(versions: Sequence[tuple[int, int]], tokens: int) -> bool:
-    """Return whether every token has a version.
+    """Return whether `versions` gives a version to each of `tokens` tokens.
 
     Args:
-        versions: (version, number of tokens) of each run.
+        versions: (version, number of consecutive tokens) pairs.
+        tokens: number of sampled tokens.
     """
     if len(versions) == 1:
         return versions[0][1] == tokens
@@ -275,12 +286,15 @@ def _covers(versions: Sequence[tuple[int, int]], tokens: int) -> bool:
 def parse_optimize(
     optimize: str | Sequence[str] | Mapping[str, str], default_policy: str
 ) -> dict[str, str]:
-    """Return pattern → policy for a value of `optimize=`: a pattern, several, or a mapping of
-    patterns to names of policies.
+    """Return pattern → policy for a value of `optimize=`.
+
+    Args:
+        optimize: a pattern on agent paths, several patterns, or pattern → name of a policy.
+        default_policy: policy of patterns without a named policy.
 
     Raises:
-        ConfigError: it is empty, a pattern or policy is not a usable text, or a policy is called
-            `base`, which means the starting weights.
+        ConfigError: `optimize` is empty, a pattern or policy is not a usable text, or a policy is
+            called `base`, which is the name of the starting weights.
     """
     policies: dict[str, str]
     if isinstance(optimize, str):
@@ -316,7 +330,7 @@ def _checked(value: object, what: str) -> str:
 
 
 def _check_name(policy: str) -> None:
-    """Raise `ConfigError` unless the name can be that of a folder, and of a model in requests."""
+    """Raise `ConfigError` unless `policy` is valid as the name of a folder and of a model."""
     is_folder = policy not in (".", "..") and not {"/", "\\"} & set(policy)
     if is_folder and policy.isprintable() and len(policy.encode()) <= MAX_NAME_LENGTH:
         return
@@ -328,7 +342,7 @@ def _check_name(policy: str) -> None:
 
 @dataclass(frozen=True)
 class Selection:
-    """The user's selection of agents, as a routing.
+    """The agents that the user selected for training, as a routing.
 
     Example:
         >>> from lightspan.lightning.selection import Selection, check_agents
@@ -356,10 +370,14 @@ class Selection:
         """Return the selection for values of `optimize=` and `frozen=`.
 
         Args:
-            sampling: sampling settings of trained policies.
+            optimize: see `parse_optimize`.
+            frozen: see `LightningRL`.
+            default_policy: policy of patterns without a named policy, and of `frozen="shared"`.
+            sampling: sampling settings of trained policies; None for those of each request.
 
         Raises:
-            ConfigError: see `parse_optimize`; a pattern is in both; `frozen` is unknown.
+            ConfigError: see `parse_optimize`; or a pattern is in both `optimize` and `frozen`, or
+                `frozen` has an invalid value.
         """
         policies = parse_optimize(optimize, default_policy)
         both = sorted(policies.keys() & frozen.keys()) if isinstance(frozen, Mapping) else []
@@ -378,8 +396,12 @@ class Selection:
 
 
 def check_agents(routing: Routing, paths: Iterable[str]) -> None:
-    """Raise `UnknownAgentError` if a pattern of `optimize=` or `frozen=` matches none of these
-    paths."""
+    """Raise `UnknownAgentError` if a pattern of `optimize=` or `frozen=` matches no agent path.
+
+    Args:
+        routing: routing with the patterns.
+        paths: paths of all agents.
+    """
     agents = sorted(set(paths))
     frozen = [rule for rule in routing.rules if not rule.target.selected]
     unmatched = routing.unmatched(agents)
@@ -396,7 +418,7 @@ _UNNAMED: Final = (
 
 
 def unknown_agents(patterns: Iterable[str], paths: Sequence[str]) -> str:
-    """Return the error message for patterns that match none of these paths."""
+    """Return the error message for `patterns` that match none of the agents' `paths`."""
     names = sorted({path.rpartition("/")[2] for path in paths} | set(paths))
     agents = ", ".join(repr(path) for path in paths) or "none was seen"
     unnamed = _UNNAMED if list(paths) == [UNNAMED_AGENT] else ""

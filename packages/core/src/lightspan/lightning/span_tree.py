@@ -1,4 +1,4 @@
-"""Span tree of an attempt, for display. Nothing that is trained depends on it.
+"""Span tree of an attempt, for display. Training does not depend on it.
 
 Spans may come from other programs: parents may be missing or form circles, and a tree may be deeper
 than Python's recursion limit.
@@ -21,11 +21,11 @@ class SpanNode:
 
 
 def build_tree(spans: Sequence[Span]) -> tuple[SpanNode, ...]:
-    """Return the roots of the tree by parent ids, whatever the order of arrival; linear, any depth.
+    """Return the roots of the tree that the parent ids define, for spans in any order.
 
-    Siblings are ordered by start time, except that those with a gateway sequence keep its order. A
-    span that arrived twice occurs once. A span with an unknown parent is a root, and so is the
-    earliest span of each circle of parents.
+    Siblings are ordered by start time, except that spans with a gateway sequence are ordered by
+    this sequence among themselves. A span that arrived twice occurs once. A span with an unknown
+    parent is a root, and so is the earliest span of each circle of parents.
     """
     nodes = {span.span_id: SpanNode(span) for span in sorted(spans, key=_by_time)}
     roots = []
@@ -76,8 +76,10 @@ def _first_of_circle(nodes: dict[str, SpanNode], node: SpanNode) -> SpanNode:
 
 
 def _in_sequence(nodes: list[SpanNode]) -> list[SpanNode]:
-    """Return the nodes, with those that have a gateway sequence sorted by it within their
-    places."""
+    """Return the nodes, of which those with a gateway sequence are sorted by it.
+
+    The other nodes keep their places.
+    """
     places = [i for i, node in enumerate(nodes) if node.span.sequence_start is not None]
     ordered = sorted((nodes[i] for i in places), key=lambda node: node.span.sequence_start or 0)
     result = list(nodes)

@@ -21,18 +21,18 @@ from lightspan.schema import genai_messages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The input of a call, without anything of its outcome."""
+    """The input of a call, without its answer and outcome."""
 
     task_id: str
     agent_path: str
     turn: int
     """Turn of the call, 0 first (`lightspan.lightning.turns`)."""
     messages: Sequence[Mapping[str, Any]]
-    """Prompt as OpenAI chat messages; empty if none was recorded."""
+    """Prompt as OpenAI chat messages; empty if no prompt was recorded."""
 
     @property
     def observation(self) -> str:
-        """Text of the last message; empty without one."""
+        """Text of the last message; empty if there is no message or no text."""
         content = self.messages[-1].get("content") if self.messages else ""
         if isinstance(content, str):
             return content
@@ -42,16 +42,16 @@ class State:
 
 
 StateKey = Callable[[State], Hashable]
-"""State → its key; None: the call shares its state with no other."""
+"""Function that returns the key of a state; None if no other call shares the state."""
 
 
 def observation(state: State) -> str | None:
-    """Return the last observation, None if nothing was recorded."""
+    """Return the text of the last message as the key of `state`; None if it is empty."""
     return state.observation or None
 
 
 def state_of(call: Call, task_id: str, turn: int) -> State:
-    """Return the state of a call."""
+    """Return the state of a call, without messages if they are unknown or truncated."""
     messages: Sequence[Mapping[str, Any]] = ()
     if call.span is not None:
         try:
@@ -62,7 +62,11 @@ def state_of(call: Call, task_id: str, turn: int) -> State:
 
 
 def key_of(key: StateKey, state: State) -> Hashable:
-    """Return the key of a state.
+    """Return the key of `state`; None if no other call shares the state.
+
+    Args:
+        key: function that computes the key.
+        state: state of a call.
 
     Raises:
         ConfigError: the function failed, or its result is not hashable.
@@ -80,7 +84,7 @@ def key_of(key: StateKey, state: State) -> Hashable:
 
 
 def check_key(key: object) -> None:
-    """Raise `ConfigError` unless the key is a plain function."""
+    """Raise `ConfigError` unless `key` is callable and not async."""
     if not callable(key):
         raise ConfigError(f"credit: key={key!r}: use a function of a state, or leave it out")
     if iscoroutinefunction(key):
@@ -88,13 +92,15 @@ def check_key(key: object) -> None:
 
 
 def key_name(key: StateKey) -> str:
-    """Return the key's name, for display and `config.json`."""
+    """Return the name of a key function, for display and `config.json`."""
     return "observation" if key is observation else qualified_name(key)
 
 
 def qualified_name(function: object) -> str:
-    """Return module and name of a function, or of a callable object's class. A change of its code
-    does not change the name."""
+    """Return `module:name` of a function, or of a callable object's class.
+
+    A change of the function's code does not change the name.
+    """
     kind = type(function)
     name = getattr(function, "__qualname__", kind.__qualname__)
     return f"{getattr(function, '__module__', kind.__module__)}:{name}"

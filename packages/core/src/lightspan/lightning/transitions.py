@@ -1,4 +1,4 @@
-"""Transition: one trained call, with everything a learner needs of it."""
+"""Transition: one trained call, with the data that a learner needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TransitionKey = tuple[str, str, int]
 
 
 class Transition(msgspec.Struct, frozen=True, gc=False):
-    """One call of a selected agent. Tokens stay packed in the record until they are read."""
+    """One trained call. Its tokens are packed in `record` and unpacked at each access."""
 
     rollout_id: str
     attempt_id: str
@@ -65,7 +65,7 @@ class Transition(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def length(self) -> int:
-        """P + T."""
+        """P + T, the number of prompt and response tokens."""
         return (len(self.record.prompt) + len(self.record.response)) // 4
 
 

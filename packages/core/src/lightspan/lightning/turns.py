@@ -1,7 +1,7 @@
 """Turns: the depth of each selected call in the causal order of an episode.
 
-The turn of a call is the length of the longest chain of selected calls, each ended before the next
-began, that ended before the call began. So calls that overlap do not follow each other, and calls
+The turn of a call is the length of the longest chain of selected calls before it. In a chain, each
+call ended before the next call began. So calls that overlap do not follow each other, and calls
 made in parallel share a turn. With the gateway's sequence numbers as intervals:
 
     write   [1, 2]                      turn 0
@@ -26,7 +26,7 @@ class Turns:
     """The selected calls of an episode, each with its turn.
 
     Args:
-        calls: in causal order.
+        calls: calls in causal order.
     """
 
     def __init__(self, calls: Sequence[Call]) -> None:
@@ -46,25 +46,28 @@ class Turns:
 
     @cached_property
     def _ends(self) -> tuple[list[int], list[int]]:
-        """(sequence numbers at which calls ended, ascending; the last turn ended by each)."""
+        """Sequence numbers at which calls ended, ascending, and per number the last turn with a
+        call that had ended by then."""
         ends = sorted(
             (call.sequence_end, turn) for call, turn in self if call.sequence_end is not None
         )
         return [end for end, _ in ends], list(accumulate((turn for _, turn in ends), max))
 
     def ended_before(self, position: int) -> int | None:
-        """Return the last turn with a call that ended before a sequence number; None if no call
-        did."""
+        """Return the last turn with a call that ended before the sequence number `position`.
+
+        None if no call ended before it.
+        """
         ends, turns = self._ends
         count = bisect_left(ends, position)
         return turns[count - 1] if count else None
 
 
 def _depths(calls: Sequence[Call]) -> list[int]:
-    """Return the turn of each call. Linear, but for a sort of numbers that are almost in order.
+    """Return the turn of each call.
 
-    A call without sequence has no place in the causal order: it gets the turn of the call before
-    it, and no call follows from it.
+    A call without a sequence number has no place in the causal order: it gets the turn of the call
+    before it in `calls`, and is part of no chain.
     """
     ordered = [call for call in calls if call.sequence_start is not None]
     depths = interval_depths(
@@ -80,10 +83,13 @@ def _depths(calls: Sequence[Call]) -> list[int]:
 
 
 def interval_depths(starts: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """Return, per interval, the length of the longest chain of intervals before it, each of which
-    ends before the next starts.
+    """Return, per interval, the length of the longest chain of intervals before it.
 
-    `starts` ascend, and no interval ends before it starts.
+    In a chain, each interval ends before the next starts.
+
+    Args:
+        starts: start of each interval, ascending.
+        ends: end of each interval, at or after its start.
 
     Example:
         >>> interval_depths([1, 3, 4, 7], [2, 6, 5, 8])

@@ -1,4 +1,4 @@
-"""Advice for model requests by clients other than the SDKs."""
+"""Advice for model requests that lightspan does not capture, because no SDK made them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def describe_request(request: Request) -> str:
 
 
 def host_of(request: Request) -> str:
-    """Return the host, and the port if it is not the default."""
+    """Return the host of the request's URL, with the port if the URL has one."""
     return urlsplit(request.url).netloc
 
 
 def fix_of(request: Request) -> str:
-    """Return the change that lets lightspan capture such a call."""
+    """Return advice on how to change the app so that lightspan captures `request`."""
     base = _base(request)
     if request.client == "litellm":
         at = " of an endpoint with OpenAI's API" if base is None else f'"{base}"'

@@ -8,7 +8,7 @@ interpreter). `discovery` announces a trainer to runners that are started by han
 (lightspan-cluster).
 
 An app may block, hang or kill its process. `loop_watchdog` detects a blocked event loop, and
-`stack_location` names the line of the app that blocks it. `local` detects processes that died or
-send no status, `crash_recovery` requeues their attempts, and `lightspan.child_processes` ends
+`stack_location` names the line of the app that blocks the loop. `local` detects processes that died
+or send no status, `crash_recovery` requeues their attempts, and `lightspan.child_processes` ends
 their child processes. `gateway_probe` checks that the gateway answers.
 """

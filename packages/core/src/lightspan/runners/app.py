@@ -22,7 +22,7 @@ from lightspan.schema.resources import INSTRUCTIONS, ROUTING, NamedResources
 from lightspan.schema.spans import text_of
 
 INJECTED: Final = ("task", "llm", "prompt", "resources", "rollout")
-"""Arguments that are injected by name."""
+"""Names of arguments that every app may have, in addition to the names of resources."""
 _INTERNAL: Final = (ROUTING, INSTRUCTIONS)
 """Resources that the app does not get."""
 
@@ -38,7 +38,7 @@ class Inputs:
     llm: LLM | None = None
 
     def named(self) -> dict[str, Any]:
-        """Return the values by argument name, including each resource."""
+        """Return argument name → value, including each resource that the app may get."""
         prompts = [r for r in self.resources.values() if isinstance(r, PromptTemplate)]
         return {
             "prompt": prompts[0] if prompts else None,
@@ -51,8 +51,10 @@ class Inputs:
 
 
 def attempt_llm(scope: context.AttemptContext) -> LLM | None:
-    """Return the app's argument `llm`: the gateway with the call token; None if the gateway serves
-    no agent."""
+    """Return the value of the app's argument `llm`: the gateway with the attempt's call token.
+
+    None if there is no gateway or it serves no agent.
+    """
     if scope.gateway_url is None or not scope.routing.serves:
         return None
     policies = [rule.target.policy for rule in scope.routing.rules if rule.target.selected]
@@ -88,19 +90,19 @@ class App:
     """A callable with its import reference.
 
     Args:
-        function: sync or async; its arguments are injected by name: `INJECTED`, and the resources
-            of an algorithm, such as a prompt. If none is named `task`, a first argument of any
-            other name gets the task.
+        function: sync or async function. Its arguments are injected by name: the names `INJECTED`,
+            and the names of an algorithm's resources, such as a prompt. If no argument is called
+            `task`, a required first argument of any other name gets the task.
 
     Raises:
-        AppError: a method, or a callable without a signature.
+        AppError: `function` is a method without an object, or has no signature.
     """
 
     follows_urls = False
     """Value of `AttemptContext.follows_urls`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        if not inspect.ismethod(function):  # it is rejected only where it is imported by name
+        if not inspect.ismethod(function):  # `reference` rejects bound methods
             _check_no_method(function)
         functools.update_wrapper(self, function)
         self.__qualname__ = str(getattr(function, "__qualname__", type(function).__name__))
@@ -110,7 +112,7 @@ class App:
         self._arguments = _arguments(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function; in production the call is an attempt (`lightspan.record`)."""
+        """Call the function as usual; while `lightspan.record` is on, the call is an attempt."""
         task = kwargs.get("task", args[0] if args else None)
         current = context.current_context()
         root = None if current is None else context.start_attempt(current, self.__name__, task)[1]
@@ -126,7 +128,11 @@ class App:
             return await self.function(*args, **kwargs)
 
     def call(self, inputs: Inputs) -> Any | Awaitable[Any]:
-        """Call the function with its arguments injected."""
+        """Call the function with arguments from `inputs`.
+
+        Raises:
+            AppError: a required argument is not in `inputs`.
+        """
         values = inputs.named()
         self.check_arguments(values)
         injected = [argument for argument in self._arguments if argument.source in values]
@@ -153,15 +159,15 @@ class App:
                 )
 
     def needs(self, name: str) -> bool:
-        """Return whether an argument without a default gets this value."""
+        """Return whether a required argument gets the value `name`, such as `llm`."""
         return any(x.source == name and x.is_required for x in self._arguments)
 
     def takes(self, name: str, *, alone: bool) -> bool:
-        """Return whether an argument gets this prompt.
+        """Return whether an argument gets the prompt `name`.
 
         Args:
             name: the prompt's name.
-            alone: there is no other prompt, so that `prompt` is this one.
+            alone: whether there is no other prompt, so that an argument `prompt` gets it.
         """
         sources = (name, "resources", *(["prompt"] if alone else []))
         return any(argument.source in sources for argument in self._arguments)
@@ -171,22 +177,23 @@ class App:
         """`module:name`, by which runners import the app.
 
         Raises:
-            AppError: runners cannot import it, such as one defined in a function or notebook.
+            AppError: runners cannot import the app, because it is defined in a function or a
+                notebook, for example.
         """
         return reference(self.function)
 
     @property
     def agents(self) -> Sequence[str] | None:
-        """All agent paths, if the app itself names them, else None."""
+        """All agent paths, if the app is a `Command` that names them; else None."""
         return (self.function.agents or None) if isinstance(self.function, Command) else None
 
     def opened(self) -> AbstractAsyncContextManager[object]:
-        """Keep what the app's attempts share open while the block runs."""
+        """Return a context manager that keeps the resources shared by all attempts open."""
         return self.function.opened() if isinstance(self.function, Command) else nullcontext()
 
 
 def _check_no_method(function: Callable[..., Any]) -> None:
-    """Raise `AppError` for a method: imported by name, it would take the task for its object."""
+    """Raise `AppError` for a method, which would get the task as its object when it is called."""
     owner = getattr(function, "__self__", None)
     is_bound = inspect.ismethod(function) and not isinstance(owner, type)
     name = str(getattr(function, "__qualname__", ""))
@@ -199,13 +206,13 @@ def _check_no_method(function: Callable[..., Any]) -> None:
 
 
 class NamedApp(App):
-    """An app that is imported by runners only, because this environment may not have it.
+    """An app that only runners import, because its module may be missing in this environment.
 
     Args:
-        name: `module:name`.
+        name: reference of the app, `module:name`.
 
     Raises:
-        AppError: the name has another form.
+        AppError: `name` does not have this form.
     """
 
     def __init__(self, name: str) -> None:
@@ -219,7 +226,7 @@ class NamedApp(App):
         return self._name
 
     def takes(self, name: str, *, alone: bool) -> bool:
-        """Return True: the arguments are unknown here."""
+        """Return True, because the app's arguments are unknown in this environment."""
         return True
 
 
@@ -232,14 +239,25 @@ def rollout(function: F) -> F: ...
 @overload
 def rollout() -> Callable[[F], F]: ...
 def rollout(function: F | None = None) -> F | Callable[[F], F]:
-    """Make a function an app; it can be called as before."""
+    """Decorate a function as an app; it can still be called directly.
+
+    Args:
+        function: function to decorate; None for the form with parentheses, `@rollout()`.
+    """
     if function is None:
         return rollout
     return App(function)
 
 
 def as_app(app: App | Callable[..., Any] | str) -> App:
-    """Return the app of a function, an app or a name; `module:name` is not imported."""
+    """Return `app` as an `App`.
+
+    Args:
+        app: an `App`, a function, or the reference `module:name`, which is not imported.
+
+    Raises:
+        AppError: `app` is not callable, has no valid signature, or its reference is malformed.
+    """
     if isinstance(app, str):
         return NamedApp(app)
     if isinstance(app, App):
@@ -250,7 +268,11 @@ def as_app(app: App | Callable[..., Any] | str) -> App:
 
 
 def reference(function: Callable[..., Any]) -> str:
-    """Return the reference of a function (`App.reference`). Raises `AppError`."""
+    """Return the reference of a function, `module:name`, or of a `Command`.
+
+    Raises:
+        AppError: see `App.reference`.
+    """
     if isinstance(function, Command):
         return function.reference
     _check_no_method(function)
@@ -278,10 +300,14 @@ def reference(function: Callable[..., Any]) -> str:
 
 
 def load_app(reference: str) -> App:
-    """Return the app that `module:name` names, or that of a command's reference.
+    """Import an app by its reference.
+
+    Args:
+        reference: `module:name`, or the reference of a `Command`.
 
     Raises:
-        AppError: it cannot be imported, is not callable, or its program does not exist.
+        AppError: the app cannot be imported or is not callable, or the command's program does not
+            exist.
     """
     is_command = reference.startswith(PREFIX)
     value = Command.from_reference(reference) if is_command else find(reference, "app")
@@ -294,14 +320,14 @@ def load_app(reference: str) -> App:
 
 
 def find(reference: str, kind: str) -> Any:
-    """Import the object that `module:name` names.
+    """Import an object by name.
 
     Args:
-        reference: the name.
-        kind: the object's noun in messages, such as "app".
+        reference: `module:name`.
+        kind: what the object is, for error messages, such as "app".
 
     Raises:
-        AppError: it cannot be imported.
+        AppError: the object cannot be imported, or `reference` is malformed.
     """
     check_name(reference, kind)
     module_name, _, name = reference.partition(":")
@@ -321,14 +347,19 @@ def find(reference: str, kind: str) -> Any:
 
 
 def check_name(reference: str, kind: str) -> None:
-    """Raise `AppError` unless the reference has the form `module:name`."""
+    """Raise `AppError` unless `reference` has the form `module:name`.
+
+    Args:
+        reference: text to check.
+        kind: see `find`.
+    """
     module_name, _, name = reference.partition(":")
     if not module_name or not name:
         raise AppError(f"an {kind} is named module:name, not {reference!r}")
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Return whether what a function, or an object that is called, returns has to be awaited."""
+    """Return whether `function` is an async function, or an object with an async `__call__`."""
     method = getattr(function, "__call__", None)  # noqa: B004 - objects with an async __call__
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
 
@@ -344,7 +375,11 @@ class _Argument(NamedTuple):
 
 
 def _arguments(function: Callable[..., Any]) -> list[_Argument]:
-    """Return the arguments that can be injected; the resources are not known yet."""
+    """Return the arguments of an app, without `*args` and `**kwargs`.
+
+    Raises:
+        AppError: `function` has no signature.
+    """
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:

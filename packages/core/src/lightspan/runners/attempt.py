@@ -44,13 +44,13 @@ from lightspan.stores.protocol import RETRY_BACKOFF_S, Store
 log = logging.getLogger(__name__)
 
 _REPORT_BACKOFF_S: Final = (*RETRY_BACKOFF_S[:3], None)
-"""Seconds before each retry of a report. There are few retries, because another runner takes over
-when the lease runs out. The writers of production and of the gateway, whose writes are not repeated
-by others, retry for longer."""
+"""Seconds after each failed report before the next; None after the last. There are few retries,
+because another runner takes over the rollout when the lease runs out. The gateway and the recorder
+of production retry for longer, because nothing repeats their writes."""
 
 
 class RunnerContext(Protocol):
-    """What an attempt can use of its runner (`Runner`)."""
+    """Interface of `Runner` for its attempts."""
 
     store: Store
     app: App
@@ -74,9 +74,9 @@ class AttemptRun:
         self.ref = AttemptRef(claim.attempt.attempt_id, claim.attempt.epoch)
         self.task: asyncio.Task[None] | None = None
         self.deadline: float | None = None
-        """Time limit of the app, by `clock.monotonic`; None for no limit."""
+        """Time by `clock.monotonic` at which the app's time limit ends; None for no limit."""
         self.ending: AttemptResult | None = None
-        """Result of the app; it may not be reported yet."""
+        """Result of the attempt, even if it is not reported yet; None while the app runs."""
         self._runner = runner
         self._store = runner.store
         self._scope: AttemptContext | None = None
@@ -90,10 +90,10 @@ class AttemptRun:
         return self.ref.attempt_id
 
     async def run(self) -> None:
-        """Run the app, store its spans, and report."""
+        """Run the app, store the spans of the attempt, and report its result."""
         wanted, own = self.claim.rollout.app, self._runner.config.app
         if wanted and own and wanted != own:
-            # its run was resumed with another app; no try is used up
+            # the run was resumed with another app; the attempt does not count as a try
             text = f"for the app {wanted}, not {own}"
             self._runner.leave_run(self.claim.rollout.run_id)
             await self.finish(STOPPED._replace(message=text))
@@ -117,11 +117,11 @@ class AttemptRun:
 
     @property
     def _is_cancelled(self) -> bool:
-        """Whether the runner cancels the attempt; an app may also cancel itself."""
+        """Whether the runner cancels the attempt, since an app may also cancel itself."""
         return self._is_stopping or self._runner.is_leaving
 
     def stop(self) -> None:
-        """Cancel the attempt: it is lost, and its rollout requeued without using up a try."""
+        """Cancel the attempt; it is lost but not counted as a try, and its rollout is requeued."""
         if self.task is not None and self.ending is None and not self._is_stopping:
             self._is_stopping = True
             self.task.cancel()
@@ -134,12 +134,16 @@ class AttemptRun:
             self.stop()
 
     def timed_out(self, why: str = "") -> AttemptResult:
-        """Return the result of an app that ran past its time limit."""
+        """Return the result of an attempt whose app ran past its time limit.
+
+        Args:
+            why: text to append to the message.
+        """
         text = f"the app ran longer than {self.claim.rollout.timeout_s:g} s{why}"
         return AttemptResult(AttemptStatus.TIMEOUT, Outcome.TIMEOUT, text)
 
     def _schedule_abandonment(self, ending: AttemptResult) -> None:
-        """Report this result after the grace period if the cancelled app goes on."""
+        """Report `ending` after the grace period if the app still runs although it is cancelled."""
         grace_s = self._runner.config.grace_s
         asyncio.get_running_loop().call_later(grace_s, self._abandon, ending)
 
@@ -226,7 +230,7 @@ class AttemptRun:
             finally:
                 finished.set()
 
-        # Shielded, because a thread cannot be cancelled: its app goes on after a cancellation.
+        # Shielded, because a thread cannot be cancelled: the app still runs after a cancellation.
         loop, context = asyncio.get_running_loop(), copy_context()
         future = loop.run_in_executor(self._runner.pool, context.run, work)
         try:
@@ -238,11 +242,16 @@ class AttemptRun:
             raise
         if not inspect.isawaitable(value):
             return value
-        with open_scope(scope):  # on the shared loop: clients that an app keeps are bound to one
+        with open_scope(scope):  # on the shared loop, because the app's clients are bound to a loop
             return await value
 
     def _release(self, future: asyncio.Future[Any], *, was_stuck: bool) -> None:
-        """Clean up after a sync app that ended after its result was reported."""
+        """Clean up when a sync app has ended after its cancellation or timeout.
+
+        Args:
+            future: the app's call.
+            was_stuck: whether the app was counted as stuck.
+        """
         self._runner.count_stuck(-was_stuck)
         if not future.cancelled() and future.exception() is None:
             value = future.result()
@@ -250,11 +259,11 @@ class AttemptRun:
                 value.close()  # it will not be awaited
 
     async def finish(self, ending: AttemptResult, store: Store | None = None) -> None:
-        """Store the spans and report, unless that has begun already.
+        """Store the attempt's spans and report its result; do nothing if this has begun already.
 
         Args:
-            ending: the app's result.
-            store: a store of the calling thread; None for the runner's.
+            ending: result of the attempt.
+            store: store that is open in the calling thread; None for the runner's store.
         """
         if self.ending is not None:
             return
@@ -282,7 +291,12 @@ class AttemptRun:
     def _recorded(
         self, scope: AttemptContext, ending: AttemptResult
     ) -> tuple[list[Span], list[str]]:
-        """Return the spans to store, and the capture errors."""
+        """Stop the recorder; return the spans to store, with a root span, and the capture errors.
+
+        Args:
+            scope: context of the attempt.
+            ending: result of the attempt.
+        """
         recorder = scope.recorder
         recorder.is_over = True
         recorder.cancel_pending()
@@ -315,6 +329,6 @@ class AttemptRun:
 
 
 class _Raised(NamedTuple):
-    """The exception of a sync app, as a value: a future that gets a StopIteration never ends."""
+    """An exception of a sync app as a value, since a future cannot have a `StopIteration`."""
 
     error: BaseException

@@ -1,7 +1,7 @@
 """Crash recovery: requeue the attempts of a runner process that died.
 
-An attempt that ran alone is to blame for the death. Any of several may be, so each of them is
-requeued to be run alone, in a process of its own, and no try is used up.
+An attempt that ran alone has caused the death. If several ran, any of them may have caused it, so
+each is requeued to be run alone in a process, without counting as a try.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from lightspan.schema import records
 from lightspan.stores.protocol import Store
 
 _ROLLOUTS_PER_QUERY: Final = 1_000
-"""Maximum number of rollouts whose attempts are read at once."""
+"""Maximum number of rollouts whose attempts are read together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessExit:
-    """The end of a runner process, or of an actor with all its processes.
+    """The end of a runner process, or of a Ray actor with all its processes.
 
     Args:
-        runner: the runner's name, or the name of an actor with which its runners' names begin.
+        runner: name of the runner, or of the actor, with which the names of its runners begin.
         how: what happened, such as "died by signal 9 (SIGKILL)".
-        is_blameless: none of the attempts under way is to blame.
+        is_blameless: whether no attempt can have caused the end.
     """
 
     runner: str
@@ -36,7 +36,11 @@ class ProcessExit:
     def reports(
         self, running: Sequence[tuple[records.Rollout, records.Attempt]]
     ) -> list[records.Report]:
-        """Return the reports of the attempts that were under way."""
+        """Return the reports with which attempts under way are ended, so that they are requeued.
+
+        Args:
+            running: the attempts under way, with their rollouts.
+        """
         if self.is_blameless:
             return [attempt.report(**STOPPED._asdict()) for _, attempt in running]
         others = len(running) - 1
@@ -57,7 +61,7 @@ class ProcessExit:
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """Return a description of an exit code; a negative one is the number of a signal."""
+    """Return `exit_code` as text; a negative exit code is the negative number of a signal."""
     if exit_code is None or exit_code >= 0:
         return f"ended with exit code {exit_code}"
     name = signal_name(-exit_code)
@@ -67,7 +71,16 @@ def describe_exit(exit_code: int | None) -> str:
 async def requeue_attempts(
     death: ProcessExit, store: Store, run_id: str | None
 ) -> list[records.Report]:
-    """End the attempts that the process had under way; return their reports."""
+    """End the attempts that a dead process had under way, so that their rollouts are requeued.
+
+    Args:
+        death: the end of the process.
+        store: an open store.
+        run_id: id of the run to search; None for all runs.
+
+    Returns:
+        The reports of the attempts.
+    """
     running = await store.rollouts(run_id=run_id, status=[records.RolloutStatus.RUNNING])
     rollouts = {state.rollout.rollout_id: state.rollout for state in running}
     ids = list(rollouts)

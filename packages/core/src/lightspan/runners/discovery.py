@@ -1,7 +1,7 @@
 """Discovery: trainers and runners that do not know each other announce themselves in a store.
 
-An announcement (`Store.announce`) names the peer's app and its version of lightspan. A peer with
-another protocol version is rejected before anything is claimed.
+Both are *peers*. An announcement (`Store.announce`) names the peer's app and its version of
+lightspan. A peer with another protocol version is rejected before any attempt is claimed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ _ANNOUNCE_INTERVAL_S: Final = 5.0
 
 
 def make_peer(peer_id: str, role: PeerRole, app: str, **fields: Any) -> Peer:
-    """Return this process as a peer."""
+    """Return the description of this process as a peer.
+
+    Args:
+        peer_id: id of the peer.
+        role: trainer or runner.
+        app: reference of the app.
+        fields: further fields of `Peer`.
+    """
     return Peer(
         peer_id=peer_id,
         role=role,
@@ -40,7 +47,7 @@ def make_peer(peer_id: str, role: PeerRole, app: str, **fields: Any) -> Peer:
 
 
 class Presence:
-    """The announcements of a peer in a store, for as long as the block runs.
+    """Context manager that announces a peer in a store while the block runs.
 
     Args:
         store: an open store.
@@ -63,11 +70,15 @@ class Presence:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if not self._stays:
-            with contextlib.suppress(StoreError):  # without that it counts as gone soon
+            with contextlib.suppress(StoreError):  # the announcement expires soon in any case
                 await self._store.withdraw(self._peer.peer_id)
 
     async def stay(self, **changes: Any) -> None:
-        """Announce the peer with these changes, and do not withdraw it at the end."""
+        """Announce the peer with changed fields, and do not withdraw it at the end of the block.
+
+        Args:
+            changes: fields of `Peer` with their new values.
+        """
         self._stays = True
         self._peer = msgspec.structs.replace(self._peer, **changes)
         await self._store.announce(self._peer)

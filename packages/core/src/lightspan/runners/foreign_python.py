@@ -1,9 +1,9 @@
 """Runner processes of another interpreter: that of the app's own environment.
 
-The process inherits nothing of this environment but the folders of the app. It first sends its
-version of lightspan (`Greeting`); messages that another version might misread follow only then. It
-runs the same `process_main`, supervised in the same way, except that an older lightspan without
-heartbeats is not ended for their absence.
+The process gets no packages of this environment, only the folders of the app. It first sends its
+version of lightspan (`Greeting`), so that a process with another protocol version gets no further
+messages. It runs the same `process_main` and is supervised in the same way, except that a process
+with an older lightspan, which sends no heartbeats, is not ended because of missing heartbeats.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ log = logging.getLogger(__name__)
 Folders: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """One folder, or several."""
 _GREETING_S: Final = 60.0
-"""Seconds that a process has to send its greeting."""
+"""Maximum seconds until a process sends its greeting."""
 _OLDEST_PYTHON: Final = (3, 11)
 _HINT: Final = "create the app's environment first, such as with `python3 -m venv .venv-app`"
 
-# The environment may have no lightspan, or another version, so the greeting needs only the standard
-# library. Modules of the working folder must not be imported, so "" is removed from the path.
+# Code of the process. The environment may have no lightspan, or another version, so the greeting
+# needs only the standard library. "" is removed from the path, so that modules of the working
+# folder are not imported.
 _ENTRY: Final = """
 import json, sys
 from multiprocessing.connection import Connection
@@ -65,24 +66,27 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     """Version of Python."""
     lightspan: str | None = None
-    """Version of lightspan; None if it is not installed."""
+    """Version of lightspan; None if lightspan is not installed."""
     protocol: int = 0
+    """Protocol version; 0 if unknown."""
     error: str | None = None
-    """Why the process cannot be a runner."""
+    """Why the process cannot be a runner; None if it can."""
 
 
 def find_interpreter(
     python: str | os.PathLike[str], *, option: str = "python", hint: str = _HINT
 ) -> str:
-    """Return the interpreter's absolute path, with links kept: they identify a virtual environment.
+    """Return the absolute path of a Python interpreter.
+
+    Symbolic links are not resolved, because the path identifies the virtual environment.
 
     Args:
-        python: a path, or a name on the PATH.
-        option: name of the option.
-        hint: advice for the case that there is no such program.
+        python: path of the interpreter, or its name on the PATH.
+        option: name of the user's option, for the error message.
+        hint: advice in the error message if the program does not exist.
 
     Raises:
-        ConfigError: there is no such program.
+        ConfigError: `python` is not an executable program.
     """
     path = os.path.expanduser(os.fspath(python))
     program = shutil.which(path)
@@ -106,7 +110,7 @@ def app_folders(folders: Folders | None) -> list[str]:
             folder, unless they belong to an environment.
 
     Raises:
-        ConfigError: one of them is no folder.
+        ConfigError: one of `folders` is not a folder.
     """
     if folders is not None:
         return check_folders("app_dirs", folders)
@@ -116,13 +120,21 @@ def app_folders(folders: Folders | None) -> list[str]:
 
 
 def folder_paths(folders: Folders) -> list[str]:
-    """Return the paths of one or several folders."""
+    """Return one or several folders as a list of paths."""
     several = [folders] if isinstance(folders, str | os.PathLike) else folders
     return [os.fspath(folder) for folder in several]
 
 
 def check_folders(option: str, folders: Folders) -> list[str]:
-    """Return the absolute paths of the folders. Raises `ConfigError` if one is no folder."""
+    """Return the absolute paths of folders.
+
+    Args:
+        option: name of the user's option, for the error message.
+        folders: one folder, or several.
+
+    Raises:
+        ConfigError: a path is not a folder.
+    """
     paths = [os.path.abspath(os.path.expanduser(path)) for path in folder_paths(folders)]
     for path in paths:
         if not os.path.isdir(path):
@@ -131,14 +143,19 @@ def check_folders(option: str, folders: Folders) -> list[str]:
 
 
 def is_environment(folder: str) -> bool:
-    """Return whether the folder belongs to this environment, whose packages must stay invisible in
-    the app's."""
+    """Return whether `folder` is part of a Python environment.
+
+    Packages of this environment must not be visible in the app's environment.
+    """
     inside = any(Path(folder).is_relative_to(prefix) for prefix in (sys.prefix, sys.base_prefix))
     return inside or "site-packages" in folder or "dist-packages" in folder
 
 
 def foreign_environment() -> dict[str, str]:
-    """Return the environment variables without those of this interpreter."""
+    """Return the environment variables for a process of another interpreter.
+
+    Variables that refer to this interpreter or its packages are left out.
+    """
     own = {"PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__"}
     variables = {name: value for name, value in os.environ.items() if name not in own}
     folders = variables.pop("PYTHONPATH", "").split(os.pathsep)
@@ -158,16 +175,22 @@ class Subprocess(subprocess.Popen[bytes]):
         return self.poll() is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the process has ended, or for that many seconds."""
+        """Wait until the process has ended, at most `timeout` seconds; None for no limit."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(timeout)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing, because the process has no resources to release."""
 
 
 def start(python: str) -> tuple[Subprocess, Connection]:
-    """Start a process that waits for its assignment.
+    """Start a runner process of another interpreter, which waits for its assignment.
+
+    Args:
+        python: path of the interpreter.
+
+    Returns:
+        The process, and the pipe for its messages.
 
     Raises:
         ConfigError: the interpreter cannot be executed.
@@ -191,10 +214,18 @@ def start(python: str) -> tuple[Subprocess, Connection]:
 def handshake(
     python: str, process: Subprocess, pipe: Connection, plan: RunnerPlan, name: str
 ) -> None:
-    """Read the greeting of the process and send its assignment.
+    """Read the greeting of a process and send its assignment.
+
+    Args:
+        python: path of its interpreter, for error messages.
+        process: the process.
+        pipe: the pipe for its messages.
+        plan: plan of the runner.
+        name: name of the runner.
 
     Raises:
-        ConfigError: it is no Python, or its lightspan does not fit this one.
+        ConfigError: `python` is not a working Python interpreter, or its version of Python or
+            lightspan is not supported.
     """
     if not pipe.poll(_GREETING_S):
         raise ConfigError(
@@ -221,7 +252,12 @@ def handshake(
 
 
 def find_problem(python: str, greeting: Greeting) -> str | None:
-    """Return why the process cannot be a runner and what to do; None if it can."""
+    """Return why a process cannot be a runner, with advice; None if it can.
+
+    Args:
+        python: path of its interpreter.
+        greeting: its greeting.
+    """
     version = tuple(int(part) for part in greeting.python.split(".")[:2] if part.isdigit())
     if version < _OLDEST_PYTHON:
         oldest = ".".join(map(str, _OLDEST_PYTHON))
@@ -243,7 +279,13 @@ def find_problem(python: str, greeting: Greeting) -> str | None:
 
 
 def mismatch(python: str, lightspan: str, protocol: int) -> str:
-    """Return the message about a process with another protocol version."""
+    """Return the error message about a process with another protocol version.
+
+    Args:
+        python: path of its interpreter; empty if unknown.
+        lightspan: its version of lightspan.
+        protocol: its protocol version.
+    """
     return (
         f"{python or 'the other side'} has lightspan {lightspan} (protocol {protocol}), "
         f"{sys.executable} has {__version__} (protocol {PROTOCOL_VERSION}): install the same "
@@ -253,5 +295,5 @@ def mismatch(python: str, lightspan: str, protocol: int) -> str:
 
 
 def _install(python: str, version: str = __version__) -> str:
-    """Return the command that installs a version of lightspan into an environment."""
+    """Return the command that installs lightspan `version` into the environment of `python`."""
     return how_to_install(python=python or "python", version=version)

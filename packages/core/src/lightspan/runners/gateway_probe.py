@@ -9,22 +9,22 @@ import urllib.request
 from typing import Final, NamedTuple
 
 _TIMEOUT_S: Final = 5.0
-"""Seconds for an answer, which a store's server may relay to the gateway."""
+"""Maximum seconds until the gateway answers, perhaps through a store's server."""
 _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Ignores HTTP_PROXY, as the client of the store does."""
+"""HTTP client that ignores HTTP_PROXY, as the client of the store does."""
 
 
 class GatewayEndpoint(NamedTuple):
-    """The address of an attempt's model calls."""
+    """Address and token of an attempt's model calls."""
 
     url: str
     """Base URL of the gateway, or of the store's server that relays calls to it."""
     call_token: str
-    """The attempt's call token, by which such a server finds the gateway. The token of an attempt
-    that has ended opens nothing else."""
+    """The attempt's call token, by which a store's server finds the gateway. After the end of the
+    attempt it gives no access."""
 
     async def is_open(self) -> bool:
-        """Return whether a call would reach the gateway."""
+        """Return whether the gateway answers."""
         return await asyncio.to_thread(self._probe)
 
     def _probe(self) -> bool:

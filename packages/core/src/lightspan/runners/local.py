@@ -1,9 +1,9 @@
 """Runners as processes on this machine, of this interpreter or another, replaced when they die.
 
-A process that dies takes several attempts with it. Which of them killed it is unknown, so their
+When a process dies, all its attempts are lost, and which of them caused the death is unknown. Their
 rollouts are requeued at once, to be run one by one in processes of their own (`crash_recovery`). A
 task that kills its process does not end the training; processes that repeatedly die before they
-have run anything do.
+have claimed an attempt do.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from lightspan.stores.credentials import secrets_of
 log = logging.getLogger(__name__)
 
 _MAX_SILENT_LEASES: Final = 2 / 3
-"""Fraction of a lease after which a process without a heartbeat is ended. The lease still holds
-then: it was extended at most a sixth of a lease before the last heartbeat."""
+"""Fraction of a lease without a heartbeat after which a process is ended. The lease is then still
+valid, since it was extended at most a sixth of a lease before the last heartbeat."""
 _ABORT_S: Final = 2.0
-"""Seconds that a process may take to print its stack."""
+"""Seconds that a process may take to print its stack before it is killed."""
 _IMPORTED_EXIT: Final = 4
-"""Exit code of a process that imported a script which starts training when it is imported."""
+"""Exit code of a process whose import of the user's script would start a training."""
 _PROCESSES: Final = multiprocessing.get_context("spawn")
-"""Starts processes of this interpreter, which inherit nothing but what they import."""
+"""Start method "spawn", by which processes inherit no state of this process."""
 
 
 @dataclass(slots=True)
@@ -58,17 +58,18 @@ class _Worker:
     process: BaseProcess | foreign_python.Subprocess
     name: str
     parent_pipe: Connection
-    """The process ends when it is closed."""
+    """Pipe for messages; the process ends when the pipe is closed."""
     started: float
     """Start time by `clock.monotonic`."""
     plan: RunnerPlan
     latest: WorkerStatus = field(default_factory=WorkerStatus)
     """The latest status that the process has sent."""
     silent_s: float = 0.0
-    """Seconds since then, as a number of checks: while this process was suspended, so was that."""
+    """Seconds since the latest status, by the number of checks, so that the time does not count
+    during which this process was suspended together with the runner process."""
 
     def read_status(self) -> None:
-        """Read the messages that the process has sent."""
+        """Read all messages that the process has sent, and update `latest` and `silent_s`."""
         self.silent_s += self.plan.timings.poll_interval_s
         with contextlib.suppress(EOFError, OSError, *DECODE_ERRORS):
             while self.parent_pipe.poll():
@@ -77,13 +78,15 @@ class _Worker:
 
     def send(self, command: WorkerCommand) -> None:
         """Send a command to the process."""
-        with contextlib.suppress(OSError):  # it has just died, and its successor gets the command
+        with contextlib.suppress(OSError):  # it has just died; its replacement gets the command
             self.parent_pipe.send_bytes(msgspec.json.encode(command))
 
     @property
     def is_silent(self) -> bool:
-        """Whether heartbeats are missing for so long that leases may soon run out: something holds
-        the GIL."""
+        """Whether heartbeats are missing for so long that leases may soon run out.
+
+        The usual cause is C code that holds the GIL.
+        """
         limit = max(self.plan.timings.min_silence_s, self.plan.lease_s * _MAX_SILENT_LEASES)
         return self.latest.beats and self.silent_s > limit
 
@@ -95,7 +98,7 @@ class _Worker:
         child_processes.kill(children)
 
     def abort(self) -> None:
-        """End a process without heartbeats; its `faulthandler` prints the stack."""
+        """End a process without heartbeats, after its `faulthandler` has printed the stack."""
         if self.process.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGABRT)
@@ -103,7 +106,11 @@ class _Worker:
         self.kill()
 
     def death(self, *, is_silent: bool) -> ProcessExit:
-        """Return how the process, which is dead, ended."""
+        """Return how the process ended; it must be dead.
+
+        Args:
+            is_silent: whether it was ended because of missing heartbeats.
+        """
         how = describe_exit(self.process.exitcode)
         if is_silent:
             how = (
@@ -117,22 +124,22 @@ class _Worker:
 
 
 class LocalRunners:
-    """`slots` attempts at once, in `processes` spawned processes.
+    """Runners as spawned processes on this machine.
 
     Args:
-        slots: maximum number of open attempts, over all processes.
-        processes: 1 unless the app is heavy on the CPU.
-        isolation: `"thread"` shares a process between attempts; `"process"` gives every open
-            attempt a process of its own (as many processes as slots).
+        slots: maximum number of concurrent attempts, over all processes.
+        processes: number of processes; more than 1 is useful if the app needs much CPU time.
+        isolation: `"thread"` shares a process between attempts; `"process"` gives every concurrent
+            attempt a process of its own, so that there are as many processes as slots.
         python: the interpreter of the app's own environment, such as `".venv-app/bin/python"`;
-            None for this one. That environment needs the app, its dependencies and lightspan
-            (without extras); packages of this environment are not visible there.
+            None for this interpreter. The app's environment needs the app, its dependencies and
+            lightspan (without extras); packages of this environment are not visible there.
         app_dirs: one or several folders in which `python` finds the app's modules, in addition to
             its installed packages; None for the folder of the running script and the working
             folder.
 
     Raises:
-        ConfigError: an invalid option.
+        ConfigError: an option has an invalid value.
     """
 
     def __init__(
@@ -159,7 +166,7 @@ class LocalRunners:
         self._supervisor: asyncio.Task[None] | None = None
         self._failure: LightspanError | None = None
         self._quick_deaths = 0
-        """Consecutive deaths of processes that had run nothing."""
+        """Number of consecutive early deaths of processes that had claimed no attempt."""
         self._runs: list[str] | None = None
         self._claimed_before = 0
         """Number of attempts claimed by processes that have ended."""
@@ -168,7 +175,7 @@ class LocalRunners:
         """Start the processes and wait until each has imported the app.
 
         Raises:
-            AppError: a process cannot import the app.
+            AppError: a process cannot import the app, or ended while it started.
             ConfigError: the interpreter or its version of lightspan cannot be used.
         """
         if self.python is not None:
@@ -179,7 +186,11 @@ class LocalRunners:
         self._supervisor = asyncio.create_task(self._supervise(), name="lightspan-runners")
 
     def check(self) -> None:
-        """Raise the error for which the runners gave up."""
+        """Check that the runners can go on.
+
+        Raises:
+            LightspanError: processes died too often, or cannot be supervised.
+        """
         if self._failure is not None:
             raise self._failure
 
@@ -193,13 +204,17 @@ class LocalRunners:
         await asyncio.to_thread(_end, workers)
 
     def work_for(self, run_ids: Sequence[str]) -> None:
-        """Have processes with `RunnerPlan.joins` work for these runs from now on."""
+        """Let processes with `RunnerPlan.joins` claim attempts of the given runs only from now on.
+
+        Args:
+            run_ids: ids of the runs; empty to claim nothing.
+        """
         self._runs = list(run_ids)
         for worker in self._workers:
             worker.send(WorkerCommand(runs=self._runs))
 
     async def drain(self) -> None:
-        """Claim nothing more; return when the attempts under way have ended."""
+        """Stop claiming attempts, and wait until the attempts under way have ended."""
         assert self._plan is not None
         await self._end_supervision()
         for worker in self._workers:
@@ -238,7 +253,13 @@ class LocalRunners:
 
     # --- starting -------------------------------------------------------------------------
     async def _start_all(self, shares: Sequence[int]) -> list[_Worker]:
-        """Start one process per share of the slots; if this raises, all of them have ended."""
+        """Start one process per share, and wait until all are ready.
+
+        If this raises an exception, all started processes have ended.
+
+        Args:
+            shares: number of slots of each process.
+        """
         workers: list[_Worker] = []
         spawning = asyncio.create_task(asyncio.to_thread(self._spawn_all, workers, shares))
         try:
@@ -255,7 +276,14 @@ class LocalRunners:
         return workers
 
     def _spawn_all(self, workers: list[_Worker], shares: Sequence[int]) -> None:
-        """Add each process to `workers` as it starts; if this raises, all of them have ended."""
+        """Start one process per share, add each to `workers`, and wait until all are ready.
+
+        If this raises an exception, all started processes have ended.
+
+        Args:
+            workers: list to which each process is added when it has started.
+            shares: number of slots of each process.
+        """
         try:
             for slots in shares:
                 workers.append(self._spawn(slots))  # noqa: PERF401 - to end those that started
@@ -295,8 +323,12 @@ class LocalRunners:
         return process, parent_end
 
     def _wait_ready(self, worker: _Worker) -> None:
-        """Wait for the first status. Raises `AppError` or `ConfigError` if the process cannot be a
-        runner."""
+        """Wait until a process has imported the app and sent its first status.
+
+        Raises:
+            AppError: the process cannot import the app, or ended.
+            ConfigError: the interpreter or its version of lightspan cannot be used.
+        """
         where = ""
         if self.python is not None:
             assert isinstance(worker.process, foreign_python.Subprocess)
@@ -342,8 +374,11 @@ class LocalRunners:
                         return
 
     async def _death(self, worker: _Worker) -> ProcessExit | None:
-        """Return how a process has ended, or was ended for missing heartbeats; None if it lives."""
-        # Checked before its messages are read, so that the last one is not missed.
+        """Return how a process has ended; None if it is alive.
+
+        A process without heartbeats is ended first.
+        """
+        # Checked before the messages are read, so that the last message is not missed.
         is_dead = not worker.process.is_alive()
         worker.read_status()
         is_silent = not is_dead and worker.is_silent
@@ -352,8 +387,10 @@ class LocalRunners:
         return worker.death(is_silent=is_silent) if is_dead or is_silent else None
 
     async def _requeue(self, death: ProcessExit) -> None:
-        """End the attempts that a process had under way. If the store cannot be reached, they end
-        with their leases, which takes longer."""
+        """End the attempts that a dead process had under way, so that they are requeued.
+
+        If the store cannot be reached, the attempts end later, when their leases run out.
+        """
         assert self._plan is not None
         try:
             async with open_store(self._plan.store_url) as store:
@@ -382,12 +419,17 @@ class LocalRunners:
 
 
 def shares(slots: int, processes: int) -> list[int]:
-    """Return the number of slots of each process."""
+    """Divide `slots` among `processes` as evenly as possible; return the slots of each process."""
     return [len(range(number, slots, processes)) for number in range(processes)]
 
 
 def as_failure(error: Exception, message: str) -> LightspanError:
-    """Return the error if it is one of lightspan's, else one with this message and cause."""
+    """Return `error` if it is a `LightspanError`, else a `LightspanError` caused by it.
+
+    Args:
+        error: the error.
+        message: text before the error in the message.
+    """
     if isinstance(error, LightspanError):
         return error
     failure = LightspanError(f"{message}: {error!r}")
@@ -396,7 +438,7 @@ def as_failure(error: Exception, message: str) -> LightspanError:
 
 
 def _close_pipes(workers: Sequence[_Worker]) -> None:
-    """Tell the processes to end, and to give back their attempts."""
+    """Close the pipes, upon which the processes end and their attempts are requeued."""
     for worker in workers:
         with contextlib.suppress(OSError):
             worker.parent_pipe.close()
@@ -418,15 +460,22 @@ def _end(workers: Sequence[_Worker]) -> None:
 def end_if_imported_by_a_runner() -> None:
     """End the process if it is a runner process that imports the training script.
 
-    A script without a main guard would start training in every runner process. The parent reports
-    that by the exit code.
+    A script without a main guard would start a training in every runner process. The parent
+    recognises the exit code and reports the missing main guard.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(_IMPORTED_EXIT)
 
 
 def _main(data: bytes, name: str, parent_pipe: Connection, method: str | None) -> None:
-    """Run a process of this interpreter."""
-    # A spawned process spawns its own by default; the app gets the start method of the parent.
+    """Run a runner process of this interpreter.
+
+    Args:
+        data: the `RunnerPlan` as JSON.
+        name: name of the runner.
+        parent_pipe: pipe for messages.
+        method: start method of the parent's child processes; None if not set.
+    """
+    # The default in a spawned process is "spawn"; the app gets the start method of the parent.
     multiprocessing.set_start_method(method, force=True)
     work(msgspec.json.decode(data, type=RunnerPlan), name, parent_pipe)

@@ -1,9 +1,9 @@
 """Watchdog of a runner: a thread with its own event loop and store connection.
 
-The watchdog extends the leases, sends heartbeats to the parent, and checks that the runner's event
-loop turns: a blocked loop runs neither timeouts nor other attempts. When the attempt that blocks
-the loop is past its time limit, the watchdog reports it, gives the other attempts back and ends the
-process, which is replaced.
+The watchdog extends the leases, sends heartbeats to the parent process, and checks that the
+runner's event loop runs: a blocked loop runs neither timeouts nor other attempts. When the attempt
+that blocks the loop is past its time limit, the watchdog reports this attempt, requeues the other
+attempts and ends the process, which the parent replaces.
 
 C code that holds the GIL blocks the watchdog too. Then the parent gets no heartbeat, and ends the
 process (`local`).
@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 
 
 class LoopWatchdog:
-    """The watchdog of a runner; it is created in the runner's thread and event loop.
+    """Watchdog of a runner; create it in the runner's thread and event loop.
 
     Args:
         runner: a runner with `RunnerConfig.has_watchdog`.
-        store_url: the store of its attempts.
-        beat: called with every check, from the watchdog's thread.
-        end: ends the process; gets the reason, or None for a stuck app.
+        store_url: URL of the store of the runner's attempts.
+        beat: function that sends a heartbeat; called at every check, in the watchdog's thread.
+        end: function that ends the process for a reason, or with None because of a stuck app.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class LoopWatchdog:
         self._runner_loop = asyncio.get_running_loop()
         self._runner_thread = threading.get_ident()
         self._has_turned = True
-        """Whether the runner's loop has turned since the last check."""
+        """Whether the runner's loop has run a callback since the last check."""
         self._blocked_s = 0.0
-        """Seconds for which it has not, as a number of checks: a suspended process is not
-        blocked."""
+        """Seconds for which the loop has been blocked, by the number of checks, so that the time of
+        a suspended process does not count."""
         self._warned: set[str] = set()
         self._stopping = asyncio.Event()
         # the standard library's, whatever event loop policy the app has set
@@ -115,8 +115,14 @@ class LoopWatchdog:
         self._has_turned = True
 
     def _is_overdue(self, blocking: AttemptRun | None) -> bool:
-        """Return whether the attempt that blocks the loop is past its limit; if it is unknown,
-        whether any unfinished attempt is."""
+        """Return whether the loop is blocked for so long that the process has to end.
+
+        That is if the blocking attempt is past its time limit; or, if none blocks for sure, any
+        unfinished attempt. Without unfinished attempts the limit is `blocked_warning_s`.
+
+        Args:
+            blocking: the attempt that blocks the loop; None if unknown.
+        """
         unfinished = [attempt for attempt in self._runner.attempts if attempt.ending is None]
         if not unfinished or (blocking is not None and blocking.ending is not None):
             # code of an attempt that has ended; an app that is being opened may take its time
@@ -128,8 +134,14 @@ class LoopWatchdog:
         return is_past and self._blocked_s >= self._runner.config.grace_s
 
     def _attempt_in(self, frame: FrameType | None) -> AttemptRun | None:
-        """Return the attempt whose code a standard library's loop executes, in the attempt's task
-        or in one of the app; if there is one attempt only, return that."""
+        """Return the attempt whose code the event loop executes; None if unknown.
+
+        With a single attempt, return that attempt. Otherwise the attempt is known only for an event
+        loop of the standard library, from the context of its current callback.
+
+        Args:
+            frame: innermost frame of the runner's thread.
+        """
         attempts = self._runner.attempts
         if len(attempts) == 1:
             return attempts[0]
@@ -139,7 +151,14 @@ class LoopWatchdog:
         return None if agent is None else self._runner.attempt(agent.scope.attempt_id)
 
     async def _give_back(self, store: Store, blocking: AttemptRun | None, where: str) -> None:
-        """Report the blocking attempt, requeue the others, end the process."""
+        """Report the blocking attempt as timed out, requeue the other attempts, end the process.
+
+        Args:
+            store: store that is open in the watchdog's thread.
+            blocking: the attempt that blocks the loop; None if unknown, so that the parent requeues
+                all attempts.
+            where: location of the blocking code.
+        """
         if blocking is None or blocking.ending is not None:
             # the parent requeues the attempts under way, to be run one by one
             self._end(f"something blocked its event loop: {where}")

@@ -1,7 +1,7 @@
-"""The outcome and reward of an attempt, from what the app returned or raised.
+"""The outcome and reward of an attempt, from the value or the exception of the app.
 
-Failures are outcomes, not exceptions, and they are classified here only. Only infrastructure
-failures are retried.
+A failure of the app becomes an outcome here, and raises no exception in the runner. Only
+infrastructure failures are retried.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _MAX_LEAVES: Final = 3
 
 
 class AttemptResult(NamedTuple):
-    """The end of an attempt: the fields of its report that the app decides."""
+    """The result of an attempt: the fields of its report that depend on the app."""
 
     status: AttemptStatus
     outcome: Outcome
     message: str = ""
     reward: Reward | None = None
     counts: bool = True
-    """False for a lost attempt that uses up no try."""
+    """Whether a lost attempt counts as a try of its rollout."""
 
 
 STOPPED: Final = AttemptResult(AttemptStatus.LOST, Outcome.CANCELLED, "stopped", counts=False)
-"""Result of an attempt whose runner lost the lease or ends: its rollout is requeued, and no try is
-used up."""
+"""Result of an attempt whose runner lost the lease or ends. Its rollout is requeued, and the
+attempt does not count as a try."""
 
 
 def result_of(value: Any) -> AttemptResult:
-    """Return the result of an attempt whose app returned a value: its reward, if it is one."""
+    """Return the result of an attempt whose app returned `value`, as a reward if it is valid."""
     try:
         return AttemptResult(AttemptStatus.SUCCEEDED, Outcome.OK, reward=parse_reward(value))
     except RewardError as error:
@@ -52,7 +52,13 @@ def result_of(value: Any) -> AttemptResult:
 
 
 def classify(error: BaseException, gateway_url: str | None) -> AttemptResult:
-    """Return the result of an attempt whose app raised an exception."""
+    """Return the result of an attempt whose app raised an exception.
+
+    Args:
+        error: the exception.
+        gateway_url: base URL of the gateway's calls, to recognise its failures; None without a
+            gateway.
+    """
     if isinstance(error, ProgramError):
         status = _STATUSES.get(error.outcome, AttemptStatus.FAILED)
         return AttemptResult(status, error.outcome, text_of(error))
@@ -71,7 +77,8 @@ def classify(error: BaseException, gateway_url: str | None) -> AttemptResult:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the exception's name and text, with those of the exceptions in a group."""
+    """Return the type and text of an exception, and of the first exceptions in an exception
+    group."""
     text = f"{type(error).__name__}: {text_of(error)}"
     if not isinstance(error, BaseExceptionGroup):
         return text
@@ -89,7 +96,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Return the exception, its causes and contexts, and the exceptions of groups."""
+    """Return `error` with all its causes, contexts and members of exception groups."""
     causes: list[BaseException] = []
     queue: list[BaseException | None] = [error]
     while queue:
@@ -105,13 +112,16 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _error_code(error: BaseException) -> Any:
-    """Return the error code that an endpoint sent, in OpenAI's or Anthropic's format."""
+    """Return the error code that an endpoint sent, in OpenAI's or Anthropic's format, or None."""
     code = getattr(error, "code", None)
     return _body_field(error, "details", "error_code") if code is None else code
 
 
 def _body_field(error: BaseException, *names: str) -> Any:
-    """Return a field of the error in the body of an Anthropic client's exception, or None."""
+    """Return the nested field `names` of `error` in the body of an Anthropic client's exception.
+
+    None if there is no such field.
+    """
     value = getattr(error, "body", None)
     for name in ("error", *names):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -119,7 +129,8 @@ def _body_field(error: BaseException, *names: str) -> Any:
 
 
 def _is_unreachable(error: BaseException, gateway_url: str | None) -> bool:
-    """Return whether the exception is a connection error, or a 5xx, of our own gateway."""
+    """Return whether `error` is a connection error, a status of 500 or above, or a broken stream
+    of a request to the gateway."""
     try:
         url = str(error.request.url)  # type: ignore[attr-defined]
     except Exception:  # most exceptions have no request, and httpx raises where it knows none

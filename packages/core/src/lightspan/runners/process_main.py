@@ -1,8 +1,8 @@
-"""Entry point of a runner process, and its messages with the parent.
+"""Entry point of a runner process, and the messages between the process and its parent.
 
-The messages go over one pipe, as JSON, because the parent may have another version of Python. The
+The messages are JSON in a single pipe, because the parent may have another version of Python. The
 pipe closes when the parent ends, even by `kill -9`, and then the process ends itself. The process
-sends a heartbeat every moment (`_Parent.report`); the parent ends a process that sends none.
+sends heartbeats (`_Parent.report`); the parent ends a process whose heartbeats stop.
 """
 
 from __future__ import annotations
@@ -45,33 +45,34 @@ _ORPHANED_EXIT: Final = 4
 """Exit code of a process whose app did not end after the parent was gone."""
 _STUCK: Final = "holds a stuck app"
 DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError)
-"""Raised for bytes that are no message of lightspan."""
+"""Exceptions raised for bytes that are not a valid message."""
 
 
 class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
     """A message from the parent to a process."""
 
     runs: list[str] | None = None
-    """The only runs to work for from now on."""
+    """Ids of the only runs whose attempts to claim from now on; None for no change."""
     stop: bool = False
-    """Claim nothing more, and end with the attempts under way."""
+    """Whether to stop claiming attempts, and to end when the attempts under way have ended."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A message from a process to its parent; the first one follows the import of the app.
+    """A message from a process to its parent; the first is sent after the import of the app.
 
-    The two may have different versions of lightspan: fields are only ever added, with a default.
+    Process and parent may have different versions of lightspan, so fields may only be added, with a
+    default.
     """
 
     error: str | None = None
-    """Why the process cannot work."""
+    """Why the process cannot be a runner; None if it can."""
     beats: bool = False
-    """The process sends heartbeats; without one it is blocked."""
+    """Whether the process sends heartbeats, so that it is blocked if they stop."""
     leaves: str = ""
-    """The process ends for this reason, to be replaced, and no attempt is to blame. An exit code
-    cannot tell that, because an app may call `os._exit` with any."""
+    """Why the process ends itself to be replaced, if no attempt under way has caused that; else
+    empty. An exit code cannot show this, because an app may call `os._exit` with any code."""
     reason: str = ""
-    """The process ends itself for this reason, and an attempt under way may be to blame."""
+    """Why the process ends itself, if an attempt under way may have caused that; else empty."""
     claimed: int = 0
     """Number of attempts claimed so far."""
     running: int = 0
@@ -79,14 +80,14 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message to a process of another interpreter."""
+    """The first message to a process of another interpreter: its plan and the runner's name."""
 
     plan: RunnerPlan
     name: str
 
 
 def serve(parent_pipe: Connection) -> None:
-    """Run a process of another interpreter, whose plan comes through the pipe."""
+    """Run a runner process of another interpreter; read its `Assignment` from `parent_pipe`."""
     try:
         assignment = msgspec.json.decode(parent_pipe.recv_bytes(), type=Assignment)
     except (EOFError, OSError):  # the parent rejected the interpreter
@@ -95,7 +96,13 @@ def serve(parent_pipe: Connection) -> None:
 
 
 def work(plan: RunnerPlan, name: str, parent_pipe: Connection) -> None:
-    """Import the app, send a status, and work until the pipe closes."""
+    """Import the app, send the first status, and run attempts until the process has to end.
+
+    Args:
+        plan: plan of the runner.
+        name: name of the runner.
+        parent_pipe: pipe for messages; when it closes, the process ends.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and ends the process
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     # A daemonic process may not start processes, so an app that uses multiprocessing would fail
@@ -125,7 +132,7 @@ def work(plan: RunnerPlan, name: str, parent_pipe: Connection) -> None:
 
 
 async def _work(plan: RunnerPlan, app: App, name: str, parent_pipe: Connection) -> None:
-    """Work until a command to end, or until a stuck app ends the process."""
+    """Run attempts until the parent commands to end, or until an app is stuck."""
     parent = _Parent(parent_pipe, plan.timings)
     if plan.joins:
         await parent.has_decided.wait()
@@ -151,17 +158,20 @@ async def _work(plan: RunnerPlan, app: App, name: str, parent_pipe: Connection) 
             if runner.stuck:  # its thread or task would block the exit
                 parent.end(None)
         parent.report()
-    # Tasks and threads that the app left behind may keep the process alive for ever.
+    # Tasks and threads that the app has left running may keep the process alive for ever.
     timer = threading.Timer(plan.timings.exit_timeout_s, _end_process, [0])
     timer.daemon = True
     timer.start()
 
 
 async def open_plan_store(plan: RunnerPlan, parent: _Parent) -> Store | None:
-    """Open the store; return None if the process is to end before its server answers.
+    """Open the store of `plan`, and wait for its server if it does not answer.
 
-    A server that restarts is awaited for a lease, as by a runner at work, and for at least
-    `quick_death_s`, so that the end of the process does not count as a death of the app.
+    The wait is limited to the length of a lease, and at least `quick_death_s`, so that the end of
+    the process does not count as an early death. After that, the process is ended.
+
+    Returns:
+        The open store; None if the parent commanded to end meanwhile.
     """
     store, start = open_store(plan.store_url), clock.monotonic()
     while True:
@@ -178,8 +188,10 @@ async def open_plan_store(plan: RunnerPlan, parent: _Parent) -> Store | None:
 
 
 def _end_process(code: int) -> None:
-    """End this process at once, and the child processes of the app, which would run for ever and
-    keep our stdout and stderr open."""
+    """End this process at once with exit code `code`, and kill the child processes of the app.
+
+    They could otherwise run for ever and keep stdout and stderr open.
+    """
     with contextlib.suppress(Exception):  # the app may have changed anything in multiprocessing
         for child in multiprocessing.active_children():
             child.kill()
@@ -193,15 +205,19 @@ def _send(parent_pipe: Connection, status: WorkerStatus) -> None:
 
 
 class _Parent:
-    """The connection to the parent: sends the runner's status and forwards the parent's commands.
+    """Connection to the parent: sends the runner's status and forwards the parent's commands.
 
-    It is created in the runner's event loop. A thread reads the commands, and ends the process if
-    the parent is gone.
+    Create it in the runner's event loop. A thread reads the commands, and ends the process when the
+    parent has ended.
+
+    Args:
+        pipe: pipe for messages.
+        timings: timings of the runner.
     """
 
     def __init__(self, pipe: Connection, timings: RunnerTimings) -> None:
         self.has_decided = asyncio.Event()
-        """Set when there is a run to work for, or the process is to end."""
+        """Set when the parent has named a run, or commanded to end."""
         self.has_ended = asyncio.Event()
         """Set when the process is to end."""
         self._pipe = pipe
@@ -215,7 +231,11 @@ class _Parent:
         threading.Thread(target=self._read, name="lightspan-commands", daemon=True).start()
 
     def report(self, leaves: str = "", reason: str = "") -> None:
-        """Send the runner's status, unless the parent does not read. Callable from any thread."""
+        """Send the runner's status, from any thread; do nothing if the pipe is full.
+
+        Args:
+            leaves, reason: see `WorkerStatus`.
+        """
         runner = self._runner
         with self._lock:  # the last complete status counts when the process dies
             status = WorkerStatus(
@@ -230,18 +250,22 @@ class _Parent:
                 _send(self._pipe, status)
 
     def end(self, reason: str | None) -> None:
-        """End the process, for a reason or (None) because an app is stuck."""
+        """Report why the process ends, and end it at once.
+
+        Args:
+            reason: the reason, if an attempt under way may have caused it; None if an app is stuck.
+        """
         self.report(leaves="" if reason else _STUCK, reason=reason or "")
         _end_process(_STUCK_EXIT)
 
     def attach(self, runner: Runner) -> None:
-        """Report this runner's status, and forward the latest commands and all that follow to
+        """Connect `runner`: report its status, and forward the latest and all later commands to
         it."""
         self._runner = runner
         self._apply(WorkerCommand(runs=self._runs, stop=self.has_ended.is_set()))
 
     def _read(self) -> None:
-        # A closed pipe or loop and an unreadable message end the process: nothing else could.
+        # A closed pipe or event loop, or an unreadable message, ends the process.
         with contextlib.suppress(EOFError, OSError, RuntimeError, *DECODE_ERRORS):
             while True:
                 command = msgspec.json.decode(self._pipe.recv_bytes(), type=WorkerCommand)

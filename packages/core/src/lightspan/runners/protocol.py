@@ -1,4 +1,4 @@
-"""The interface of a set of runners (`Runners`), and the configuration of its runners."""
+"""The interface of a set of runners (`Runners`), and the configuration of runners."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ from lightspan.stores.protocol import Store
 
 
 class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration of runner processes; it is sent to them as plain data."""
+    """The configuration of runner processes, which they get as JSON."""
 
     store_url: str
     store_secrets: dict[str, str] = msgspec.field(default_factory=dict)
     """Credentials of the store that are not in its URL. They are sent to child processes through
-    their pipes only, and are never printed."""
+    pipes only, and are never printed."""
     app: str
-    """`module:name`."""
+    """Reference of the app: `module:name`, or that of a `Command`."""
     run_id: str | None = None
+    """Id of the only run whose rollouts are claimed; None for all runs."""
     slots: int = 8
     lease_s: float = 30.0
     grace_s: float = 5.0
     """Seconds that an app may take to end when it is cancelled."""
     sys_path: list[str] = msgspec.field(default_factory=list)
+    """Folders to insert at the beginning of `sys.path`."""
     environment: bool = False
-    """Put the call token into the environment too (`RunnerConfig.environment`)."""
+    """See `RunnerConfig.environment`."""
     prefix: str = "runner"
-    """Prefix of the names of the processes' runners."""
+    """Prefix of the runners' names."""
     elsewhere: bool = False
-    """The runners are not on the trainer's machine, where the gateway's address is valid: a served
-    store relays their model calls to the gateway."""
+    """Whether the runners are on another machine than the trainer, so that they cannot reach the
+    gateway's address: a served store relays their model calls to the gateway."""
     joins: bool = False
-    """Claim nothing before a `WorkerCommand` names the runs, and report the number of claimed
-    attempts."""
+    """Whether a process waits for a `WorkerCommand` that names the runs before it claims attempts,
+    and reports the number of claimed attempts."""
     timings: RunnerTimings = RunnerTimings()
 
     def __repr__(self) -> str:
@@ -50,26 +52,28 @@ class RunnerConfig:
     """The configuration of one runner."""
 
     slots: int = 8
-    """Maximum number of open attempts."""
+    """Maximum number of concurrent attempts."""
     run_id: str | None = None
-    """Claim only this run's rollouts."""
+    """Id of the only run whose rollouts are claimed; None for all runs."""
     app: str = ""
-    """`module:name` of the app; rollouts of other apps are given back."""
+    """Reference of the app; rollouts of other apps are requeued. Empty to run rollouts of any
+    app."""
     lease_s: float = 30.0
     """Seconds without a heartbeat after which the runner's attempts are lost."""
     name: str = field(default_factory=lambda: new_id("runner"))
     grace_s: float = 5.0
     """Seconds that an app may take to end when it is cancelled."""
     has_watchdog: bool = False
-    """A `LoopWatchdog` extends the leases. Otherwise the runner's event loop does, and an app that
-    blocks the loop may lose them: a runner inside another program must not start a thread that
-    ends the process."""
+    """Whether a `LoopWatchdog` extends the leases. Without it, the runner's event loop extends
+    them, so that an app that blocks the loop may lose its lease. A runner inside another program
+    has no watchdog, because a watchdog may end the process."""
     environment: bool = False
-    """With one slot: put the call token and the gateway's address into the environment
-    (`TOKEN_VARIABLE`, `GATEWAY_VARIABLE`), for programs that the app starts."""
+    """Whether to put the call token and the gateway's address into the environment variables
+    `TOKEN_VARIABLE` and `GATEWAY_VARIABLE`, for programs that the app starts. It needs `slots=1`,
+    because attempts share the environment."""
     relay: str = ""
-    """Base URL of model calls, in place of the gateway's own address, which is valid on another
-    machine only (`lightspan.stores.relay_url`)."""
+    """Base URL for model calls, if the gateway's own address cannot be reached from this machine
+    (`lightspan.stores.relay_url`); else empty."""
     timings: RunnerTimings = field(default_factory=RunnerTimings)
 
 
@@ -78,7 +82,11 @@ class Runners(Protocol):
     """A set of runners that work for one training run."""
 
     async def start(self, plan: RunnerPlan) -> None:
-        """Start the runners. Raises `AppError` if the app cannot be imported where they run."""
+        """Start the runners.
+
+        Raises:
+            AppError: the runners cannot import the app.
+        """
 
     async def stop(self) -> None:
         """End the runners; attempts under way are lost and requeued. Idempotent."""
@@ -89,15 +97,20 @@ class Runners(Protocol):
 
 @runtime_checkable
 class WatchedRunners(Runners, Protocol):
-    """Runners that the trainer does not start, so that it watches the store for them."""
+    """Runners that the user starts by hand; the trainer finds them by their announcements in the
+    store."""
 
     async def watch(self, store: Store, print_line: Callable[[str], None]) -> None:
-        """Print which runners come and go, until cancelled."""
+        """Print a line when a runner appears or disappears, until cancelled."""
 
 
 def check_importable(app: str) -> None:
-    """Raise `AppError` if the app is defined in the running script, which other programs cannot
-    import."""
+    """Raise `AppError` if the app is defined in the running script, so that other programs cannot
+    import it.
+
+    Args:
+        app: reference of the app.
+    """
     module, _, name = app.partition(":")
     if module in ("__main__", "__mp_main__"):
         raise AppError(

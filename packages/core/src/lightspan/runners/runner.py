@@ -1,12 +1,12 @@
 """Runner: claims attempts, runs the app in the context of each, and reports them.
 
-A runner is one event loop. Async apps share the loop. A sync app gets a worker thread per attempt;
-an awaitable that it returns is awaited on the loop, which it must not block. A runner never raises
-into the app and survives every failure of the app: failures are outcomes (`outcome`).
+A runner has one event loop. Attempts of an async app share the loop. A sync app gets a worker
+thread per attempt; if it returns an awaitable, this is awaited in the event loop and must not block
+it. Exceptions of the app become outcomes of attempts (`outcome`) and do not end the runner.
 
-An app that ignores its cancellation is reported and abandoned, and the runner ends when the other
-attempts have ended (`Runner.stuck`). An app that blocks the loop blocks the whole runner; a
-`LoopWatchdog` detects that, in a process that can be replaced.
+If an app ignores its cancellation, its attempt is reported, and the runner ends when all other
+attempts have ended (`Runner.stuck`). An app that blocks the loop blocks the whole runner; in a
+process that can be replaced, a `LoopWatchdog` detects this.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lightspan.stores.protocol import Store
 log = logging.getLogger(__name__)
 
 PLACEHOLDER_KEY: Final = "lightspan-placeholder"
-"""API key for apps without one, so that their client can be built."""
+"""Value of `OPENAI_API_KEY` if it is not set, so that the app can create an OpenAI client."""
 
 
 class Runner:
@@ -47,8 +47,8 @@ class Runner:
     Args:
         store: an open store.
         app: the app.
-        config: see `RunnerConfig`.
-        on_claim: called after each claim, before the app is called.
+        config: configuration of the runner; None for the defaults.
+        on_claim: function that is called after each claim, before the app is called; None for none.
     """
 
     def __init__(
@@ -72,26 +72,26 @@ class Runner:
         self._stuck = 0
         self._main: asyncio.Task[Any] | None = None
         self._unreachable: tuple[GatewayEndpoint, float] | None = None
-        """A gateway that an attempt could not reach, and since when, by `clock.monotonic`."""
+        """A gateway that an attempt could not reach, and the time of this by `clock.monotonic`."""
         self._has_warned = False
         self._is_ending = False
         self._is_aborted = False
         self._runs: Sequence[str | None] = [self.config.run_id]
         self._unanswered: dict[str | None, str] = {}
-        """Run → request id of a claim that got no answer. The claim is repeated with that id, or
-        the attempts that it began would be stranded until their leases end."""
+        """Run id → request id of a claim without an answer. The claim is repeated with the same
+        request id; otherwise attempts that it began would wait until their leases run out."""
         self._work_poll: asyncio.Task[bool] | None = None
         self._has_work = False
-        """The store has reported work, and nothing has been claimed since."""
+        """Whether the store has reported work, and nothing has been claimed since."""
         self.claimed = 0
         """Number of attempts claimed so far, including those that have ended."""
         self.pool = ThreadPoolExecutor(self.config.slots, thread_name_prefix="lightspan-app")
 
     async def run(self) -> None:
-        """Work until `stop` is called, or until an app is stuck past its time limit.
+        """Claim and run attempts until `stop` is called or an app is stuck past its time limit.
 
-        Threads, and tasks that ignore their cancellation, cannot be ended, so the process of a
-        stuck app has to be replaced.
+        The process of a stuck app has to be replaced, because threads, and tasks that ignore their
+        cancellation, cannot be ended.
         """
         self._main = asyncio.current_task()
         os.environ.setdefault("OPENAI_API_KEY", PLACEHOLDER_KEY)
@@ -122,13 +122,13 @@ class Runner:
                 context_propagation.stop_carrying()
 
     def work_for(self, run_ids: Sequence[str]) -> None:
-        """Claim only the rollouts of these runs from now on; an empty list claims nothing."""
+        """Claim only rollouts of the runs `run_ids` from now on; with an empty list, claim none."""
         self._runs = list(run_ids)
         self._cancel_work_poll()
         self._changed.set()
 
     def leave_run(self, run_id: str) -> None:
-        """Claim nothing more of this run, whose app is another one."""
+        """Claim no more rollouts of the run `run_id`, because the run has another app."""
         log.warning("run %s has another app than this runner", run_id)
         self._runs = [run for run in self._runs if run not in (run_id, None)]
         self._cancel_work_poll()
@@ -139,12 +139,12 @@ class Runner:
         return len(self._tasks)
 
     def stop(self) -> None:
-        """Claim nothing more; `run` returns when the attempts under way have ended."""
+        """Stop claiming attempts; `run` returns when the attempts under way have ended."""
         self._stopping.set()
         self._changed.set()
 
     def abort(self) -> None:
-        """Stop, and cancel the attempts under way, which are lost and requeued."""
+        """Stop claiming attempts, and cancel those under way, whose rollouts are requeued."""
         self._is_aborted = True
         self.stop()
         for attempt in self.attempts:
@@ -152,7 +152,7 @@ class Runner:
 
     @property
     def stuck(self) -> bool:
-        """Whether an app ran past its limit and still occupies its thread or task."""
+        """Whether an app was cancelled or timed out and still occupies its thread or task."""
         return self._stuck > 0
 
     @property
@@ -161,7 +161,7 @@ class Runner:
         return list(self._running.values())
 
     def attempt(self, attempt_id: str) -> AttemptRun | None:
-        """Return the attempt if it is under way; callable from any thread."""
+        """Return the attempt `attempt_id`, from any thread; None if it is not under way."""
         return self._running.get(attempt_id)
 
     # --- claims ---------------------------------------------------------------------------
@@ -183,12 +183,12 @@ class Runner:
                 await self._changed.wait()
 
     async def _wait_for_work(self) -> None:
-        """Wait until the store reports work, or until it is time to claim anyway: a claim is what
-        ends leases that ran out.
+        """Wait until the store reports work, or for at most the duration of a poll.
 
-        A poll under way is kept when an attempt ends meanwhile. If the reported work went to
-        another runner, or must run alone while this runner is busy, the store would report it again
-        at once, so the runner pauses instead.
+        The runner claims after a poll without work too, because a claim also ends leases that have
+        run out. A poll continues if an attempt ends meanwhile. If the last claim got none of the
+        reported work, the runner pauses briefly instead, because the store would report it again at
+        once.
         """
         if self._has_work:
             self._has_work = False
@@ -203,7 +203,11 @@ class Runner:
             self._has_work, self._work_poll = self._work_poll.result(), None
 
     async def _poll_work(self, runs: Sequence[str | None]) -> bool:
-        """Wait until the store has work or the timeout is over; return whether it has."""
+        """Wait for work in the store, with a time limit; return whether to claim at once.
+
+        Args:
+            runs: ids of the runs; None among them for all runs.
+        """
         run_ids = None if None in runs else [run_id for run_id in runs if run_id is not None]
         timeout_s = min(self._timings.max_work_poll_s, self.config.lease_s / 2)
         try:
@@ -217,8 +221,12 @@ class Runner:
         self._work_poll = None
 
     def await_gateway(self, endpoint: GatewayEndpoint) -> None:
-        """Claim nothing until the gateway answers: an attempt could not reach it, and others would
-        be lost in the same way, as after a kill of the trainer."""
+        """Stop claiming attempts until the gateway answers, because they would be lost.
+
+        Args:
+            endpoint: the gateway that an attempt could not reach, for example because the trainer
+                was killed.
+        """
         self._unreachable = self._unreachable or (endpoint, clock.monotonic())
 
     async def _can_reach_gateway(self) -> bool:
@@ -237,10 +245,10 @@ class Runner:
         return True
 
     async def _claim(self, free: int) -> list[Claim]:
-        """Claim a fair share of the free slots of each run.
+        """Claim attempts for `free` slots, shared fairly between the runs.
 
-        Runs with an unanswered claim come first, because the attempts that it got must fit into the
-        free slots; then those with the fewest attempts here, ties in random order.
+        Runs with an unanswered claim come first, because all attempts of this claim must fit into
+        the free slots; then the runs with the fewest attempts here, ties in random order.
         """
         claims: list[Claim] = []
         counts = Counter(attempt.claim.rollout.run_id for attempt in self.attempts)
@@ -276,7 +284,7 @@ class Runner:
             self._on_claim()
 
     def _track(self, attempt: AttemptRun, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task that occupies a slot until it ends."""
+        """Start `work` as a task of `attempt` that occupies a slot until it ends."""
         task = asyncio.create_task(work, name=attempt.attempt_id)
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, attempt.attempt_id))
@@ -293,8 +301,9 @@ class Runner:
             log.error("attempt %s: the runner failed", attempt_id, exc_info=task.exception())
 
     async def extend_leases(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
-        """Extend the leases of the attempts under way until cancelled, and abort attempts that
-        have lost theirs. Callable in any thread.
+        """Extend the leases of the attempts under way, until cancelled; callable in any thread.
+
+        An attempt whose lease is lost is aborted.
 
         Args:
             store: a store that is open in the calling thread.
@@ -313,7 +322,12 @@ class Runner:
                     loop.call_soon_threadsafe(attempt.abort)
 
     def abandon(self, attempt: AttemptRun, ending: AttemptResult) -> None:
-        """Report an attempt whose app does not end, and stop waiting for it."""
+        """Report an attempt whose app does not end, and stop waiting for the app.
+
+        Args:
+            attempt: the attempt.
+            ending: its result.
+        """
         assert attempt.task is not None
         self.count_stuck(1)
         attempt.task.add_done_callback(lambda _: self.count_stuck(-1))
@@ -321,16 +335,20 @@ class Runner:
         self._track(attempt, attempt.finish(ending))
 
     def count_stuck(self, change: int) -> None:
-        """Add to the number of apps that occupy their thread or task past their end."""
+        """Add `change` to the number of stuck apps (`stuck`)."""
         self._stuck += change
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the runner ends, and cancels the attempts under way."""
+        """Whether the runner is ending and cancels the attempts under way."""
         return self._main is None or self._is_ending or self._main.cancelling() > 0
 
     async def resources_of(self, resources_id: str) -> NamedResources:
-        """Return the resources. Raises `StoreError` if they cannot be read."""
+        """Return the resources with an id, from a cache or the store; empty for an empty id.
+
+        Raises:
+            StoreError: the resources cannot be read.
+        """
         if not resources_id:
             return {}
         if resources_id not in self._resources:

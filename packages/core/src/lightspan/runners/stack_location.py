@@ -1,6 +1,6 @@
 """Stack locations as text, such as "`time.sleep(60)` at my_app.py:12 in answer".
 
-The line of the app is named, not that of the library that the app called.
+The text names the line of the app, not the line of a library that the app called.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LIGHTSPAN: Final = f"{Path(lightspan.__file__).parent}{os.sep}"
 _INSTALLED: Final = re.compile(r"^<|/(site|dist)-packages/|/lib(64)?/python3\.\d+/")
 """Matches files of the standard library and of installed packages."""
 _AWAITED: Final = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", "ag_await"))
-"""Attributes of coroutines and generators: their frame, and the object that they await."""
+"""Attribute names of coroutines and generators: of their frame, and of the awaited object."""
 
 
 class StackLocation(NamedTuple):
@@ -34,10 +34,10 @@ class StackLocation(NamedTuple):
 
 
 def describe_stack(stack: Sequence[StackLocation]) -> str:
-    """Return the app's innermost line and its position.
+    """Return the app's innermost line in `stack` and its position, as text.
 
     Args:
-        stack: the locations of one stack, innermost first.
+        stack: locations of a stack, innermost first; empty if unknown.
     """
     if not stack:
         return "an unknown location"
@@ -49,14 +49,17 @@ def describe_stack(stack: Sequence[StackLocation]) -> str:
 
 
 def frame_stack(frame: FrameType | None) -> list[StackLocation]:
-    """Return the locations of a frame and of its callers, innermost first."""
+    """Return the locations of a frame and its callers, innermost first; empty for None."""
     if frame is None:
         return []
     return [_location(each, line) for each, line in traceback.walk_stack(frame)]
 
 
 def coroutine_stack(coroutine: Any) -> list[StackLocation]:
-    """Return the locations where a coroutine and those that it awaits wait, innermost first."""
+    """Return the locations at which a coroutine waits, and the coroutines that it awaits.
+
+    The innermost location is first; the result is empty if the coroutine has ended.
+    """
     stack: list[StackLocation] = []
     while coroutine is not None:
         frame_name, awaited_name = next(

@@ -9,37 +9,39 @@ from dataclasses import dataclass
 class RunnerTimings:
     """Times and limits of runners, of their processes and of the watchdog in them.
 
-    The defaults fit attempts of a second to an hour; tests pass shorter ones.
+    The defaults fit attempts that take from a second to an hour; tests use shorter times.
     """
 
     max_work_poll_s: float = 20.0
-    """Maximum seconds to wait for work before a claim is made anyway."""
+    """Maximum seconds to wait for work in the store before the next claim."""
     claim_pause_s: float = 0.02
     """Average seconds between claims while the store has work that this runner does not get."""
     gateway_retry_s: float = 20.0
-    """Seconds to wait for an unreachable gateway. A trainer that died counts as gone by then;
-    attempts of a live trainer must fail if its gateway cannot be reached from here."""
+    """Maximum seconds to wait for an unreachable gateway before attempts are claimed again. By then
+    a dead trainer is known to be gone; if the trainer is alive and only its gateway cannot be
+    reached, attempts have to fail."""
     probe_interval_s: float = 0.5
     """Seconds between two probes of an unreachable gateway."""
     heartbeats_per_lease: int = 6
-    """Number of times that a runner extends a lease before it would end."""
+    """Number of extensions of a lease within the length of a lease."""
     watchdog_interval_s: float = 0.25
     """Seconds between two checks of the event loop, and between two heartbeats to the parent."""
     blocked_warning_s: float = 10.0
-    """Seconds that an attempt may block the event loop before a warning."""
+    """Seconds that an attempt may block the event loop before a warning is logged."""
     quick_death_s: float = 10.0
-    """A process that dies sooner, before it has claimed anything, has an app that cannot run."""
+    """Seconds after the start of a process within which its death is quick, if it has claimed no
+    attempt."""
     max_quick_deaths: int = 5
     """Consecutive quick deaths after which the runners give up."""
     min_silence_s: float = 5.0
-    """Seconds without a heartbeat that every process may take, however short the lease."""
+    """Minimum seconds without a heartbeat before a process is ended, however short the lease."""
     poll_interval_s: float = 0.1
-    """Seconds between two checks of the processes by their parent."""
+    """Seconds between two checks of the runner processes by their parent."""
     store_retry_s: float = 1.0
-    """Seconds between two attempts to open a store whose server does not answer."""
+    """Seconds between two tries to open a store whose server does not answer."""
     orphan_timeout_s: float = 8.0
-    """Seconds that apps may take to end when the parent is gone. Less than `end_timeout_s`, after
-    which a parent that still runs kills the process."""
+    """Seconds that apps may take to end after the parent has ended or closed the pipe. It must be
+    less than `end_timeout_s`, after which a parent that is alive kills the process."""
     end_timeout_s: float = 10.0
     """Seconds that processes may take to end before they are killed."""
     exit_timeout_s: float = 3.0

@@ -4,8 +4,9 @@
 `TrainerContext` of its algorithm, `loop` runs the steps, `cpu_meter` and `call_budget` count costs,
 `backends` builds engine and learner, `weight_sync_check` compares their weights. `data` loads
 tasks, `collector` enqueues rollouts and reads their episodes, `in_flight` tracks groups in flight.
-`folder` is the run's folder, `manifest` its data and result, `checkpoints` and `resume` restart a
-run, `model_selection` chooses the best step, `rewards` scores episodes in place of the app,
-`jsonl_log` appends lines that survive a kill. `results`, `statistics` and `sinks` report,
-`listeners` are called after each step, such as for warnings.
+`folder` reads and writes the files of a run, `manifest` describes its data and result,
+`checkpoints` and `resume` restart a run, `model_selection` chooses the best step, `rewards` scores
+episodes in place of the app, `jsonl_log` appends lines that survive a kill. `results` and
+`statistics` describe evaluations, `sinks` copies metrics to experiment trackers, `listeners` calls
+plugins after each step.
 """

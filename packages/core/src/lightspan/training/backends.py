@@ -13,7 +13,7 @@ from lightspan.training.settings import TrainerSettings
 
 
 def make_learner(settings: TrainerSettings) -> Learner:
-    """Return the user's learner, or build one with the algorithm's policies."""
+    """Return the learner of the settings, or build a learner with the algorithm's policies."""
     spec = settings.learner_spec
     if spec is None:
         return cast("Learner", settings.learner)
@@ -31,7 +31,7 @@ def make_learner(settings: TrainerSettings) -> Learner:
 
 
 def make_engine(settings: TrainerSettings, *, seed: int) -> TokenEngine:
-    """Return the user's engine, or build one with the algorithm's policies."""
+    """Return the engine of the settings, or build an engine with the algorithm's policies."""
     spec = settings.engine_spec
     if spec is None:
         return cast("TokenEngine", settings.engine)
@@ -39,9 +39,9 @@ def make_engine(settings: TrainerSettings, *, seed: int) -> TokenEngine:
 
 
 def engine_request(settings: TrainerSettings, *, seed: int = 0) -> EngineRequest:
-    """Return the request for an engine that serves the policies.
+    """Return the request for an engine that serves the algorithm's policies.
 
-    The request includes the starting weights if an agent is frozen as `"base"`.
+    It includes the starting weights as the policy `BASE_POLICY` if an agent has `frozen="base"`.
     """
     algorithm = settings.algorithm
     specs = algorithm.policies()
@@ -58,11 +58,12 @@ def engine_request(settings: TrainerSettings, *, seed: int = 0) -> EngineRequest
 
 
 def check_parts(algorithm: Algorithm, engine: TokenEngine, learner: Learner) -> None:
-    """Check that engine and learner have the policies and capabilities of the algorithm.
+    """Check that engine and learner have the policies and capabilities that the algorithm needs.
 
     Raises:
-        UnsupportedError: a policy or a capability is missing.
-        ConfigError: the algorithm needs a critic, and the learner was made without one.
+        UnsupportedError: a policy or a capability is missing, or the engine serves LoRA adapters of
+            a policy whose full weights are trained.
+        ConfigError: the algorithm needs a critic, and the learner was made without a critic.
     """
     needed = set(algorithm.policies())
     missing = sorted(needed - set(learner.policies()))

@@ -1,4 +1,4 @@
-"""Budget of the calls of frozen agents to endpoints, which cost money."""
+"""Budget of the frozen agents' calls to endpoints, because such calls cost money."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ELSEWHERE: Final = (Route.APP.value, Route.ENDPOINT.value)
 
 
 class CallBudget:
-    """Counter of the calls of a run, across restarts; without a limit it counts nothing.
+    """Counter of a run's calls to endpoints, across restarts (`endpoint_calls`).
 
     Args:
-        limit: `max_frozen_calls`; None for no limit.
-        folder: folder of the run.
+        limit: `max_frozen_calls`; None for no limit, so that no call is counted.
+        folder: folder of the run, for the error message.
     """
 
     def __init__(self, limit: int | None, folder: Path) -> None:
@@ -32,13 +32,13 @@ class CallBudget:
         self._calls = 0
 
     async def count_earlier(self, store: Store, run_id: str) -> None:
-        """Count the calls of earlier run segments."""
+        """Add the calls that the run made before its last restart."""
         if self._limit is not None:
             states = await store.rollouts(run_id=run_id)
             await self.count(store, [state.rollout for state in states])
 
     async def count(self, store: Store, rollouts: Sequence[Rollout]) -> None:
-        """Count the calls of rollouts, but those of a dry run."""
+        """Add the calls of `rollouts`, except rollouts of a dry run."""
         if self._limit is not None:
             ids = [rollout.rollout_id for rollout in rollouts if rollout.mode is not Mode.DEV]
             self._calls += await endpoint_calls(store, ids)
@@ -59,9 +59,9 @@ class CallBudget:
 
 
 async def endpoint_calls(store: Store, rollout_ids: Sequence[str]) -> int:
-    """Return the number of the rollouts' calls to the app's own endpoint or to an `LLM`.
+    """Return the number of calls that rollouts made to the app's own endpoint or to an `LLM`.
 
-    The calls of all attempts count, also of lost ones, and late calls.
+    All attempts of a rollout count, also lost attempts, and so do calls that arrived late.
     """
     count = 0
     for start in range(0, len(rollout_ids), READ_AT_ONCE):

@@ -1,8 +1,7 @@
 """Checkpoints: one folder per checkpoint, renamed into place when complete.
 
-A folder such as `step-000012` is written under another
-name, flushed to disk and renamed, so that it is always complete. Without the flush, a power cut
-could leave the final name with empty files under it.
+A folder such as `step-000012` is written under another name, flushed to disk and renamed, so that
+it is always complete. Without the flush, a power cut could leave a renamed folder of empty files.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ class TrainerState(msgspec.Struct, kw_only=True):
     cursor: int = 0
     """Number of training tasks used so far."""
     in_flight: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Group → task, of groups that were submitted and not yet taken."""
+    """Group id → task, of groups that were submitted and not yet taken."""
     returned: list[Any] = msgspec.field(default_factory=list)
-    """Tasks of groups that a restart cut off, to be used before any others."""
+    """Tasks of groups that a restart interrupted; `next_tasks` returns them first."""
     versions: dict[str, int] = msgspec.field(default_factory=dict)
     """Policy → version of its weights that was last published."""
     rng: Any = None
@@ -44,7 +43,7 @@ class TrainerState(msgspec.Struct, kw_only=True):
     """Part → CPU-seconds so far, across restarts."""
 
     def return_in_flight(self) -> None:
-        """Return the tasks of the groups in flight, which a restart cut off."""
+        """Move the tasks of `in_flight` to `returned`, after a restart interrupted the groups."""
         self.returned = [*self.returned, *self.in_flight.values()]
         self.in_flight = {}
 
@@ -57,17 +56,17 @@ def save(
     keep: int = 2,
     best: int | None = None,
 ) -> Path:
-    """Write the checkpoint of a step; delete all but the newest `keep` and that of step `best`.
+    """Write the checkpoint of step `state.step`, delete old checkpoints and return the new path.
 
     Args:
         folder: folder of the checkpoints.
         state: state of the trainer.
-        save_learner: saves the learner in a folder; None without a learner.
-        keep: number of checkpoints to keep.
-        best: step of the best weights, whose checkpoint is kept too.
+        save_learner: function that saves the learner in a given folder; None without a learner.
+        keep: number of newest checkpoints to keep.
+        best: step of the best weights, whose checkpoint is kept too; None for no such step.
 
     Raises:
-        CheckpointError: it cannot be written; earlier checkpoints are untouched.
+        CheckpointError: the checkpoint cannot be written; earlier checkpoints are untouched.
     """
     final = at_step(folder, state.step)
     temporary = folder / f".{final.name}"
@@ -105,7 +104,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint."""
+    """Return the newest complete checkpoint; None if there is none."""
     return next(reversed(list_checkpoints(folder)), None)
 
 
@@ -113,7 +112,7 @@ def load_state(checkpoint: Path) -> TrainerState:
     """Return the trainer's state in a checkpoint.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the state cannot be read.
     """
     try:
         return msgspec.json.decode((checkpoint / STATE).read_bytes(), type=TrainerState)
@@ -125,7 +124,7 @@ def load_state(checkpoint: Path) -> TrainerState:
 
 
 def _flush(folder: Path) -> None:
-    """Flush the files and folders of a folder to disk."""
+    """Flush `folder` to disk, with all files and folders below it."""
     for path in folder.rglob("*"):
         if path.is_dir():
             _flush_folder(path)

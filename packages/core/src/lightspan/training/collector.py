@@ -65,10 +65,14 @@ class Collector:
         return self._seconds + (time.monotonic() - self._since if self.in_flight else 0.0)
 
     async def run(self, rollouts: Sequence[Rollout], title: str) -> list[Episode]:
-        """Run whole groups of rollouts and return their episodes in the same order.
+        """Run rollouts to their end and return their episodes in the same order.
+
+        Args:
+            rollouts: rollouts of whole groups.
+            title: title of the progress display.
 
         Raises:
-            RewardError: an app returned an invalid reward; the other rollouts are not awaited.
+            RewardError: an app returned an invalid reward; the remaining rollouts are not awaited.
             LightspanError: the runners cannot continue.
         """
         await self.submit(rollouts)
@@ -91,7 +95,12 @@ class Collector:
     async def take(
         self, count: int, first: Sequence[str], title: str
     ) -> tuple[list[Rollout], list[Episode]]:
-        """Wait for `count` submitted groups; return their rollouts and their episodes.
+        """Wait until `count` submitted groups have ended; return their rollouts and episodes.
+
+        Args:
+            count: number of groups.
+            first: ids of groups to wait for; see `TrainerContext.take`.
+            title: title of the progress display.
 
         Raises:
             ConfigError: see `TrainerContext.take`.
@@ -119,7 +128,9 @@ class Collector:
         return [state.rollout for state in states], episodes
 
     async def _poll_ended(self) -> list[RolloutState]:
-        """Return the rollouts that have ended since the last poll, and check leases and runners.
+        """Return the rollouts that have ended since the last poll.
+
+        Also expire leases of lost runners, and check that the runners can continue.
 
         Raises:
             LightspanError: the runners cannot continue.
@@ -136,7 +147,11 @@ class Collector:
 
 
 class _Progress:
-    """The figures that are shown while rollouts end."""
+    """Figures of the progress display while rollouts run.
+
+    Args:
+        engine: engine whose token throughput is shown; None for no engine.
+    """
 
     def __init__(self, engine: TokenEngine | None) -> None:
         self._engine = engine
@@ -149,7 +164,7 @@ class _Progress:
         """Add a rollout that has ended.
 
         Raises:
-            RewardError: its app returned an invalid reward.
+            RewardError: the app returned an invalid reward.
         """
         if attempt.outcome is Outcome.BAD_REWARD:
             raise RewardError(f"task {state.rollout.task_id}: {attempt.message}")
@@ -159,7 +174,10 @@ class _Progress:
             self._rewards.append(value)
 
     def values(self) -> dict[str, float]:
-        """Return the mean reward so far, the engine's tokens per second, and failures if any."""
+        """Return the mean reward, the engine's tokens per second, and the number of failures.
+
+        A figure is left out if no rollout has a reward, if there is no engine, or if none failed.
+        """
         values = {}
         if self._rewards:
             values["reward"] = math.fsum(self._rewards) / len(self._rewards)
@@ -171,7 +189,7 @@ class _Progress:
         return values
 
     def _generated(self) -> float:
-        """Return the number of tokens that the engine has generated."""
+        """Return the number of tokens that the engine has generated; 0 without an engine."""
         return self._engine.usage().get("tokens", 0.0) if self._engine is not None else 0.0
 
 
@@ -204,12 +222,12 @@ async def read_episodes(
 def stored_episodes(
     url: str | os.PathLike[str], *, run_id: str | None = None, mode: Mode | None = None
 ) -> list[Episode]:
-    """Return the episodes of a store, such as that of a run (`runs/<name>/store.db`).
+    """Return the episodes in a store, such as the store of a run (`runs/<name>/store.db`).
 
     Args:
-        url: URL of the store.
-        run_id: only episodes of this training run.
-        mode: only episodes of this mode.
+        url: URL or file of the store.
+        run_id: only episodes of this training run; None for all runs.
+        mode: only episodes of this mode; None for all modes.
 
     Raises:
         StoreError: the store cannot be read.
@@ -224,7 +242,10 @@ def stored_episodes(
 
 
 async def last_attempts(store: Store, states: Sequence[RolloutState]) -> list[Attempt]:
-    """Return the last attempt of each rollout; attempt number 0 if no runner claimed it."""
+    """Return the last attempt of each rollout.
+
+    A rollout that no runner claimed has a placeholder attempt with number 0.
+    """
     ids = [state.rollout.rollout_id for state in states]
     last = {a.rollout_id: a for a in await store.attempts(ids)} if ids else {}
     return [last.get(state.rollout.rollout_id) or _unclaimed(state) for state in states]

@@ -22,8 +22,8 @@ class Meter:
         engine: engine of the run; None without an engine.
         learner: learner of the run; None without a learner.
         collector: collector of the rollouts.
-        seconds: part → CPU-seconds of earlier run segments, to which this segment's are added.
-            Parts are `engine`, `engine_evaluation`, `learner` and `learner_evaluation`.
+        seconds: part → CPU-seconds before the last restart; the meter adds to them in place. Parts
+            are `engine`, `engine_evaluation`, `learner` and `learner_evaluation`.
     """
 
     def __init__(
@@ -42,7 +42,11 @@ class Meter:
         self._start = self._now()
 
     def charge(self, phase: str = "") -> None:
-        """Charge the CPU-seconds since the last call to training, or to `_evaluation`."""
+        """Add the CPU-seconds since the last `charge` to the totals.
+
+        Args:
+            phase: suffix of the parts' names: empty for training, `_evaluation` for evaluation.
+        """
         for name, part in self._parts.items():
             used = float(part.usage().get("cpu_s", 0.0))
             before = self._seconds.get(name + phase, 0.0)
@@ -50,7 +54,7 @@ class Meter:
             self._read[name] = used
 
     def spent(self) -> Metrics:
-        """Return the CPU-seconds as metrics."""
+        """Return `cpu_s/<part>` → CPU-seconds so far."""
         return {f"{_CPU}{part}": round(value, 6) for part, value in self._seconds.items()}
 
     def start_step(self) -> None:
@@ -58,7 +62,11 @@ class Meter:
         self._start = self._now()
 
     def end_step(self) -> Metrics:
-        """Return the duration of the step and the speed of the engine."""
+        """Return the metrics of the step since `start_step`: its seconds, and the engine's tokens.
+
+        Seconds are the whole duration and the wall time with rollouts in flight. Without an engine,
+        tokens and tokens per second are left out.
+        """
         self.charge()
         seconds, waited, tokens = (
             now - before for now, before in zip(self._now(), self._start, strict=True)
@@ -78,7 +86,10 @@ class Meter:
 
 
 def last_seconds(folder: RunFolder) -> dict[str, float]:
-    """Return the CPU-seconds in the last line of the metrics, which may follow a checkpoint."""
+    """Return part → CPU-seconds in the last line of `metrics.jsonl`; empty if it has none.
+
+    The line may be newer than the last checkpoint.
+    """
     lines = folder.metrics()
     last = lines[-1] if lines else {}
     return {key[len(_CPU) :]: value for key, value in last.items() if key.startswith(_CPU)}

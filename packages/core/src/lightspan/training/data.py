@@ -24,10 +24,11 @@ def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[
 
     Args:
         tasks: iterable of JSON values, or path of a `.jsonl` file.
-        what: name of the data in errors, such as `train`.
+        what: name of the data in error messages, such as `train`.
 
     Raises:
-        DataError: there is no task, a task is not JSON, or a line of the file is malformed.
+        DataError: there is no task, a task is not JSON, the file is malformed, or `tasks` is a
+            table (such as of pandas) or no iterable.
     """
     table = type(tasks)
     rows = _ROWS.get(table.__module__.partition(".")[0])
@@ -69,7 +70,12 @@ def load_distinct(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> li
 
 
 def clusters_of(tasks: Sequence[Json], key: str | None, what: str = "tasks") -> dict[str, str]:
-    """Return task id → cluster, which is the value of a key of the task; empty without a key.
+    """Return task id → cluster, for an interval of means over correlated tasks.
+
+    Args:
+        tasks: tasks, which are JSON objects if there is a `key`.
+        key: key of each task whose value is its cluster; None for no clusters, an empty result.
+        what: name of the data in error messages, such as `val`.
 
     Raises:
         DataError: a task lacks the key, or its value is neither text nor an integer.
@@ -90,14 +96,18 @@ def clusters_of(tasks: Sequence[Json], key: str | None, what: str = "tasks") -> 
 
 
 MAX_NAME_LENGTH: Final = 80
-"""Characters of a cluster's name; a longer one, such as a whole schema, is hashed."""
+"""Maximum characters of a cluster's name; a longer name, such as a whole schema, is hashed."""
 
 _ROWS: Final = {"pandas": 'to_dict("records")', "polars": "to_dicts()", "pyarrow": "to_pylist()"}
 """Library → expression that returns the rows of its tables."""
 
 
 def _to_json(task: Any, where: str) -> Json:
-    """Return the task after a JSON round trip, as runners and a resumed run get it."""
+    """Return `task` after a JSON round trip, so that it equals the task that runners get.
+
+    Raises:
+        DataError: `task` is not JSON; the message names `where`.
+    """
     try:
         plain = msgspec.to_builtins(task, str_keys=True)
         return json.loads(json.dumps(plain, allow_nan=False))
@@ -120,7 +130,8 @@ def tasks_from_store(
 ) -> list[Json]:
     """Return the inputs of attempts recorded in production as tasks, oldest first.
 
-    The input is that of the root span, else the messages of the first call (`{"messages": […]}`).
+    The task is the input of the attempt's root span, or else the messages of its first call
+    (`{"messages": […]}`). None stands for no restriction.
 
     Args:
         store: URL of the store.
@@ -133,7 +144,7 @@ def tasks_from_store(
 
     Raises:
         ConfigError: an argument has an invalid value.
-        DataError: there is no such task.
+        DataError: no attempt with a known input matches.
     """
     query = Query.of(service, since, until)
     low = reward_bound("min_reward", min_reward)
@@ -154,7 +165,10 @@ def tasks_from_store(
 
 
 def _is_within(reward: float | None, low: float | None, high: float | None) -> bool:
-    """Whether a reward is within the bounds; an unscored attempt is, if there are no bounds."""
+    """Whether `reward` is between `low` and `high`, inclusive; None for no bound.
+
+    An unscored attempt, with `reward` None, passes only if there is no bound.
+    """
     if reward is None:
         return low is None and high is None
     return (low is None or reward >= low) and (high is None or reward <= high)

@@ -34,16 +34,17 @@ MISMATCHES: Final = "mismatches"
 LOCK: Final = "lock"
 
 EvaluationKind = Literal["eval", "selection"]
-"""`kind` of a line of the metrics: held-out tasks or the selection split."""
+"""`kind` of a line of the metrics: `eval` for held-out tasks, `selection` for the selection
+split."""
 _EVALUATIONS: Final[Mapping[EvaluationKind, str]] = {
     "eval": "evaluations",
     "selection": "selections",
 }
-"""Kind → folder of the evaluations."""
+"""Kind → name of the subfolder with its evaluations."""
 
 
 class RunFolder:
-    """`runs/<name>/`, readable by its owner only.
+    """Files of a run, in a folder such as `runs/<name>/` that only its owner can read.
 
     Args:
         path: path of the folder.
@@ -78,8 +79,8 @@ class RunFolder:
         """Create the folder and lock it against other trainers.
 
         Raises:
-            ConfigError: it cannot be written, is a shared folder, or another trainer holds the
-                lock.
+            ConfigError: the folder cannot be written or is used for more than a run, such as the
+                home folder; or another trainer holds the lock.
         """
         if _is_shared(self.path):
             raise ConfigError(
@@ -119,31 +120,31 @@ class RunFolder:
 
     # --- settings and result --------------------------------------------------------------
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write the settings."""
+        """Write the run's settings to `config.json`."""
         self.write(CONFIG, json.dumps(config, indent=2, default=str).encode() + b"\n")
 
     def read_config(self) -> dict[str, Any]:
-        """Return the settings.
+        """Return the run's settings from `config.json`.
 
         Raises:
-            ConfigError: the folder holds no run, or the file is damaged.
+            ConfigError: the folder holds no run, or `config.json` is damaged.
         """
         return self._read_json(CONFIG)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Write the result, which marks the run as complete."""
+        """Write `result.json`, which marks the run as complete."""
         self.write(RESULT, json.dumps(result, indent=2).encode() + b"\n")
 
     def delete_result(self) -> None:
-        """Mark the run as incomplete, before its model changes."""
+        """Delete `result.json`, so that the run counts as incomplete while its model changes."""
         with store_errors(self.path / RESULT):
             (self.path / RESULT).unlink(missing_ok=True)
 
     def read_result(self) -> dict[str, Any] | None:
-        """Return the result; None while the run is incomplete.
+        """Return the content of `result.json`; None while the run is incomplete.
 
         Raises:
-            ConfigError: the file is damaged.
+            ConfigError: `result.json` is damaged.
         """
         path = self.path / RESULT
         if not path.exists():
@@ -171,10 +172,10 @@ class RunFolder:
         return value
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace a file atomically.
+        """Replace the file `name` of the folder atomically.
 
         Raises:
-            StoreError: it cannot be written; the previous file is untouched.
+            StoreError: the file cannot be written; its previous content is untouched.
         """
         target = self.path / name
         with store_errors(target):
@@ -184,15 +185,15 @@ class RunFolder:
             temporary.replace(target)
 
     def write_prompts(self, prompts: Mapping[str, LearnedPrompt]) -> None:
-        """Write the learned prompts, if there are any."""
+        """Write the learned prompts to `prompts.json`; write nothing if there are none."""
         if prompts:
             self.write(PROMPTS, msgspec.json.format(msgspec.json.encode(prompts), indent=2) + b"\n")
 
     def prompts(self) -> dict[str, LearnedPrompt]:
-        """Return the learned prompts by name.
+        """Return name → learned prompt; empty if the run has none.
 
         Raises:
-            ConfigError: the file is damaged.
+            ConfigError: `prompts.json` is damaged.
         """
         return self._decode(PROMPTS, dict[str, LearnedPrompt]) or {}
 
@@ -215,7 +216,15 @@ class RunFolder:
         return read(self.path / METRICS, dict[str, Any])
 
     def add_evaluation(self, evaluation: Evaluation, line: Mapping[str, Any]) -> None:
-        """Store an evaluation: first the rewards, then the line that marks it as complete."""
+        """Store an evaluation and append its line to `metrics.jsonl`.
+
+        The rewards are written first, so that a line in `metrics.jsonl` shows that the evaluation
+        is complete.
+
+        Args:
+            evaluation: evaluation with the rewards.
+            line: line of `metrics.jsonl`, with `kind` and `step`.
+        """
         name = _step_file(_EVALUATIONS[line["kind"]], evaluation.step)
         self.write(name, msgspec.json.encode(evaluation))
         self.add_metrics(line)
@@ -243,14 +252,15 @@ class RunFolder:
         return (self.path / _step_file(EXPLANATIONS, step)).exists()
 
     def write_taken(self, step: int, groups: Sequence[str]) -> None:
-        """Store the groups that a step trained, of those that were submitted."""
+        """Store the ids of the submitted groups that a step took and trained."""
         self.write(_step_file(TAKEN, step), msgspec.json.encode(groups))
 
     def training_steps(self) -> dict[str, int]:
-        """Return group → the step that trained it; empty if no step took submitted groups.
+        """Return group id → step that trained the group, for submitted groups; empty if there are
+        none.
 
         Raises:
-            ConfigError: a file is damaged.
+            ConfigError: a file written by `write_taken` is damaged.
         """
         steps = sorted(map(_step_of, (self.path / TAKEN).glob("step-*.json")))
         return {
@@ -260,7 +270,12 @@ class RunFolder:
         }
 
     def write_mismatches(self, step: int, mismatches: Mapping[str, str]) -> None:
-        """Store why the learner could not compute calls of a step under their grammar."""
+        """Store which calls of a step the learner could not compute under their grammar.
+
+        Args:
+            step: number of the step.
+            mismatches: `attempt/call/choice` → why the call cannot be computed.
+        """
         self.write(_step_file(MISMATCHES, step), msgspec.json.encode(mismatches))
 
     def mismatches(self, step: int) -> dict[str, str]:
@@ -268,7 +283,11 @@ class RunFolder:
         return self._decode(_step_file(MISMATCHES, step), dict[str, str]) or {}
 
     def _decode(self, name: str, kind: type[T]) -> T | None:
-        """Return the decoded file; None if it does not exist."""
+        """Return the content of the file `name` as `kind`; None if the file does not exist.
+
+        Raises:
+            ConfigError: the file is damaged or cannot be read.
+        """
         path = self.path / name
         data = read_bytes(path)
         try:
@@ -280,7 +299,7 @@ class RunFolder:
 
     # --- rewards of scorers -----------------------------------------------------------------
     def add_rewards(self, name: str, rewards: Mapping[str, Scored]) -> None:
-        """Append the scores of rollouts under a reward; the last score of a rollout counts.
+        """Append scores of rollouts to the file of a reward; the last score of a rollout counts.
 
         Args:
             name: name of the reward.
@@ -296,15 +315,15 @@ class RunFolder:
         append(self._reward_file(name), lines)
 
     def rewards(self, name: str) -> dict[str, Scored]:
-        """Return rollout id → score under a reward; empty if the run has no such reward.
+        """Return rollout id → score by the reward `name`; empty if the run has no such reward.
 
         Raises:
-            ConfigError: the file is damaged.
+            ConfigError: the reward's file is damaged, or `name` is not a plain file name.
         """
         return {line.rollout_id: line for line in read(self._reward_file(name), RewardLine)}
 
     def reward_names(self) -> list[str]:
-        """Return the names of the run's rewards, without the app's."""
+        """Return the names of the scorers' rewards in this folder."""
         return sorted(path.stem for path in (self.path / REWARDS).glob("*.jsonl"))
 
     def _reward_file(self, name: str) -> Path:
@@ -314,7 +333,10 @@ class RunFolder:
         return self.path / REWARDS / f"{name}.jsonl"
 
     def rewind(self, step: int) -> None:
-        """Delete everything after the checkpoint of a step; -1 deletes everything."""
+        """Delete the metrics and files of all steps after `step`, to resume from its checkpoint.
+
+        With -1, for a new run, delete the prompts, rewards and journal of an earlier run too.
+        """
         lines = [line for line in self.metrics() if line["step"] <= step]
         self.write(METRICS, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
         if step < 0:  # the folder may hold files of another run
@@ -347,9 +369,13 @@ class _Result(msgspec.Struct):
 
 
 def _is_shared(path: Path) -> bool:
-    """Whether the folder holds more than a run: the working or home folder, or a sticky one."""
+    """Whether the folder is used for more than a run.
+
+    That is a folder that contains the working folder or the home folder, or has the sticky bit,
+    such as `/tmp`.
+    """
     folder = path.resolve()
-    home = Path(os.path.expanduser("~"))  # unchanged where there is no home, as in a container
+    home = Path(os.path.expanduser("~"))  # stays "~" where there is no home, as in a container
     if any(place.is_relative_to(folder) for place in (Path.cwd(), home)):
         return True
     return folder.is_dir() and bool(folder.stat().st_mode & stat.S_ISVTX)

@@ -10,7 +10,7 @@ from lightspan.schema.validation import check_whole
 
 
 class InFlight:
-    """The groups that were submitted and not taken, with the states of their rollouts."""
+    """Groups that were submitted and not taken, with the final states of their ended rollouts."""
 
     def __init__(self) -> None:
         self._groups: dict[str, list[Rollout]] = {}
@@ -25,11 +25,19 @@ class InFlight:
 
     @property
     def run_id(self) -> str:
-        """The run of all groups."""
+        """Id of the run to which all groups belong; there must be a group."""
         return next(iter(self._groups.values()))[0].run_id
 
     def size(self, count: int, first: Sequence[str]) -> tuple[int, int]:
-        """Return the number of rollouts of `count` groups, and an upper bound of those ended."""
+        """Return the number of rollouts that `take` awaits, and how many of these have ended.
+
+        If `first` has fewer than `count` groups, the groups to take are not yet known: the first
+        number is that of the `count` oldest groups, and the second number is an upper bound.
+
+        Args:
+            count: number of groups to take.
+            first: ids of groups that must be among them.
+        """
         groups = first if len(first) == count else list(self._groups)
         sizes = [len(self._groups[group]) for group in groups]
         rollouts = [r.rollout_id for group in groups for r in self._groups[group]]
@@ -43,7 +51,14 @@ class InFlight:
             self._groups.setdefault(rollout.group_id, []).append(rollout)
 
     def update(self, states: Sequence[RolloutState]) -> list[RolloutState]:
-        """Record rollouts that have ended, and return the new ones among them."""
+        """Record rollouts that have ended.
+
+        Args:
+            states: final states of rollouts, also of recorded ones and of unknown groups.
+
+        Returns:
+            The states that were not recorded before, without those of unknown groups.
+        """
         new = []
         for state in states:
             rollout = state.rollout
@@ -58,12 +73,17 @@ class InFlight:
         return new
 
     def news(self) -> list[Rollout]:
-        """Return the rollouts that have ended since the last call."""
+        """Return the rollouts that have ended since the previous call of `news`."""
         news, self._news = self._news, []
         return news
 
     def check(self, count: int, first: Sequence[str]) -> None:
-        """Raise `ConfigError` unless `count` groups, with those of `first`, can be taken."""
+        """Check the arguments of `take`.
+
+        Raises:
+            ConfigError: fewer than `count` groups are in flight, a group of `first` is not in
+                flight, or `first` has more than `count` groups.
+        """
         check_whole("take: count", count, 0)
         if isinstance(first, str):
             raise ConfigError(f"take(first={first!r}): give a list of ids, such as [{first!r}]")
@@ -79,19 +99,25 @@ class InFlight:
             )
 
     def ready(self, count: int, first: Sequence[str]) -> list[str] | None:
-        """Return `count` ended groups, first those of `first`; None if too few have ended."""
+        """Return the ids of `count` ended groups, those of `first` at the beginning.
+
+        None if fewer than `count` groups have ended, or a group of `first` has not ended.
+        """
         others = [group for group in self._ended if group not in first]
         groups = [*dict.fromkeys(first), *others][:count]
         return groups if len(groups) == count and set(groups) <= set(self._ended) else None
 
     def pop(self, groups: Sequence[str]) -> list[RolloutState]:
-        """Remove groups and return the states of their rollouts, in the order of submission."""
+        """Remove ended groups and return the states of their rollouts.
+
+        The order is that of `groups`, and within a group that of submission.
+        """
         self._ended = [group for group in self._ended if group not in groups]
         rollouts = [rollout for group in groups for rollout in self._groups.pop(group)]
         return [self._states.pop(rollout.rollout_id) for rollout in rollouts]
 
     def clear(self) -> list[str]:
-        """Remove everything and return the ids of the rollouts that have not ended."""
+        """Remove all groups and return the ids of their rollouts that have not ended."""
         rollouts = [member.rollout_id for group in self._groups.values() for member in group]
         unfinished = [rollout_id for rollout_id in rollouts if rollout_id not in self._states]
         for part in (self._groups, self._states, self._ended, self._news):

@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def append(path: Path, values: Iterable[object]) -> None:
-    """Append lines and flush them to disk.
+    """Append `values` to the file as lines of JSON, and flush them to disk.
 
-    An incomplete last line, left by a process that was killed while it wrote, is cut off first.
+    An incomplete last line, which a killed process has left, is deleted first.
 
     Raises:
         StoreError: the file cannot be written.
@@ -36,10 +36,14 @@ def append(path: Path, values: Iterable[object]) -> None:
 
 
 def read(path: Path, kind: type[T]) -> list[T]:
-    """Return the complete lines; an empty list if there is no file.
+    """Return the values of the complete lines; an empty list if there is no file.
+
+    Args:
+        path: path of the file.
+        kind: type of each line's value.
 
     Raises:
-        ConfigError: the file is damaged or cannot be read.
+        ConfigError: a line is not JSON of type `kind`, or the file cannot be read.
     """
     decoder = msgspec.json.Decoder(kind)
     values = []
@@ -69,7 +73,7 @@ def read_bytes(path: Path) -> bytes | None:
 
 @contextmanager
 def store_errors(path: Path) -> Iterator[None]:
-    """Turn an `OSError` of writing `path` into a `StoreError` that names it."""
+    """Raise an `OSError` of the `with` block, which writes `path`, as a `StoreError`."""
     try:
         yield
     except OSError as error:
@@ -80,7 +84,7 @@ def store_errors(path: Path) -> Iterator[None]:
 
 
 def _cut_incomplete_line(descriptor: int) -> None:
-    """Truncate a file after its last newline."""
+    """Truncate a file after its last newline, or to nothing if it has no newline."""
     size = end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - 65_536)

@@ -26,14 +26,14 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Listener = Callable[[RunEvent], Iterable[str] | None]
-"""It returns lines to print."""
+"""Function that is called with an event and returns lines to print, or None."""
 
 
 class Listeners:
     """The installed listeners (entry points of `lightspan.listeners`).
 
     Args:
-        note: prints the lines of listeners, and a note about a listener that fails.
+        note: function that prints the lines of listeners, and a note about a listener that fails.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:

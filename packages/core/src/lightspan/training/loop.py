@@ -59,7 +59,7 @@ class TrainingLoop:
         self._started = time.monotonic()
 
     async def run(self) -> FitResult:
-        """Train until the end and return the result.
+        """Train until the run has ended and return the result.
 
         Raises:
             BudgetError: `max_frozen_calls` is exceeded; a checkpoint was saved.
@@ -84,7 +84,14 @@ class TrainingLoop:
         return self._settings.has_ended(self._state.step, self._total, self._standing.since_best)
 
     async def _begin(self, *, is_new: bool) -> None:
-        """Save or restore the state before the first step of this run segment, and evaluate."""
+        """Prepare the first step after the start or a restart.
+
+        A new run saves its first checkpoint; a resumed run counts its earlier calls. Then evaluate
+        if due.
+
+        Raises:
+            BudgetError: `max_frozen_calls` is exceeded.
+        """
         session, budget = self._session, self._session.budget
         if is_new:
             await self._save()
@@ -95,13 +102,17 @@ class TrainingLoop:
         budget.check(self._state.step)
 
     async def _step(self) -> None:
-        """Run one iteration, then save and evaluate if due; above the budget, save and stop."""
+        """Run one iteration, then save a checkpoint and evaluate if due.
+
+        Raises:
+            BudgetError: `max_frozen_calls` is exceeded; a checkpoint was saved.
+        """
         await self._learn()
         step, budget, settings = self._state.step, self._session.budget, self._settings
         is_saved = (
             step == self._total
             or step % settings.checkpoint_every == 0
-            # It may turn out to be the best step, whose checkpoint is kept.
+            # This step may be the best step, whose checkpoint is kept.
             or (settings.selection_setting and settings.selects_at(step, self._total))
         )
         if is_saved:
@@ -129,7 +140,7 @@ class TrainingLoop:
         self._notify("step")
 
     def _summary(self, metrics: Metrics) -> str:
-        """Return the progress line of a step."""
+        """Return the progress line of the current step."""
         step = self._state.step
         parts = [f"step {step}/{self._total}"]
         parts += [text.format(metrics[key]) for key, text in _SHOWN.items() if key in metrics]
@@ -172,12 +183,14 @@ class TrainingLoop:
     async def _evaluate(
         self, kind: EvaluationKind, tasks: Sequence[Json] | None, weights: int | None = None
     ) -> None:
-        """Evaluate, unless there are no tasks or an earlier run segment did.
+        """Evaluate the loaded weights and store the evaluation.
+
+        Nothing happens without tasks, or if the run has the evaluation from before a restart.
 
         Args:
             kind: split of the tasks.
-            tasks: tasks to run.
-            weights: step of the loaded weights, if it is an earlier one.
+            tasks: tasks to run; None without this split.
+            weights: step of the loaded weights, if earlier than the current step; else None.
         """
         session, folder = self._session, self._folder
         done = {(earlier.step, earlier.weights) for earlier in folder.evaluations(kind)}
@@ -197,8 +210,8 @@ class TrainingLoop:
         """Restore the weights to keep and evaluate them on the held-out tasks.
 
         Returns:
-            The evaluation on the selection split by which they were chosen; None without
-            `keep="best"`.
+            The evaluation on the selection split by which the weights were chosen; None without
+            `keep="best"`, or if no evaluation has a score.
         """
         session, step = self._session, self._state.step
         if step < self._total:
@@ -223,7 +236,8 @@ class TrainingLoop:
 
     async def _finish(self) -> FitResult:
         session, folder = self._session, self._folder
-        await session.cancel_in_flight()  # before an earlier step's weights are served to them
+        # before the engine may serve an earlier step's weights to the rollouts in flight
+        await session.cancel_in_flight()
         best = await self._select_model() if self._settings.selection_setting else None
         algorithm = session.algorithm
         served = ServedRun.of(algorithm, folder, self._state.versions) if self._trains else None

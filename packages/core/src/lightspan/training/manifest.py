@@ -24,7 +24,8 @@ KEY: Final = "serving"
 def data_config(
     train: Sequence[Json], val: Sequence[Json] | None, selection: Sequence[Json] | None
 ) -> dict[str, Json]:
-    """Return the size and fingerprint of each split, for `config.json`."""
+    """Return split → number of tasks and fingerprint, for `config.json`; None for a missing
+    split."""
     splits = {"train": train, "val": val, "selection": selection}
     return {
         name: tasks and {"tasks": len(tasks), "fingerprint": fingerprint(list(tasks))}
@@ -35,7 +36,14 @@ def data_config(
 def fit_result(
     folder: RunFolder, steps: int, seconds: Mapping[str, float], kept: Evaluation | None = None
 ) -> FitResult:
-    """Return the result of the run in a folder that holds its model or prompts."""
+    """Return the result of the run in `folder`, whose model or prompts were already written.
+
+    Args:
+        folder: folder of the run.
+        steps: number of completed iterations.
+        seconds: part → CPU-seconds.
+        kept: evaluation by which the weights were chosen; None for the last weights.
+    """
     return FitResult(
         folder=folder.path,
         model=folder.model if folder.model.is_dir() else None,
@@ -49,12 +57,16 @@ def fit_result(
 
 
 def finished_result(folder: RunFolder, step: int, kept: Evaluation | None) -> FitResult | None:
-    """Return the result of a run whose training has ended with a step; None if incomplete.
+    """Return the result of a complete run.
 
     Args:
         folder: folder of the run.
-        step: last step.
+        step: step with which the training has ended.
         kept: evaluation by which the weights were chosen; None for the last weights.
+
+    Returns:
+        The result; None if `result.json` or the model is missing, or belongs to another step or
+        evaluation, so that it has to be written again.
     """
     saved = folder.read_result()
     if saved is None or saved["steps"] != step or saved.get("kept") != _kept_step(kept):
@@ -65,7 +77,7 @@ def finished_result(folder: RunFolder, step: int, kept: Evaluation | None) -> Fi
 
 
 def _kept_step(kept: Evaluation | None) -> dict[str, Json] | None:
-    """Return the value of `kept` in `result.json`."""
+    """Return the entry `kept` of `result.json`; None for the last weights."""
     return None if kept is None else {"step": kept.step, "selection": kept.metrics()}
 
 
@@ -105,7 +117,7 @@ class ServedPolicy(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     """Folder of the model or PEFT adapter, relative to the run's folder."""
     model: str
-    """Starting weights, which an adapter needs."""
+    """Starting weights; a PEFT adapter needs them."""
     version: int = 0
 
 
@@ -113,10 +125,10 @@ class Upstream(NamedTuple):
     """An endpoint that answers calls of frozen agents."""
 
     agents: str
-    """A pattern."""
+    """Pattern on agent paths, or "other agents" for the routing's default."""
     url: str
     variable: str | None
-    """Environment variable of the API key; None: no key is sent."""
+    """Environment variable of the API key; None if no key is sent."""
 
     def __str__(self) -> str:
         key = f"the key in ${self.variable}" if self.variable else "no key"
@@ -125,7 +137,8 @@ class Upstream(NamedTuple):
 
     @property
     def _host(self) -> str | None:
-        """The host of the URL, which a user name before `@` may disguise."""
+        """Host of `url`, since a user name before `@` can look like a host; None for an invalid
+        URL."""
         try:
             return urlsplit(self.url).hostname
         except ValueError:
@@ -142,7 +155,13 @@ class ServedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, algorithm: Algorithm, folder: RunFolder, versions: Mapping[str, int]) -> ServedRun:
-        """Return the algorithm's policies; a single one is exported to the run's `model` folder."""
+        """Return the algorithm's policies with the folders to which they are exported.
+
+        A single policy is exported to the run's folder `model`, several policies to subfolders.
+
+        Args:
+            versions: policy → last published version.
+        """
         specs = algorithm.policies()
         model = folder.model.relative_to(folder.path)
         policies = {
@@ -166,10 +185,14 @@ class ServedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_served(result: Mapping[str, Any] | None, folder: Path) -> ServedRun:
-    """Return the trained policies of a run from its `result.json`.
+    """Return the trained policies of a run.
+
+    Args:
+        result: content of `result.json`; None while the run is incomplete.
+        folder: folder of the run, for error messages.
 
     Raises:
-        ConfigError: the run is incomplete, trained no policy, or the file is damaged.
+        ConfigError: the run is incomplete, trained no policy, or `result.json` is damaged.
     """
     if result is None:
         raise ConfigError(
@@ -189,5 +212,5 @@ def read_served(result: Mapping[str, Any] | None, folder: Path) -> ServedRun:
 
 
 def quoted(text: str) -> str:
-    """Escape a text from an untrusted file: control characters and look-alike letters."""
+    """Return `text` from an untrusted file with non-ASCII and control characters escaped."""
     return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]

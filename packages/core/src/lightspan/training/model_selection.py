@@ -1,8 +1,8 @@
 """Model selection: choose the best step and stop early.
 
 Steps are compared on a selection split: tasks that are neither trained on nor reported. The highest
-of several scores is biased upwards, so the result is the reward on the held-out tasks, which had no
-part in the choice.
+of several scores is biased upwards. Therefore the reported reward is measured on the held-out
+tasks, which had no part in the choice.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ SelectionData = Iterable[Json] | str | Path | float
 
 
 class BestSoFar(NamedTuple):
-    """The best of the evaluations on the selection split."""
+    """The best evaluation on the selection split so far."""
 
     best: Evaluation | None
-    """The first evaluation with the highest mean; None if none scored a task."""
+    """The first evaluation with the highest mean; None if no evaluation has a scored task."""
     since_best: int
-    """Number of evaluations after the best."""
+    """Number of evaluations after `best`; the number of all if `best` is None."""
     evaluated: int
-    """Number of evaluations."""
+    """Number of all evaluations."""
 
     @classmethod
     def of(cls, evaluations: Sequence[Evaluation]) -> BestSoFar:
-        """Return the best of evaluations, which are ordered by step."""
+        """Return the best of `evaluations`, which must be ordered by step."""
         best: Evaluation | None = None
         since_best = 0
         for evaluation in evaluations:
@@ -62,17 +62,20 @@ def split_tasks(
     held_out: list[Json] | None,
     selection: SelectionData | None,
 ) -> Splits:
-    """Return the three splits, validated.
+    """Validate the tasks of a run, and split the selection tasks off `train` if needed.
 
     Args:
         settings: settings of the trainer.
         train: training tasks.
-        held_out: held-out tasks.
-        selection: tasks, or the share of `train` to take for it, drawn by the algorithm's seed.
+        held_out: held-out tasks; None for none.
+        selection: selection tasks, or the share of `train` to use as selection tasks, drawn by the
+            algorithm's seed; None for no selection split.
 
     Raises:
-        ConfigError: the selection split is needed and missing, or would never be evaluated.
-        DataError: a selection task is held out too, or has no cluster (`Trainer(cluster=)`).
+        ConfigError: the selection split is needed and missing, or would never be evaluated; or
+            the share is not between 0 and 1.
+        DataError: a selection task is a held-out task too, the share leaves no training task, or a
+            held-out or selection task has no cluster (`Trainer(cluster=)`).
     """
     clusters_of(held_out or (), settings.cluster, "val")
     if selection is None:
@@ -104,7 +107,10 @@ def split_tasks(
 
 
 def overlap_warnings(algorithm: Algorithm, splits: Splits) -> Iterator[str]:
-    """Warn of selection tasks and of held-out tasks that are training tasks too."""
+    """Yield warnings about selection tasks or held-out tasks that are training tasks too.
+
+    Training tasks that are held out matter only if the algorithm searches for prompts.
+    """
     train = _ids(splits.train)
     if shared := len(train & _ids(splits.selection)):
         yield (
@@ -121,7 +127,20 @@ def overlap_warnings(algorithm: Algorithm, splits: Splits) -> Iterator[str]:
 
 
 def _split_off(train: list[Json], share: float, seed: int) -> tuple[list[Json], list[Json]]:
-    """Return (the remaining training tasks, a share of them); equal tasks stay together."""
+    """Return (remaining training tasks, selection tasks).
+
+    Equal tasks stay together: all of them leave the training tasks, and one becomes a selection
+    task.
+
+    Args:
+        train: training tasks.
+        share: share of the distinct tasks to select, between 0 and 1.
+        seed: seed of the random choice.
+
+    Raises:
+        ConfigError: `share` is not between 0 and 1.
+        DataError: no training task would remain.
+    """
     if not is_number(share) or not 0 < share < 1:
         raise ConfigError(f"selection={share!r}: the share of train to take is between 0 and 1")
     distinct = {task_id(task): task for task in train}

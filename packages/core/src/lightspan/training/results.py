@@ -29,13 +29,13 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     rewards: dict[str, float]
     """Task id → reward, of scored tasks."""
     unscored: int = 0
-    """Number of tasks without a valid reward, which is not a reward of zero."""
+    """Number of tasks without a valid reward; they are not counted as a reward of zero."""
     failed: int = 0
     """Number of tasks on which the app failed, scored or not."""
     temperatures: dict[str, list[float | None]] = {}
-    """Agent path → temperatures of its calls; None: the endpoint's default."""
+    """Agent path → temperatures of its calls; None for the endpoint's default."""
     weights: int | None = None
-    """Step of the evaluated weights, if it is an earlier one (`keep="best"`)."""
+    """Step of the evaluated weights with `keep="best"`; None for the weights of `step`."""
     clusters: dict[str, str] = {}
     """Task id → cluster; empty if tasks are independent."""
 
@@ -54,9 +54,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             step: current step.
             episodes: episodes in val mode.
-            routing: routing of their calls.
-            weights: step of the evaluated weights, if it is an earlier one.
-            clusters: task id → cluster.
+            routing: routing of the episodes' calls.
+            weights: step of the evaluated weights, if earlier than `step`; else None.
+            clusters: task id → cluster; None if tasks are independent.
         """
         rewards = {e.task_id: e.reward for e in episodes if e.reward is not None}
         return cls(
@@ -91,7 +91,12 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         return {**msgspec.to_builtins(self.interval), **self._counts, **weights}
 
     def text(self, metric: str, split: str = "held-out") -> str:
-        """Describe the evaluation in one line."""
+        """Describe the evaluation in one line.
+
+        Args:
+            metric: name of the reward.
+            split: name of the split of the tasks.
+        """
         counts = counted(self._counts)
         counts = f", {counts}" if counts else ""
         of = "" if self.weights is None else f" with the weights of step {self.weights}"
@@ -99,7 +104,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         return f"step {self.step}: {split} {metric}{of} {self.interval}{counts}{sampled}"
 
     def _sampling_text(self) -> str:
-        """Describe the sampling temperatures."""
+        """Describe the sampling temperatures; empty if no call was recorded."""
         agents = {
             agent: " and ".join(_DEFAULT if value is None else f"{value:g}" for value in values)
             for agent, values in self.temperatures.items()
@@ -138,15 +143,19 @@ class Outcomes(NamedTuple):
 
     rollouts: int = 0
     unscored: int = 0
-    """Rollouts without a valid reward, which are neither trained nor in any mean."""
+    """Rollouts without a valid reward; they are neither trained nor part of a mean reward."""
     failed: int = 0
     """Rollouts on which the app failed, scored or not."""
 
     @classmethod
     def of(cls, metrics: Sequence[Mapping[str, Any]]) -> Outcomes:
-        """Return the sums of the training lines of `metrics.jsonl` that have these counts.
+        """Return the counts summed over the training steps.
 
-        Lines of a user's own algorithm may lack them, or hold other values.
+        Steps without numbers for `rollouts`, `scored` and `failed` are left out; a user's own
+        algorithm may lack these metrics.
+
+        Args:
+            metrics: lines of `metrics.jsonl`.
         """
         names = ("rollouts", "scored", "failed")
         lines = [
@@ -162,7 +171,7 @@ class Outcomes(NamedTuple):
 
     @property
     def problems(self) -> str:
-        """The counts of unscored and failed rollouts as text; empty if both are 0."""
+        """Numbers of unscored and failed rollouts as text; empty if both are 0."""
         return counted({"unscored": self.unscored, "failed": self.failed})
 
     def __str__(self) -> str:
@@ -185,22 +194,22 @@ class FitResult:
     policies."""
     evaluations: tuple[Evaluation, ...]
     seconds: Mapping[str, float]
-    """CPU-seconds of `engine` and `learner` in training, and of `engine_evaluation` and
-    `learner_evaluation`."""
+    """Part → CPU-seconds: `engine` and `learner` in training, `engine_evaluation` and
+    `learner_evaluation` in evaluations."""
     steps: int
     kept: Evaluation | None = None
-    """With `keep="best"`: the evaluation on the selection split by which the step was chosen. Its
-    score is biased upwards, as the highest of several; the last of `evaluations` has the held-out
-    reward of the same weights."""
+    """With `keep="best"`, the evaluation on the selection split by which the step was chosen; else
+    None. Its score is biased upwards, as the highest of several scores; the last of `evaluations`
+    has the held-out reward of the same weights."""
     outcomes: Outcomes = field(default_factory=Outcomes)
     """Counts of the training rollouts."""
     prompts: Mapping[str, LearnedPrompt] = field(default_factory=dict)
-    """Name → learned prompt with its earlier text."""
+    """Name → learned prompt with its original text; empty if no prompt was learned."""
 
     @property
     def gain(self) -> Interval | None:
-        """The gain from the first to the last evaluation, paired by task; None if they share no
-        scored task."""
+        """Gain from the first to the last evaluation, paired by task; None if there are fewer than
+        two evaluations or no task was scored in both."""
         if len(self.evaluations) < 2:
             return None
         first, last = self.evaluations[0], self.evaluations[-1]
@@ -210,8 +219,12 @@ class FitResult:
     def summary(self, metric: str = "reward") -> str:
         """Describe the result in one line.
 
-        Means are over scored tasks, the gain over tasks scored both times. The numbers of unscored
-        and of failed tasks and rollouts follow.
+        It has the mean reward of the first and the last evaluation, the interval of the gain, and
+        the numbers of unscored and failed tasks and rollouts. Means are over scored tasks, the gain
+        is over tasks that were scored in both evaluations.
+
+        Args:
+            metric: name of the reward.
         """
         of = "" if self.kept is None else f", keeping step {self.kept.step}"
         trained = f"; {self.outcomes}" if str(self.outcomes) else ""
@@ -226,7 +239,7 @@ class FitResult:
 
 
 def _problems(first: Evaluation, last: Evaluation) -> str:
-    """Describe the unscored and the failed tasks, before and after."""
+    """Describe the numbers of unscored and failed tasks in both evaluations; empty if all are 0."""
     pairs = {"unscored": (first.unscored, last.unscored), "failed": (first.failed, last.failed)}
     parts = [f"{name} {before} -> {after}" for name, (before, after) in pairs.items()]
     counts = [part for part, pair in zip(parts, pairs.values(), strict=True) if any(pair)]

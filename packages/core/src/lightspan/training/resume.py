@@ -17,16 +17,23 @@ from lightspan.training.folder import RunFolder
 from lightspan.training.settings import RECORDED
 
 FREE: Final = frozenset({"run_id", "app", *RECORDED, "store", "timeout_s", "budget", "reflection"})
-"""Settings that may change across restarts, as none changes the meaning of earlier steps."""
+"""Settings that may change when a run is resumed, as they do not affect the steps done so far."""
 
 
 def find_start(
     folder: RunFolder, config: Mapping[str, Any], reporter: Reporter, *, resume: bool
 ) -> tuple[TrainerState, Path | None]:
-    """Return the initial state and its checkpoint (None for a new run).
+    """Return the state in which a run starts or resumes, and its checkpoint (None for a new run).
+
+    Args:
+        folder: folder of the run.
+        config: settings of the run, for `config.json`.
+        reporter: prints a line if there is no checkpoint to resume from.
+        resume: whether to resume the run from the latest checkpoint.
 
     Raises:
-        ConfigError: the folder holds a run and `resume` is false, or the run's settings differ.
+        ConfigError: the folder has a checkpoint and `resume` is false, or the settings of its run
+            differ from `config`.
         CheckpointError: the checkpoint cannot be read.
     """
     saved = checkpoints.latest(folder.checkpoints)
@@ -44,7 +51,7 @@ def find_start(
 
 
 def _check_settings(folder: RunFolder, config: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if the settings of the folder's run differ."""
+    """Raise `ConfigError` if `config` differs from the run's settings, except `FREE` settings."""
     before, now = folder.read_config(), json.loads(json.dumps(config, default=str))
     differing = [
         f"{key}: {before.get(key)!r:.200} before, {now[key]!r:.200} now"
@@ -59,10 +66,11 @@ def _check_settings(folder: RunFolder, config: Mapping[str, Any]) -> None:
 
 
 async def next_version(store: Store, policy: str, state: TrainerState) -> int:
-    """Allot a new version of a policy.
+    """Reserve the next version number of a policy in the store, and return it.
 
     Raises:
-        CheckpointError: the store lacks the earlier versions of this run.
+        CheckpointError: the number is not above the policy's last version, so the store is not the
+            one that the run used before.
     """
     version = await store.allot_version(policy, state.run_id, state.step)
     if version <= state.versions.get(policy, 0):

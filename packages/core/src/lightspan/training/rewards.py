@@ -1,10 +1,10 @@
 """Rewards by a scorer, a function or a `Judge`, in place of the app's rewards.
 
-`Session.rollouts` scores episodes before the algorithm gets them, so every algorithm learns from
-such rewards without knowing about scorers. The trainer's process makes the model calls of a scorer,
-after the attempt is sealed, so they are never among the attempt's calls. The app's own reward stays
-in the store and becomes a dimension of the episode; the new one is stored in the run's folder under
-its name.
+`Session.rollouts` scores episodes before the algorithm gets them, so every algorithm learns from a
+scorer's rewards without any code for scorers. The trainer's process makes the model calls of a
+scorer after the attempt is sealed, so these calls are never among the attempt's calls. The app's
+own reward stays in the store and becomes a dimension of the episode. The scorer's reward is stored
+in the run's folder under its name.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     """The score of a rollout."""
 
     value: float | None = None
-    """None: unscored, which is not zero."""
+    """The reward; None for an unscored rollout."""
     dimensions: dict[str, float] = {}
     why: str = ""
-    """Why the rollout is unscored."""
+    """Why the rollout is unscored; empty if it is scored."""
     reasons: str = ""
-    """A judge's reasons for the value."""
+    """A judge's reasons for `value`; empty for a function."""
 
 
 class RewardLine(Scored, frozen=True, kw_only=True):
@@ -69,21 +69,21 @@ class RewardLine(Scored, frozen=True, kw_only=True):
 
 
 class ScoringPosition(NamedTuple):
-    """The run that a scorer works for."""
+    """The run whose rollouts a scorer scores."""
 
     folder: Path | None
-    """Folder of the run, which holds earlier answers of a judge; None for no folder."""
+    """Folder of the run, which has the answers of a judge so far; None for no folder."""
     keeps: bool
-    """Whether new answers are stored in the folder."""
+    """Whether a judge's new answers are stored in `folder`."""
     note: Callable[[str], None]
-    """Prints a note for the user."""
+    """Function that prints a note for the user."""
 
 
 class Scoring(Protocol):
     """An open scorer."""
 
     async def score(self, groups: Sequence[Sequence[Member]]) -> list[list[Scored]]:
-        """Return the score of each rollout of each group.
+        """Return the score of each rollout, in the same order and groups.
 
         Raises:
             RewardError: the scorer returned an invalid reward.
@@ -92,33 +92,36 @@ class Scoring(Protocol):
         """
 
     def spent(self) -> Mapping[str, float]:
-        """Return cost → amount since the scorer was opened; empty for a free scorer."""
+        """Return name of a cost → amount since the scorer was opened; empty if it costs nothing."""
 
 
 @runtime_checkable
 class Scorer(Protocol):
-    """A source of rewards in place of the app: a `Judge` or a function."""
+    """Source of rewards that replace the app's: a `Judge` or a function."""
 
     @property
     def name(self) -> str:
         """Name of the reward and of its file in the run's folder."""
 
     def config(self) -> dict[str, Json]:
-        """Return the settings that decide the rewards, for `config.json`.
+        """Return the settings that affect the rewards, for `config.json`.
 
-        A run is resumed with equal ones only.
+        A run is resumed with equal settings only.
         """
 
     def opened(self, place: ScoringPosition) -> AbstractAsyncContextManager[Scoring]:
-        """Open the scorer for a run."""
+        """Return a context manager that opens the scorer for the run at `place`."""
 
 
 def as_scorer(reward: Scorer | Callable[..., Any] | str) -> Scorer:
     """Return the scorer for a `reward=` argument.
 
+    Args:
+        reward: a scorer, a reward function, or the name `module:name` of either.
+
     Raises:
         AppError: the name cannot be imported.
-        ConfigError: the argument is no scorer.
+        ConfigError: `reward` is neither a scorer nor a function.
     """
     if isinstance(reward, str):
         if not all(reward.partition(":")):
@@ -144,12 +147,14 @@ class FunctionScorer:
     """A sync or async reward function, called in the trainer's process.
 
     Args:
-        function: has any of the parameters `task` (as the app got it), `answer` (text of the last
-            model answer) and `episode` (everything recorded), and returns a reward as an app
-            does; or has the parameter `episodes`, those of a group, and returns a reward for each.
+        function: reward function. It either has any of the parameters `task` (the app's task),
+            `answer` (text of the last model answer) and `episode` (everything recorded), and
+            returns a reward as an app does; or it has the parameter `episodes` (all episodes of a
+            group), and returns a list with one reward per episode.
 
     Raises:
-        ConfigError: the function has other required parameters.
+        ConfigError: the function has none of these parameters, mixes the two forms, or has further
+            required parameters.
     """
 
     function: Callable[..., Any]
@@ -164,7 +169,7 @@ class FunctionScorer:
 
     @cached_property
     def _parameters(self) -> list[str]:
-        """The names of `ARGUMENTS` that the function takes."""
+        """Names in `ARGUMENTS` that are parameters of the function."""
         try:
             parameters = inspect.signature(self.function).parameters.values()
         except (TypeError, ValueError) as error:
@@ -265,12 +270,15 @@ class FunctionScorer:
 def with_reward(
     episode: Episode, scored: Scored | None, *, failure_reward: float | None = None
 ) -> Episode:
-    """Return the episode with a scorer's reward; the app's own becomes a dimension.
+    """Return the episode with a scorer's reward; the app's own reward becomes a dimension.
+
+    An unfinished episode is returned unchanged.
 
     Args:
         episode: episode of a rollout.
-        scored: score of the rollout; None if it was not scored.
-        failure_reward: reward of an episode whose app failed, which scorers never score.
+        scored: score of the rollout; None if the scorer did not score it.
+        failure_reward: reward of an episode whose app failed, since scorers never score it; None
+            leaves it unscored.
     """
     own = {} if episode.reward is None else {OWN: episode.reward}
     if not episode.finished:
@@ -292,9 +300,12 @@ def with_reward(
 
 
 async def scored_groups(scoring: Scoring, members: Sequence[Member]) -> dict[str, Scored]:
-    """Return rollout id → score of the rollouts that ended well and have no capture error.
+    """Score rollouts, those of one group together; return rollout id → score.
 
-    Rollouts of one group are scored together.
+    Unfinished rollouts, rollouts whose app failed, and those with a capture error are left out.
+
+    Raises:
+        RewardError, BudgetError, EngineError: see `Scoring.score`.
     """
     groups: dict[str, list[Member]] = {}
     for member in members:
@@ -314,12 +325,12 @@ async def scored_groups(scoring: Scoring, members: Sequence[Member]) -> dict[str
 
 @dataclass(eq=False)
 class Rewards:
-    """Scores the episodes of one session.
+    """Scores the episodes of one session, stores the scores, and counts costs.
 
     Args:
         name: name of the reward.
         scoring: open scorer.
-        store: stores the scores of rollouts under the name.
+        store: function that stores rollout id → score under a reward's name.
         failure_reward: the algorithm's `failure_reward`.
     """
 
@@ -331,7 +342,11 @@ class Rewards:
     _reported: Mapping[str, float] = field(default_factory=dict)
 
     async def apply(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Episode]:
-        """Return the episodes with their rewards, in the same order.
+        """Score and store episodes; return them with their rewards, in the same order.
+
+        Args:
+            tasks: task of each episode.
+            episodes: episodes to score.
 
         Raises:
             RewardError, BudgetError, EngineError: see `Scoring.score`.
@@ -347,7 +362,10 @@ class Rewards:
         ]
 
     def metrics(self) -> dict[str, float]:
-        """Return the number of unscored rollouts and the scorer's costs since the last call."""
+        """Return the number of unscored rollouts and the scorer's costs, as metrics.
+
+        Both are counted since the previous call of `metrics`.
+        """
         total = {"unscored": float(self._unscored), **self.scoring.spent()}
         new = {f"{self.name}/{k}": v - self._reported.get(k, 0.0) for k, v in total.items()}
         self._reported = total
@@ -355,7 +373,7 @@ class Rewards:
 
 
 def own_reward(episodes: Sequence[Episode]) -> str:
-    """Describe the app's own rewards of scored episodes; empty if there are none."""
+    """Describe the mean of the app's own rewards in scored episodes; empty if the app gave none."""
     own = [
         e.dimensions[OWN] for e in episodes if e.reward_source == "scored" and OWN in e.dimensions
     ]
@@ -363,7 +381,7 @@ def own_reward(episodes: Sequence[Episode]) -> str:
 
 
 def check_reward_name(name: str) -> None:
-    """Raise `ConfigError` unless a reward can have this name, which also names a file."""
+    """Raise `ConfigError` unless `name` is a valid name of a reward and of its file."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None or name == OWN:
         raise ConfigError(
             f"name={name!r}: use letters, digits, - and _, and not {OWN!r}, which is the app's own "

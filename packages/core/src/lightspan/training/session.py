@@ -52,15 +52,15 @@ T = TypeVar("T")
 
 
 class Session:
-    """A run that trains, evaluates or is tried out; the `TrainerContext` of its algorithm.
+    """A run of `fit`, `evaluate` or a dry run; the `TrainerContext` of its algorithm.
 
     Args:
         settings: settings of the trainer.
         app: the user's program.
         train: training tasks.
-        val: held-out tasks.
-        agents: paths of all agents, if known.
-        selection: tasks by which steps are compared.
+        val: held-out tasks; None for none.
+        agents: paths of all agents; None if unknown.
+        selection: tasks by which steps are compared; None without model selection.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Session:
         self.selection = selection
         self.state = TrainerState(run_id="")
         self.checkpoint: Path | None = None
-        """Checkpoint where this run segment begins; None for a new run."""
+        """Checkpoint from which the run is resumed; None for a new run."""
         self.runners: Runners
         self.store: Store
         self.collector: Collector
@@ -97,20 +97,20 @@ class Session:
         self._stack = AsyncExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lightspan-learner")
         self._segment = new_id("")[-12:]
-        """Name of this run segment, in the ids of its rollouts."""
+        """Random part of the rollout ids, so that a resumed run has new ids."""
         self._batches = 0
         self._published = 0
         """Number of publications."""
         self._submitted: dict[str, int] = {}
         """Group in flight → `_published` when it was submitted."""
         self._taken: dict[int, list[str]] = {}
-        """The current step → the groups that it has taken so far."""
+        """The current step → ids of the groups that the step has taken so far."""
         self._presence: Presence
         self._routing = Routing()
         self._span_export: Any = None
         self._is_stopped = False
         self._is_resumable = False
-        """Whether a training began, which can be resumed."""
+        """Whether a training began, so that `resume=True` may continue it after an error."""
         self._rewards: Rewards | None = None
 
     async def __aenter__(self) -> Self:
@@ -145,10 +145,19 @@ class Session:
 
     # --- opening --------------------------------------------------------------------------
     def prepare(self, *, resume: bool, training: bool = True) -> FitResult | None:
-        """Lock the folder and find the start; return the result of a run that is complete.
+        """Lock the run's folder and find the checkpoint to start from.
+
+        Args:
+            resume: whether to resume the run in the folder.
+            training: whether to train; false for an evaluation or a dry run.
+
+        Returns:
+            The result if the run is already complete; None if there is something to do.
 
         Raises:
-            AppError, CheckpointError, ConfigError
+            AppError: runners cannot import the app.
+            CheckpointError: the checkpoint, or that of the best step, cannot be read.
+            ConfigError: see `RunFolder.create` and `find_start`.
         """
         exporter = find_exporter()  # raises for a wrong address before anything begins
         if exporter is not None:
@@ -242,10 +251,10 @@ class Session:
         self.reporter.line(f"resuming {self.path} after step {self.state.step}")
 
     def _checkpoint_at(self, step: int) -> Path:
-        """Return the checkpoint of the best step.
+        """Return the path of the checkpoint of the best step.
 
         Raises:
-            CheckpointError: it was deleted.
+            CheckpointError: the checkpoint was deleted.
         """
         saved = checkpoints.at_step(self.folder.checkpoints, step)
         if not saved.is_dir():
@@ -256,7 +265,11 @@ class Session:
         return saved
 
     async def restore_weights(self, step: int) -> None:
-        """Load and publish the weights of a step that has a checkpoint, and its prompts."""
+        """Load the weights of an earlier step, and its learned prompts, and publish the weights.
+
+        Raises:
+            CheckpointError: the step has no checkpoint.
+        """
         saved = self._checkpoint_at(step)
         if self.algorithm.learned_prompts():
             self.algorithm.load_state(checkpoints.load_state(saved).algorithm)
@@ -310,7 +323,7 @@ class Session:
         return runners
 
     async def cancel_in_flight(self) -> None:
-        """Cancel the rollouts in flight, which no step trains any more."""
+        """Cancel all rollouts in flight, because no step will train them."""
         await self.store.cancel(self.collector.in_flight.clear())
 
     async def complete(self) -> None:
@@ -322,7 +335,7 @@ class Session:
 
         Args:
             tasks: tasks to run.
-            weights: step of the loaded weights, if it is an earlier one.
+            weights: step of the loaded weights, if earlier than the current step; else None.
         """
         episodes = await self.rollouts(tasks, 1, Mode.VAL)
         clusters = clusters_of(tasks, self.settings.cluster)
@@ -330,7 +343,7 @@ class Session:
             self.state.step, episodes, routing=self._routing, weights=weights, clusters=clusters
         )
 
-    # --- TrainerContext, which documents these -------------------------------------------
+    # --- members of `TrainerContext`, documented there -----------------------------------
     @property
     def engine(self) -> TokenEngine:
         if self._engine is None:
@@ -429,7 +442,13 @@ class Session:
     async def _resources_ids(
         self, count: int, resources: Resources | Sequence[Resources] | None, method: str
     ) -> list[str]:
-        """Store the resources and return the id of each group's version."""
+        """Store the resources of groups and return the id of each group's version.
+
+        Args:
+            count: number of groups.
+            resources: see `TrainerContext.rollouts`.
+            method: name of the calling method, for the error message.
+        """
         if resources is None or isinstance(resources, Mapping):
             return [await self._put_resources(resources or {})] * count
         if len(resources) != count:
@@ -440,7 +459,7 @@ class Session:
         return [await self._put_resources(each) for each in resources]
 
     async def _put_resources(self, resources: Resources) -> str:
-        """Store a version of the resources and return its id; equal versions share one."""
+        """Store a version of the resources and return its id; equal versions share an id."""
         named: NamedResources = {**self.algorithm.resources(), **resources}
         if ROUTING in named:
             raise ConfigError(f"a resource cannot be called {ROUTING!r}: the trainer's own is")
@@ -512,5 +531,5 @@ class Session:
             self._span_export.send()
 
     def reward_metrics(self) -> dict[str, float]:
-        """Return the scorer's metrics, see `Rewards.metrics`; empty without a scorer."""
+        """Return the metrics of the scorer (`Rewards.metrics`); empty without a scorer."""
         return {} if self._rewards is None else self._rewards.metrics()

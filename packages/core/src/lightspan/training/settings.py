@@ -50,7 +50,7 @@ _PARTS: Final = {
     "learner": (("build", "update"), "Torch(…) or Verl(…) or a learner"),
     "runners": (("start",), "a number or LocalRunners(…) or runners of your own"),
 }
-"""Setting → (methods, one of which its value has; accepted values)."""
+"""Setting → (method names, of which a valid object has at least one; text on accepted values)."""
 DEFAULT_ENGINE: Final = "transformers"
 DEFAULT_LEARNER: Final = "torch"
 
@@ -122,7 +122,7 @@ class TrainerSettings:
 
     @property
     def gateway_place(self) -> tuple[str, int]:
-        """Interface and port of the gateway; port 0 picks a free one."""
+        """Interface and port of the gateway; port 0 stands for any free port."""
         return (
             ("127.0.0.1", 0)
             if self.gateway is None
@@ -131,12 +131,14 @@ class TrainerSettings:
 
     @cached_property
     def engine_spec(self) -> EngineSpec | None:
-        """The spec that builds the engine; None for a user's engine, or without policies."""
+        """Specification from which the engine is built; None if `engine` is an engine already, or
+        without policies."""
         return cast("EngineSpec | None", self._spec("engines", self.engine, DEFAULT_ENGINE))
 
     @cached_property
     def learner_spec(self) -> LearnerSpec | None:
-        """The spec that builds the learner; None for a user's learner, or without policies."""
+        """Specification from which the learner is built; None if `learner` is a learner already, or
+        without policies."""
         return cast("LearnerSpec | None", self._spec("learners", self.learner, DEFAULT_LEARNER))
 
     def _spec(self, kind: str, part: Any, default: str) -> Any:
@@ -205,14 +207,17 @@ class TrainerSettings:
 
     @property
     def selection_setting(self) -> str:
-        """The setting that needs evaluations on the selection split; empty if there is none."""
+        """Text of the setting that needs a selection split, for error messages.
+
+        `keep="best"`, or `patience=` with its value; empty if neither is set.
+        """
         if self.keep == "best":
             return 'keep="best"'
         return "" if self.patience is None else f"patience={self.patience}"
 
     @property
     def scorer(self) -> Scorer | None:
-        """The source of rewards; None for the app's own."""
+        """The scorer that gives rewards; None if the app gives them."""
         return None if self.reward is None else as_scorer(self.reward)
 
     @cached_property
@@ -230,7 +235,10 @@ class TrainerSettings:
         return self.store or self.run_folder.store_url
 
     def planned_steps(self, tasks: int) -> int:
-        """Return the number of iterations for a number of training tasks."""
+        """Return the number of iterations of a run with `tasks` training tasks.
+
+        It is the algorithm's `total_steps`, else `steps`, else the number for `epochs`.
+        """
         own = self.algorithm.total_steps
         steps = self.steps if own is None else own
         if steps is not None:
@@ -238,26 +246,31 @@ class TrainerSettings:
         return max(1, math.ceil(self.epochs * tasks / self.algorithm.tasks_per_step))
 
     def evaluates_at(self, step: int, total: int, *, has_selection: bool) -> bool:
-        """Whether held-out tasks are evaluated after a step.
+        """Whether held-out tasks are evaluated after `step`.
 
-        That is before and after training, and every `validate_every` steps unless there is a
-        selection split.
+        They are evaluated before and after training, and every `validate_every` steps unless there
+        is a selection split.
+
+        Args:
+            step: number of the step; 0 before training.
+            total: number of planned steps.
+            has_selection: whether there is a selection split.
         """
         every = None if has_selection else self.validate_every
         return step in (0, total) or (every is not None and step % every == 0)
 
     def selects_at(self, step: int, total: int) -> bool:
-        """Whether the selection split, if there is one, is evaluated after a step."""
+        """Whether a selection split is evaluated after `step` of `total` planned steps."""
         every = self.validate_every
         return every is not None and (step == total or step % every == 0)
 
     def has_ended(self, step: int, total: int, since_best: int) -> bool:
-        """Whether training ends after a step.
+        """Whether training ends after `step`, because it is the last or `patience` is used up.
 
         Args:
-            step: the step.
+            step: number of the step.
             total: number of planned steps.
-            since_best: number of evaluations on the selection split after the best one.
+            since_best: number of evaluations on the selection split after the best evaluation.
         """
         return step >= total or (self.patience is not None and since_best >= self.patience)
 
@@ -275,9 +288,10 @@ class TrainerSettings:
 def signature_from(
     settings: Callable[P, S],
 ) -> Callable[[Callable[[T, S], None]], Callable[Concatenate[T, P], None]]:
-    """Give a constructor the parameters of its settings class.
+    """Return a decorator that gives a constructor the parameters of a settings class.
 
-    Callers, type checkers and `help` see them on the constructor.
+    The decorated constructor takes a `settings` object; callers, type checkers and `help` see the
+    parameters of `settings` instead.
     """
 
     def decorate(init: Callable[[T, S], None]) -> Callable[Concatenate[T, P], None]:
@@ -294,7 +308,7 @@ def signature_from(
 
 
 def _fresh_folder() -> Path:
-    """Return `runs/<date and time>`, with a number if that exists."""
+    """Return `runs/<date and time>`, with a number appended if this path exists."""
     stem = datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S")
     path, number = Path("runs") / stem, 1
     while path.exists():

@@ -1,8 +1,9 @@
 """Metric sinks: copies of a run's metrics for experiment trackers.
 
-`metrics.jsonl` in the run's folder is the record; a sink gets a copy. A sink that fails is reported
-once and disabled; it never stops a training. Metrics are named `train/<metric>` and
-`eval/<metric>`, with the iteration as their step.
+All metrics are in `metrics.jsonl` in the run's folder; a sink gets a copy. A sink that fails is
+reported once and disabled; it does not stop a training, except by a `ConfigError`, such as for a
+missing package. Metrics are named `<kind>/<metric>` with the kinds `train`, `eval` and `selection`;
+their step is the iteration.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ class SinkRun(msgspec.Struct, frozen=True, kw_only=True):
     """The run whose metrics a sink gets."""
 
     run_id: str
-    """Id of the run, which a resumed run keeps."""
+    """Id of the run; it stays the same when the run is resumed."""
     folder: Path
     config: Mapping[str, Json]
     first_step: int
-    """First iteration whose metrics follow; above 0 when the run is resumed. Earlier metrics of it
-    and of later iterations are out of date."""
+    """First iteration whose metrics follow; above 0 when the run is resumed. Metrics of this and
+    later iterations that the sink got before the resume are out of date."""
 
     @property
     def name(self) -> str:
@@ -39,18 +40,18 @@ class SinkRun(msgspec.Struct, frozen=True, kw_only=True):
 class MetricSink(Protocol):
     """A destination of metrics; `Sinks` catches its errors.
 
-    It may have a method `check`, called before the training begins, which raises `ConfigError` if a
-    package is not installed.
+    A sink may have a method `check`, which is called before the training begins and raises
+    `ConfigError` if a package is not installed.
     """
 
     def open(self, run: SinkRun) -> None:
-        """Open the record of the run, which exists already if the run is resumed."""
+        """Open the run's record in the tracker; it exists already if the run is resumed."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log finite metrics of one iteration; several calls may have the same step."""
+        """Log metrics of iteration `step`, all of them finite; several calls may have one step."""
 
     def close(self) -> None:
-        """Close the record after everything has been sent."""
+        """Send all metrics and close the run's record."""
 
 
 class Sinks:
@@ -58,10 +59,10 @@ class Sinks:
 
     Args:
         sinks: sinks, or names of entry points of `lightspan.sinks`.
-        note: prints a note about a sink that fails.
+        note: function that prints a note about a sink that fails.
 
     Raises:
-        ConfigError: a name is unknown, a value is no sink, or a package is not installed.
+        ConfigError: a name is unknown, a value is not a sink, or a package is not installed.
     """
 
     def __init__(self, sinks: Iterable[str | MetricSink], note: Callable[[str], None]) -> None:
@@ -122,7 +123,7 @@ def checked_sinks(sinks: Any) -> tuple[str | MetricSink, ...]:
     """Return a validated `sinks=` argument as a tuple; a single name makes a tuple of one.
 
     Raises:
-        ConfigError: see `Sinks`; or the argument is no list of sinks.
+        ConfigError: see `Sinks`; or `sinks` is not a list of sinks.
     """
     if isinstance(sinks, str):
         sinks = (sinks,)

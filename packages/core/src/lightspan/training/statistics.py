@@ -29,7 +29,7 @@ class Interval(msgspec.Struct, frozen=True, omit_defaults=True):
     high: float
     n: int
     clusters: int | None = None
-    """Number of clusters; None: the values are independent."""
+    """Number of clusters; None if the values are independent."""
 
     def __str__(self) -> str:
         return f"{self.mean:.3f} (95% CI {self.low:.3f}..{self.high:.3f}, {self.size})"
@@ -42,7 +42,10 @@ class Interval(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Return the mean with its 95 % interval by the normal distribution; NaN without values."""
+    """Return the mean with its 95 % interval by the normal distribution.
+
+    Without values, all three numbers are NaN; with one value, they equal it.
+    """
     n = len(values)
     if not n:
         return Interval(math.nan, math.nan, math.nan, 0)
@@ -55,12 +58,12 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def clustered_interval(values: Mapping[str, float], clusters: Mapping[str, str]) -> Interval:
-    """Return the mean of tasks' values with its 95 % interval, by `mean_interval` or clusters.
+    """Return the mean over tasks with its 95 % interval.
 
     Args:
         values: task id → value.
-        clusters: task id → cluster, for the cluster bootstrap; empty for `mean_interval`. A task
-            without an entry is independent.
+        clusters: task id → cluster, for the cluster bootstrap; a task without an entry is a cluster
+            of its own. If empty, the interval is that of `mean_interval`.
     """
     if not clusters:
         return mean_interval(list(values.values()))
@@ -79,16 +82,19 @@ def paired_gain(
     would count as noise.
 
     Args:
-        before: task id → reward.
-        after: task id → reward.
-        clusters: as for `clustered_interval`.
+        before: task id → reward in the earlier evaluation.
+        after: task id → reward in the later evaluation.
+        clusters: task id → cluster (see `clustered_interval`); None or empty to resample tasks.
     """
     gains = {key: after[key] - before[key] for key in sorted(before.keys() & after.keys())}
     return _bootstrap(gains, clusters or {})
 
 
 def _bootstrap(values: Mapping[str, float], clusters: Mapping[str, str]) -> Interval:
-    """Return the mean with its percentile-bootstrap interval, over clusters or else over tasks."""
+    """Return the mean with its percentile-bootstrap interval.
+
+    Clusters are resampled, or tasks if `clusters` is empty.
+    """
     members: dict[Hashable, list[float]] = {}
     for task in sorted(values):
         # A tuple as the key of an independent task cannot equal a cluster of the same name.
@@ -104,7 +110,7 @@ def _bootstrap(values: Mapping[str, float], clusters: Mapping[str, str]) -> Inte
 
 
 def _mean(drawn: Sequence[tuple[float, int]]) -> float:
-    """Return the mean of the values of clusters, each given as (sum, size)."""
+    """Return the mean of all values in `drawn`, which has (sum, number of values) per cluster."""
     return math.fsum(total for total, _ in drawn) / sum(size for _, size in drawn)
 
 

@@ -12,16 +12,16 @@ from lightspan.protocols.learner import Learner
 
 
 def check_probes(probes: Sequence[Probe], policy: str, version: int, learner: Learner) -> None:
-    """Compare log-probabilities of an engine after an update with the learner's.
+    """Check that the engine computes the same log-probabilities as the learner after a publication.
 
-    Weights move to another process, another float type and another program's layers. An error there
-    shows only in the results of training, so it ends the run.
+    Weights are copied to another process, converted to another float type and loaded into another
+    program's layers. A wrong copy would otherwise show only in the results of the training.
 
     Args:
-        probes: sampled answers of each server.
+        probes: sampled answers of each server of the engine.
         policy: name of the policy.
         version: published version.
-        learner: learner with the same weights.
+        learner: learner with the published weights.
 
     Raises:
         EngineError: log-probabilities or versions differ, or an answer has no tokens.

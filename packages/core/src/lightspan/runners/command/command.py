@@ -74,8 +74,8 @@ class Command:
     exception of Python or Node.js ends with status 1 too: use `"last_line"` to distinguish it from
     a reward of 0.
 
-    Processes that the program leaves running are ended with it. The end of its stdout and stderr is
-    kept for `lightspan inspect`.
+    Processes that the program leaves running are ended with the program. The last bytes of its
+    stdout and stderr are kept for `lightspan inspect`.
 
     Args:
         arguments: the program and its arguments; no shell is involved.
@@ -83,15 +83,15 @@ class Command:
         reward: the source of the reward.
         timeout_s: seconds after which the program and its child processes are ended; the
             algorithm's `timeout_s` applies too.
-        agents: all agent paths that the program names by URL or model, if they are known. A name in
-            `optimize=` that is not among them is an error at once, and `optimize="*"` distinguishes
-            models of these names.
+        agents: all agent paths that the program names by URL or model; empty if unknown. If known,
+            a name in `optimize=` that is not one of them is an error before the run starts, and
+            with `optimize="*"` the calls whose model has such a name belong to this agent.
         cwd: the program's working folder; None for the runner's.
-        env: further variables. They are written to files, so keys belong in the runner's
-            environment instead.
+        env: further environment variables. They are written to files, so keys belong in the
+            runner's environment instead.
 
     Raises:
-        ConfigError: an invalid option.
+        ConfigError: an option has an invalid value.
     """
 
     arguments: Sequence[str]
@@ -132,7 +132,7 @@ class Command:
     # --- the reference --------------------------------------------------------------------
     @property
     def reference(self) -> str:
-        """The command as text, for `from_reference`."""
+        """The command's options as text, from which `from_reference` creates an equal command."""
         values = {
             option.name: getattr(self, option.name)
             for option in fields(self)
@@ -142,10 +142,10 @@ class Command:
 
     @classmethod
     def from_reference(cls, reference: str) -> Self:
-        """Return the command of a `reference`.
+        """Return the command with the given `reference`.
 
         Raises:
-            AppError: the text is no command.
+            AppError: `reference` is not the reference of a command.
         """
         try:
             values = msgspec.json.decode(reference.removeprefix(PREFIX), type=dict[str, Any])
@@ -158,14 +158,18 @@ class Command:
         """Check that the program exists on this machine.
 
         Raises:
-            AppError: there is no such program or no such working folder.
+            AppError: the program or the working folder does not exist.
         """
         if self.cwd is not None and not Path(self.cwd).is_dir():
             raise AppError(f"the command's working folder {str(self.cwd)!r} does not exist here")
         self._program()
 
     def _program(self) -> str:
-        """Return the path of the program."""
+        """Return the absolute path of the program.
+
+        Raises:
+            AppError: the program does not exist or is not executable.
+        """
         name = self.arguments[0]
         if os.sep in name:
             path = shutil.which(Path(self.cwd or os.curdir, name).absolute())
@@ -177,7 +181,7 @@ class Command:
         return os.path.abspath(path)
 
     def opened(self) -> AbstractAsyncContextManager[object]:
-        """Keep one watchdog process for all attempts while the block runs."""
+        """Return a context manager that keeps one watchdog process for all attempts."""
         return guarding()
 
     # --- an attempt -----------------------------------------------------------------------
@@ -188,7 +192,7 @@ class Command:
             The program's reward (see `lightspan.schema.reward.parse_reward`).
 
         Raises:
-            ProgramError: the program failed, ran too long, or gave no reward.
+            ProgramError: the program could not start, failed, ran too long, or gave no reward.
         """
         arguments = [self._program(), *self.arguments[1:]]
         agent = current_agent()
@@ -228,8 +232,13 @@ class Command:
 
     @contextmanager
     def _task_variables(self, task: Json, watchdog: Watchdog) -> Iterator[dict[str, str]]:
-        """Yield the variables that contain or name the task, whose file lives as long as the
-        block."""
+        """Yield the environment variables of the task.
+
+        With `task="file"`, the file of the task exists while the block runs.
+
+        Raises:
+            ProgramError: the task is too long for an environment variable.
+        """
         data = msgspec.json.encode(task)
         if self.task == "environment":
             size = len(environment.TASK_VARIABLE) + 1 + len(data)
@@ -251,7 +260,15 @@ class Command:
     def _record(
         self, agent: AgentContext, start_ns: int, ended: Ended | None, stdout: str, stderr: str
     ) -> None:
-        """Add the span of one run of the program."""
+        """Add the span of one execution of the program to the attempt.
+
+        Args:
+            agent: the agent around the call.
+            start_ns: start time.
+            ended: end of the program; None if it was stopped or could not start.
+            stdout: printable end of stdout.
+            stderr: printable end of stderr.
+        """
         attributes: Attributes = {
             c.COMMAND_ARGUMENTS: list(self.arguments),
             c.COMMAND_STDOUT: stdout,
@@ -278,8 +295,13 @@ class Command:
 def check_served(routing: Routing, agents: Sequence[str]) -> None:
     """Check that the gateway answers the calls of every agent that a command names.
 
+    Args:
+        routing: routing of the run.
+        agents: agent paths of the command.
+
     Raises:
-        ConfigError: the calls of an agent are not routed by the gateway.
+        ConfigError: the gateway would refuse the calls of an agent, because it is neither trained
+            nor frozen to a model.
     """
     unserved = [path for path in agents if routing.target(path).route is Route.APP]
     if unserved:

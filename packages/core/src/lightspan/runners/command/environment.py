@@ -11,18 +11,19 @@ from lightspan.schema.routing import Routing
 
 TOKEN_VARIABLE: Final = "LIGHTSPAN_CALL_TOKEN"
 GATEWAY_VARIABLE: Final = "LIGHTSPAN_GATEWAY_URL"
-"""Base URL of the gateway: an agent's calls go to `$LIGHTSPAN_GATEWAY_URL/agents/NAME/v1`."""
+"""Variable with the base URL of the gateway; calls of the agent NAME go to
+`$LIGHTSPAN_GATEWAY_URL/agents/NAME/v1`."""
 TASK_FILE_VARIABLE: Final = "LIGHTSPAN_TASK_FILE"
 TASK_VARIABLE: Final = "LIGHTSPAN_TASK"
 MODEL_VARIABLE: Final = "LIGHTSPAN_MODEL"
-"""Name of the policy, for programs that must name a model."""
+"""Variable with the name of the policy, for programs that must name a model."""
 
 _AUTH_TOKEN: Final = "ANTHROPIC_AUTH_TOKEN"
 RESERVED: Final = (
     *("LIGHTSPAN_", "OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"),
     *("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", _AUTH_TOKEN),
 )
-"""Prefixes of the variables that only lightspan sets."""
+"""Prefixes of variables that a user cannot set in `Command(env=)`."""
 _PROXIES: Final = frozenset({"http_proxy", "https_proxy", "all_proxy"})
 
 
@@ -33,15 +34,15 @@ def program_environment(
     model: str,
     task: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the whole environment of an attempt's program.
+    """Return all environment variables of an attempt's program.
 
-    The runner's variables are inherited without those of lightspan, such as the store's address and
-    key, and without the keys of endpoints that the gateway calls for frozen agents.
+    The program does not inherit lightspan's own variables, such as the store's address and key,
+    nor the keys of endpoints that the gateway calls for frozen agents.
 
     Args:
         inherited: the runner's environment.
-        extra: variables set by the user.
-        scope: the attempt; None outside a runner.
+        extra: variables of `Command(env=)`.
+        scope: context of the attempt; None outside a runner.
         model: value of `LIGHTSPAN_MODEL`.
         task: variables that contain or name the task.
     """
@@ -82,7 +83,14 @@ def _attempt_variables(
 
 
 def _no_proxy(url: str, others: Mapping[str, str]) -> dict[str, str]:
-    """Return variables by which calls to the gateway bypass the proxy of the user's environment."""
+    """Return variables that exempt the gateway from the proxy in the environment.
+
+    Empty if the environment has no proxy.
+
+    Args:
+        url: base URL of the gateway.
+        others: the other variables of the program.
+    """
     if not any(name.lower() in _PROXIES for name in others):
         return {}
     host = urlsplit(url).hostname or ""
@@ -92,6 +100,6 @@ def _no_proxy(url: str, others: Mapping[str, str]) -> dict[str, str]:
 
 
 def _key_names(routing: Routing) -> set[str]:
-    """Return the names of the variables with keys of endpoints behind the gateway."""
+    """Return the names of the variables with the keys of endpoints that the gateway calls."""
     targets = [*(rule.target for rule in routing.rules), routing.default]
     return {t.endpoint.api_key_env for t in targets if t.endpoint and t.endpoint.api_key_env}

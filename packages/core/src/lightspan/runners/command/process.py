@@ -1,8 +1,8 @@
 """One program as a process group: start it, read its output, end it.
 
-A program may start others, and a runner may be killed at any moment; no process of either may
-outlive the attempt. So the program leads its own session and process group, signals go to the whole
-group, and a watchdog process kills the groups of a runner that died (`watchdog`).
+A program may start child processes, and a runner may be killed at any moment; none of the processes
+may outlive the attempt. So the program leads its own session and process group, signals go to the
+whole group, and a watchdog process kills the groups of a runner that died (`watchdog`).
 """
 
 from __future__ import annotations
@@ -24,21 +24,25 @@ from typing import Final, NamedTuple
 from lightspan.stores.aio import wait_for_event
 
 KEPT_BYTES: Final = 8_192
-"""Bytes that are kept of each output stream: its end."""
+"""Number of bytes kept from the end of each output stream."""
 GRACE_S: Final = 2.0
 """Seconds from SIGTERM to SIGKILL."""
 
 _CHUNK: Final = 65_536
 _LAST_CHUNKS: Final = 16
-"""Number of chunks that a pipe without writers may still hold: at most 1 MiB."""
+"""Maximum number of chunks that are read after the program has ended: 1 MiB."""
 _WATCHDOG: Final = Path(__file__).with_name("watchdog.py")
-# The program's own process reports its id to the watchdog before it executes the program, so that
-# no program runs unknown to the watchdog. Standard input is the watchdog's pipe until then.
+# Shell code that reports its process id to the watchdog through standard input and then executes
+# the program in the same process, so that the watchdog knows every program before it runs.
 _GATE: Final = 'echo "+$$" >&0 && exec "$@" </dev/null'
 
 
 class Tail:
-    """The end of an output stream, and the number of bytes written to it."""
+    """The last bytes of an output stream, and the number of all bytes written to it.
+
+    Args:
+        limit: maximum number of bytes that are kept.
+    """
 
     def __init__(self, limit: int = KEPT_BYTES) -> None:
         self._limit = limit
@@ -47,7 +51,7 @@ class Tail:
         """Number of bytes written."""
 
     def add(self, data: bytes) -> None:
-        """Append bytes."""
+        """Append bytes of the stream."""
         self.count += len(data)
         self._data += data
         if len(self._data) > 2 * self._limit:
@@ -55,7 +59,7 @@ class Tail:
 
     @property
     def data(self) -> bytes:
-        """The last bytes."""
+        """The last bytes, at most `limit`."""
         return bytes(self._data[-self._limit :])
 
     @property
@@ -84,18 +88,18 @@ async def run_program(
     timeout_s: float | None = None,
     grace_s: float = GRACE_S,
 ) -> Ended:
-    """Run a program in its own session until it ends, and end what it leaves running.
+    """Run a program in its own session until it ends, then kill its remaining child processes.
 
-    A program that runs past `timeout_s`, or whose task is cancelled, is ended with its whole
-    process group: SIGTERM, and SIGKILL when the program has gone or `grace_s` later.
+    If the program runs past `timeout_s`, or the calling asyncio task is cancelled, its process
+    group gets SIGTERM, and SIGKILL when the program has ended or after `grace_s`.
 
     Args:
         arguments: the program's path and its arguments.
-        watchdog: ends the program if this process dies.
-        stdout: gets the end of the program's stdout.
-        stderr: gets the end of the program's stderr.
-        env: the whole environment of the program.
-        cwd: the program's working folder; None for this process's.
+        watchdog: watchdog that kills the program if this process dies.
+        stdout: object to which the program's stdout is added.
+        stderr: object to which the program's stderr is added.
+        env: all environment variables of the program.
+        cwd: the program's working folder; None for that of this process.
         timeout_s: seconds that the program may run; None for no limit.
         grace_s: seconds between SIGTERM and SIGKILL.
 
@@ -120,7 +124,7 @@ async def run_program(
             try:
                 timed_out = not await wait_for_event(timeout_s, exited)
             finally:
-                if not exited.is_set():  # it ran too long, or this task is cancelled
+                if not exited.is_set():  # the program ran too long, or this task is cancelled
                     _signal(process.pid, signal.SIGTERM)
                     await wait_for_event(grace_s, exited)
         finally:
@@ -136,10 +140,10 @@ async def run_program(
 
 @contextmanager
 def _sigint_not_ignored() -> Iterator[None]:
-    """Handle SIGINT by a function that does nothing while the block runs.
+    """Replace the setting that this process ignores SIGINT while the block starts a program.
 
-    A program would inherit that its runner ignores SIGINT, and could not handle it then. It does
-    not inherit a handler.
+    A program inherits an ignored signal, and could then not be interrupted; it does not inherit a
+    handler function, so a function that does nothing is set.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -158,7 +162,11 @@ def _signal(group: int, number: signal.Signals) -> None:
 
 
 def _watch_exit(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-    """Return an event that is set when the program has ended, before it is reaped."""
+    """Return an event that is set when the program has ended, while its process id is still valid.
+
+    Raises:
+        OSError: no thread can be started; the program was killed.
+    """
     exited = asyncio.Event()
 
     def wait() -> None:
@@ -181,10 +189,10 @@ def _watch_exit(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoo
 
 @contextmanager
 def _reading(loop: asyncio.AbstractEventLoop, tail: Tail) -> Iterator[int]:
-    """Yield the write end of a pipe that is read into `tail` while the block runs.
+    """Yield the write end of a pipe whose data is added to `tail` while the block runs.
 
-    The block does not wait for end of file: a process that left the program's group and holds the
-    pipe open must not delay the end of an attempt.
+    The block does not wait for the end of the stream, because a process that left the program's
+    process group may keep the pipe open for longer than the attempt.
     """
     source, sink = os.pipe()
     os.set_blocking(source, False)
@@ -202,7 +210,7 @@ def _reading(loop: asyncio.AbstractEventLoop, tail: Tail) -> Iterator[int]:
 
 
 def _read(source: int, tail: Tail) -> bool:
-    """Read once; return False if there was nothing to read."""
+    """Read a chunk from the pipe `source` into `tail`; return whether there was data."""
     try:
         data = os.read(source, _CHUNK)
     except BlockingIOError:
@@ -213,16 +221,20 @@ def _read(source: int, tail: Tail) -> bool:
 
 # --- the watchdog ---------------------------------------------------------------------------
 class Watchdog:
-    """A process that ends programs and removes task files when this process is gone."""
+    """Process that kills programs and removes task files when this process has ended.
+
+    Raises:
+        OSError: the process cannot be started.
+    """
 
     def __init__(self) -> None:
         self.users = 0
-        """Number of `guarding` blocks."""
+        """Number of `guarding` blocks that use this watchdog."""
         self.folder = Path(tempfile.mkdtemp(prefix="lightspan-"))
         """Folder of the task files; only this user can read it."""
         source, self.pipe = os.pipe()
         try:
-            # Signals to the group must not end the watchdog before its runner ends.
+            # Ctrl-C and similar signals must not end the watchdog before its runner ends.
             with blocked_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", str(_WATCHDOG), str(self.folder)],
@@ -248,12 +260,12 @@ class Watchdog:
         return self._process.poll() is None
 
     def forget(self, group: int) -> None:
-        """Report that the process group has ended."""
+        """Notify the watchdog that the process group `group` has ended."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self.pipe, b"-%d\n" % group)
 
     def close(self) -> None:
-        """Let the watchdog end the programs that still run, and wait for that."""
+        """End the watchdog, which first kills programs that still run; wait for its end."""
         os.close(self.pipe)
         self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)  # a watchdog that was killed removed nothing
@@ -261,7 +273,7 @@ class Watchdog:
 
 @contextmanager
 def blocked_signals(*signals: signal.Signals) -> Iterator[None]:
-    """Block these signals in processes that are started in the block, which inherit the mask."""
+    """Block `signals` in this thread while the block runs, so that started processes inherit it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -276,10 +288,10 @@ _watchdog: Watchdog | None = None
 
 @asynccontextmanager
 async def guarding() -> AsyncIterator[Watchdog]:
-    """Yield this process's watchdog, which starts with the first block and ends with the last.
+    """Yield the watchdog of this process; it runs while there is any `guarding` block.
 
     Raises:
-        OSError: no process can be started.
+        OSError: the watchdog cannot be started.
     """
     global _watchdog
     with _lock:

@@ -18,12 +18,12 @@ _NUMBER: Final = re.compile(
 )
 _ERROR: Final = re.compile(r"(?=\S).*(?:error|exception|panic|fatal)", re.IGNORECASE)
 _MAX_QUOTE_LENGTH: Final = 200
-"""Maximum number of characters of a line that a message quotes."""
+"""Maximum number of characters of a quoted line in an error message."""
 _HINT: Final = "write a number, or a JSON object of named numbers, as the last line of stdout"
 
 
 class ProgramError(AppError):
-    """A program could not start, or ended without a reward."""
+    """Error of a program that could not start, failed, or ended without a reward."""
 
     def __init__(self, message: str, outcome: Outcome = Outcome.APP_ERROR) -> None:
         super().__init__(message)
@@ -35,10 +35,11 @@ def reward_by_exit(ended: Ended, stderr: str) -> float:
     """Return 1.0 for exit status 0, 0.0 for exit status 1.
 
     Args:
-        stderr: printable text of stderr, for messages.
+        ended: end of the program.
+        stderr: printable text of stderr, for the error message.
 
     Raises:
-        ProgramError: any other status, or a signal.
+        ProgramError: the program ended with another status or by a signal.
     """
     if ended.status in (0, 1):
         return 1.0 - ended.status
@@ -46,14 +47,17 @@ def reward_by_exit(ended: Ended, stderr: str) -> float:
 
 
 def reward_by_last_line(ended: Ended, stdout: Tail, stderr: str, secret: str = "") -> Any:
-    """Return the reward in the last non-blank line of stdout, for `parse_reward`.
+    """Return the value in the last non-blank line of stdout, a valid input of `parse_reward`.
 
     Args:
-        stderr: printable text of stderr, for messages.
-        secret: the call token, which is left out of messages.
+        ended: end of the program.
+        stdout: end of stdout.
+        stderr: printable text of stderr, for error messages.
+        secret: the call token, which is left out of error messages; empty without one.
 
     Raises:
-        ProgramError: the exit status is not 0, or there is no such line or no reward in it.
+        ProgramError: the exit status is not 0, stdout has no such line, the line is too long, or it
+            is not a reward.
     """
     if ended.status != 0:
         raise failure(ended, stderr)
@@ -75,7 +79,10 @@ def reward_by_last_line(ended: Ended, stdout: Tail, stderr: str, secret: str = "
 
 
 def last_line(tail: Tail) -> str | None:
-    """Return the last non-blank line; None if there is none, empty if only its end is kept."""
+    """Return the last non-blank line of a stream.
+
+    None if there is no such line; empty if `tail` does not have the whole line.
+    """
     data = tail.data.rstrip()
     if not data:
         return None if tail.is_whole else ""
@@ -102,7 +109,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def failure(ended: Ended, stderr: str) -> ProgramError:
-    """Return the error of a program that failed, with its last error message."""
+    """Return the error for a program that failed, with the last error message in `stderr`."""
     how = f"ended with exit status {ended.status}"
     if ended.status < 0:
         how = f"was ended by {signal_name(-ended.status) or f'signal {-ended.status}'}"
@@ -111,7 +118,7 @@ def failure(ended: Ended, stderr: str) -> ProgramError:
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal; a real-time signal has none."""
+    """Return the name of a signal; empty if it has no name, such as a real-time signal."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -119,7 +126,10 @@ def signal_name(number: int) -> str:
 
 
 def last_error(stderr: str) -> str:
-    """Return the last line that names an error, else the last line; empty if there is none."""
+    """Return the last line of `stderr` that names an error, or else its last non-blank line.
+
+    Empty if there is no line.
+    """
     lines = [line.rstrip() for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.match(line)]
     return (errors or lines or [""])[-1].strip()
@@ -130,12 +140,17 @@ def _no_reward(message: str) -> ProgramError:
 
 
 def shortened(text: str) -> str:
-    """Return the text, cut to the length of a quote."""
+    """Return `text`, cut to `_MAX_QUOTE_LENGTH` characters."""
     return text if len(text) <= _MAX_QUOTE_LENGTH else f"{text[:_MAX_QUOTE_LENGTH]}…"
 
 
 def printable(tail: Tail, secret: str = "") -> str:
-    """Return the end of a stream with control characters escaped and `secret` left out."""
+    """Return the end of a stream as text, with control characters escaped and secrets left out.
+
+    Args:
+        tail: end of the stream.
+        secret: the call token; empty without one.
+    """
     text = tail.data.decode(errors="replace").replace("\r\n", "\n")
     text = "".join(map(_escape, without_secrets(secret, text)))
     cut = tail.count - len(tail.data)
@@ -143,7 +158,7 @@ def printable(tail: Tail, secret: str = "") -> str:
 
 
 def without_secrets(secret: str, text: str) -> str:
-    """Return the text without `secret`, the call token, and without the user's keys."""
+    """Return `text` with the call token `secret` and all known keys replaced (`without_keys`)."""
     return without_keys(text.replace(secret, "<call token>") if secret else text)
 
 

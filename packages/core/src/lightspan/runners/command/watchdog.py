@@ -1,9 +1,9 @@
 """Watchdog process: kills a runner's programs when the runner is gone.
 
-It runs as a script, with the folder of the task files as its argument. The runner writes to its
-standard input: `+ID` when a process group starts, `-ID` when it has ended. Only the runner holds
-the other end of that pipe, so the pipe closes however the runner ends, `kill -9` included. Then
-every group that still runs is killed and the folder removed. The script needs only the standard
+The module runs as a script, with the folder of the task files as its argument. Its standard input
+is a pipe with a line `+ID` when a process group starts and `-ID` when the group has ended. Only the
+runner holds the write end, so the pipe closes however the runner ends, even by `kill -9`. Then the
+script kills every group that still runs, and removes the folder. The script needs only the standard
 library.
 """
 
@@ -16,7 +16,7 @@ import sys
 
 
 def main(folder: str) -> None:
-    """Read until the runner is gone, then kill its process groups and remove its task files."""
+    """Wait until the runner has ended, then kill its process groups and remove `folder`."""
     groups: set[int] = set()
     for line in sys.stdin.buffer:
         group = int(line[1:])
