@@ -113,7 +113,11 @@ class _Search(AgentSearch[_Location]):
                     self.look(part, replace(where, holder=holder))
 
     def _tool(self, function: Any, where: _Location) -> None:
-        """Visit the agents that a user's tool function refers to; created agents are not found."""
+        """Visit the agents that a user's tool function refers to.
+
+        If the function refers to anything else of AutoGen, it may create agents, so the search is
+        marked incomplete.
+        """
         if isinstance(function, MethodType):
             function = function.__func__
         if not isinstance(function, FunctionType):

@@ -92,7 +92,10 @@ _state: Final = _State()
 
 
 def _open_calls(context: AgentContext) -> list[FrameworkCall]:
-    """Return the model calls at the end of the trail of `context`, innermost first."""
+    """Return CrewAI's model calls that are in progress in `context`, innermost first.
+
+    Calls around a tool, an agent or another open entry are left out.
+    """
     calls = itertools.takewhile(
         lambda entry: entry.start.kind is Kind.CALL, reversed(_opened(context).trail)
     )

@@ -141,7 +141,8 @@ def accepts_processors(provider: object) -> bool:
 
 
 class _Global:
-    """Whether to observe the global provider, whichever it is."""
+    """Hold the flag `is_wanted`: whether to observe the global tracer provider, even if it is set
+    later."""
 
     is_wanted = False
 

@@ -1,9 +1,9 @@
-"""Resolver of the current agent by OpenTelemetry's current span; the first of all resolvers.
+"""Determine the current agent from OpenTelemetry's open spans.
 
-It inserts a frame for each open agent span around the caller, at the depth at which frames were
-pushed when that span began, so agents of `lightspan.agent` and of adapters that push appear in the
-order of entry. Resolvers of adapters (such as LangGraph's) run next and get this result as input.
-This resolver must be first, since adapters store the context before a node or a run begins.
+The resolver adds a frame for every open agent span to the frames that `lightspan.agent` and
+adapters have pushed, and all frames are in the order in which their agents were entered. The
+resolvers of adapters (such as LangGraph's) run after it, on its result. It must run first, because
+adapters store the context before a node or a run begins.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Times and limits of servers."""
+"""Polling intervals, timeouts and retry limits for vLLM servers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTimings:
-    """Times and limits of the client and the supervisor of a server."""
+    """Intervals, timeouts and retry limits with which the client and the supervisor watch a vLLM
+    server."""
 
     poll_interval_s: float = 0.5
     """Seconds between two polls of a server that is starting or seems to be gone."""

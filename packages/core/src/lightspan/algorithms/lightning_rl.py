@@ -409,9 +409,9 @@ class LightningRL(LightningSettings, Algorithm):
         return max(0, self.tasks_per_step - varying)
 
     def _returns(self, episodes: Sequence[Episode]) -> dict[str, list[float | None]]:
-        """Return group → returns of its rollouts, including the bonuses of AIR.
+        """Return group id → returns of its rollouts, including AIR's bonuses.
 
-        None stands for a rollout that the statistics leave out.
+        None stands for a rollout that is unfinished, damaged or unscored.
         """
         coverages = self.coverages(episodes)
         added = bonuses(self.air, self.credit, episodes, coverages)
@@ -527,7 +527,8 @@ class LightningRL(LightningSettings, Algorithm):
 
     @property
     def _token_constants(self) -> Mapping[str, float]:
-        """Policy → its token constant; without the policies that were not trained yet."""
+        """Policy → the divisor of its token-weighted loss (`token_constant`); policies that have
+        not been trained yet are missing."""
         constants = self._batch_config.token_constant
         return constants if isinstance(constants, Mapping) else {}
 

@@ -121,7 +121,7 @@ class AttemptRun:
         return self._is_stopping or self._runner.is_leaving
 
     def stop(self) -> None:
-        """Cancel the attempt; it is lost but not counted as a try, and its rollout is requeued."""
+        """Cancel the attempt, and requeue its rollout without counting a try."""
         if self.task is not None and self.ending is None and not self._is_stopping:
             self._is_stopping = True
             self.task.cancel()

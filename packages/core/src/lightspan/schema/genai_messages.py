@@ -121,7 +121,8 @@ def _content_part(part: Any) -> dict[str, Any]:
 
 
 def _result(content: Any) -> Any:
-    """Return a tool's result with references for the parts that are not text."""
+    """Return a tool's result with images, sounds and files replaced by references
+    (`media.reference`)."""
     if not isinstance(content, list | tuple):
         return content
     return [

@@ -48,7 +48,12 @@ class CallBudget:
         return self._limit is not None and self._calls > self._limit
 
     def check(self, step: int) -> None:
-        """Raise `BudgetError` if the run has made more calls than the limit."""
+        """Raise `BudgetError` if the run's frozen agents have made more calls to endpoints than the
+        limit.
+
+        Args:
+            step: the last step, for the message.
+        """
         if self.is_overspent:
             raise BudgetError(
                 f"after step {step} the run's frozen agents have made {self._calls} calls to "

@@ -70,10 +70,11 @@ def read_tools(
     Args:
         body: the request.
         tools: the request's tools in the form of chat completions; None if it has none.
-        format: the field with the response format in the flat form of the Responses API.
-        tool_choice: value of `tool_choice` in the form of chat completions, and the field that
-            limits the answer to one call (None if no field does). If the argument is None, both
-            are read from the OpenAI fields of `body`.
+        format: name and value of the response format's field; the value is as in the Responses
+            API.
+        tool_choice: two items: the value of `tool_choice` as in chat completions, and the field
+            that forbids parallel calls, or None. If the whole argument is None, both are read from
+            `body`, an OpenAI request.
 
     Raises:
         ApiError: 400 naming the field.

@@ -76,8 +76,9 @@ class ServeOptions:
         """Return the endpoint of `upstream`; None if `upstream` is None.
 
         Raises:
-            ConfigError: the URL is invalid, the variable `upstream_key_env` is not set, or it is
-                given without `upstream`.
+            ConfigError: `upstream` is not a valid URL, the environment variable that
+                `upstream_key_env` names is not set, or `upstream_key_env` is given without
+                `upstream`.
         """
         if self.upstream is None:
             if self.upstream_key_env is not None:

@@ -1,4 +1,5 @@
-"""Checks for loopback addresses, and for requests of web pages from other hosts."""
+"""Detect loopback addresses, and refuse requests that web pages of other hosts send to a server
+without a key."""
 
 from __future__ import annotations
 

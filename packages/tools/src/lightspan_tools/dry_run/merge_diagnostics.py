@@ -64,7 +64,11 @@ class Cause(StrEnum):
 
 
 class Relation(StrEnum):
-    """Relation of a call to earlier calls (see the module)."""
+    """How a call relates to the earlier calls of its agent.
+
+    `MERGED` extends a row; `NEW` continues no earlier call; `BRANCH` continues a call whose row
+    another call has extended; `BROKEN` continues a call but has other tokens.
+    """
 
     MERGED = "merged"
     NEW = "new"

@@ -48,7 +48,9 @@ def practice_rows(transitions: Sequence[Transition], max_length: int | None) -> 
 
 
 async def try_update(session: Session, rows: Sequence[Row]) -> None:
-    """Update the learner's weights with the rows; the weights are useless afterwards.
+    """Run a trial update of the learner on the rows, to find out whether it fits into memory.
+
+    The updated weights are not meant for use.
 
     Raises:
         OutOfMemoryError: the update does not fit into memory.

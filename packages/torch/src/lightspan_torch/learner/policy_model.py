@@ -238,7 +238,8 @@ class TrainedModel:
             load_tokenizer(self._source).tokenizer.save_pretrained(folder)
 
     def tokenizer(self) -> TransformersTokenizer | None:
-        """Return the source's tokenizer; None for a loaded model without `name_or_path`."""
+        """Load the tokenizer of the model's folder or name; None if the model was passed as a
+        module without `name_or_path`."""
         source = self._source
         if isinstance(source, torch.nn.Module):
             source = str(getattr(source, "name_or_path", "") or "")

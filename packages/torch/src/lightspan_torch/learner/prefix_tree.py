@@ -281,7 +281,8 @@ class Source(NamedTuple):
 
 
 def source(pieces: Sequence[Piece], number: int) -> Source | None:
-    """Return the source of a piece's past; None if the past is empty."""
+    """Return which earlier piece has the keys of the ancestors of piece `number`, and where; None
+    if the piece has no ancestors before it."""
     past = pieces[number].past
     if not past:
         return None
