@@ -32,8 +32,7 @@ class Patch:
         """Whether another instrumentation, which had wrapped the attribute before this patch, has
         put its original back."""
         layers = _layers(vars(self._owner).get(self._name, self._original))
-        is_reached = any(layer is self._ours for layer in layers)
-        return not is_reached and layers[-1] is _layers(self._original)[-1]
+        return self._ours not in layers and layers[-1] is _layers(self._original)[-1]
 
     def undo(self) -> None:
         """Restore the attribute, unless it has been replaced again since."""

@@ -348,8 +348,7 @@ class _MemoryTables(_state_machine.Tables):
         return self.change
 
     def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
-        rollouts = self._rollouts
-        return {name: rollouts[name].body for name in rollout_ids if name in rollouts}
+        return {name: self._rollouts[name].body for name in rollout_ids if name in self._rollouts}
 
     def insert_rollouts(self, rows: Sequence[tuple[PackedRollout, Progress]]) -> None:
         for (rollout, body), progress in rows:
