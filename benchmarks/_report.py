@@ -49,7 +49,8 @@ class Figure:
         better, worse = (
             (self.ours, self.theirs) if self.more_is_better else (self.theirs, self.ours)
         )
-        return better / worse if worse else float("inf")
+        # what is added may measure as less than nothing beside the noise of the bare app
+        return better / worse if worse > 0 else float("inf")
 
     @property
     def reached(self) -> bool | None:
