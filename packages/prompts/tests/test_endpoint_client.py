@@ -98,7 +98,8 @@ async def answered(body: bytes) -> tuple[Answer | str, int]:
     llm = LLM(base_url="http://127.0.0.1:9/v1", model="m")
     async with httpx.AsyncClient(transport=httpx.MockTransport(answers)) as http:
         client = openai.AsyncOpenAI(base_url=llm.base_url, api_key="k", http_client=http)
-        model = EndpointClient(llm, timeout_s=None, patience_s=0.0, note=print, client=client)
+        options: Any = {"timeout_s": None, "patience_s": 0.0, "retry_backoff_s": 0.0}
+        model = EndpointClient(llm, note=print, client=client, **options)
         try:
             return await model.ask("?"), len(requests)
         except EngineError as error:
