@@ -8,16 +8,37 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from lightspan.errors import ConfigError, how_to_install
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.schema.spans import Span
 
+if TYPE_CHECKING:
+    from lightspan.lightning.advantages import Explanation
+    from lightspan.lightning.episode import Episode
+    from lightspan.lightning.transitions import TransitionKey
+
 log = logging.getLogger(__name__)
 
 OTLP_VARIABLE: Final = "LIGHTSPAN_OTLP"
+
+
+class TrainingExport(Protocol):
+    """The export of one training's spans, with rewards and advantages."""
+
+    def add(self, episodes: Sequence[Episode], step: int, *, is_learned: bool) -> None:
+        """Queue the spans of ended episodes; if `is_learned`, only when `send` is called."""
+
+    def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
+        """Keep the advantages of calls for the next `send`."""
+
+    def send(self) -> None:
+        """Queue the spans of the step. Never raises."""
+
+    async def close(self, *, is_patient: bool) -> None:
+        """Export pending spans and report those that were not exported."""
 
 
 class SpanExporter(Protocol):
@@ -29,9 +50,8 @@ class SpanExporter(Protocol):
     def enqueue(self, spans: Sequence[Span]) -> None:
         """Queue spans for export, if exports are enabled. Never blocks."""
 
-    def training_export(self, service: str, report: Callable[[str], None]) -> Any:
-        """Return the export of a training: `lightspan_otel.training_export.TrainingExport`, or an
-        object with the same methods.
+    def training_export(self, service: str, report: Callable[[str], None]) -> TrainingExport:
+        """Return the export of a training.
 
         Args:
             service: service name of the spans, unless the environment names one.

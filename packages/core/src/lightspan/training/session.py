@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -21,7 +21,7 @@ from lightspan.lightning.episode import Episode
 from lightspan.lightning.rollout_checks import RolloutChecks
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.plugins import load_plugin
-from lightspan.production.exporters import find_exporter
+from lightspan.production.exporters import TrainingExport, find_exporter
 from lightspan.protocols.engine import ProbedEngine, TokenEngine
 from lightspan.protocols.learner import Learner
 from lightspan.runners.app import App
@@ -107,7 +107,7 @@ class Session:
         """The current step → ids of the groups that the step has taken so far."""
         self._presence: Presence
         self._routing = Routing()
-        self._span_export: Any = None
+        self._span_export: TrainingExport | None = None
         self._is_stopped = False
         self._is_resumable = False
         """Whether a training began, so that `resume=True` may continue it after an error."""
