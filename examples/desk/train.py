@@ -2,7 +2,7 @@
 
 python examples/desk/train.py                  SmolLM2-135M-Instruct answers, a script reflects
 python examples/desk/train.py --resume         go on after Ctrl-C, a crash or `kill -9`
-python examples/desk/train.py --dev            look first: a few messages, what it would take
+python examples/desk/train.py --dev            look first: a few messages, how many it would take
 python examples/desk/train.py --good-seed      begin with a prompt that is good already
 python examples/desk/train.py --reflection-url https://api.openai.com/v1 \\
     --reflection-model gpt-5-mini --reflection-key-env OPENAI_API_KEY      a real one reflects

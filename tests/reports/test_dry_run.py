@@ -266,8 +266,14 @@ def test_a_broken_conversation_is_shown_with_its_first_differing_token(
 def test_a_learner_that_runs_out_of_memory_leaves_a_report(
     rl: Callable[..., Any], dry_apps: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In the second update, for which the optimiser first has states."""
+    updates: list[None] = []
+
     def update(*_: Any, **__: Any) -> dict[str, float]:
-        raise OutOfMemoryError("lower token_budget")
+        updates.append(None)
+        if len(updates) == 2:
+            raise OutOfMemoryError("lower token_budget")
+        return {}
 
     monkeypatch.setattr(TorchLearner, "update", update)
     report = dev(rl, dry_apps.says, ["1", "0"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightspan import VLLM, LightningRL, LoRA, Torch, Trainer
 from lightspan.protocols.learner import PolicyLoss
-from lightspan_tools.dry_run.token_estimates import estimate_memory
+from lightspan_tools.dry_run.memory import estimate_memory
 from lightspan_torch.engine.parameter_count import model_size
 
 P, L = 1000, 50

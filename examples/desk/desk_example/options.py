@@ -46,7 +46,9 @@ def parser(description: str) -> argparse.ArgumentParser:
     add("--runners", type=int, default=8, help="messages that are routed at once (8)")
     add("--folder", type=Path, help="of the run (runs/desk-order0)")
     add("--resume", action="store_true", help="go on after Ctrl-C, a crash or kill -9")
-    add("--dev", action="store_true", help="look first: a few messages, and what a search takes")
+    add(
+        "--dev", action="store_true", help="look first: a few messages, and how many a search takes"
+    )
     add("--model", type=Path, help="the folder of another chat model that answers the app")
     add("--cache", type=Path, default=CACHE, help="where the pretrained model is kept")
     add("--base-url", metavar="URL", help="an endpoint that answers the app, in place of a model")

@@ -32,7 +32,7 @@ from lightspan.schema.records import Json, Mode
 from lightspan.training.folder import RunFolder
 from lightspan.training.session import Session
 from lightspan.training.settings import TrainerSettings
-from lightspan_tools.dry_run import analysis, report_model as model, token_estimates
+from lightspan_tools.dry_run import analysis, memory, report_model as model
 from lightspan_tools.dry_run.analysis import Findings
 
 GROUP_SIZE: Final = 4
@@ -105,8 +105,8 @@ class DryRun:
             findings = await self._classify(session, episodes)
             if self.settings.has_policies:
                 measured = await self._measure(session, findings)
-        memory = await asyncio.to_thread(self._memory, measured)
-        return self._assemble(findings, measured, memory, seconds)
+        memory_report = await asyncio.to_thread(self._memory, measured)
+        return self._assemble(findings, measured, memory_report, seconds)
 
     def _session(self, folder: Path) -> Session:
         """Create a session like that of `fit`, with another folder and store.
@@ -156,30 +156,27 @@ class DryRun:
 
         transitions = findings.transitions()
         rows = analysis.read_rows(findings, transitions, decode)
-        runner_bytes = token_estimates.runner_bytes(session.runners)
-        practice = token_estimates.practice_rows(
-            transitions, self._algorithm.batch_config.max_length
-        )
+        practice = memory.practice_rows(transitions, self._algorithm.batch_config.max_length)
         if practice and self.settings.learner_spec is not None:
             session.reporter.start("dry run: trying an update", 1)
             try:
-                await token_estimates.try_update(session, practice)
+                await memory.try_update(session, practice)
             except OutOfMemoryError as error:
                 self._problems.append(f"fit would stop: {error}")
             finally:
                 session.reporter.finish()
-        return _Measurements(rows, token_estimates.peak_bytes(), runner_bytes)
+        return _Measurements(rows, memory.peak_bytes(), memory.runner_bytes(session.runners))
 
     # --- the sections ---------------------------------------------------------------------
     def _memory(self, measured: _Measurements | None) -> model.MemoryReport | None:
         if not self.settings.has_policies:
             return None
-        memory, missing = token_estimates.estimate_memory(self.settings)
+        report, missing = memory.estimate_memory(self.settings)
         self._missing += [missing] if missing else []
-        if memory is None or measured is None:
-            return memory
+        if report is None or measured is None:
+            return report
         return msgspec.structs.replace(
-            memory, peak_bytes=measured.peak_bytes, runner_bytes=measured.runner_bytes
+            report, peak_bytes=measured.peak_bytes, runner_bytes=measured.runner_bytes
         )
 
     def _plan(self) -> tuple[int, str]:
@@ -210,7 +207,7 @@ class DryRun:
         self,
         findings: Findings,
         measured: _Measurements | None,
-        memory: model.MemoryReport | None,
+        memory_report: model.MemoryReport | None,
         seconds: float,
     ) -> model.DevReport:
         rollouts, plan = self._plan()
@@ -233,7 +230,7 @@ class DryRun:
             *self._agent_warnings(findings, agents),
             *analysis.reward_warnings(rewards, trains=trains),
             *([] if stops or not trains else analysis.call_warnings(agents, uncaptured)),
-            *analysis.other_warnings(agents, rows, costs, memory),
+            *analysis.other_warnings(agents, rows, costs, memory_report),
         ]
         return model.DevReport(
             lightspan=version("lightspan"),
@@ -252,7 +249,7 @@ class DryRun:
             rewards=rewards,
             rows=rows,
             costs=costs,
-            memory=memory,
+            memory=memory_report,
             missing=self._missing,
             folder=None if self.folder is None else str(self.folder),
         )

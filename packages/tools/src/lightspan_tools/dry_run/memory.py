@@ -1,4 +1,4 @@
-"""A trial update, measurements of memory, and an estimate of the memory of `fit`."""
+"""Trial updates, measurements of memory, and an estimate of the memory of `fit`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_UPDATE_TOKENS: Final = 16_384
 _MAXRSS_BYTES: Final = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
 
 
-# --- an update ----------------------------------------------------------------------------------
+# --- updates ----------------------------------------------------------------------------------
 def practice_rows(transitions: Sequence[Transition], max_length: int | None) -> list[Row]:
     """Return rows of the dry run's calls for a trial update.
 
@@ -48,12 +48,13 @@ def practice_rows(transitions: Sequence[Transition], max_length: int | None) -> 
 
 
 async def try_update(session: Session, rows: Sequence[Row]) -> None:
-    """Run a trial update of the learner on the rows, to find out whether it fits into memory.
+    """Run two trial updates of the learner on the rows, to find out whether they fit into memory.
 
-    The updated weights are not meant for use.
+    The optimiser's states exist only from the second update on. The updated weights are not meant
+    for use.
 
     Raises:
-        OutOfMemoryError: the update does not fit into memory.
+        OutOfMemoryError: an update does not fit into memory.
     """
     learner, loss = session.learner, session.algorithm.loss
 
@@ -61,7 +62,8 @@ async def try_update(session: Session, rows: Sequence[Row]) -> None:
         scored = isinstance(loss, PolicyLoss) and loss.importance_cap is not None
         learner.update(rows, loss, old_logprobs=learner.score(rows) if scored else None)
 
-    await session.learn(update)
+    for _ in range(2):
+        await session.learn(update)
 
 
 # --- memory -----------------------------------------------------------------------------------
