@@ -60,18 +60,24 @@ class TestDescription:
             ({"addresses": {"a": [HERE, HERE], "b": [OTHER]}}, "given twice"),
             ({"addresses": {"a": []}}, "each policy needs at least one"),
             ({"addresses": [HERE], "servers": 2}, "servers that the run starts"),
-            ({"addresses": [5]}, "VLLM: addresses: Expected `str`, got `int`"),
-            ({"addresses": {5: [HERE]}}, "VLLM: addresses: Expected `str`, got `int` - at `key`"),
-            ({"python": True}, "VLLM: python: Expected `str`, got `bool`"),
+            ({"addresses": [5]}, r"VLLM: addresses=\[5\]: Expected `str`, got `int`"),
+            (
+                {"addresses": {5: [HERE]}},
+                r"VLLM: addresses=\[5\]: Expected `str`, got `int` - at `key`",
+            ),
+            ({"python": True}, "VLLM: python=True: Expected `str`, got `bool`"),
             ({"python": "p", "servers": 0}, "servers=0"),
             ({"python": "p", "context_length": 1}, "context_length=1"),
             ({"python": "p", "dtype": "int8"}, "dtype='int8'"),
-            ({"python": "p", "exchange": ""}, "VLLM: exchange: Expected `str` of length >= 1"),
-            ({"python": "p", "trainer_host": 5}, "VLLM: trainer_host: Expected `str`, got `int`"),
-            ({"python": "p", "merge": "no"}, "VLLM: merge: Expected `bool`, got `str`"),
+            ({"python": "p", "exchange": ""}, "VLLM: exchange='': Expected `str` of length >= 1"),
+            ({"python": "p", "trainer_host": 5}, "VLLM: trainer_host=5: Expected `str`, got `int`"),
+            ({"python": "p", "merge": "no"}, "VLLM: merge='no': Expected `bool`, got `str`"),
             ({"python": "p", "template_date": "2024"}, "template_date='2024' must be a date"),
-            ({"python": "p", "allow": None}, "VLLM: allow: Expected `array`, got `null`"),
-            ({"python": "p", "arguments": None}, "VLLM: arguments: Expected `array`, got `null`"),
+            ({"python": "p", "allow": None}, "VLLM: allow=None: Expected `array`, got `null`"),
+            (
+                {"python": "p", "arguments": None},
+                "VLLM: arguments=None: Expected `array`, got `null`",
+            ),
             ({"python": "p", "arguments": ["-tp=0"]}, "--tensor-parallel-size '0'"),
             (
                 {
@@ -84,12 +90,18 @@ class TestDescription:
             ),
             (
                 {"python": "p", "environment": {"A": 4}},
-                "VLLM: environment: Expected `str`, got `int`",
+                r"VLLM: environment=\['A'\]: Expected `str`, got `int`",
             ),
             (
                 {"python": "p", "environment": "A=1"},
-                "VLLM: environment: Expected `object`, got `str`",
+                "VLLM: environment='A=1': Expected `object`, got `str`",
             ),
+            (
+                {"python": "p", "environment": {"A=1": "2"}},
+                r"VLLM: environment=\['A=1'\]: Expected",
+            ),
+            ({"python": "p", "environment": {"": "2"}}, r"VLLM: environment=\[''\]: Expected"),
+            ({"python": "p", "environment": {"A": "2\0"}}, r"VLLM: environment=\['A'\]: Expected"),
         ],
     )
     def test_what_cannot_be_honoured(self, options: dict[str, Any], message: str) -> None:

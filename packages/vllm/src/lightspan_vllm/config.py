@@ -22,6 +22,7 @@ from lightspan.schema.validation import (
     check_url,
     check_whole,
 )
+from lightspan_gateway.serving.loopback import is_loopback
 
 if TYPE_CHECKING:
     from lightspan_vllm.engine import VLLMEngine
@@ -61,16 +62,18 @@ CPU_CACHE: Final = "VLLM_CPU_KVCACHE_SPACE"
 MAX_SERVERS: Final = 1024
 """Maximum number of servers of a policy; each is a process with a copy of the model."""
 
-Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Variable = Annotated[str, msgspec.Meta(pattern=r"^[^=\0]+$")]
+_Value = Annotated[str, msgspec.Meta(pattern=r"^[^\0]*$")]
 _KINDS: Final[Mapping[str, Any]] = {
     "python": str,
     "addresses": tuple[str, ...] | dict[str, tuple[str, ...]],
     "allow": tuple[str, ...],
     "merge": bool,
     "arguments": tuple[str, ...],
-    "environment": dict[Text, str],
-    "exchange": Text,
-    "trainer_host": Text,
+    "environment": dict[_Variable, _Value],
+    "exchange": _Text,
+    "trainer_host": _Text,
 }
 """Setting → its type."""
 
@@ -153,6 +156,8 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
             check_choice("VLLM: dtype", self.dtype, DTYPES)
         if self.context_length is not None:
             check_whole("VLLM: context_length", self.context_length, 2)
+        if self.template_date is not None:
+            check_date("VLLM: template_date", self.template_date)
         self._check_arguments()
         check_choice("VLLM: transfer", self.transfer, TRANSFERS)
         if self.transfer == "files" and self.trainer_host != LOOPBACK:
@@ -253,9 +258,8 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 msgspec.structs.force_setattr(self, name, msgspec.convert(value, kind))
             except msgspec.ValidationError as error:
-                raise ConfigError(f"VLLM: {name}: {error}") from error
-        if self.template_date is not None:
-            check_date("VLLM: template_date", self.template_date)
+                shown = list(value) if isinstance(value, dict) else value  # a variable may be a key
+                raise ConfigError(f"VLLM: {name}={shown!r}: {error}") from error
 
     def _check_addresses(self) -> None:
         lists = self._lists
@@ -270,7 +274,7 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
                     "development routes do not use: remove it"
                 )
             host = parts.hostname or ""
-            if not (_is_loopback(host) or host in self.allow):
+            if not (is_loopback(host) or host in self.allow):
                 raise ConfigError(
                     f"VLLM: {address} is on another machine. Its development routes need no key: "
                     "anyone who reaches it can read prompts and change weights. Use an SSH tunnel "
@@ -338,12 +342,3 @@ def _server(address: str) -> tuple[str, str, int, str]:
         host = str(ipaddress.ip_address(LOOPBACK if host == "localhost" else host))
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
     return parts.scheme, host, port, parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
