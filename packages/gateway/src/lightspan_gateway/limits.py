@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+MAX_CALL_BYTES: Final = 16 * 2**20
+"""Maximum size of a model call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
     """Limits of every server."""
 
-    max_body_bytes: int = 16 * 2**20
+    max_body_bytes: int = MAX_CALL_BYTES
     """Maximum size of a request."""
     keepalive_s: float = 75.0
     """Seconds after which an idle connection is closed.
@@ -43,7 +47,7 @@ class StoreServerLimits(ServerLimits):
     """Maximum size of a request."""
     max_concurrent: int = 256
     """Maximum number of requests that are executed at once."""
-    max_relayed_bytes: int = 16 * 2**20
+    max_relayed_bytes: int = MAX_CALL_BYTES
     """Maximum size of a model call that is forwarded to a gateway."""
     max_relayed: int = 1024
     """Maximum number of model calls that are forwarded at once."""

@@ -173,7 +173,7 @@ async def test_an_outage_is_told_once(
         assert {type(item) for item in errors} == {StoreUnreachableError}
         assert len([item for item in pauses if item > 5]) == 4
         [message] = caplog.messages
-        assert message.startswith(f"retrying for up to a minute: store {served.url} cannot")
+        assert message.startswith(f"retrying for up to 60 s: store {served.url} cannot")
         await asyncio.to_thread(served.start, port)
         assert await store.count() == {}
         assert not store._opened._has_warned

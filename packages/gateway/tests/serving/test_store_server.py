@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from lightspan import __version__
-from lightspan.errors import ConfigError, StoreError, StoreUnreachableError
+from lightspan.errors import ConfigError, StoreError, StoreUnreachableError, how_to_install
 from lightspan.schema.redaction import without_keys
 from lightspan.schema.semconv import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.stores import open_store
@@ -33,6 +33,8 @@ from lightspan_testing.store_suite import (
     make_rollout,
 )
 from packages.gateway.tests.remote_store.served import ADMIN, KEYS, RUNNER, TRAINER, Served, serving
+
+TRACER = "a-tracer-key-0123456789"
 
 
 class Answer(msgspec.Struct):
@@ -227,6 +229,19 @@ async def test_what_is_no_operation_is_refused_by_name(served: Served) -> None:
         assert f"a store has no operation {name!r}; it has put_resources, " in answer.message
     answer = await asyncio.to_thread(ask, served.url, "/v1/chat/completions", b"{}")
     assert (answer.status, "no such address" in answer.message) == (404, True)
+
+
+@pytest.mark.parametrize("key", [TRACER, TRAINER])
+def test_traces_without_their_plugin_are_refused_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """An exporter sends no protocol version."""
+    monkeypatch.setattr("lightspan_gateway.store_server.server.installed_plugins", lambda group: [])
+    keys = Keys({**KEYS, Role.TRACER: TRACER})
+    with serving(lambda: SQLiteStore(tmp_path / "store.db"), keys) as served:
+        answer = ask(served.url, "/v1/traces", b"{}", key, **{HEADER_PROTOCOL: "none"})
+    needed = f"to take traces, the server needs {how_to_install('otel')}"
+    assert (answer.status, answer.message) == (404, needed)
 
 
 @pytest.mark.parametrize(

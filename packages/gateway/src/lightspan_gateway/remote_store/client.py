@@ -223,7 +223,8 @@ class ServerConnection:
                     raise
                 if pause >= _WARN_FROM_S and not self._has_warned:
                     self._has_warned = True  # once for all operations
-                    log.warning("retrying for up to a minute: %s", error)
+                    limit_s = self._timings.server_retry_s
+                    log.warning("retrying for up to %g s: %s", limit_s, error)
                 # jitter, because all clients of a server that restarts would retry at once
                 await _sleep(pause * random.uniform(0.75, 1.25))
             else:

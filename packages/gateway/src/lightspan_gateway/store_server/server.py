@@ -146,10 +146,7 @@ class StoreServer(HttpServer):
             return rpc.encode(await asyncio.gather(*(reply_with(execute(*item)) for item in items)))
 
     async def _not_found(self, request: web.Request, role: Role) -> bytes:
-        missing = f"no such address: {request.method} {request.path}"
-        if request.path == "/v1/traces":  # a route of lightspan-otel
-            raise ApiError(404, f"{missing}; the server needs {errors.how_to_install('otel')}")
-        raise ApiError(404, f"{missing}; see {rpc.PATH}")
+        raise ApiError(404, f"no such address: {request.method} {request.path}; see {rpc.PATH}")
 
     # --- authorisation --------------------------------------------------------------------
     def _role_of(self, request: web.Request) -> Role:
@@ -172,6 +169,10 @@ class StoreServer(HttpServer):
 
         async def answer(request: web.Request) -> bytes:
             role = self._role_of(request)
+            if (request.method, request.path) == ("POST", "/v1/traces"):  # not a plugin's route
+                raise ApiError(
+                    404, f"to take traces, the server needs {errors.how_to_install('otel')}"
+                )
             if role is Role.TRACER:
                 raise ApiError(403, "a tracer's key may only send traces, to /v1/traces")
             protocol = request.headers.get(HEADER_PROTOCOL, "none")
