@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from lightspan.training.listeners import RunEvent
 from lightspan.training.results import Evaluation
-from lightspan_tools.alerts import Alert, AlertMonitor
+from lightspan_tools.alerts import Alert, AlertMonitor, print_alerts
 
 RECORDED = Path(__file__).parent / "histories"
 """Histories of real runs; README.md there says how they were recorded."""
@@ -155,6 +156,22 @@ def test_a_resumed_run_does_not_repeat_an_alert() -> None:
         before = monitor.read(steps[:cut], [])
         after = [alert for each in steps[cut:] for alert in monitor.step(each)]
         assert [*before, *after] == whole
+
+
+def test_a_run_that_redoes_its_last_step_in_the_same_process_is_read_anew(tmp_path: Path) -> None:
+    """Both files of metrics have three lines."""
+
+    def warnings_of(*groups: list[float]) -> list[str]:
+        steps = [line(step, [group] * 12, time=0.0) for step, group in enumerate(groups, 1)]
+        (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+        event = RunEvent(
+            kind="step", step=3, folder=tmp_path, algorithm="", metric="", trains_weights=True
+        )
+        return print_alerts(event)
+
+    assert warnings_of([0, 1], [0, 0], [0, 1]) == []
+    [text] = warnings_of([0, 1], [0, 0], [0, 0])
+    assert text.startswith("warning: no group varied in the latest 2 steps: in each of 24 the ")
 
 
 def test_fit_shows_an_alert_and_inspect_shows_it_again(

@@ -56,8 +56,8 @@ class AlertMonitor:
         self._train: list[Line] = []
         self._evaluations: list[Evaluation] = []
         self._names: set[str] = set()
-        self.lines = 0
-        """Number of lines that have been read."""
+        self.lines: list[Line] = []
+        """Lines that have been read."""
 
     def step(self, line: Line) -> list[Alert]:
         """Add the metrics of a training step, and return the new alerts."""
@@ -77,7 +77,7 @@ class AlertMonitor:
             metrics: lines that have not been added yet.
             evaluations: evaluations of the run, at least those of `metrics`.
         """
-        self.lines += len(metrics)
+        self.lines += metrics
         by_step = {evaluation.step: evaluation for evaluation in evaluations}
         alerts: list[Alert] = []
         for line in metrics:
@@ -104,10 +104,11 @@ def print_alerts(event: RunEvent) -> list[str]:
     monitor = _monitors.pop(event.folder, AlertMonitor())
     if event.kind == "end":
         return []
-    if monitor.lines > len(metrics):  # the run was resumed at an earlier step
-        monitor = AlertMonitor()
+    seen = len(monitor.lines)
+    if metrics[:seen] != monitor.lines:  # the run was resumed at an earlier step
+        monitor, seen = AlertMonitor(), 0
     _monitors[event.folder] = monitor
-    new = metrics[monitor.lines :]
+    new = metrics[seen:]
     has_evaluation = any(line["kind"] == "eval" for line in new)
     alerts = monitor.read(new, folder.evaluations() if has_evaluation else [])
     # of a run that was resumed, earlier steps were reported before
