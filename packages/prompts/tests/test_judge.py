@@ -408,7 +408,9 @@ async def test_no_question_is_asked_twice(server: ScriptedServer, tmp_path: Path
         await scored(each, *groups, folder=tmp_path)
     assert len(server.requests) == 8  # a third order of two is the first; another rubric is new
     path.write_bytes(b"{nonsense}\n")
-    with pytest.raises(ConfigError, match=r"judge\.jsonl is damaged in line 1"):
+    with pytest.raises(
+        ConfigError, match=r"judge\.jsonl is damaged in line 1: .*; delete the line"
+    ):
         await scored(judge(server), *groups, folder=tmp_path)
 
 

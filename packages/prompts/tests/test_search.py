@@ -172,7 +172,9 @@ def test_a_journal_answers_what_is_asked_at_once_in_any_order(tmp_path: Path) ->
         SearchLog(path, "x 2")
     first, *rest = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + b"{}\n" + b"".join(rest))
-    with pytest.raises(ConfigError, match=r"x\.jsonl is damaged in line 2"):
+    with pytest.raises(
+        ConfigError, match=r"x\.jsonl is damaged in line 2: .*; delete it and all lines that follow"
+    ):
         SearchLog(path, "x 1")
 
 

@@ -35,12 +35,13 @@ def append(path: Path, values: Iterable[object]) -> None:
             os.fsync(file.fileno())
 
 
-def read(path: Path, kind: type[T]) -> list[T]:
+def read(path: Path, kind: type[T], remedy: str = "delete the line") -> list[T]:
     """Return the values of the complete lines; an empty list if there is no file.
 
     Args:
         path: path of the file.
         kind: type of each line's value.
+        remedy: advice on a damaged line.
 
     Raises:
         ConfigError: a line is not JSON of type `kind`, or the file cannot be read.
@@ -52,7 +53,7 @@ def read(path: Path, kind: type[T]) -> list[T]:
             values.append(decoder.decode(line))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{path} is damaged in line {number}: {error}; mend or delete the line"
+                f"{path} is damaged in line {number}: {error}; {remedy}, or restore a copy"
             ) from error
     return values
 
