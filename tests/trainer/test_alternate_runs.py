@@ -103,7 +103,6 @@ def test_both_are_kept_of_the_best_step(
 
 
 @pytest.mark.faults
-@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_that_is_killed_in_either_half_goes_on(
     run: Run, tiny: Path, thinker: ScriptedServer, tmp_path: Path
