@@ -387,7 +387,7 @@ def instrument() -> Instrumentation:
     manager (`with instrument():`) it is undone at the end of the block.
     """
     with _state.lock:
-        if _is_installed():
+        if any(hook[0] is _hook for hook in langchain_context._configure_hooks):
             return Instrumentation(None)
         langchain_context.register_configure_hook(
             _hook, inheritable=True, handle_class=LightspanCallback
@@ -435,7 +435,3 @@ def _is_cache_off() -> bool:
     except Exception as error:
         _adapter.add_capture_error(current.scope.recorder, error)
         return False
-
-
-def _is_installed() -> bool:
-    return any(hook[0] is _hook for hook in langchain_context._configure_hooks)

@@ -131,9 +131,9 @@ def note_call(acting: AgentContext) -> None:
 
 def _reason_unknown(span: Any, acting: AgentContext) -> str | None:
     span_context = span.get_span_context()
-    if open_span_of(span) is not None or span_context.is_remote or _is_covered(span):
-        return None
     library = _library_of(span)
+    if open_span_of(span) is not None or span_context.is_remote or is_claimed(library):
+        return None
     goes_elsewhere = any(
         not switch.is_ours() or (library and switch.library == library)
         for switch in list(switches.values())
@@ -170,11 +170,6 @@ def _without_ids(may_hide: bool, is_on: bool) -> str | None:
     if may_hide and _is_set():
         return "a library made a span without ids the current one, which hides the agent around it"
     return None
-
-
-def _is_covered(span: Any) -> bool:
-    """Return whether an adapter covers this span."""
-    return is_claimed(_library_of(span))
 
 
 def _library_of(span: Any) -> str:

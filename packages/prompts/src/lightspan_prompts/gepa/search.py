@@ -23,7 +23,6 @@ import msgspec
 
 from lightspan.errors import RewardError
 from lightspan.progress import plural
-from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 from lightspan_prompts.gepa.reflection_prompts import question
 from lightspan_prompts.search.candidates import Candidate, SearchResult, Split, TooFewRolloutsError
@@ -306,7 +305,8 @@ class Search:
         """
         texts = {}
         for number in components_to_update:
-            name, template = self._names[number], self._template(number, candidate)
+            name = self._names[number]
+            template = self._trials.template(name, candidate[number])
             evidence = [record["seen"] for record in reflective_dataset[number]]
             request = Question(name, question(name, template, evidence), self._reflector)
             is_replaying = self._trials.is_replaying
@@ -386,9 +386,6 @@ class Search:
 
     def _named(self, texts: Texts) -> dict[str, str]:
         return {name: texts[number] for number, name in enumerate(self._names)}
-
-    def _template(self, number: int, texts: Texts) -> PromptTemplate:
-        return self._trials.template(self._names[number], texts[number])
 
 
 class _Log:

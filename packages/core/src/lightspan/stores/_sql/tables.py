@@ -73,9 +73,6 @@ class SQLTables(ABC):
     def _queries(self) -> Mapping[str, str]:
         return named_queries(self.package, self._translate)
 
-    def _queries_of_one(self) -> Mapping[str, str]:
-        return queries_of_one(self.package, self._translate)
-
     @staticmethod
     @abstractmethod
     def _translate(query: str) -> str:
@@ -102,7 +99,7 @@ class SQLTables(ABC):
     def _execute_for(self, name: str, ids: Sequence[str]) -> list[Any]:
         """Run the query `name`, whose only value is a list of ids; cheaper for a single id."""
         if len(ids) == 1:
-            return self._run(self._queries_of_one()[name], ids)
+            return self._run(queries_of_one(self.package, self._translate)[name], ids)
         return self._execute(name, self._list(ids))
 
     def _read_attempt(self, row: Sequence[Any]) -> Attempt:
