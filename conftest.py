@@ -39,9 +39,9 @@ os.environ["CREWAI_DISABLE_TRACKING"] = "true"
 os.environ["CREWAI_TRACING_ENABLED"] = "false"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "true"
 
-# No test speaks TLS, but each client that a test or a program of its makes, and aiohttp when it is
-# imported, would read all certificates of the system, for 25 ms: here is a single one. Clients of
-# ours read no environment.
+# No test in this process trusts a certificate, but each client that a test or a program of its
+# makes, and aiohttp when it is imported, would read all certificates of the system, for 25 ms: here
+# is a single one. Clients of ours read no environment.
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "tests/nobody.pem")
 
 

@@ -3,7 +3,8 @@
 Starting a runner takes a second of CPU, most of it to import the OpenAI SDK, and hundreds of
 trainings and dry runs in tests are not about how a process starts. A forked one takes a tenth. It
 gets the rest as a spawned one does: working folder, module path and app, which it imports itself.
-`packages/core/tests/runners`, and programs that train, spawn their runners as users do.
+`packages/core/tests/runners` except `test_misbehaviour`, and programs that train, spawn their
+runners as users do.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ FORKED = {
         "trainer",
         "training",
     ),
-    *("test_command_training", "test_misbehaviour", "test_pace"),
+    *("test_command_training", "test_misbehaviour"),
     *("test_learning_benchmark", "test_credit_benchmark"),
     *("test_math_structured", "test_rag_structured", "test_rag_crew"),
     *("test_sql_train", "test_sql_signals", "test_sql_spider"),

@@ -43,13 +43,6 @@ def speaks(request: Any) -> str:
     return str(request.messages[0]["content"])
 
 
-def reflects(request: Any) -> str:
-    """Adds one word."""
-    asked = request.last_text
-    text: str = asked.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
-    return f"<prompt>\n{text} softly\n</prompt>"
-
-
 def tasks(*numbers: int) -> list[dict[str, str]]:
     return [{"q": f"word {n}"} for n in numbers]
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import queue
-import threading
 import urllib.request
-from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
 import openai
@@ -18,7 +14,6 @@ from lightspan.capture.other_clients import record_call
 from lightspan.schema.spans import now_ns
 
 client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")
-TOOLS: Any = [{"type": "function", "function": {"name": "search", "parameters": {}}}]
 
 
 def _ask(messages: Any, at: openai.OpenAI = client, **options: Any) -> str:
@@ -63,17 +58,6 @@ def forgets_a_name(task: dict[str, Any]) -> float:
     return float(_ask([{"role": "user", "content": task["q"]}]))
 
 
-@lightspan.rollout
-def forgives(task: dict[str, Any]) -> float:
-    """As many apps are written: what fails scores 0."""
-    with lightspan.agent("writer"):
-        try:
-            _ask([{"role": "user", "content": task["q"]}])
-        except openai.OpenAIError:
-            return 0.0
-    return 1.0
-
-
 PICTURE = "data:image/png;base64," + "A" * 2**20
 """Three quarters of a megabyte."""
 
@@ -100,13 +84,6 @@ def sees(task: dict[str, Any]) -> float:
     with lightspan.agent("writer"):
         client.responses.create(model="any", input=said)
     return 1.0
-
-
-@lightspan.rollout
-def responds(task: dict[str, Any]) -> float:
-    """The writer asks through the Responses API; the reward is what it says."""
-    with lightspan.agent("writer"):
-        return float(client.responses.create(model="any", input=task["q"]).output_text)
 
 
 @lightspan.rollout
@@ -145,43 +122,6 @@ def posts(task: dict[str, Any]) -> float:
     """The writer asks over HTTP, where nobody sees it."""
     with lightspan.agent("writer"):
         return _post(task["url"], "own", "any", task["q"])
-
-
-def _asks(url: str, text: str) -> float:
-    at = openai.OpenAI(base_url=url, api_key="own")
-    return float(_ask([{"role": "user", "content": text}], at))
-
-
-@lightspan.rollout
-def asks_in_a_process(task: dict[str, Any]) -> float:
-    """The writer asks in a process of its own."""
-    context = multiprocessing.get_context("fork")
-    with lightspan.agent("writer"), ProcessPoolExecutor(1, context) as pool:
-        return pool.submit(_asks, task["url"], task["q"]).result()
-
-
-def _consume() -> None:
-    while True:
-        work, done = _orders.get()
-        try:
-            done.set_result(work())
-        except Exception as error:
-            done.set_exception(error)
-
-
-_orders: queue.Queue[Any] = queue.Queue()
-_consumer = threading.Thread(target=_consume, name="consumer", daemon=True)
-
-
-@lightspan.rollout
-def asks_by_a_worker(task: dict[str, Any]) -> float:
-    """A thread that the first attempt began asks for all of them."""
-    done: Future[float] = Future()
-    with lightspan.agent("writer"):
-        if not _consumer.is_alive():
-            _consumer.start()
-        _orders.put((lambda: float(_ask([{"role": "user", "content": task["q"]}])), done))
-    return done.result()
 
 
 @lightspan.rollout

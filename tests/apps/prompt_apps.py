@@ -39,12 +39,6 @@ def wants_llm(task: dict[str, Any], llm: LLM) -> float:
     return 0.0
 
 
-@lightspan.rollout
-def optional(task: dict[str, Any], style: PromptTemplate | None = None) -> float:
-    """Takes a prompt where there is one."""
-    return 0.0 if style is None else 1.0
-
-
 class Trial(Algorithm):
     """Tries two texts side by side in each step, and keeps the better one."""
 

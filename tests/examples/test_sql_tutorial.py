@@ -74,14 +74,6 @@ def run(script: str, place: Path, *arguments: str, **environment: str) -> Any:
     return done
 
 
-@pytest.fixture(scope="module")
-def trained(place: Path) -> tuple[str, RunFolder]:
-    """What `train_sql_agent.py` printed, and the run that it left."""
-    done = run("train_sql_agent.py", place, str(place / "model"), "--active-agent", "write")
-    [folder] = (place / "runs").iterdir()
-    return done.stdout, RunFolder(folder)
-
-
 @pytest.mark.pages
 def test_agents_whose_name_has_write_in_it_learn(place: Path) -> None:
     """`rewrite_query` has `write` in it too. The checker shares the weights that move."""

@@ -19,6 +19,7 @@ from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import Mode, Rollout, RolloutStatus
 from lightspan.stores import open_store
 from lightspan_testing.wait import until
+from packages.core.tests.runners.test_command import alive
 
 # Neither it nor its child hears SIGTERM; the child waits until it is killed, or told to end.
 PROGRAM = """
@@ -41,14 +42,6 @@ def notes(folder: Path) -> Iterator[tuple[list[int], Path]]:
     for path in folder.glob("*.json"):
         note = json.loads(path.read_text())
         yield note["pids"], Path(note["task"])
-
-
-def alive(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return status != "Z"
 
 
 async def until_begun(folder: Path, number: int) -> None:

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import openai
 
-from lightspan_testing.adapter_harness import Turn
-from lightspan_testing.adapter_suite.scenarios import App, Model, broken, count, look
-
-WRITER: Final = "invoke_agent writer @writer\n  chat @writer"
-BOSS: Final = """
-    invoke_agent boss @boss
-      chat @boss
-      execute_tool expert @boss
-        invoke_agent expert @boss/expert
-          chat @boss/expert
-          execute_tool look @boss/expert
-          chat @boss/expert
-      chat @boss
-"""
-"""Tree of an agent that is another one's tool."""
-LOOKS: Final = Turn(calls=[("look", '{"what": "seven"}')])
+from lightspan_testing.adapter_suite.scenarios import (
+    FAILED,
+    WRITER,
+    App,
+    Model,
+    broken,
+    count,
+    look,
+)
 
 
 def client(model: Model) -> openai.AsyncOpenAI:
@@ -112,5 +105,4 @@ class AppBuilder:
         return self.alone(self.agent("scout", [self.tool(broken)]), tree)
 
     def model_error(self) -> App:
-        tree = "invoke_agent writer @writer error\n  chat @writer error"
-        return self.alone(self.agent("writer"), tree, raises=self.raises)
+        return self.alone(self.agent("writer"), FAILED, raises=self.raises)

@@ -44,13 +44,11 @@ from lightspan_testing.adapter_suite.scenario_runner import (
     play_outside,
     run_sync,
 )
-from lightspan_testing.adapter_suite.scenarios import ROUTES, SCENARIOS, App, Model
+from lightspan_testing.adapter_suite.scenarios import CONCURRENT, ROUTES, SCENARIOS, App, Model
 from lightspan_testing.adapter_suite.trees import ordered, without_call_status
 from lightspan_testing.attempts import path_of, read_recorded, tree
 from tests.adapters.fixtures import openinference
 from tests.frameworks.matrix import MATRIX, RESPONSES
-
-CONCURRENT: Final = 32
 
 EXPORTER: Final = InMemorySpanExporter()
 """Of the app's own provider."""

@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from lightspan.capture.patch import Patch
 from lightspan_testing.adapter_harness import Turn
-from lightspan_testing.adapter_suite.scenarios import App, Model, instructions, look
-from tests.frameworks.builder import BOSS, LOOKS, AppBuilder, client
+from lightspan_testing.adapter_suite.scenarios import BOSS, LOOK, App, Model, instructions, look
+from tests.frameworks.builder import AppBuilder, client
 from tests.frameworks.suite import FrameworkSuite, columns
 
 agent_framework = pytest.importorskip("agent_framework")
@@ -80,7 +80,7 @@ class Builder(AppBuilder):
         """
         says = {
             "triage": [Turn(calls=[("handoff_to_expert", "{}")])],
-            "expert": [LOOKS, "Done: {task}."],
+            "expert": [LOOK, "Done: {task}."],
         }
         return App(run=run, tree=tree, says=says)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lightspan_testing.adapter_harness import Turn
-from lightspan_testing.adapter_suite.scenarios import App, Model, instructions, look
-from tests.frameworks.builder import LOOKS, AppBuilder, client
+from lightspan_testing.adapter_suite.scenarios import LOOK, App, Model, instructions, look
+from tests.frameworks.builder import AppBuilder, client
 from tests.frameworks.suite import FrameworkSuite, columns
 
 agno = pytest.importorskip("agno")
@@ -89,7 +89,7 @@ class Builder(AppBuilder):
         asks = '{"member_id": "expert", "task": "help with {task}"}'
         says = {
             "triage": [Turn(calls=[("delegate_task_to_member", asks)])],
-            "expert": [LOOKS, "Done: {task}."],
+            "expert": [LOOK, "Done: {task}."],
         }
         return self.alone(triage, tree, says=says)
 

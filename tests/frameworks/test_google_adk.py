@@ -10,8 +10,8 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from lightspan_testing.adapter_harness import Turn
-from lightspan_testing.adapter_suite.scenarios import App, Model, instructions, look
-from tests.frameworks.builder import BOSS, LOOKS, AppBuilder
+from lightspan_testing.adapter_suite.scenarios import BOSS, LOOK, App, Model, instructions, look
+from tests.frameworks.builder import AppBuilder
 from tests.frameworks.suite import FrameworkSuite, columns
 
 pytest.importorskip("google.adk")
@@ -108,7 +108,7 @@ class Builder(AppBuilder):
         """
         says = {
             "triage": [Turn(calls=[("transfer_to_agent", '{"agent_name": "expert"}')])],
-            "expert": [LOOKS, "Done: {task}."],
+            "expert": [LOOK, "Done: {task}."],
         }
         return self.alone(triage, tree, says=says)
 

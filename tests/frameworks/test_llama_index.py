@@ -14,13 +14,17 @@ from lightspan.schema.spans import SpanStatus
 from lightspan_testing.adapter_harness import Stage, Turn
 from lightspan_testing.adapter_suite.scenario_runner import play, play_outside
 from lightspan_testing.adapter_suite.scenarios import (
+    BOSS,
+    FAILED,
+    LOOK,
+    WRITER,
     App,
     Model,
     instructions,
     look,
 )
 from lightspan_testing.attempts import read_recorded
-from tests.frameworks.builder import BOSS, LOOKS, WRITER, AppBuilder, client
+from tests.frameworks.builder import AppBuilder, client
 from tests.frameworks.suite import PROVIDER, FrameworkSuite, columns
 
 pytest.importorskip("llama_index.core")
@@ -102,7 +106,7 @@ class Builder(AppBuilder):
               chat @expert
         """
         to = '{"to_agent": "expert", "reason": "it knows"}'
-        says = {"triage": [Turn(calls=[("handoff", to)])], "expert": [LOOKS, "Done: {task}."]}
+        says = {"triage": [Turn(calls=[("handoff", to)])], "expert": [LOOK, "Done: {task}."]}
         return self.alone(workflow, tree, says=says)
 
     def agent_as_tool(self) -> App:
@@ -115,9 +119,7 @@ class Builder(AppBuilder):
         return self.alone(self.agent("boss", [expert]), BOSS)
 
     def cancelled(self) -> App:
-        return self.alone(
-            self.agent("writer"), "invoke_agent writer @writer error\n  chat @writer error"
-        )
+        return self.alone(self.agent("writer"), FAILED)
 
 
 class TestLlamaIndex(FrameworkSuite):

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import copy_context
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from lightspan.capture import sdk_instrumentation
 from lightspan_testing.adapter_harness import Turn
-from lightspan_testing.adapter_suite.scenarios import App, Model, broken, instructions, look
-from tests.frameworks.builder import BOSS, AppBuilder, client
+from lightspan_testing.adapter_suite.scenario_runner import run_in_own_loop
+from lightspan_testing.adapter_suite.scenarios import BOSS, App, Model, broken, instructions, look
+from tests.frameworks.builder import AppBuilder, client
 from tests.frameworks.suite import FrameworkSuite, columns
 
 pydantic_ai = pytest.importorskip("pydantic_ai")
@@ -51,7 +48,7 @@ class Builder(AppBuilder):
         return "".join(parts)
 
     def sync_of(self, agent: Any) -> Callable[[str], Any]:
-        return lambda text: _sync(lambda: agent.run_sync(text))
+        return lambda text: run_in_own_loop(lambda: agent.run_sync(text))
 
     # --- the table ------------------------------------------------------------------------
 
@@ -104,22 +101,6 @@ class Builder(AppBuilder):
               execute_tool broken @scout error
         """
         return self.alone(self.agent("scout", [Tool(broken)]), tree, raises=LookupError)
-
-
-def _sync(work: Callable[[], Any]) -> Any:
-    """`run_sync` where no loop is: in a thread, whose loop is closed afterwards."""
-
-    def in_a_thread() -> Any:
-        loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
-        try:
-            return work()
-        finally:
-            loop.run_until_complete(sdk_instrumentation.aclose())
-            loop.close()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(copy_context().run, in_a_thread).result()
 
 
 class TestChat(FrameworkSuite):

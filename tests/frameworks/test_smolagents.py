@@ -10,7 +10,7 @@ import pytest
 import lightspan_otel as otel
 from lightspan_testing.adapter_harness import Stage, Turn
 from lightspan_testing.adapter_suite.scenario_runner import play
-from lightspan_testing.adapter_suite.scenarios import App, Model, instructions
+from lightspan_testing.adapter_suite.scenarios import FAILED, LOOK, App, Model, instructions
 from tests.frameworks.suite import FrameworkSuite, columns
 
 smolagents = pytest.importorskip("smolagents")
@@ -67,9 +67,6 @@ def broken(what: str) -> str:
 def final(text: str) -> Turn:
     """An agent of smolagents ends by calling a tool."""
     return Turn(calls=[("final_answer", f'{{"answer": "{text}"}}')])
-
-
-LOOKS = Turn(calls=[("look", '{"what": "seven"}')])
 
 
 class Builder:
@@ -142,7 +139,7 @@ class Builder:
         """
         says = {
             "boss": [Turn(calls=[("expert", '{"task": "help with {task}"}')]), final("{task}.")],
-            "expert": [LOOKS, final("It is seven, {task}.")],
+            "expert": [LOOK, final("It is seven, {task}.")],
         }
         expert = self.agent("expert", [look])
         return self.alone(self.agent("boss", managed_agents=[expert]), tree, says=says)
@@ -194,8 +191,7 @@ class Builder:
         return self.alone(self.agent("scout", [broken]), tree, says=says)
 
     def model_error(self) -> App:
-        tree = "invoke_agent writer @writer error\n  chat @writer error"
-        return self.alone(self.agent("writer"), tree, raises=AgentGenerationError)
+        return self.alone(self.agent("writer"), FAILED, raises=AgentGenerationError)
 
 
 class TestToolCalling(FrameworkSuite):

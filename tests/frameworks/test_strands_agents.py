@@ -11,8 +11,8 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from lightspan_testing.adapter_harness import Turn
-from lightspan_testing.adapter_suite.scenarios import App, Model, instructions, look
-from tests.frameworks.builder import BOSS, LOOKS, AppBuilder
+from lightspan_testing.adapter_suite.scenarios import BOSS, LOOK, App, Model, instructions, look
+from tests.frameworks.builder import AppBuilder
 from tests.frameworks.suite import FrameworkSuite, columns
 
 strands = pytest.importorskip("strands")
@@ -93,7 +93,7 @@ class Builder(AppBuilder):
         to = '{"agent_name": "expert", "message": "{task}"}'
         says = {
             "triage": [Turn(calls=[("handoff_to_agent", to)]), "Handed off: {task}."],
-            "expert": [LOOKS, "Done: {task}."],
+            "expert": [LOOK, "Done: {task}."],
         }
         return App(
             run=run, run_sync=lambda text: str(swarm(text)), tree=tree, says=says, concurrent=False

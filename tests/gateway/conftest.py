@@ -1,5 +1,16 @@
 """Fixtures of the gateway's tests."""
 
-from packages.gateway.tests.conftest import store
+from __future__ import annotations
 
-__all__ = ["store"]
+from collections.abc import AsyncIterator
+
+import pytest
+
+from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Store]:
+    async with open_store("memory:") as store:
+        yield store

@@ -13,8 +13,6 @@ import pytest
 
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
-from lightspan.schema.routing import Route, Target
-from lightspan.schema.token_records import Sampling
 from lightspan.stores.protocol import Store
 from lightspan_gateway.dialects.anthropic import parse_message
 from lightspan_gateway.dialects.chat import parse_chat
@@ -22,8 +20,6 @@ from lightspan_gateway.grammars import grammar_of
 from lightspan_testing.gateway_suite import TOOLS, Rig, make_rig
 from lightspan_testing.scripted_engine import Say
 
-FORCED = Sampling(temperature=0.5, max_tokens=40)
-TRAINED = Target(route=Route.POLICY, policy="policy", sampling=FORCED)
 SCHEMA = TOOLS[0]["function"]["parameters"]
 TOOL: Any = {"name": "calculator", "input_schema": SCHEMA}
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1"}}\n</tool_call>'

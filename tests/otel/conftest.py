@@ -1,5 +1,5 @@
 """Fixtures of the OpenTelemetry tests."""
 
-from packages.otel.tests.conftest import alone, client, provider, server, tracer, url
+from packages.otel.tests.conftest import alone, server, url
 
-__all__ = ["alone", "client", "provider", "server", "tracer", "url"]
+__all__ = ["alone", "server", "url"]

@@ -110,6 +110,19 @@ def test_core_asks_little_of_an_app() -> None:
     assert {name_of(each) for each in project(PACKAGES["core"])["dependencies"]} == CORE_NEEDS
 
 
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_an_adapter_is_checked_like_the_others(adapter: str) -> None:
+    """The layout that CONTRIBUTING and pyproject.toml describe."""
+    tool = metadata_of(ROOT)["tool"]
+    package = f"lightspan_{adapter}"
+    contracts = {each["id"]: each for each in tool["importlinter"]["contracts"]}
+    assert package in tool["ruff"]["lint"]["isort"]["known-first-party"]
+    assert f"packages/{adapter}/src" in tool["mypy"]["mypy_path"].split(":")
+    assert package in tool["importlinter"]["root_packages"]
+    assert package in contracts["capture"]["source_modules"]
+    assert package in contracts["adapters"]["source_modules"]
+
+
 # --- constraints ----------------------------------------------------------------------------
 def pins(name: str) -> dict[str, str]:
     found: dict[str, str] = {}
@@ -120,9 +133,6 @@ def pins(name: str) -> dict[str, str]:
             assert version, f"{name}: {requirement} is not pinned"
             found[pinned.lower()] = version
     return found
-
-
-CONSTRAINTS = [path.name for path in sorted((ROOT / "constraints").glob("*.txt"))]
 
 
 def test_the_script_wrote_the_constraints() -> None:

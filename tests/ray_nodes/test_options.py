@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,6 @@ async def enqueue(store: Store, *tasks: Any) -> list[str]:
     ]
     await store.enqueue(rollouts)
     return [rollout.rollout_id for rollout in rollouts]
-
-
-async def until(runners: RayRunners, happened: Callable[[], bool]) -> None:
-    while not happened():
-        runners.check()
-        await asyncio.sleep(0.05)
 
 
 async def ended(runners: RayRunners, store: Store, names: list[str]) -> list[Attempt]:

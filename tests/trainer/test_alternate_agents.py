@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import alternate_agents as toy  # type: ignore[import-not-found]
 import pytest
+from alternate_toy import reflects  # type: ignore[import-not-found]
 
 pytest.importorskip("torch")
 
@@ -24,6 +25,7 @@ from lightspan.training.collector import stored_episodes
 from lightspan_prompts.search.candidates import read_searches
 from lightspan_prompts.search.prompt_discovery import texts_of
 from lightspan_testing.scripted import Request, ScriptedServer
+from tests.trainer.test_alternate_runs import tensors
 
 SEARCHES = (1, 4)
 """Steps of the run: two searches, of its five."""
@@ -43,18 +45,12 @@ def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("alternate") / "run"
     with (
         ScriptedServer(toy.speaks) as guide,
-        ScriptedServer(toy.reflects) as thinker,
+        ScriptedServer(reflects) as thinker,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("OPENAI_BASE_URL", guide.url)  # that the app is configured with
         result = toy.fit(folder, toy.algorithm(tiny, thinker.url))
     return Run(folder, result, guide.requests)
-
-
-def tensors(model: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    return load_file(model / "model.safetensors")
 
 
 async def by_step(folder: Path) -> dict[int, list[Episode]]:

@@ -39,6 +39,7 @@ from lightspan_testing.adapter_suite import (
     instructions,
     look,
 )
+from lightspan_testing.adapter_suite.scenarios import BOSS, FAILED, SCOUT, WRITER
 
 ABLE = ("function_calling", "json_output", "structured_output", "multiple_system_messages")
 INFO: Any = {"vision": False, "family": "unknown", **dict.fromkeys(ABLE, True)}
@@ -91,8 +92,6 @@ def run(runner: Any, *inside: ChatAgent) -> Callable[[str], Any]:
     return once
 
 
-WRITER = "invoke_agent writer @writer\n  chat @writer"
-FAILED = "invoke_agent writer @writer error\n  chat @writer error"
 BUILDERS: dict[str, Callable[[Cast], App]] = {}
 
 
@@ -178,12 +177,7 @@ def parallel(cast: Cast) -> App:
 def tools(cast: Cast) -> App:
     return app(
         cast.agent("scout", [look], reflect_on_tool_use=True),
-        """
-        invoke_agent scout @scout
-          chat @scout
-          execute_tool look @scout
-          chat @scout
-        """,
+        SCOUT,
     )
 
 
@@ -229,16 +223,7 @@ def agent_as_tool(cast: Cast) -> App:
     boss = cast.agent("boss", [tool], reflect_on_tool_use=True)
     return app(
         boss,
-        """
-        invoke_agent boss @boss
-          chat @boss
-          execute_tool expert @boss
-            invoke_agent expert @boss/expert
-              chat @boss/expert
-              execute_tool look @boss/expert
-              chat @boss/expert
-          chat @boss
-        """,
+        BOSS,
         expert,
     )
 

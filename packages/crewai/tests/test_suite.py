@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -19,7 +18,6 @@ from crewai import LLM, Agent, Crew, Task
 from crewai.events import crewai_event_bus
 from crewai.flow.flow import Flow, listen, start
 from crewai.llms.base_llm import BaseLLM
-from crewai.telemetry import Telemetry
 from crewai.tools import tool
 
 from lightspan_crewai import _hook
@@ -37,6 +35,7 @@ from lightspan_testing.adapter_suite import (
     instructions,
     look,
 )
+from lightspan_testing.adapter_suite.scenarios import FAILED, SCOUT, WRITER
 
 # CrewAI warns of fields of its own that it reads itself.
 warnings.filterwarnings("ignore", category=DeprecationWarning, module="crewai")
@@ -48,26 +47,6 @@ pytestmark = [
         "ignore:Exception ignored in.*(socket|Transport):pytest.PytestUnraisableExceptionWarning"
     ),
 ]
-
-REPORTED: list[str] = []
-"""Where CrewAI's telemetry reported to, in the process of `test_built_at_import[...-on]`."""
-
-
-def _keep_reports_here() -> None:
-    """What CrewAI reports to its makers arrives, it thinks, and never leaves this process."""
-    import requests
-
-    def request(self: Any, method: str, url: str, **more: Any) -> requests.Response:
-        REPORTED.append(url)
-        answer = requests.Response()
-        answer.status_code = 200
-        return answer
-
-    requests.Session.request = request  # type: ignore[assignment, method-assign]
-
-
-if os.environ["CREWAI_DISABLE_TELEMETRY"] == "false":  # nothing was reported yet
-    _keep_reports_here()
 
 TOOLS = {function.__name__: tool(function) for function in (look, count, broken)}
 DELEGATES = Turn(
@@ -156,10 +135,6 @@ class Posting(BaseLLM):
         return self._answer(messages)
 
 
-WRITER = "invoke_agent writer @writer\n  chat @writer"
-FAILED = "invoke_agent writer @writer error\n  chat @writer error"
-
-
 class TestSuite(AdapterSuite):
     framework = "crewai"
     notes_starts = (_hook, "_begin")
@@ -189,14 +164,6 @@ class TestSuite(AdapterSuite):
         "CREWAI_DISABLE_TELEMETRY": "false",
         "CREWAI_DISABLE_TRACKING": "false",
     }
-
-    def check_telemetry(self, is_on: bool) -> None:
-        assert Telemetry().ready is is_on
-        if is_on:
-            Telemetry().provider.force_flush()
-        assert set(REPORTED) == (
-            {"https://telemetry.crewai.com:4319/v1/traces"} if is_on else set()
-        )
 
     program_root = "invoke_workflow crew"
     program = """
@@ -287,12 +254,7 @@ class TestSuite(AdapterSuite):
     def build_tools(self, model: Model) -> App:
         return app_of(
             crew_of(an_agent("scout", model, "look")),
-            """
-            invoke_agent scout @scout
-              chat @scout
-              execute_tool look @scout
-              chat @scout
-            """,
+            SCOUT,
         )
 
     def build_parallel_tools(self, model: Model) -> App:
@@ -404,6 +366,3 @@ class TestSuite(AdapterSuite):
             max_retry_limit=0,
         )
         return app_of(crew_of(writer), OTHER_MEANS[scenario])
-
-
-del AdapterSuite

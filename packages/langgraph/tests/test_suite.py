@@ -44,6 +44,7 @@ from lightspan_testing.adapter_suite import (
     instructions,
     look,
 )
+from lightspan_testing.adapter_suite.scenarios import BOSS, FAILED, SCOUT, WRITER
 
 
 class Texts(TypedDict):
@@ -99,8 +100,6 @@ class Cast:
         return create_agent(self.chat, [*tools], name=name, system_prompt=prompt)
 
 
-WRITER = "invoke_agent writer @writer\n  chat @writer"
-FAILED = "invoke_agent writer @writer error\n  chat @writer error"
 BUILDERS: dict[str, Callable[[Cast], App]] = {}
 
 
@@ -187,12 +186,7 @@ def parallel(cast: Cast) -> App:
 def tools(cast: Cast) -> App:
     return app(
         cast.agent("scout", look),
-        """
-        invoke_agent scout @scout
-          chat @scout
-          execute_tool look @scout
-          chat @scout
-        """,
+        SCOUT,
     )
 
 
@@ -251,16 +245,7 @@ def agent_as_tool(cast: Cast) -> App:
     expert = StructuredTool.from_function(ask, ask_async, name="expert")
     return app(
         cast.agent("boss", expert),
-        """
-        invoke_agent boss @boss
-          chat @boss
-          execute_tool expert @boss
-            invoke_agent expert @boss/expert
-              chat @boss/expert
-              execute_tool look @boss/expert
-              chat @boss/expert
-          chat @boss
-        """,
+        BOSS,
     )
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from contextvars import copy_context
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -33,7 +31,6 @@ from openai.types.responses import (
     ResponseOutputText,
 )
 
-from lightspan.capture import sdk_instrumentation
 from lightspan_openai_agents import _hook
 from lightspan_testing.adapter_suite import (
     OTHER_MEANS,
@@ -47,6 +44,8 @@ from lightspan_testing.adapter_suite import (
     instructions,
     look,
 )
+from lightspan_testing.adapter_suite.scenario_runner import run_in_own_loop
+from lightspan_testing.adapter_suite.scenarios import BOSS, FAILED, SCOUT, WRITER
 
 RunOne = Callable[[Agent[Any], Any], Awaitable[Any]]
 """Runs an agent to its end."""
@@ -123,7 +122,7 @@ class Builder:
             return (await self.run(agent, text)).final_output
 
         def in_thread(text: str) -> Any:
-            return _sync(lambda: Runner.run_sync(agent, text).final_output)
+            return run_in_own_loop(lambda: Runner.run_sync(agent, text).final_output)
 
         return App(run=run, run_sync=in_thread, tree=tree, target=agent, **more)
 
@@ -215,19 +214,9 @@ class Builder:
 
     def agent_as_tool(self) -> App:
         expert = self.agent("expert", tools=[function_tool(look)])
-        tree = """
-            invoke_agent boss @boss
-              chat @boss
-              execute_tool expert @boss
-                invoke_agent expert @boss/expert
-                  chat @boss/expert
-                  execute_tool look @boss/expert
-                  chat @boss/expert
-              chat @boss
-        """
         asks = Turn(calls=[("expert", '{"input": "help with {task}"}')])
         boss = self.agent("boss", tools=[expert.as_tool("expert", "Ask the expert.")])
-        return self.alone(boss, tree, says={"boss": [asks, "Thanks: {task}."]})
+        return self.alone(boss, BOSS, says={"boss": [asks, "Thanks: {task}."]})
 
     def same_name(self) -> App:
         tree = """
@@ -273,37 +262,11 @@ class Builder:
         return self.alone(writer, OTHER_MEANS[scenario])
 
 
-WRITER = "invoke_agent writer @writer\n  chat @writer"
-FAILED = "invoke_agent writer @writer error\n  chat @writer error"
-SCOUT = """
-    invoke_agent scout @scout
-      chat @scout
-      execute_tool look @scout
-      chat @scout
-"""
-
-
 async def _streamed(agent: Agent[Any], text: Any) -> Any:
     result = Runner.run_streamed(agent, text)
     async for _ in result.stream_events():
         pass
     return result
-
-
-def _sync(work: Callable[[], Any]) -> Any:
-    """`Runner.run_sync` where no loop is: it would make one and leave it open."""
-
-    def in_a_thread() -> Any:
-        loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
-        try:
-            return work()
-        finally:
-            loop.run_until_complete(sdk_instrumentation.aclose())
-            loop.close()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(copy_context().run, in_a_thread).result()
 
 
 class TestChatCompletions(AdapterSuite):

@@ -4,14 +4,13 @@ waits for one that nobody brings back."""
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from aiohttp import web
 from safetensors.torch import load_file
 
 from lightspan.errors import ConfigError, EngineError
@@ -92,16 +91,6 @@ async def test_a_server_without_a_version_is_given_up(folder: Path, tmp_path: Pa
         server.says["/weight_info"] = 200, b"{}"
         with pytest.raises(EngineError, match=r"was lost 3 times and .*field `weight_version`"):
             await generate(engine, PROMPT)
-
-
-def answers(*given: dict[str, Any]) -> Callable[[web.Request], Any]:
-    """What answers so, the last again and again."""
-    left = list(given)
-
-    async def answer(_: web.Request) -> web.Response:
-        return web.json_response(left.pop(0) if len(left) > 1 else left[0])
-
-    return answer
 
 
 def choice(ids: Any, logprobs: Any) -> dict[str, Any]:

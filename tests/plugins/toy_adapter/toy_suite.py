@@ -20,6 +20,7 @@ from lightspan_testing.adapter_suite import (
     instructions,
     look,
 )
+from lightspan_testing.adapter_suite.scenarios import BOSS, FAILED, SCOUT, WRITER
 
 
 class TestSuite(AdapterSuite):
@@ -110,17 +111,9 @@ BUILD: dict[str, Callable[[Callable[..., Agent]], Any]] = {
     "unicode": lambda agent: agent("Prüferin日本"),
     "tool_error": lambda agent: agent("scout", Tool(broken)),
 }
-ONE = """
-    invoke_agent writer @writer
-      chat @writer
-"""
-FAILED = """
-    invoke_agent writer @writer error
-      chat @writer error
-"""
 TREES = {
-    "single": ONE,
-    "retry": ONE,
+    "single": WRITER,
+    "retry": WRITER,
     "model_error": FAILED,
     "timeout": FAILED,
     "cancelled": FAILED,
@@ -153,12 +146,7 @@ TREES = {
           invoke_agent joiner @team/joiner
             chat @team/joiner
     """,
-    "tools": """
-        invoke_agent scout @scout
-          chat @scout
-          execute_tool look @scout
-          chat @scout
-    """,
+    "tools": SCOUT,
     "parallel_tools": """
         invoke_agent scout @scout
           chat @scout
@@ -166,16 +154,7 @@ TREES = {
           execute_tool count @scout
           chat @scout
     """,
-    "agent_as_tool": """
-        invoke_agent boss @boss
-          chat @boss
-          execute_tool expert @boss
-            invoke_agent expert @boss/expert
-              chat @boss/expert
-              execute_tool look @boss/expert
-              chat @boss/expert
-          chat @boss
-    """,
+    "agent_as_tool": BOSS,
     "same_name": """
         invoke_agent team @team
           invoke_agent writer @team/writer

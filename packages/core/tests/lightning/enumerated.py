@@ -30,8 +30,7 @@ from functools import cached_property
 from itertools import combinations_with_replacement, product
 from typing import Final, Literal, NamedTuple
 
-from lightspan.lightning import Call, Episode, build_episode
-from lightspan.schema.token_records import CallOutcome
+from lightspan.lightning import Episode, build_episode
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 
 State = tuple[int, tuple[int, ...]]
@@ -78,13 +77,6 @@ class Trajectory:
     calls: tuple[Choice, ...]
     reward: float
     probability: float
-
-    def as_calls(self) -> list[Call]:
-        """As calls of an episode, without tokens."""
-        return [
-            Call(choice.call_id, 0, choice.agent, CallOutcome.OK, *INTERVALS[choice.place])
-            for choice in self.calls
-        ]
 
     def as_episode(self, name: str, group_id: str = "g") -> Episode:
         """As the episode of rollout `ro-<name>`. A prompt says the state, a response the choice."""

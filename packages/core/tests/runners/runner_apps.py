@@ -10,16 +10,12 @@ import asyncio
 import json
 import multiprocessing
 import os
-import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import lightspan.capture.emit as emit
-from lightspan.runners.app import rollout
 from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
-
-not_callable = 5
 
 
 class Unreadable:
@@ -153,17 +149,6 @@ async def asks_async(task: dict[str, Any], llm: Any) -> float:
     return float(answer.choices[0].message.content or "nan")
 
 
-def asks_in_threads(task: dict[str, Any], llm: Any) -> float:
-    answers: list[str] = []
-    with emit.agent("writer"):
-        with ThreadPoolExecutor(2) as pool:
-            answers += pool.map(lambda text: ask(llm, text), ["1", "2"])
-        thread = threading.Thread(target=lambda: answers.append(ask(llm, "3")))
-        thread.start()
-        thread.join()
-    return float(len(answers))
-
-
 def catches_and_hides(task: dict[str, Any], llm: Any) -> float:
     import openai
 
@@ -181,14 +166,6 @@ def shows_environment(task: Any) -> dict[str, float]:
     assert os.environ[GATEWAY_VARIABLE] == "http://127.0.0.1:9"
     assert not any(".db" in text for text in os.environ.values())  # where the store is
     return {"reward": 1.0, "pid": float(os.getpid())}
-
-
-@rollout
-def decorated(task: Any, resources: Any, rollout: Any, prompt: Any) -> float:
-    assert rollout.rollout_id == "ro-0"
-    assert prompt.format(name="you") == "Hi you"
-    assert set(resources) == {"routing", "hello"}
-    return 1.0
 
 
 def kills_itself(task: dict[str, Any]) -> float:

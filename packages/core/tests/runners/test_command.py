@@ -340,7 +340,6 @@ def test_output_is_shown_without_terminal_codes_and_without_the_token() -> None:
 
 
 # --- how it ends --------------------------------------------------------------------------------
-FOREVER = "while :; do sleep 0.1; done"
 STUBBORN = """
 trap '' TERM
 sh -c 'trap "" TERM; echo $$ > grandchild; while :; do sleep 0.1; done' &

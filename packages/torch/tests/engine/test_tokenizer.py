@@ -16,14 +16,6 @@ from lightspan.protocols.engine import ChatTokenizer
 from lightspan_testing.tiny import tiny_model
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "execute",
-        "description": "Run a query.",
-        "parameters": {"type": "object", "properties": {"sql": {"type": "string"}}},
-    },
-}
 CALL = {
     "id": "call-1",
     "type": "function",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -125,6 +127,25 @@ def run_sync(app: App, played: Played) -> Any:
             await close_clients([app], played)
 
     return asyncio.run(work())
+
+
+def run_in_own_loop(work: Callable[[], Any]) -> Any:
+    """Run a framework's synchronous call in a thread with an event loop, closed afterwards.
+
+    Without a loop, the framework would make one and leave it open.
+    """
+
+    def in_a_thread() -> Any:
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        try:
+            return work()
+        finally:
+            loop.run_until_complete(sdk_instrumentation.aclose())
+            loop.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(copy_context().run, in_a_thread).result()
 
 
 async def close_clients(apps: Sequence[App], played: Played) -> None:

@@ -115,6 +115,29 @@ OTHER_MEANS: Final = {
 }
 """Scenario with a custom client → expected tree."""
 
+WRITER: Final = "invoke_agent writer @writer\n  chat @writer"
+"""Tree of `writer`, who answers."""
+FAILED: Final = "invoke_agent writer @writer error\n  chat @writer error"
+"""Tree of `writer`, whose model fails."""
+SCOUT: Final = """
+    invoke_agent scout @scout
+      chat @scout
+      execute_tool look @scout
+      chat @scout
+"""
+"""Tree of `scout`, who calls the tool `look`."""
+BOSS: Final = """
+    invoke_agent boss @boss
+      chat @boss
+      execute_tool expert @boss
+        invoke_agent expert @boss/expert
+          chat @boss/expert
+          execute_tool look @boss/expert
+          chat @boss/expert
+      chat @boss
+"""
+"""Tree of `boss`, who asks `expert` as a tool."""
+
 LOOK: Final = Turn(calls=[("look", '{"what": "seven"}')])
 
 
@@ -307,11 +330,9 @@ class Impossible(Exception):
 
 
 IMPOSSIBLE: Final[Mapping[str, Mapping[str, str]]] = {
-    "langgraph": {},
     "autogen": {
         "two_event_loops/team": "AutoGen binds a team's message queue to the loop of its first run",
     },
-    "openai_agents": {},
     "crewai": {"handoff": "CrewAI has none: an agent delegates, and gets the answer back"},
 }
 """Framework → key of `AdapterTests.impossible` → reason why it is impossible."""

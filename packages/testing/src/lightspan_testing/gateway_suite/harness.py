@@ -12,7 +12,7 @@ import openai
 
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, Mode, Rollout
-from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.spans import Span
 from lightspan.schema.token_records import TokenRecord
 from lightspan.stores.protocol import Store
@@ -197,11 +197,6 @@ async def make_rig(
 def shared_tokenizer() -> TransformersTokenizer:
     """Return a shared tokenizer, which is only read."""
     return tiny_chat_tokenizer()
-
-
-def rules(**targets: Target) -> Routing:
-    """Build a routing table of rules: agent pattern → target."""
-    return Routing(rules=[Rule(pattern, target) for pattern, target in targets.items()])
 
 
 # --- reading answers ------------------------------------------------------------------------
