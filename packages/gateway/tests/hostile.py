@@ -139,7 +139,7 @@ def _places(value: Json) -> list[tuple[Json, Json]]:
 
 
 def _mutate(body: dict[str, Json], rng: random.Random) -> None:
-    """Damage one more part of the body."""
+    """Damage one random part of `body` in place."""
     places = _places(body)
     if not places:
         return

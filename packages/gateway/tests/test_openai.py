@@ -76,7 +76,7 @@ async def test_a_key_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_events_of_any_form() -> None:
-    """Comments, CRLF, no space after the colon, lines longer than any buffer, split anywhere."""
+    """Comments, CRLF, a missing space after the colon, and lines of any length are read."""
     long = json.dumps({"x": "y" * 300_000}).encode()
     body = b": hi\r\n\r\ndata:{}\r\n\r\nevent: x\ndata: " + long + b"\n\ndata:[DONE]\n\n"
 

@@ -1,4 +1,4 @@
-"""Tests of what each dialect sets aside, and of values that ask for nothing."""
+"""Tests of the request fields that each dialect ignores, and of values that equal the default."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ CASES = [
     if not (field == "stop" and wrong == "")
 ]
 MODES = [(Mode.TRAIN, Sampling()), (Mode.VAL, Sampling()), (Mode.VAL, None)]
-"""Parse in training, in validation and in `serve`."""
+"""(mode, forced sampling) in training, in validation and in `lightspan serve`."""
 
 
 @pytest.mark.parametrize("dialect", SAID)

@@ -53,7 +53,9 @@ class AccessPolicy(ABC):
     def target_of_model(
         self, session: CallerSession, model: str, policies: Collection[str]
     ) -> tuple[str, Target]:
-        """Return the path and the target of the agent that a request identifies by its model name.
+        """Find the agent that a request identifies by its model name; return its path and target.
+
+        The target is the policy or endpoint that answers the agent's calls.
 
         Args:
             session: session of the request's sender.
@@ -66,14 +68,14 @@ class AccessPolicy(ABC):
 
     @abstractmethod
     def unserved_agent(self, path: str) -> ApiError:
-        """Return the error for a call of the agent `path`, which the gateway does not answer."""
+        """Return the error for a call of the agent `path`, whose calls the gateway does not serve."""
 
     def models(self, policies: Collection[str]) -> list[str]:
         """Return the valid model names of requests."""
         return sorted(policies)
 
     def documents(self) -> Mapping[str, Callable[[], Any]]:
-        """Return the policy's own GET endpoints: path → function that returns the JSON body."""
+        """Return additional GET endpoints: path → function that returns the JSON body."""
         return {}
 
     async def close(self) -> None:
@@ -84,7 +86,10 @@ class AccessPolicy(ABC):
 
 
 def token_of(request: web.Request) -> str:
-    """Return the token of `Authorization: Bearer …`, else of `x-api-key`; empty if both lack."""
+    """Return the token of the header `Authorization: Bearer …`, or else of `x-api-key`.
+
+    The result is empty if the request has neither header.
+    """
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
     return bearer or request.headers.get("x-api-key", "").strip()

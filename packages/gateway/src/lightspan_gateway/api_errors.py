@@ -31,14 +31,23 @@ class ApiError(Exception):
 
 
 def openai_error(error: ApiError, request_id: str | None = None) -> bytes:
-    """Return the JSON of an error in OpenAI's format, which has no field for `request_id`."""
+    """Return the JSON of an error in OpenAI's format.
+
+    `request_id` is ignored, because the format has no field for it.
+    """
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     details = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
     return msgspec.json.encode({"error": details})
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Return an HTTP 400 for the request field `param` (None for the whole request)."""
+    """Return an HTTP 400 error.
+
+    Args:
+        message: the error message.
+        param: request field at fault; None for the whole request.
+        code: error code for programs, as in OpenAI's API; None for none.
+    """
     return ApiError(400, message, param=param, code=code)
 
 
@@ -48,7 +57,7 @@ def no_model(message: str) -> ApiError:
 
 
 def to_api_error(error: errors.LightspanError) -> ApiError:
-    """Return the error response of a failed call."""
+    """Convert the error of a failed call to an error response with the fitting HTTP status."""
     match error:
         case errors.ContextOverflowError():
             return bad_request(str(error), "messages", c.CONTEXT_OVERFLOW)

@@ -115,7 +115,10 @@ class CallRecorder(CallLog):
                 log.warning("attempt %s cannot be marked damaged: %s", attempt_id, error)
 
     async def drain(self) -> None:
-        """Wait for the running writes; until then, failed marks of damage are retried at once."""
+        """Wait until the running writes are finished.
+
+        Meanwhile a failed attempt to mark an attempt as damaged is retried without a pause.
+        """
         self._closing.set()
         await super().drain()
         self._closing.clear()

@@ -70,11 +70,14 @@ class CallerSession:
 
     @property
     def naming_rules(self) -> list[Rule]:
-        """Routing rules that apply to agents which a request names by its `model`."""
+        """Routing rules whose patterns are compared with a request's `model`.
+
+        The patterns `*` and `**` are left out, because they match every name.
+        """
         return [rule for rule in self.routing.rules if rule.pattern not in ("*", "**")]
 
     def add(self, call: ServedCall) -> None:
-        """Add a call, and evict the oldest calls that are not running beyond `max_calls`."""
+        """Add `call`; beyond `max_calls` calls, evict the oldest ones that are not running."""
         if self.max_calls is not None:
             answered = [call_id for call_id, other in self.calls.items() if not other.active]
             for call_id in answered[: max(0, len(self.calls) + 1 - self.max_calls)]:
@@ -82,14 +85,14 @@ class CallerSession:
         self.calls[call.info.call_id] = call
 
     def undelivered(self, body_hash: str) -> str | None:
-        """Find the call that a request without a call id retries.
+        """Find the earlier call that a request without a call id retries.
 
-        This is the latest call with this body whose answer may not have arrived. Of two equal calls
-        at once (best-of-n), the call whose client disconnected is preferred.
+        A call qualifies if its body has the hash `body_hash` and its answer may not have arrived.
+        Calls whose clients disconnected are preferred; among several, the latest one is taken.
 
         Returns:
-            The call id; None if there is no such call, or if the session is shared, because equal
-            bodies do not identify a call then.
+            The call id; None if no call qualifies. Also None if several clients share the session,
+            because two clients may send equal bodies.
         """
         if self.shared:
             return None
@@ -146,7 +149,10 @@ class CallLog(ABC):
 
     @abstractmethod
     async def record_refusal(self, info: CallInfo, error: ApiError) -> None:
-        """Record a call that was refused, or whose client disconnected (499), before it started."""
+        """Record a call that never started.
+
+        Either the call was refused, or its client disconnected (`error` has the status 499).
+        """
 
     @abstractmethod
     async def update_outcome(self, info: CallInfo, outcome: CallOutcome) -> None:
@@ -166,7 +172,7 @@ class CallLog(ABC):
 
 
 class ServedCall(ABC):
-    """A call with its clients, its work, its record and its answer."""
+    """Produce the answer of one call, record it, and serve it to any number of clients."""
 
     def __init__(self, info: CallInfo, log: CallLog) -> None:
         self.info = info
@@ -205,7 +211,7 @@ class ServedCall(ABC):
         return self._clients == 0
 
     def forget_request(self) -> None:
-        """Free the body of an answered and recorded call."""
+        """Free the memory of the request's body, which is not needed after the call is recorded."""
         self.info.body = {}
 
     @abstractmethod
@@ -213,10 +219,13 @@ class ServedCall(ABC):
         """Return the span attributes of the answer so far."""
 
     def token_records(self, outcome: CallOutcome, sequence_end: int) -> list[TokenRecord]:
-        """Return the records of the tokens sampled so far; empty for an endpoint's answer.
+        """Return the records of the tokens sampled so far.
+
+        The result is empty if an endpoint answers the call, because endpoints return no tokens.
 
         Raises:
-            DataError: tokens cannot be trained, such as one with an infinite log-probability.
+            DataError: a token cannot be trained, for example because its log-probability is
+                infinite.
         """
         return []
 
@@ -227,7 +236,8 @@ class ServedCall(ABC):
     # --- answer -----------------------------------------------------------------
     @abstractmethod
     def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events of the answer, the last one after the call is recorded.
+        """Yield the server-sent events of the answer; yield the last one after the call is
+        recorded.
 
         Raises (while iterating):
             ApiError: an endpoint refused the call.
@@ -243,7 +253,7 @@ class ServedCall(ABC):
             pass
 
     async def _follow(self, parts: Callable[[], Sequence[_Part]]) -> AsyncGenerator[_Part, None]:
-        """Yield the parts as they arrive, until the answer is complete and recorded."""
+        """Yield the items of `parts()` as they arrive, until the answer is complete and recorded."""
         position = 0
         while True:
             changed, available = self._changed, parts()
@@ -259,7 +269,7 @@ class ServedCall(ABC):
 
     # --- clients -----------------------------------------------------------------
     def subscribe(self) -> None:
-        """Add a client; start the work, or restart it after a cancellation or an error."""
+        """Add a client. Start the work, unless it is running or the call is answered."""
         self._clients += 1
         if self._cancel_timer is not None:
             self._cancel_timer.cancel()

@@ -44,7 +44,10 @@ class ChoiceRun:
     """Number of characters of `text` that were emitted as deltas."""
 
     def extend(self, chunk: TokenChunk) -> None:
-        """Append the tokens of a chunk and their text, which is trimmed when the choice ends."""
+        """Append the tokens of `chunk`, their log-probabilities and their text.
+
+        The text may extend beyond a stop string; it is trimmed when the choice ends.
+        """
         self.text += self.decoder.push(chunk.ids)
         self.ids.extend(chunk.ids)
         self.logprobs.extend(chunk.logprobs)
@@ -65,7 +68,7 @@ class ChoiceRun:
 
 
 class GeneratedCall(ServedCall):
-    """A call that the engine generates.
+    """A call whose answer the engine generates.
 
     Args:
         info: the call.
@@ -99,7 +102,7 @@ class GeneratedCall(ServedCall):
         self.resampled = False
         """Whether a choice was sampled again after a try whose tokens were lost."""
         self.deltas: list[tuple[int, str]] = []
-        """(choice, new text) of a streamed answer."""
+        """(index of the choice, new text) in the order in which a streamed answer contains them."""
         self._prompts = prompts
         self._engine = engine
         self._tokenizer = tokenizer
@@ -155,7 +158,8 @@ class GeneratedCall(ServedCall):
                     return
 
     def _generation_request(self, choice: ChoiceRun) -> GenerationRequest | None:
-        """Return the request for the rest of a choice; None if `max_tokens` is reached."""
+        """Return the request that generates the rest of a choice; None if it has `max_tokens`
+        tokens."""
         sampling = self.request.sampling
         if sampling.max_tokens is not None and choice.ids:
             remaining = sampling.max_tokens - len(choice.ids)
@@ -175,8 +179,8 @@ class GeneratedCall(ServedCall):
     def _stop_watcher(self, choice: ChoiceRun) -> StopWatcher | None:
         """Return a watcher for stop strings that begin in the tokens of an earlier try.
 
-        The engine looks for stop strings in the tokens of the current try only. None if there are
-        no earlier tokens or no stop strings.
+        The engine looks for stop strings in the tokens of the current try only. Return None if
+        there are no earlier tokens or no stop strings.
         """
         if not choice.ids or not self.request.sampling.stop:
             return None
@@ -193,7 +197,10 @@ class GeneratedCall(ServedCall):
     # The ids of an engine end with the token that completes a stop string. Only the functions below
     # decide where the text ends, and how much of it is streamed before the end is certain.
     def _trim(self, text: str) -> tuple[str, str | None]:
-        """Return the text before the first stop string, and the stop string (None without one)."""
+        """Return the text before the first stop string, and that stop string.
+
+        Without a stop string, return the whole text and None.
+        """
         stops = [(text.find(stop), stop) for stop in self.request.sampling.stop if stop in text]
         position, stop = min(stops, default=(len(text), None))
         return text[:position], stop
@@ -234,9 +241,9 @@ class GeneratedCall(ServedCall):
         return {"role": "assistant", "content": parsed.content, "tool_calls": calls}
 
     def _are_offered(self, calls: Sequence[ParsedCall]) -> bool:
-        """Return whether all calls are of the request's tools, if it sets a response format.
+        """Return whether every call names a tool of the request; True without a response format.
 
-        Text in the response format may look like a call of an unknown tool. True without a format.
+        Text in a response format may look like a call of an unknown tool, and then it is text.
         """
         constraint = self.request.constraint
         if constraint is None or constraint.format is None:

@@ -57,7 +57,7 @@ _CALL_STARTS: Final[Mapping[ToolParserName, str]] = {
     "llama": rf"\{{|{re.escape(PYTHON_TAG)}",
     "json": r"\{|\[|```",
 }
-"""Patterns of the start of a call; a text must not start with them."""
+"""Parser → pattern of the start of a call. An answer that is text must not match it."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -244,11 +244,11 @@ _DESCRIBING: Final = frozenset({"properties", "required", *_OPEN})
 
 
 def closed(schema: Schema) -> Schema:
-    """Return the schema with properties forbidden that it neither names nor explicitly allows.
+    """Return a copy of a schema that forbids unnamed properties, unless it explicitly allows them.
 
     Otherwise a model could write unnamed properties of any length. A schema in which several parts
-    describe one object (`allOf`, or properties next to an `anyOf` or a `$ref`) is unchanged,
-    because each part names only some of the properties.
+    describe one object (`allOf`, or properties next to an `anyOf` or a `$ref`) is returned
+    unchanged, because each part names only some of the properties.
     """
     if any(_is_combined(part) for part in _schemas(schema)):
         return schema

@@ -30,11 +30,12 @@ class GatewayLimits(ServerLimits):
     """Maximum seconds for which an answer is held until the store has recorded its call. Longer
     than the time for which a remote store's client retries."""
     relayed_s: float = 30.0
-    """Seconds for which a call that the store's server relayed continues after a disconnect.
+    """Seconds for which a relayed call continues after its client disconnected.
 
-    If the store's server dies and is restarted within this time, a retry gets the answer. If the
-    call were cancelled, a retry would sample again: this favours short answers, so resampled calls
-    are not trained."""
+    A relayed call reached the gateway through the store's server. If that server restarts within
+    this time, a retry of the client gets the answer. Otherwise the call is cancelled, and a retry
+    samples again. This favours short answers, so resampled calls are not trained.
+    """
     compile_timeout_s: float = 10.0
     """Seconds that a grammar may take to compile."""
 

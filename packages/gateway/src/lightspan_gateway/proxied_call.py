@@ -67,7 +67,10 @@ class ProxiedCall(ServedCall):
         return self._body
 
     async def _wait_for_new_try(self) -> None:
-        """Wait until an earlier try is recorded, because its payloads are not of the next try."""
+        """Wait until an earlier, cancelled try is recorded.
+
+        Its payloads must not be mixed with those of the next try.
+        """
         while self.active and not self._cancellable:
             await self._changed.wait()
 

@@ -43,7 +43,7 @@ _ANSWERED: Final = (CallOutcome.OK, CallOutcome.UNDELIVERED)
 
 
 class RequestHandler:
-    """Create or find the call of each request.
+    """Create the call of each request, or find the call that the request retries.
 
     Args:
         access: authenticates callers, and routes and records their calls.
@@ -77,7 +77,7 @@ class RequestHandler:
         return self._engine.policies() if self._engine is not None else {}
 
     async def call(self, parse: Parse, request: web.Request) -> ServedCall:
-        """Return the call of a request: a new one, or the one that the request retries.
+        """Return the call of a request: a new call, or the call that the request retries.
 
         A refused call is recorded too.
 
@@ -231,7 +231,8 @@ class RequestHandler:
         engine: TokenEngine,
         tokenizer: ChatTokenizer,
     ) -> Sampling:
-        """Return the sampling with `max_tokens` limited to the rest of the context.
+        """Return the request's sampling parameters, with `max_tokens` limited to the rest of the
+        context.
 
         Raises:
             ApiError: 400 if a prompt is too long, or the engine does not support an option.
@@ -294,7 +295,10 @@ class RequestHandler:
 
 # --- requests -------------------------------------------------------------------
 def _agent_path(request: web.Request) -> str | None:
-    """Return the agent's path from lightspan's header, else the URL; None if neither has it."""
+    """Return the path of the calling agent, from lightspan's header or else from the URL.
+
+    None if neither names an agent.
+    """
     names = request.headers.get(c.HEADER_AGENT)
     if names is None and "agent" in request.match_info:
         raw = request.rel_url.raw_path  # still encoded: a name may contain a slash
@@ -351,7 +355,7 @@ def _another_request(call_id: str) -> ApiError:
 
 
 def _chat_only(info: CallInfo, llm: LLM, parse: Parse) -> ApiError:
-    """Return the HTTP 400 for a request that is no chat completion, to an agent at an endpoint."""
+    """Return the HTTP 400 for an agent at an endpoint that uses another API than chat completions."""
     hint = (
         'freeze it to a policy instead (frozen="base")'
         if parse is parse_message

@@ -57,19 +57,22 @@ class ParsedText:
 
 
 class ToolParser(Protocol):
-    """A parser of one format."""
+    """A parser of tool calls in one format."""
 
     def parse(self, text: str) -> ParsedText:
         """Return the content and tool calls of a finished text."""
 
     def visible_length(self, text: str) -> int:
-        """Return how many characters of an unfinished text are content, whatever text follows."""
+        """Return how many characters at the start of an unfinished text are certainly content.
+
+        The rest may turn out to belong to a tool call.
+        """
 
 
 class HermesParser(ToolParser):
     """The parser of `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; see the module.
 
-    One malformed call makes the whole answer text.
+    If one call is malformed, the whole answer is returned as text.
     """
 
     _open: Final = re.compile(rf"{CALL_OPEN}\s*")
@@ -222,7 +225,12 @@ def _overlap(text: str, marker: str) -> int:
 
 
 def _length_unless_call(text: str, markers: Sequence[str]) -> int:
-    """Return 0 if the text starts, or may start, with a marker, else its length."""
+    """Return 0 if `text` is, or may become, a tool call; else return its length.
+
+    Args:
+        text: the start of an answer.
+        markers: texts with which a tool call starts.
+    """
     start = text.lstrip()
     held = any(start.startswith(marker) or marker.startswith(start) for marker in markers)
     return 0 if held else len(text)

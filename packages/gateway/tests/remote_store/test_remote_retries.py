@@ -58,9 +58,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def scripted(
     *answers: tuple[int, dict[str, str]], body: bytes = b"no"
 ) -> Iterator[tuple[str, list[str]]]:
-    """Run a foreign web server; yield its address and the requested paths.
+    """Run a web server that is not lightspan's; yield its address and the requested paths.
 
-    The last answer is repeated.
+    `answers` are (status, headers) of each answer in order. The last one is repeated.
     """
     queue, paths = list(answers), list[str]()
 
@@ -112,7 +112,7 @@ async def test_a_connection_that_is_open_at_one_end_only(
 async def test_a_heartbeat_knows_such_a_connection_in_time(
     served: Served, pauses: list[float]
 ) -> None:
-    """The read timeout is a quarter of the lease, and each heartbeat has its own connection."""
+    """Each heartbeat has its own connection, with a read timeout of a quarter of the lease."""
     with lossy(served.url, silent=True) as proxy:
         async with RemoteStore(proxy.url, timings=StoreTimings(min_read_timeout_s=0.1)) as store:
             assert await store.heartbeat([AttemptRef("at-none", 1)], 2.0)

@@ -80,7 +80,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def open_as(served: Served, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that returns a store with a key in its own variable."""
+    """Return a function that opens the served store with a given key."""
 
     def made(key: str) -> Store:
         name = f"KEY_{len(key)}_{key[-4:].upper()}".replace("-", "_")
@@ -175,7 +175,7 @@ async def test_without_keys_no_web_page_comes_in(tmp_path: Path, headers: dict[s
 
 # --- what each may --------------------------------------------------------------------------
 def test_what_a_runner_may_do() -> None:
-    """A runner's key allows only the operations of `runners`."""
+    """A runner's key allows only the operations listed here."""
     runners = {name for name, operation in OPERATIONS.items() if Role.RUNNER in operation.roles}
     assert runners == {
         *("claim", "await_work", "heartbeat", "report", "finish", "add_spans", "get_resources"),
@@ -235,7 +235,7 @@ async def test_what_is_no_operation_is_refused_by_name(served: Served) -> None:
 def test_traces_without_their_plugin_are_refused_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    """An exporter sends no protocol version."""
+    """The error names the plugin even if the request has no protocol version."""
     monkeypatch.setattr("lightspan_gateway.store_server.server.installed_plugins", lambda group: [])
     keys = Keys({**KEYS, Role.TRACER: TRACER})
     with serving(lambda: SQLiteStore(tmp_path / "store.db"), keys) as served:

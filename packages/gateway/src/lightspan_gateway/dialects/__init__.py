@@ -1,8 +1,12 @@
-"""The APIs: OpenAI's chat completions, completions and Responses, and Anthropic's Messages.
+"""Parse requests and format answers of OpenAI's and Anthropic's APIs.
 
-A dialect parses a request's body into a `ModelRequest`, which formats the answer and its chunks.
-Pure. `chat`, `completions`, `openai_responses` and `anthropic` are the dialects, `base` has their
-shared parts, `constraints` parses response formats and tool choices, `sse` formats events.
+A dialect is the code for one API. It parses a request's body into a `ModelRequest`, and the
+`ModelRequest` formats the answer: as one JSON body, or as the chunks of a stream. Nothing here does
+I/O.
+
+`chat` (chat completions), `completions`, `openai_responses` and `anthropic` (Messages) are the
+dialects. `base` has their shared parts, `constraints` parses response formats and tool choices,
+`sse` formats server-sent events.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +25,7 @@ Parse = Callable[..., ModelRequest]
 
 
 class Dialect(NamedTuple):
-    """An API of the gateway."""
+    """The parser and the error formats of one API."""
 
     parse: Parse
     format_error: Callable[[ApiError, str | None], bytes] = openai_error

@@ -117,7 +117,10 @@ def _delta(number: int, delta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message(base: Mapping[str, Any], usage: Mapping[str, int]) -> dict[str, Any]:
-    """Return a message without content."""
+    """Return an assistant message of the Messages API with empty content.
+
+    `base` has the fields `id` and `model`; `usage` has the numbers of tokens.
+    """
     return {
         "id": base["id"],
         "type": "message",
@@ -131,7 +134,10 @@ def _message(base: Mapping[str, Any], usage: Mapping[str, int]) -> dict[str, Any
 
 
 def _content(choice: Choice) -> list[dict[str, Any]]:
-    """Return the blocks of an answer; clients expect at least an empty text block."""
+    """Return the content blocks of a choice: its text, then its tool calls.
+
+    If the choice has neither, return one empty text block, because clients expect a block.
+    """
     calls = [
         {
             "type": "tool_use",
@@ -181,7 +187,10 @@ def message_error(error: ApiError, request_id: str | None) -> bytes:
 
 
 def message_error_event(payload: bytes) -> bytes:
-    """Return the event for the JSON of an error; clients ignore events without a name."""
+    """Return the server-sent event `error` with the JSON `payload` of an error.
+
+    The event is named, because clients ignore events without a name.
+    """
     return b"event: error\n" + event_of(payload)
 
 
@@ -189,10 +198,12 @@ def message_error_event(payload: bytes) -> bytes:
 def parse_message(
     body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None
 ) -> MessageRequest:
-    """Parse a request; see `lightspan_gateway.dialects.chat.parse_chat`.
+    """Parse the body of a Messages request.
+
+    See `lightspan_gateway.dialects.chat.parse_chat` for the arguments.
 
     Raises:
-        ApiError: 400 naming the field.
+        ApiError: 400 naming the field that is missing, invalid or unsupported.
     """
     if body.get("max_tokens") is None:
         raise bad_request(
@@ -257,11 +268,11 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _tool_choice(choice: Mapping[str, Any]) -> tuple[Any, RequestField | None]:
-    """Convert a tool choice to the arguments of `read_tools`.
+    """Convert Anthropic's `tool_choice` to the argument `tool_choice` of `read_tools`.
 
     Returns:
-        The choice in the form of chat completions, and the field that limits the answer to one
-        call (None if no field does).
+        Two items: the value of `tool_choice` as in chat completions, and the field that limits the
+        answer to one call (None if several calls are allowed).
     """
     kind, field = choice.get("type"), "tool_choice.disable_parallel_tool_use"
     one_call = (field, True) if choice.get("disable_parallel_tool_use") is True else None
@@ -276,7 +287,11 @@ def _tool_choice(choice: Mapping[str, Any]) -> tuple[Any, RequestField | None]:
 
 
 def _format(body: Mapping[str, Any]) -> RequestField:
-    """Return the response format: `output_config.format`, or `output_format` of the beta API."""
+    """Return name and value of the field with the response format.
+
+    The field is `output_format` if it is set (beta API), else `output_config.format`. The value is
+    None if neither is set.
+    """
     config, beta = (body.get("output_config") or {}).get("format"), body.get("output_format")
     if config is not None and beta is not None:
         raise bad_request(

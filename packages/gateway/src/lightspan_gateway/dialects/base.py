@@ -33,7 +33,7 @@ DEFAULTS_OF_ALL: Final[Mapping[str, tuple[Any, ...]]] = {
     "min_p": (0, None),
     "seed": (None,),
 }
-"""Unsupported field → values that mean its default."""
+"""Unsupported field → values that have the same effect as leaving the field out."""
 IGNORED: Final = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 )
@@ -48,9 +48,10 @@ STEERING: Final = frozenset(
 )
 """Fields of all dialects that only the newest models of one provider support.
 
-Frameworks send them for the model name that an app was written with. No open model supports them
-and none affects sampling, so they are ignored in every mode and listed as overrides, whereas an
-unsupported sampling field is refused in validation."""
+Frameworks send these fields if the app was written for a model of that provider. Open models do not
+support them, and they do not affect sampling. So they are ignored in every mode and recorded as
+overrides. In contrast, an unsupported sampling field is refused in validation.
+"""
 FORBIDDEN_TEMPLATE_OPTIONS: Final = frozenset(
     {
         *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),
@@ -58,19 +59,20 @@ FORBIDDEN_TEMPLATE_OPTIONS: Final = frozenset(
         *("tokenizer_kwargs", "return_assistant_tokens_mask", "return_dict", "return_tensors"),
     }
 )
-"""Template options that a request must not set.
+"""Options of the chat template that a request must not set.
 
-With them the gateway would run a template of the request, or truncate the prompt."""
+With them a request could make the gateway run a template of its own, or truncate the prompt.
+"""
 
 Message = dict[str, Any]
 Conversation = list[Message]
-"""Messages without instructions."""
+"""Messages of a conversation, without the instructions at its start (system messages)."""
 
 
 # --- requests and answers -------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A finished choice."""
+    """One finished answer to a prompt. A request with `n` = 3 gets three choices per prompt."""
 
     index: int
     message: dict[str, Any]
@@ -86,7 +88,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer of a finished call."""
+    """The answer to a finished call: all choices of all its prompts."""
 
     response_id: str
     created: int
@@ -104,7 +106,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest(ABC):
-    """A parsed request, and the format of its answer."""
+    """A parsed request of one API. It also formats the answer for that API."""
 
     prompt_field: ClassVar[str]
     """Name of the field that holds the prompt."""
@@ -119,7 +121,8 @@ class ModelRequest(ABC):
     constraint: Constraint | None = None
     """The requested response format and tool choice; None if any answer is valid."""
     grammar: str = ""
-    """Grammar of `constraint` in the format of the policy's model family; empty if it is None."""
+    """`constraint` as a grammar for the model's family (see `grammars`); empty if `constraint` is
+    None."""
     parse_tools: bool = False
     include_usage: bool = False
     n: int = 1
@@ -129,7 +132,8 @@ class ModelRequest(ABC):
     overrides: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Field → (requested value, used value)."""
     previous: str | None = None
-    """Id of the response that the request continues (Responses API)."""
+    """Id of the earlier response that the request continues (Responses API); None if there is none.
+    """
 
     @property
     def count(self) -> int:
@@ -141,7 +145,7 @@ class ModelRequest(ABC):
         """Render the prompts and return the token ids of each. Slow: call it in a thread.
 
         Raises:
-            ApiError: 400 naming the field.
+            ApiError: 400 naming the field that is empty, malformed or too long.
         """
 
     @abstractmethod
@@ -174,24 +178,24 @@ class ModelRequest(ABC):
 
     @abstractmethod
     def last(self, answer: Answer, base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the chunks after the last text of all choices."""
+        """Yield the last chunks of the stream, after the text of all choices."""
 
     def attributes(self) -> dict[str, Any]:
         """Return span attributes that the request body does not contain."""
         return {}
 
     def after(self, before: Conversation) -> ModelRequest:
-        """Return a copy with the messages `before` inserted before the request's own.
+        """Return a copy with the messages `before` inserted after the instructions.
 
-        `before` is the conversation up to the response `previous`. A request of an API without
-        `previous` is returned unchanged.
+        `before` is the conversation up to the response with the id `previous`. In an API without
+        the field `previous`, the request itself is returned.
         """
         return self
 
     def conversation(self, answer: Answer) -> Conversation | None:
-        """Return the messages up to and including `answer`, for a request that continues it.
+        """Return the messages up to and including `answer`, which a later request may continue.
 
-        None if the request's API has no field `previous`.
+        None if the request's API cannot continue a response.
         """
         return None
 
@@ -230,12 +234,19 @@ class MessagesRequest(ModelRequest):
 
 
 def head(response_id: str, created: int, model: str, kind: str) -> dict[str, Any]:
-    """Return the first fields of a completion and its chunks."""
+    """Return the fields that the answer and the chunks of a stream have in common.
+
+    Args:
+        response_id: id of the answer.
+        created: Unix time of the call in seconds.
+        model: name of the model.
+        kind: value of the field `object`, such as `chat.completion`.
+    """
     return {"id": response_id, "object": kind, "created": created, "model": model}
 
 
 def token_logprobs(choice: Choice) -> list[dict[str, Any]]:
-    """Return the log-probabilities of a choice as chat completions and responses format them."""
+    """Return the log-probability of each token, in the form of chat completions and Responses."""
     return [
         {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
         for text, logprob in zip(choice.token_texts, choice.logprobs, strict=True)
@@ -245,7 +256,7 @@ def token_logprobs(choice: Choice) -> list[dict[str, Any]]:
 # --- fields ---------------------------------------------------------------------------------
 Types = Mapping[str, tuple[type, ...]]
 Defaults = Mapping[str, tuple[Any, ...]]
-"""Unsupported field → values that mean its default."""
+"""Unsupported field → values that have the same effect as leaving the field out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,9 +267,10 @@ class FieldRules:
     supported: frozenset[str]
     defaults: Defaults
     nested: Mapping[str, Defaults] = field(default_factory=dict)
-    """Field with an object → defaults of the unsupported fields of that object.
+    """Field whose value is an object → defaults of the fields of that object.
 
-    An unsupported field without an entry has the defaults None and "none"."""
+    A field of the object that has no entry in `Defaults` has the defaults None and "none".
+    """
     refused: tuple[str, ...] = ()
     """Fields that are refused in every mode, because the prompt depends on them."""
     max_tokens: tuple[str, ...] = ("max_tokens",)
@@ -295,9 +307,11 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
 
 
 def check_fields(body: Mapping[str, Any], rules: FieldRules) -> dict[str, Any]:
-    """Check the types and ranges of fields, and return the unsupported ones.
+    """Check types and ranges of the fields in a request; return the unsupported fields and their
+    values.
 
-    Unsupported fields whose value is their default are left out.
+    An unsupported field whose value is its default is not returned. A field of a nested object is
+    named `object.field`.
 
     Raises:
         ApiError: 400 naming the field that is invalid or in `rules.refused`.
@@ -337,18 +351,21 @@ def read_fields(
     forced: Sampling | None,
     adjust: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Check the fields of a request, and return the arguments that every `ModelRequest` has.
+    """Check the fields of a request, and return the arguments that every class of `ModelRequest`
+    has.
 
     Args:
         body: the request.
         rules: rules of the dialect.
-        mode: mode of the rollout; in validation only the temperature is forced.
-        forced: the algorithm's sampling (`Target.forced`); None for the request's sampling.
-        adjust: function that edits the dict of unsupported fields in place, if necessary.
+        mode: mode of the rollout; in validation only the temperature of `forced` applies.
+        forced: sampling parameters that the algorithm sets (`Target.forced`); None to use those of
+            the request.
+        adjust: function that edits the dict of unsupported fields in place; None for no edits.
 
     Raises:
-        ApiError: 400 for an invalid field, and for an unsupported field in `CONSTRAINING`. If
-            `forced` is None, or in validation, for every unsupported field except `STEERING`.
+        ApiError: 400 for an invalid field, and for an unsupported field in `CONSTRAINING`. In
+            validation, or if `forced` is None, also for every other unsupported field that is not
+            in `STEERING`.
     """
     unsupported = check_fields(body, rules)
     if adjust is not None:
@@ -416,7 +433,7 @@ def _template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def cannot_honour(key: str, value: Any) -> ApiError:
-    """Return the HTTP 400 for an unsupported field."""
+    """Return the HTTP 400 for the unsupported field `key` with the value `value`."""
     return bad_request(f"'{key}' = {value!r} cannot be honoured by this engine; leave it out", key)
 
 

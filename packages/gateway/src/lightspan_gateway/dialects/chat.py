@@ -39,7 +39,7 @@ RULES: Final = shared.FieldRules(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(MessagesRequest):
-    """A chat request."""
+    """A request for a chat completion."""
 
     prompt_field: ClassVar[str] = "messages"
     chunk_object: ClassVar[str] = "chat.completion.chunk"
@@ -99,23 +99,25 @@ def _logprobs(choice: Choice) -> dict[str, Any]:
 
 
 def _delta(base: Mapping[str, Any], index: int, delta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a chunk with a part of a choice."""
+    """Return a chunk of the stream with `delta`, the next part of the choice `index`."""
     return {**base, "choices": [{"index": index, "delta": delta, "finish_reason": None}]}
 
 
 def parse_chat(body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None) -> ChatRequest:
-    """Parse a request.
+    """Parse the body of a chat completions request.
+
+    Unsupported fields that constrain the answer (`CONSTRAINING`) are refused. Other unsupported
+    fields are ignored and recorded as overrides in training, if `forced` is set. In validation, or
+    if `forced` is None, they are refused, except those in `STEERING`.
 
     Args:
         body: the decoded JSON.
         mode: mode of the rollout.
-        forced: sampling that the algorithm sets for a trained policy, except that in val mode only
-            its temperature applies; None for the request's own sampling. With `forced` and outside
-            val mode, unsupported fields are overridden. Otherwise they are refused, except
-            `STEERING`.
+        forced: sampling parameters that the algorithm sets for a trained policy; None to use those
+            of the request. In validation only the temperature of `forced` applies.
 
     Raises:
-        ApiError: 400 naming the field.
+        ApiError: 400 naming the field that is missing, invalid or unsupported.
     """
     messages, tools = body.get("messages"), body.get("tools") or None
     if not isinstance(messages, list) or not messages:
@@ -129,6 +131,10 @@ def parse_chat(body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None) 
 
 
 def _flat_format(value: Any) -> Any:
-    """Return a response format in the form of the Responses API."""
+    """Convert the value of `response_format` to the form of the Responses API.
+
+    The fields in `json_schema` are moved one level up. A value without `json_schema` is returned
+    unchanged.
+    """
     inner = value.get("json_schema") if isinstance(value, Mapping) else None
     return {**inner, **value} if isinstance(inner, Mapping) else value

@@ -38,7 +38,10 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(ModelRequest):
-    """A request for text completions; the choices of a prompt are adjacent, as in OpenAI's API."""
+    """A request for completions of one or more prompts.
+
+    As in OpenAI's API, the choices of one prompt are adjacent in the answer.
+    """
 
     prompt_field: ClassVar[str] = "prompt"
     chunk_object: ClassVar[str] = "text_completion"
@@ -110,13 +113,14 @@ def _logprobs(choice: Choice) -> dict[str, Any]:
 def parse_completion(
     body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None
 ) -> CompletionRequest:
-    """Parse a request; see `lightspan_gateway.dialects.chat.parse_chat`.
+    """Parse the body of a completions request.
 
-    `logprobs=0` returns the log-probabilities of the sampled tokens. A larger value also requests
-    log-probabilities of tokens that were not sampled, and so is unsupported.
+    See `lightspan_gateway.dialects.chat.parse_chat` for the arguments. `logprobs=0` requests the
+    log-probabilities of the sampled tokens. A larger value also requests those of tokens that were
+    not sampled, so it is unsupported.
 
     Raises:
-        ApiError: 400 naming the field.
+        ApiError: 400 naming the field that is missing, invalid or unsupported.
     """
     inputs = _prompts(body.get("prompt"))
 

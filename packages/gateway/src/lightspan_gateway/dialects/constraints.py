@@ -1,6 +1,7 @@
-"""Response formats and tool choices, which constrain an answer. Pure.
+"""Response formats and tool choices, which constrain an answer. Nothing here does I/O.
 
-A constraint is part of the app: it is honoured or refused in every mode, never ignored.
+An app depends on these constraints. So in every mode a constraint is either honoured or refused,
+and never ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ CONSTRAINING: Final = frozenset(
         *("response_format", "tools", "tool_choice"),
     }
 )
-"""Constraining fields of any server or API version; they are refused if unsupported."""
+"""Request fields that constrain the answer, of all known APIs and servers.
+
+If the request's dialect does not support such a field, the request is refused in every mode.
+"""
 _ANY_OBJECT: Final[Schema] = {"type": "object"}
 
 
@@ -45,10 +49,10 @@ class Constraint:
     """The form that an answer must have.
 
     Args:
-        source: the request field that sets the constraint.
+        source: name and value of the request field that sets the constraint, for error messages.
         format: JSON schema of the text; None for any text.
-        tools: tools that may be called; empty if calls are not parsed.
-        calls: "required" if the answer consists of calls only.
+        tools: tools that may be called; empty if no calls are allowed or parsed.
+        calls: "required" if the answer must consist of calls; "auto" if it may be text.
         parallel: whether an answer may have several calls.
     """
 

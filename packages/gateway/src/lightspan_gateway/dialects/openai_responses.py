@@ -88,7 +88,7 @@ class ResponseRequest(MessagesRequest):
     instructions: int = 0
     """Number of messages at the start that are instructions."""
     continues: bool = False
-    """Whether the messages include the conversation up to `previous`."""
+    """Whether `messages` contains the conversation up to the response `previous`."""
 
     def after(self, before: Conversation) -> ResponseRequest:
         start = self.instructions
@@ -107,7 +107,10 @@ class ResponseRequest(MessagesRequest):
         return attributes
 
     def without_prompt(self) -> Self:
-        """Return a copy without tools and template options; a later request needs the messages."""
+        """Return a copy without tools and template options.
+
+        The messages are kept, because a later request may continue this response.
+        """
         return replace(self, tools=None, template_options={})
 
     # --- answers --------------------------------------------------------------------------
@@ -261,10 +264,12 @@ def _message_id(response_id: str) -> str:
 def parse_response(
     body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None
 ) -> ResponseRequest:
-    """Parse a request; see `lightspan_gateway.dialects.chat.parse_chat`.
+    """Parse the body of a Responses request.
+
+    See `lightspan_gateway.dialects.chat.parse_chat` for the arguments.
 
     Raises:
-        ApiError: 400 naming the field.
+        ApiError: 400 naming the field that is missing, invalid or unsupported.
     """
 
     def adjust(unsupported: dict[str, Any]) -> None:
@@ -309,13 +314,17 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def recorded_conversation(span: Span) -> Conversation:
-    """Return the messages up to and including a response that another gateway process answered.
+    """Read the messages of a conversation, up to and including a recorded response, from the store.
+
+    This is for a response of another gateway process, for example before a restart. Instructions
+    are left out.
 
     Args:
-        span: span of the response's call.
+        span: span of the call that produced the response.
 
     Raises:
-        ApiError: 400 if the response was not answered, or if a key in the messages was redacted.
+        ApiError: 400 if the call failed or was cancelled, or if an API key was removed from the
+            recorded messages.
     """
     attributes = span.attributes
     answers: Sequence[Message] = genai.load(str(attributes.get(c.OUTPUT_MESSAGES, "[]")))

@@ -40,7 +40,10 @@ class Events:
 
 
 class TypedEvents(Events):
-    """Format of a stream without an end mark, whose events are named by their chunk's `type`."""
+    """Format of a stream whose events are named after the field `type` of their chunks.
+
+    The stream has no end mark.
+    """
 
     end = b""
 

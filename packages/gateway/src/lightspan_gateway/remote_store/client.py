@@ -51,15 +51,18 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S: Final = 10.0
 REQUEST_TIMEOUT_S: Final = 300.0
 GREETING_BACKOFF_S: Final = RETRY_BACKOFF_S[:3]
-"""Pauses of the greeting's retries: a mistyped address should fail within seconds."""
+"""Pauses in seconds before the retries of the first request (`greet`).
+
+They are few, because a mistyped address should fail within seconds.
+"""
 _WARN_FROM_S: Final = 8.0
-"""Minimum pause that is logged; all pauses of the greeting are shorter."""
+"""Minimum pause before a retry, in seconds, from which a warning is logged."""
 MAX_BATCHED_BYTES: Final = 2**14
 """Maximum bytes of the arguments of an operation in a batch.
 
 A larger operation is sent alone, because a batch is answered after its slowest operation."""
 _LARGE_BODY: Final = 2**20
-"""Size from which aiohttp warns unless it gets a file."""
+"""Bytes from which aiohttp warns about a body, unless the body is passed as a file."""
 _BUSY: Final = frozenset({429, 502, 503, 504})
 _PLAIN_HTTP: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 """OpenSSL's error names for an answer in plain HTTP."""
@@ -83,7 +86,7 @@ class Response(NamedTuple):
 
 
 class ServerConnection:
-    """The HTTP session of one process.
+    """A connection of this process to a served store, with an event loop in its own thread.
 
     Args:
         address: the store's address.
@@ -110,24 +113,26 @@ class ServerConnection:
         self._session = self._run(self._open_session())
 
     def greet(self) -> rpc.Greeting:
-        """Return the server's greeting. Blocks.
+        """Return the server's description of itself. Blocks.
 
         Raises:
             StoreUnreachableError: there is no answer, or the server is busy.
-            StoreError: the server refuses the key, or is not a store's server.
+            StoreError: the server refuses the key, is not a store's server, or has another version.
         """
         return self._run(self._greet())
 
     def call(
         self, operation: rpc.Operation, body: bytes, lease_s: float | None = None
     ) -> asyncio.Future[bytes]:
-        """Send an operation; return a future of the running loop for the body of the answer.
+        """Send an operation, and return a future for the body of the answer.
+
+        The future belongs to the running event loop.
 
         Args:
             operation: the operation.
             body: encoded arguments of the operation.
-            lease_s: lease that a heartbeat extends, in seconds, which bounds the timeout; None for
-                any other operation.
+            lease_s: seconds by which a heartbeat extends a lease, which bound the request's
+                timeout; None for any other operation.
 
         Raises:
             StoreClosedError: the connection is stopped.

@@ -9,22 +9,22 @@ IS_SHARED = True
 
 
 def make_store(url: str, *, create: bool) -> Store:
-    """See `StorePlugin.make_store`; the server creates its store, so `create` is ignored."""
+    """Return the store at `url`; the server creates its store, so `create` is ignored."""
     from lightspan_gateway.remote_store.store import RemoteStore
 
     return RemoteStore(url)
 
 
 def public_url(url: str) -> str:
-    """See `StorePlugin.public_url`."""
+    """Return `url` in the form for messages and logs, without secrets."""
     return read_address(url).url
 
 
 def take_credentials(url: str) -> None:
-    """See `StorePlugin.take_credentials`."""
+    """Read the key of the store at `url`, and remove it from the environment."""
     take_key(url)
 
 
 def relay_url(url: str) -> str:
-    """See `StorePlugin.relay_url`."""
+    """Return the base URL at which the store's server forwards model calls to a gateway."""
     return f"{read_address(url).base}{RELAY_PATH}"

@@ -14,7 +14,9 @@ Item = tuple[str, bytes]
 
 
 class RequestBatcher(Generic[R]):
-    """A queue of items that are sent in batches.
+    """A queue that sends all items of one turn of the event loop together.
+
+    A batch has at most `MAX_BATCH` items.
 
     Args:
         send: function that sends a batch and returns the answer to each item.

@@ -39,7 +39,10 @@ _TRAINERS: Final = frozenset({Role.ADMIN, Role.TRAINER})
 
 
 class Greeting(msgspec.Struct, frozen=True, kw_only=True):
-    """A description of the server. Compatibility: new fields need a default."""
+    """The server's description of itself, which a client reads first.
+
+    New fields need a default, because the versions of client and server may differ.
+    """
 
     protocol: int
     """`semconv.PROTOCOL_VERSION` of the server."""
@@ -86,7 +89,7 @@ class Operation:
 
     @property
     def is_long_poll(self) -> bool:
-        """Whether the operation waits for a change, for the `timeout_s` of its caller at most."""
+        """Whether the operation waits for a change, for at most the caller's `timeout_s` seconds."""
         return "timeout_s" in self.signature.parameters
 
     def bind(self, *args: Any, **named: Any) -> Arguments:
@@ -105,7 +108,11 @@ class Operation:
         return arguments
 
     def encode(self, arguments: Arguments) -> bytes:
-        """Encode arguments. Raises `DataError`, which names the record that cannot be stored."""
+        """Encode arguments.
+
+        Raises:
+            DataError: an argument cannot be encoded; the message names the record that is at fault.
+        """
         try:
             return encode(arguments)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -115,12 +122,12 @@ class Operation:
             raise DataError(f"the arguments of {self.name} cannot be stored: {error}") from error
 
     def read_arguments(self, body: bytes) -> Arguments:
-        """Decode arguments. Raises `DataError`."""
+        """Decode the arguments of a call. Raises `DataError` if `body` is malformed."""
         arguments = decode(self._arguments, body, f"the arguments of {self.name}")
         return {name: getattr(arguments, name) for name in arguments.__struct_fields__}
 
     def read_answer(self, body: bytes) -> Any:
-        """Decode an answer. Raises `DataError`."""
+        """Decode the answer to a call. Raises `DataError` if `body` is malformed."""
         return decode(self._answer, body, f"the answer to {self.name}")
 
 
@@ -137,7 +144,11 @@ def _check_storable(record: object) -> None:
 
 
 def read_batch(body: bytes) -> list[tuple[str, bytes]]:
-    """Decode the operations of one request. Raises `DataError`."""
+    """Decode a batch: (name of the operation, encoded arguments) of each operation.
+
+    Raises:
+        DataError: `body` is malformed, or the batch has more than `MAX_BATCH` operations.
+    """
     batch = decode(_batch_decoder, body, "a batch of operations")
     if len(batch) > MAX_BATCH:
         raise DataError(f"{len(batch)} operations in one request: {MAX_BATCH} at most")
@@ -145,7 +156,7 @@ def read_batch(body: bytes) -> list[tuple[str, bytes]]:
 
 
 def decode(decoder: msgspec.msgpack.Decoder[T], body: bytes, subject: str) -> T:
-    """Decode a body. Raises `DataError`."""
+    """Decode `body`. Raises `DataError` if it is malformed; `subject` names it in the message."""
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: not UTF-8

@@ -45,13 +45,13 @@ class ServeOptions:
     api_key_env: str | None = None
     """Variable with the key that callers must send."""
     max_tokens: int | None = None
-    """Maximum tokens of an answer if a chat request sets none; None for the context's rest."""
+    """Maximum tokens of an answer if a chat request sets none; None for the rest of the context."""
     upstream: str | None = None
     """URL of the endpoint for calls that the run's policies do not answer."""
     upstream_key_env: str | None = None
     """Variable with the upstream's key."""
     allow_upstream: Sequence[str] = ()
-    """URLs of the run's endpoints that the user allows."""
+    """URLs of endpoints named in the run to which the user allows calls to be sent."""
 
     def key(self) -> str | None:
         """Return the key that callers must send; None if `api_key_env` is None.
@@ -146,9 +146,9 @@ def serve(
     Args:
         folder: folder of a complete run, such as `runs/sql`, or of a Hugging Face model, which
             answers every agent.
-        options: options of the server.
-        reporter: output for progress and addresses.
-        ready: function that is called when the server is ready.
+        options: options of the server; None for the defaults.
+        reporter: output for progress and addresses; None for the default output.
+        ready: function that is called when the server is ready; None for none.
 
     Raises:
         ConfigError: the folder is no complete run and no model, the address is unsafe, the port is

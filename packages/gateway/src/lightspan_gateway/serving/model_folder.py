@@ -24,7 +24,9 @@ def is_model_folder(folder: Path) -> bool:
 
 
 def served_model(folder: Path) -> ServedRun:
-    """Return a description with one policy, named after the folder, that answers every agent.
+    """Describe the model in `folder` as a run with one policy that answers every agent.
+
+    The policy is named after the folder.
 
     Raises:
         ModelError: the model lacks weights, a tokenizer or a chat template.

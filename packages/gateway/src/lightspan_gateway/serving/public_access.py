@@ -84,7 +84,8 @@ class UsageCounter(CallLog):
         return agents
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON of `USAGE_PATH`."""
+        """Return the JSON for `USAGE_PATH`: numbers of answered calls, failed calls and ignored
+        fields."""
         ignored = dict(self.ignored_fields)
         return {"agents": self.summary(), "failed": self.failed, "set_aside": ignored}
 
@@ -95,7 +96,7 @@ class PublicAccess(AccessPolicy):
     Args:
         routing: the routing of agents in training.
         key: the key that callers must send; None accepts every program of this machine.
-        max_tokens: limit of an answer if a chat request sets none.
+        max_tokens: limit of an answer if a chat request sets none; None for the context's rest.
         upstream: the endpoint for calls that the policies do not answer; None refuses them.
     """
 

@@ -18,7 +18,7 @@ MIN_KEY_LENGTH: Final = MIN_MESSAGE_KEY_LENGTH
 
 
 class Keys:
-    """The keys of a server.
+    """The valid keys of a server. Each key has one role.
 
     Args:
         keys: role → key; None accepts every client without a key, as an administrator.

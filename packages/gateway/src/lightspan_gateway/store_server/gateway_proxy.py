@@ -1,7 +1,8 @@
 """A reverse proxy from runners on other machines to the gateway of their training.
 
-Only the call token selects the gateway: the token's attempt has resources, which a trainer's key
-put into the store, with the gateway's address. So a request cannot choose its destination.
+Only the call token selects the gateway. The token belongs to an attempt, and the attempt's
+resources in the store contain the gateway's address. Only trainers can write resources, so a
+request cannot choose its destination.
 
 Answers are forwarded as they arrive, streams part by part. A disconnect at one side closes the
 other side too: the gateway cancels an abandoned call as it would without the proxy, and the client
@@ -196,7 +197,11 @@ class GatewayProxy:
     async def _send(
         self, method: str, url: URL, headers: CIMultiDict[str] | None = None, body: bytes = b""
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request to a gateway; yield its answer. Raises `ApiError`."""
+        """Send a request to a gateway; yield its answer.
+
+        Raises:
+            ApiError: 502 if the gateway cannot be reached or closes the connection.
+        """
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
@@ -230,7 +235,11 @@ class GatewayProxy:
 
 
 def _gateway_path(request: web.Request) -> str:
-    """Return the URL-encoded path to request from the gateway. Raises `ApiError`."""
+    """Return the URL-encoded path to request from the gateway.
+
+    Raises:
+        ApiError: 404 if the gateway has no endpoint at the request's path.
+    """
     raw = request.rel_url.raw_path
     path = raw.removeprefix(RELAY_PATH)
     steps = request.rel_url.path.split("/")
@@ -250,7 +259,7 @@ def _origin(url: str) -> str:
 
 
 def _forwardable(headers: Headers | CIMultiDict[str], own: frozenset[str]) -> CIMultiDict[str]:
-    """Return the headers, without those in `own` and without those for one connection only."""
+    """Return the headers, without those in `own` and those that apply to one connection only."""
     named = {name.strip().lower() for name in ",".join(headers.getall("Connection", [])).split(",")}
     removed = _HOP_BY_HOP | own | named
     return CIMultiDict(

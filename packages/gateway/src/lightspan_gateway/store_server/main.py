@@ -30,7 +30,8 @@ class StoreOptions:
     key_variables: Mapping[Role, str] = field(default_factory=dict)
     """Role → environment variable with the role's key."""
     without_key: bool = False
-    """Whether every program of this machine has access without a key, and no other machine has."""
+    """Whether every program of this machine has access without a key. Other machines have none
+    then."""
 
     def keys(self) -> Keys:
         """Read the keys, and remove their variables from the environment.
@@ -62,8 +63,8 @@ def serve_store(
 
     Args:
         options: options of the server.
-        reporter: output for the addresses.
-        ready: function that is called when the server is ready.
+        reporter: output for the addresses; None for the default output.
+        ready: function that is called when the server is ready; None for none.
 
     Raises:
         ConfigError: keys, address or port are invalid, or the store is not durable.

@@ -37,7 +37,7 @@ from lightspan_gateway.store_server.routes import StoreRoute
 log = logging.getLogger(__name__)
 
 _URGENT: Final = frozenset({"heartbeat", "report", "claim"})
-"""Operations that do not wait for others: a runner that cannot extend its leases loses them."""
+"""Operations that do not wait for a slot: a runner that cannot extend its leases loses them."""
 
 
 class StoreServer(HttpServer):
@@ -99,7 +99,7 @@ class StoreServer(HttpServer):
         ]
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Answer whether the store works. The path needs no key, so no details are returned."""
+        """Answer whether the store works, without details, because the path needs no key."""
         try:
             async with asyncio.timeout(self._health_timeout_s):
                 await self._store.policy_versions("")
@@ -150,7 +150,12 @@ class StoreServer(HttpServer):
 
     # --- authorisation --------------------------------------------------------------------
     def _role_of(self, request: web.Request) -> Role:
-        """Return the role of the sender. Raises `ApiError`."""
+        """Return the role of the sender.
+
+        Raises:
+            ApiError: 401 for a missing or wrong key; 403 for a web page of another host, if no keys
+                are required.
+        """
         if not self._keys.are_required:
             check_local(request, "start it with --trainer-key-env NAME")
         role = self._keys.role_of(token_of(request))
@@ -216,7 +221,11 @@ class StoreServer(HttpServer):
 
 
 def _operation_of(name: str, role: Role) -> rpc.Operation:
-    """Return the operation `name`. Raises `ApiError` if the role may not call it."""
+    """Return the operation `name`.
+
+    Raises:
+        ApiError: 404 if there is no such operation, 403 if the role may not call it.
+    """
     operation = rpc.OPERATIONS.get(name)
     if operation is None:
         raise ApiError(
