@@ -21,7 +21,7 @@ class Backend:
         self.reply: Callable[[int], Reply] = lambda number: (200, {}, b"")
         self.held = threading.Event()
         self.pause_s = 0.0
-        """Seconds per request."""
+        """Seconds that the receiver takes for each request."""
         self.held.set()
         backend = self
 

@@ -53,7 +53,7 @@ def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """URL of the store; the environment names none."""
+    """Return the URL of a store; unset the environment variables that affect recording."""
     for name in ("LIGHTSPAN_STORE", "LIGHTSPAN_SAMPLE", "LIGHTSPAN_REDACT", "OTEL_SERVICE_NAME"):
         monkeypatch.delenv(name, raising=False)
     return f"sqlite:{tmp_path / 'production.db'}"

@@ -14,7 +14,7 @@ INVOKES = {"gen_ai.operation.name": "invoke_agent"}
 
 
 def agent(tracer: Tracer, name: str, **more: Any) -> AbstractContextManager[Span]:
-    """Start an agent's span by the GenAI conventions."""
+    """Start a span of an agent, with the attributes of the GenAI conventions."""
     attributes = {**INVOKES, "gen_ai.agent.name": name}
     return tracer.start_as_current_span(f"invoke_agent {name}", attributes=attributes, **more)
 

@@ -19,7 +19,7 @@ from packages.otel.tests.spans import agent, path, say
 
 
 def proxy() -> trace.Tracer:
-    """The global provider while none is set."""
+    """Return a tracer of the global provider while none is set."""
     return trace.ProxyTracerProvider().get_tracer("its")
 
 
@@ -61,7 +61,7 @@ class AgentFramework:
 
 
 class OpenInference:
-    """Switched on by the app."""
+    """Stand-in for OpenInference's instrumentation, which the app has switched on."""
 
     def __init__(self, tracer: trace.Tracer) -> None:
         self._tracer = SimpleNamespace(__wrapped__=tracer)
@@ -87,14 +87,14 @@ class OpenInference:
 
 
 class Settings:
-    """Stand-in for Pydantic AI."""
+    """Stand-in for the instrumentation settings of Pydantic AI."""
 
     def __init__(self, *, tracer_provider: trace.TracerProvider, **more: Any) -> None:
         self.tracer = tracer_provider.get_tracer("pydantic-ai")
 
 
 class PydanticAI:
-    """Switched on by the app."""
+    """Stand-in for Pydantic AI, which the app has switched on."""
 
     def __init__(self, tracer: trace.Tracer) -> None:
         self._instrument_default: Any = Settings(tracer_provider=trace.ProxyTracerProvider())
@@ -124,13 +124,13 @@ def factory(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No global provider."""
+    """Unset the global provider."""
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
 
 
 @pytest.fixture
 def instrumented(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Switch on a stand-in by its name."""
+    """Return a function that instruments a stand-in by name."""
 
     def switch_on(stand_in: Any) -> Any:
         framework = frameworks.Framework((), "", stand_in.switch_on)
@@ -141,7 +141,6 @@ def instrumented(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_while_there_is_no_global_provider_it_tells_ours(factory: Any, instrumented: Any) -> None:
-    """Whether the app has switched it on or not."""
     before = proxy()
     stand_in = factory(before)
     with instrumented(stand_in), captured() as attempt, agent(stand_in.tracer, "writer"):

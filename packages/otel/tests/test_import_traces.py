@@ -75,7 +75,7 @@ async def stored(url: str) -> list[tuple[Any, Any, list[Span]]]:
 
 
 def protobuf(*lines: str) -> list[bytes]:
-    """Return the same as protobuf."""
+    """Convert lines of OTLP's JSON to protobuf messages."""
     values = [json.loads(line) for line in lines]
     for value in values:
         for span in value["resourceSpans"][0]["scopeSpans"][0]["spans"]:
@@ -322,7 +322,7 @@ def test_a_moment_that_is_none(tmp_path: Path, odd: Any) -> None:
 
 
 def test_a_span_of_a_newer_lightspan_is_refused(tmp_path: Path, url: str) -> None:
-    """Stored, it would make the store unreadable."""
+    """A span of a newer schema would make the store unreadable."""
     newer = {**FRAME[0], "attributes": {"lightspan.span.schema": 99}}
     done, errors = imported(url, write(tmp_path / "one.jsonl", json.dumps(newer)))
     [error] = errors

@@ -99,7 +99,7 @@ def test_twice_is_once_and_the_end_is_the_end() -> None:
 
 
 def test_a_provider_that_takes_its_exporter_out_when_another_is_added() -> None:
-    """Like Phoenix's."""
+    """Phoenix's provider does this."""
 
     class Provider(TracerProvider):
         def add_span_processor(self, processor: Any) -> None:
@@ -144,7 +144,7 @@ def test_a_framework_that_is_not_installed(name: str, monkeypatch: pytest.Monkey
 # --- a provider of ours ---------------------------------------------------------------------
 @pytest.fixture
 def ours() -> Iterator[Tracer]:
-    """A tracer of ours in a framework, with the app's provider observed too."""
+    """Yield a tracer of our private provider, while the app's provider is observed too."""
     with otel.instrument(TracerProvider()):
         yield PROVIDER.get_tracer("some.framework")
 
@@ -243,7 +243,7 @@ def test_a_provider_that_is_not_heard(provider: TracerProvider, client: openai.O
 
 @pytest.fixture
 def by_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
-    """A framework instrumented by name, in an app without a global provider."""
+    """Yield the tracer of a framework instrumented by name, in an app without a global provider."""
     framework = Framework((), "", lambda: Switch(lambda: True, lambda: None))
     monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": framework})
     with otel.instrument("known"):
@@ -251,7 +251,7 @@ def by_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
 
 
 def test_a_span_that_may_hide_an_agent_of_ours(by_name: Tracer, client: openai.OpenAI) -> None:
-    """The app's tool makes a span in between, which is sampled out or not observed."""
+    """The app's span inside the agent's is sampled out, or its provider is not observed."""
     off, other = TracerProvider(sampler=ALWAYS_OFF), TracerProvider()
     for hiding, complaint in ((off, "sampler drops spans"), (other, "is not instrumented")):
         tracer = hiding.get_tracer("app")
@@ -288,7 +288,7 @@ def test_what_an_adapter_covers_hides_nobody(
 def test_a_span_of_a_library_that_says_nothing(
     ours: Tracer, is_heard: bool, client: openai.OpenAI
 ) -> None:
-    """It has the ids of the span around ours, which may be an observed one."""
+    """The library's span copies the ids of the span around ours."""
     app, library = TracerProvider(), trace.NoOpTracerProvider().get_tracer("library")
     attempt = make_scope()
     with otel.instrument(app), open_scope(attempt), ExitStack() as around:
@@ -314,7 +314,7 @@ def test_a_span_without_ids_that_hides_an_agent(ours: Tracer, client: openai.Ope
 def test_the_global_provider_is_heard_from_the_next_attempt_on(
     by_name: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whenever the app sets it and switches its framework's telemetry on for it."""
+    """The app may set the global provider, and switch its framework on for it, at any time."""
     provider = TracerProvider()
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
     with captured() as attempt, agent(provider.get_tracer("t"), "writer"):
@@ -323,7 +323,7 @@ def test_the_global_provider_is_heard_from_the_next_attempt_on(
 
 
 def test_a_provider_that_cannot_be_hashed() -> None:
-    """Like logfire's, which is a dataclass."""
+    """logfire's provider is a dataclass, which has no hash."""
 
     class Provider(TracerProvider):
         __hash__ = None  # type: ignore[assignment]

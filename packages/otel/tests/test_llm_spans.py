@@ -29,7 +29,7 @@ from packages.otel.tests.spans import agent, say, tool
 
 @pytest.fixture
 def exporter() -> InMemorySpanExporter:
-    """Spans of the app's own exporter."""
+    """Return the app's own exporter."""
     return InMemorySpanExporter()
 
 
@@ -44,7 +44,7 @@ def provider(exporter: InMemorySpanExporter) -> Iterator[TracerProvider]:
 
 
 def bypassing(tracer: Tracer, said: dict[str, Any] = GENAI) -> None:
-    """Emit the span of a model call outside of the SDKs, some attributes at its end."""
+    """Emit a span with the attributes `said` of a model call that passes through no SDK."""
     with tracer.start_as_current_span("chat", kind=Side.CLIENT) as span:
         span.set_attributes(said)
 
@@ -139,7 +139,7 @@ def test_a_hook_sees_it(tracer: Tracer, url: str) -> None:
 def test_a_call_that_the_shim_records_is_its_own(
     tracer: Tracer, client: openai.OpenAI, url: str
 ) -> None:
-    """A framework's span around a call of the SDK, and one without."""
+    """The framework's span around a call of the SDK is not recorded as a second call."""
     with record(url), agent(tracer, "writer"):
         with tracer.start_as_current_span("chat", attributes=GENAI):
             say(client)

@@ -55,7 +55,6 @@ def test_why_an_answer_ended(said: dict[str, Any]) -> None:
 
 
 def test_roles_of_smolagents() -> None:
-    """As its clients send them."""
     roles = ("system", "user", "tool-call", "tool-response")
     messages = {f"llm.input_messages.{n}.message.role": role for n, role in enumerate(roles)}
     result = normalized(span({"openinference.span.kind": "LLM", **messages})).attributes
@@ -120,7 +119,7 @@ def test_an_error_that_an_event_tells_of() -> None:
 
 
 def test_what_a_sender_may_not_say() -> None:
-    """Attributes known to gateway and runners only, or invalid for readers."""
+    """Attributes that only gateway and runners set, or that readers cannot decode, are dropped."""
     said = {
         "gen_ai.operation.name": "chat",
         c.CALL_ID: "call-of-another",

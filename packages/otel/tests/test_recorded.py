@@ -86,7 +86,7 @@ def test_an_error_that_the_span_tells_of_is_its_kind_without_words(
 
 
 def test_an_exception_in_whose_handler_it_ends_is_not_its_error(tracer: Tracer) -> None:
-    """The end of a stream raises in its reader."""
+    """The exception that ends a stream is no error of the agent."""
     with captured() as attempt:
         span = tracer.start_span("invoke_agent writer", attributes=INVOKES)
         try:
@@ -97,7 +97,7 @@ def test_an_exception_in_whose_handler_it_ends_is_not_its_error(tracer: Tracer) 
 
 
 def test_an_error_of_a_span_that_says_at_its_end_that_all_went_well(tracer: Tracer) -> None:
-    """smolagents by OpenInference, when it streams."""
+    """OpenInference's spans of smolagents do this when smolagents streams."""
 
     def run() -> None:
         with agent(tracer, "writer") as span:

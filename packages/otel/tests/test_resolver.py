@@ -92,7 +92,7 @@ def test_agents_in_agents_and_tools(tracer: Tracer) -> None:
 
 
 def test_equal_neighbours_are_one_agent(tracer: Tracer) -> None:
-    """Like a framework that makes a span for the run, and one for its stream."""
+    """Some frameworks make a span for the run and another for its stream."""
     with captured() as attempt, agent(tracer, "writer"), agent(tracer, "writer"):
         assert path() == "writer"
         with tool(tracer, "look"), tracer.start_as_current_span("stream"):
@@ -110,7 +110,7 @@ def test_equal_names_with_something_between_are_two(tracer: Tracer, between: str
 
 
 def test_a_span_that_has_ended_and_is_still_current_is_passed_over(tracer: Tracer) -> None:
-    """As after a stream that some frameworks leave open."""
+    """Some frameworks leave a span current after its stream has ended."""
     with captured() as attempt, agent(tracer, "team"):
         open_stream = tracer.start_span("invoke_agent member", attributes=INVOKES)
         token = otel_context.attach(trace.set_span_in_context(open_stream))
@@ -241,7 +241,7 @@ def test_nothing_is_kept_of_spans_that_are_gone(tracer: Tracer) -> None:
 
 
 def test_ended_spans_that_stay_current_are_no_chain(tracer: Tracer) -> None:
-    """A permanent worker in whose context each run leaves its span."""
+    """Each run leaves its ended span in the context of a permanent worker."""
     tokens = []
     with captured():
         for number in range(50):

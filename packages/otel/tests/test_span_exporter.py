@@ -76,7 +76,7 @@ def test_what_is_sent(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Our threads, without those of the SDK."""
+    """Return the warnings of lightspan's loggers."""
     return [
         record.getMessage()
         for record in caplog.records
@@ -99,7 +99,7 @@ def test_failed_batches_are_counted(
 
 
 class Stuck(SpanExporter):
-    """Block until released."""
+    """An exporter that blocks until it is released."""
 
     def __init__(self) -> None:
         self.released = threading.Event()

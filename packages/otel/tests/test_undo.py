@@ -21,7 +21,7 @@ from packages.otel.tests.spans import agent, path
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A framework known by name, and its state."""
+    """Register a framework under a name; return the list of its changes ("on", "off")."""
     done: list[str] = []
 
     def switch_on() -> Switch:

@@ -91,7 +91,7 @@ PHOENIX = [
     _phoenix(CALL, AGENT, "chat m", "LLM", **SAID),
     _phoenix(TOOL, AGENT, "look", "TOOL", **{"tool.name": "look"}),
 ]
-"""Return the spans of `GET /v1/projects/PROJECT/spans`."""
+"""Spans as `GET /v1/projects/PROJECT/spans` returns them."""
 
 FRAME = [
     {
@@ -122,7 +122,7 @@ FRAME = [
     }
     for span in PHOENIX
 ]
-"""Return the lines of `get_spans_dataframe()` written by `to_json`."""
+"""The same spans as `get_spans_dataframe()` and `to_json` write them."""
 
 
 def _langfuse(span_id: str, parent: str | None, name: str, kind: str, **more: Any) -> Any:
@@ -158,7 +158,7 @@ LANGFUSE = {
     ],
     "scores": [{"id": "s-1", "name": "good", "value": 1}],
 }
-"""Return the trace of `GET /api/public/traces/ID`."""
+"""A trace as `GET /api/public/traces/ID` returns it."""
 
 _SNAKES = {
     "traceId": "trace_id",
@@ -180,4 +180,4 @@ BLOBS = [
     }
     for observation in LANGFUSE["observations"]
 ]
-"""Return the observations of an export to blob storage, a line each."""
+"""The observations of the trace as an export to blob storage writes them."""

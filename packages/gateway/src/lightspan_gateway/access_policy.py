@@ -68,7 +68,7 @@ class AccessPolicy(ABC):
 
     @abstractmethod
     def unserved_agent(self, path: str) -> ApiError:
-        """Return the error for a call of the agent `path`, whose calls the gateway does not serve."""
+        """Return the error for a call of the agent `path`, which the gateway does not serve."""
 
     def models(self, policies: Collection[str]) -> list[str]:
         """Return the valid model names of requests."""

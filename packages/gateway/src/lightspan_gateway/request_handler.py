@@ -355,7 +355,7 @@ def _another_request(call_id: str) -> ApiError:
 
 
 def _chat_only(info: CallInfo, llm: LLM, parse: Parse) -> ApiError:
-    """Return the HTTP 400 for an agent at an endpoint that uses another API than chat completions."""
+    """Return the HTTP 400 for an agent at an endpoint that does not use chat completions."""
     hint = (
         'freeze it to a policy instead (frozen="base")'
         if parse is parse_message

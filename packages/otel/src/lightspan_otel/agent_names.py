@@ -44,7 +44,7 @@ _GENERATED: Final = re.compile(r"(?=[0-9a-f]*\d)[0-9a-f]{8,}", re.IGNORECASE)
 
 
 class Role(StrEnum):
-    """Role of a span in deciding which agent is current."""
+    """What a span represents, which determines whether it changes the current agent."""
 
     AGENT = "agent"
     TOOL = "tool"
@@ -105,7 +105,7 @@ def agent_name(name: str, attributes: Mapping[str, Any], *, may_guess: bool) -> 
 
 
 def _is_id(name: str, attributes: Mapping[str, Any]) -> bool:
-    """Return whether a name is generated, so that it differs between processes or runs."""
+    """Return whether `name` is generated, such as a UUID, so that it differs between processes."""
     if _ID.fullmatch(name):
         return True
     return name == str(attributes.get(c.AGENT_ID)) and _GENERATED.search(name) is not None

@@ -44,14 +44,14 @@ _FIELD_ATTRIBUTES: Final = (
     c.SPAN_LATE,
     c.SPAN_SCHEMA,
 )
-"""Attributes that carry fields which OpenTelemetry's spans lack."""
+"""Attributes that store the fields of `Span` which OpenTelemetry's spans lack."""
 
 
 class LightspanSpanProcessor(SpanProcessor):
-    """Recorder of the spans that an app's own instrumentation creates in a scope.
+    """Record the spans that an app's own instrumentation creates while an attempt runs.
 
     Add it to the app's provider: `provider.add_span_processor(LightspanSpanProcessor())`. Outside
-    of a scope it does nothing. A span without a parent becomes a child of the innermost open span.
+    of attempts it does nothing. A span without a parent becomes a child of the innermost open span.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,10 @@ def from_otel(span: ReadableSpan) -> Span:
 
 
 def span_of(attributes: Attributes, **fields: Any) -> Span:
-    """Build a span; attributes that carry fields of `Span` (`_FIELD_ATTRIBUTES`) become fields.
+    """Build a `Span` from the attributes of a span and the fields that are not stored as
+    attributes.
+
+    The attributes in `_FIELD_ATTRIBUTES` become fields of the `Span`.
 
     Args:
         attributes: attributes from `clean_attributes`; those that become fields are removed.
@@ -166,7 +169,7 @@ def _optional_int(value: Any) -> int | None:
 
 # --- many spans -----------------------------------------------------------------------------
 def export(spans: Iterable[Span], exporter: SpanExporter, *, batch_size: int = 512) -> int:
-    """Send spans to an OpenTelemetry exporter; return their number.
+    """Send spans to an OpenTelemetry exporter, at most `batch_size` per call; return their number.
 
     Raises:
         LightspanError: the exporter fails; the message gives the number of spans sent before.
@@ -202,7 +205,12 @@ def decode_otlp(data: bytes) -> list[Span]:
 
 
 def decode_span(span: Any, resource: Attributes) -> Span:
-    """Convert a span of OTLP's protobuf; `resource` has the attributes of its resource."""
+    """Convert a span of OTLP's protobuf.
+
+    Args:
+        span: the protobuf message.
+        resource: attributes of the process that sent the span.
+    """
     status = _STATUS_IN[StatusCode(span.status.code)]
     return span_of(
         decode_attributes(span.attributes),

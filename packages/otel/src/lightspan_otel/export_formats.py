@@ -1,8 +1,10 @@
 """Read the JSON exports of Phoenix and Langfuse as OpenTelemetry spans. Pure.
 
-Phoenix stores OpenTelemetry spans with OpenInference's attributes, in its own JSON. Langfuse has
-observations, whose input and output are any JSON; those of a generation are read as chat messages.
-Missing data is not invented: there are no tokens, and Langfuse's scores are left out.
+Phoenix stores OpenTelemetry spans with OpenInference's attributes, in its own JSON. Langfuse stores
+observations, whose input and output may be any JSON. If an observation is a model call (type
+GENERATION), they are read as chat messages.
+
+The exports contain no token ids, so the spans have none. Langfuse's scores are left out.
 """
 
 from __future__ import annotations
@@ -36,13 +38,16 @@ _MAX_DEPTH: Final = 32
 
 # --- Phoenix --------------------------------------------------------------------------------
 def is_phoenix_span(record: Record) -> bool:
-    """Return whether `record` is a span of Phoenix's REST API, command or data frames."""
+    """Return whether `record` is a span in a form that Phoenix exports (see `phoenix_span`)."""
     context = record.get("context")
     return "context.span_id" in record or (isinstance(context, dict) and "span_id" in context)
 
 
 def phoenix_span(record: Record, service: str) -> ReceivedSpan:
-    """Convert a span of `GET /v1/projects/…/spans`, of `px`, or of a data frame (`to_json`).
+    """Convert a span that Phoenix exported.
+
+    It comes from the REST API (`GET /v1/projects/…/spans`), the command `px`, or a data frame
+    (`to_json`).
 
     Args:
         record: the span as decoded JSON.
@@ -79,7 +84,10 @@ def phoenix_span(record: Record, service: str) -> ReceivedSpan:
 
 
 def _phoenix_events(events: Any) -> list[SpanEvent]:
-    """Convert events; attributes `exception.*` may be in the event itself or in `attributes`."""
+    """Convert the events of a span that Phoenix exported.
+
+    The attributes `exception.*` may be in the event itself or in its field `attributes`.
+    """
     converted = []
     for event in events if isinstance(events, list) else []:
         if not isinstance(event, dict):
@@ -142,7 +150,7 @@ def is_langfuse_trace(record: Record) -> bool:
 
 
 def is_langfuse_observation(record: Record) -> bool:
-    """Return whether `record` is an observation of Langfuse's API or export to blob storage."""
+    """Return whether `record` is a Langfuse observation, from the API or a blob storage export."""
     kind = str(record.get("type")).upper()
     return kind in _LANGFUSE_KINDS and _either(record, "traceId", "trace_id") is not None
 
@@ -187,8 +195,11 @@ def langfuse_span(record: Record, service: str) -> ReceivedSpan:
 
 
 def _langfuse_attributes(record: Record, kind: str, metadata: Record) -> dict[str, Any]:
-    """Convert the fields of an observation into attributes, and add them to the attributes of the
-    original OpenTelemetry span in `metadata`, if any."""
+    """Convert the fields of an observation into span attributes.
+
+    They are added to the attributes of the original OpenTelemetry span, if `metadata` contains
+    them.
+    """
     sent = _loaded(metadata.get("attributes"))
     attributes: dict[str, Any] = dict(sent) if isinstance(sent, dict) else {}
     attributes[c.OPENINFERENCE_KIND] = kind
@@ -249,7 +260,7 @@ def _either(record: Record, *names: str) -> Any:
 
 
 def _loaded(value: Any) -> Any:
-    """Decode the text of a JSON object or array, as exports have it; return other values as is."""
+    """Decode `value` if it is the text of a JSON object or array; else return it unchanged."""
     return loaded(value) if isinstance(value, str) and value[:1] in ("{", "[") else value
 
 

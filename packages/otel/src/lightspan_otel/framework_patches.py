@@ -35,7 +35,7 @@ _COVERED_SCOPES: Final = {
 
 
 class _CaptureErrors:
-    """Context manager that turns exceptions into capture errors."""
+    """Suppress exceptions in the block, and record them as capture errors of the attempt."""
 
     def __enter__(self) -> None: ...
 
@@ -51,7 +51,7 @@ class _CaptureErrors:
 def _start(
     library: str, operation: str, name: str, attributes: dict[str, str], inside: Span | None = None
 ) -> Span:
-    """Start a span inside the span `inside`; None for the current span."""
+    """Start a span with the parent `inside`; if that is None, the parent is the current span."""
     parent = None if inside is None else trace.set_span_in_context(inside)
     attributes = {c.OPERATION_NAME: operation, **attributes}
     tracer = PROVIDER.get_tracer(library)
@@ -88,11 +88,11 @@ _program: ContextVar[_Program | None] = ContextVar("lightspan_otel_program", def
 
 
 _NO_PARTS: Final = frozenset({"history", "callbacks", "demos", "traces", "train"})
-"""Attributes of a module that hold its past and grow without bound: not searched for parts."""
+"""Attributes of a module that are not searched for parts, because they grow without bound."""
 
 
 def _program_of(module: Any, kind: type) -> _Program:
-    """Name the parts of a module; `kind` is the base class of modules."""
+    """Find the parts of a DSPy module and their names; `kind` is the base class of all modules."""
     names = {id(module): type(module).__name__}
     queue = [module]
     while queue:
@@ -110,11 +110,11 @@ def _program_of(module: Any, kind: type) -> _Program:
 
 @contextmanager
 def _running(module: Any, kind: type, *, is_predictor: bool) -> Iterator[None]:
-    """Run a module of DSPy in a span, if it is an agent.
+    """Run a DSPy module in the block; open a span for it if the module is an agent.
 
     A module that is not a part of the running module is an agent, named by its class. A part is an
-    agent if it calls a model (`is_predictor`), under DSPy's name (`named_predictors`). Other parts
-    have no span.
+    agent only if it calls a model (`is_predictor`); its name is the one in `named_predictors`.
+    Other parts have no span.
     """
     span = token = None
     with _CaptureErrors():
@@ -135,7 +135,7 @@ def _running(module: Any, kind: type, *, is_predictor: bool) -> Iterator[None]:
 
 @contextmanager
 def _current(span: Span | None) -> Iterator[None]:
-    """Make the span current in the block and end it with the block; do nothing for None."""
+    """Make `span` current in the block, and end it with the block. If it is None, do nothing."""
     if span is None:
         yield
         return
@@ -222,7 +222,10 @@ class _Run:
     name: str = ""
 
     def turn_of(self, name: str) -> Span:
-        """Return the span of the agent `name`; start it and end another agent's if needed."""
+        """Return the span of the agent `name`.
+
+        If another agent is active, end that agent's span and start a new one.
+        """
         if self.agent is None or self.name != name:
             self.end_turn()
             self.agent, self.name = _agent(_LLAMA, name, self.span), name
@@ -240,10 +243,13 @@ _run: ContextVar[_Run | None] = ContextVar("lightspan_otel_run", default=None)
 
 @dataclass(slots=True)
 class _Steps:
-    """Span handler of LlamaIndex, called as steps of workflows begin and end, in their tasks."""
+    """Span handler of LlamaIndex, which calls it when a workflow's step begins and ends.
+
+    It is called in the asyncio task of the step.
+    """
 
     open_spans: dict[str, tuple[Any, Span | None]] = field(default_factory=dict)
-    """Step id → context token, and the span that ends with the step; None for no span."""
+    """Step id → (context token, span that ends with the step; None if there is none)."""
 
     def span_enter(self, id_: str, bound_args: Any, **more: Any) -> None:
         """Make the span of a step's tool or agent the current span."""
@@ -265,13 +271,13 @@ class _Steps:
         self.open_spans[id_] = otel_context.attach(trace.set_span_in_context(span)), ends
 
     def span_exit(self, id_: str, bound_args: Any, result: Any = None, **more: Any) -> None:
-        """Restore the span before a step; end the span of its tool."""
+        """Make the span before the step current again; end the span of the step's tool, if any."""
         output = getattr(result, "tool_output", None)
         error = getattr(output, "exception", None)
         self._leave(id_, error, has_failed=bool(getattr(output, "is_error", False)))
 
     def span_drop(self, id_: str, bound_args: Any, err: Any = None, **more: Any) -> None:
-        """Do the same as `span_exit` for a step that raised `err`."""
+        """Do the same as `span_exit`, for a step that raised `err`."""
         self._leave(id_, err)
 
     def _leave(self, id_: str, error: Any, *, has_failed: bool = False) -> None:
@@ -350,8 +356,11 @@ def _begun(workflow: Any, is_agent: bool) -> _Run:
 
 
 def _started(run: _Run, start: Callable[[], Any]) -> Any:
-    """Start a workflow inside its span; its tasks copy the context. The span ends with the
-    workflow, before waiters on the workflow resume."""
+    """Start a workflow by `start`, with the span of `run` as the current span; return its handler.
+
+    The workflow's tasks copy the context, so the span stays current in them. The span ends with the
+    workflow, before code that waits for the workflow continues.
+    """
     attached = otel_context.attach(trace.set_span_in_context(run.span))
     token = _run.set(run)
     try:

@@ -25,7 +25,7 @@ from lightspan_otel.processor import global_provider
 
 
 class Switch(NamedTuple):
-    """Change made to a framework."""
+    """The change that `instrument` has made to a framework."""
 
     is_ours: Callable[[], bool]
     """Return whether the framework's spans go to our provider rather than the app's."""
@@ -90,13 +90,15 @@ class _Following(Tracer):
 
 
 def _is_unset(tracer: object) -> bool:
-    """Return whether a tracer is the unset global provider's: the app switched its framework on,
-    but its spans go nowhere."""
+    """Return whether `tracer` belongs to the global provider and no provider is set.
+
+    Then the app has switched its framework's telemetry on, but the spans go nowhere.
+    """
     return global_provider() is None and isinstance(tracer, ProxyTracer | NoOpTracer)
 
 
 def _following(owner: Any, name: str, library: str) -> Switch:
-    """Send a framework's spans to our provider until the app sets the global one.
+    """Send a framework's spans to our provider until the app sets a global provider.
 
     Args:
         owner: object that holds the framework's tracer.
@@ -173,7 +175,10 @@ def _openinference(framework: str, instrumentor: str, needs: str) -> Framework:
 
 
 def _strands(telemetry: Any) -> Switch:
-    """Switch on Strands, whose one tracer keeps the provider that was global when it was made."""
+    """Switch on Strands.
+
+    Strands has one tracer, which keeps the provider that was global when the tracer was created.
+    """
     tracer = telemetry.get_tracer()
     if global_provider() is not None:
         return _LEFT_ALONE
@@ -181,7 +186,7 @@ def _strands(telemetry: Any) -> Switch:
 
 
 def _agent_framework(observability: Any) -> Switch:
-    """Switch on Agent Framework, which gets a tracer of the global provider for each span."""
+    """Switch on Agent Framework, which takes a tracer of the global provider for each span."""
 
     def ours(original: Any, patch: Patch) -> Any:
         def get_tracer(*names: Any, **more: Any) -> Any:
@@ -196,7 +201,7 @@ def _agent_framework(observability: Any) -> Switch:
 
 
 def _google_adk(*modules: Any) -> Switch:
-    """Switch on Google ADK, whose modules each hold a tracer of the global provider."""
+    """Switch on Google ADK. Each module in `modules` holds a tracer of the global provider."""
     patches = []
     for module in modules:
         following = _Following(module.tracer, "gcp.vertex.agent")
@@ -214,7 +219,10 @@ def _in_place(ours: Any, patch: Patch) -> Any:
 
 
 def _patched_by(hook: Callable[..., Callable[[], None]]) -> Callable[..., Switch]:
-    """Build `switch_on` for a framework whose methods `hook` patches; `hook` returns the undo."""
+    """Return a function `switch_on` for a framework that is patched by `hook`.
+
+    `hook` takes the framework's modules, and returns a function that removes the patches.
+    """
 
     def switch_on(*modules: Any) -> Switch:
         return Switch(lambda: True, hook(*modules))

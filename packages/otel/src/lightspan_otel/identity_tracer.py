@@ -30,7 +30,7 @@ class IdentityTracerProvider(TracerProvider):
     """Provider of `IdentitySpan`s."""
 
     def get_tracer(self, instrumenting_module_name: str, *args: Any, **kwargs: Any) -> Tracer:
-        """Return a tracer with this instrumentation scope."""
+        """Return a tracer whose instrumentation scope is `instrumenting_module_name`."""
         return _Tracer(instrumenting_module_name)
 
 

@@ -29,11 +29,14 @@ from lightspan_otel.normalize import normalized
 from lightspan_otel.otlp import Decoded, ReceivedSpan, decode_object, decode_protobuf
 
 MAX_CONCURRENT: Final = 512
-"""Approximate number of spans per write: adjacent spans often belong to one trace."""
+"""Number of spans after which they are written to the store.
+
+Adjacent spans often belong to one trace, so many are written at once.
+"""
 STDIN: Final = "-"
 """Path of standard input."""
 MAX_ERROR_LENGTH: Final = 500
-"""Maximum characters of an error: it may quote the file."""
+"""Maximum characters of an error message, because it may quote the file."""
 _GZIP: Final = b"\x1f\x8b"
 _UNSUPPORTED: Final = {
     b"PAR1": "Parquet: write JSON lines of the data frame, "
@@ -94,16 +97,17 @@ async def import_file(
     refuse: Callable[[str], None],
     advance: Callable[[int], None] = lambda size: None,
 ) -> Imported:
-    """Store the traces of a file as attempts of production; idempotent. OTLP needs
-    `opentelemetry-proto`.
+    """Store the traces of a file as attempts of production. Idempotent.
+
+    OTLP needs the package `opentelemetry-proto`.
 
     Args:
         store: an open store.
         path: the file: OTLP as JSON or protobuf, or a JSON export of Phoenix or Langfuse; gzip is
             supported. `-` is standard input. Standard input and pipes are read to the end first.
-        service: service name of traces that have none.
+        service: service name of traces that have none; None for a default.
         refuse: called with a message, free of keys, for each rejected piece or span.
-        advance: called with the number of bytes read.
+        advance: called after each piece with the number of bytes read since the last call.
 
     Raises:
         DataError: nothing of the file can be read.

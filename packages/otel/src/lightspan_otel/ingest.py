@@ -43,8 +43,10 @@ SENDER: Final = "opentelemetry"
 
 
 _MAX_CONCURRENT: Final = 16
-"""Maximum number of traces written concurrently: sequentially, a large batch outlasts its sender's
-timeout."""
+"""Maximum number of traces written concurrently.
+
+If they were written one by one, the sender of a large batch would run into its timeout.
+"""
 _ATTEMPTS_PER_QUERY: Final = 500
 """Attempts per request to the store."""
 _MAX_DEPTH: Final = 64
@@ -123,7 +125,10 @@ def _rejected(span: Span, reason: str) -> RejectedSpan:
 
 
 def trace_of(span: Span) -> tuple[str, str] | None:
-    """Return the service and the trace of a span's attempt; None if the span names an attempt."""
+    """Return the service name and the trace id of a span, which identify its attempt.
+
+    None if the span itself names an attempt.
+    """
     return None if span.attempt_id else (_service_of(span), span.trace_id)
 
 

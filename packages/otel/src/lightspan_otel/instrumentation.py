@@ -39,7 +39,7 @@ _lock: Final = threading.RLock()
 
 
 def instrument(what: str | TracerProvider, *, content: bool = False) -> Instrumentation:
-    """Identify the current agent by OpenTelemetry's spans, in this process; idempotent.
+    """Identify the current agent by OpenTelemetry's spans, in this process. Idempotent.
 
     Names, ids and kinds are read, no prompts. Nothing is sent: exporters get the same spans as
     before. With a framework's name, anything that the app writes to the *current* span inside an
@@ -47,12 +47,13 @@ def instrument(what: str | TracerProvider, *, content: bool = False) -> Instrume
     instrument(…):`) it is undone at the end of the block.
 
     Args:
-        what: a framework such as `"pydantic-ai"`: its telemetry is switched on for lightspan alone
-            unless the app has switched it on; spans of the global provider are read once that is
-            set. Or the app's TracerProvider, to which any framework's spans go.
-        content: for a provider: in production (`lightspan.record`), also record the content of
-            spans: model calls that nothing else records, with their messages, and the inputs and
-            outputs of tools and agents.
+        what: name of a framework, such as `"pydantic-ai"`, or the TracerProvider to which the app's
+            framework sends its spans. A framework that is named is switched on for lightspan alone,
+            unless the app has switched its telemetry on. Spans of the global provider are then read
+            too, as soon as the app sets one.
+        content: whether to record the content of spans too, in production (`lightspan.record`):
+            model calls that nothing else records, with their messages, and the inputs and outputs
+            of tools and agents. Only valid with a TracerProvider.
 
     Raises:
         ConfigError: the framework's name is unknown, it is not installed, the provider is not one

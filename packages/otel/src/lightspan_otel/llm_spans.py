@@ -1,11 +1,13 @@
 """Record model calls known only from spans, if the user opts in (`content=True`).
 
 SDK patches and adapters record the model calls that pass through them. A framework that uses
-neither emits a span per call, with attributes that `normalize` translates. In production the span
-is recorded as a call of its attempt, unless the call is recorded already: a recorded call was made
-inside the span, or was open in the same context when the span began. Of two nested spans of one
-call the inner one is recorded; with a tool or an agent between them they are two calls. Rollouts
-are not affected.
+neither emits a span per call, with attributes that `normalize` translates. In production such a
+span is recorded as a call of its attempt, unless the call is recorded already.
+
+The call of a span is recorded already in two cases: a call was recorded inside the span, or a
+recorded call was open in the same context when the span began. Of two nested spans of one call the
+inner one is recorded; with a tool or an agent between them they are two calls. Rollouts are not
+affected.
 """
 
 from __future__ import annotations
@@ -46,13 +48,13 @@ _CALL_ATTRIBUTES: Final = frozenset(
         *(c.TOOL_DEFINITIONS, c.ERROR_TYPE, c.SERVER_ADDRESS, c.SERVER_PORT),
     }
 )
-"""Attributes of a call that are recorded, as by SDK patches; further ones are duplicates."""
+"""Attributes that are recorded of a call, as SDK patches do. Other attributes repeat them."""
 _CONTENT_ATTRIBUTES: Final = {
     SpanKind.TOOL: frozenset({c.TOOL_CALL_ARGUMENTS, c.TOOL_CALL_RESULT}),
     SpanKind.AGENT: frozenset({c.OPERATION_INPUT, c.OPERATION_OUTPUT}),
 }
 _MAX_OPEN: Final = 8
-"""Maximum number of open calls remembered per context: some never end."""
+"""Maximum number of open calls remembered per context, because some calls never end."""
 
 
 class _CallState:
@@ -72,7 +74,11 @@ _recorded: Final[ContextVar[tuple[_CallState, ...]]] = ContextVar(
 
 
 def note_call(acting: AgentContext) -> CallEnd | None:
-    """Mark the enclosing spans as having a recorded call (a `CallListener`)."""
+    """Mark the spans around a beginning model call as having a call that is recorded elsewhere.
+
+    This is a `CallListener`: it runs when a recorded call begins, and returns a function to call at
+    the call's end.
+    """
     _mark(open_here())
     call = _CallState()
     _recorded.set((call, *_recorded.get())[:_MAX_OPEN])
@@ -80,9 +86,10 @@ def note_call(acting: AgentContext) -> CallEnd | None:
 
 
 def _mark(spans: Iterable[OpenSpan]) -> None:
-    """Set `has_call` of the spans, which are innermost first, up to the first agent or tool.
+    """Set `has_call` of the spans up to and including the first agent or tool.
 
-    Spans outside of this agent or tool belong to another call.
+    `spans` are nested spans, innermost first. Spans outside of this agent or tool belong to another
+    call.
     """
     for open_span in spans:
         open_span.has_call = True

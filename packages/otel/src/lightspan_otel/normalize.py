@@ -47,7 +47,10 @@ AttributeMap = Mapping[str, Any]
 
 
 def normalized(span: Span) -> Span:
-    """Translate the span's attributes into ours; drop those that its sender may not set."""
+    """Return a copy of a span with its attributes translated into ours.
+
+    Attributes that a sender may not set (`_is_allowed`) and sequence numbers are dropped.
+    """
     attributes = {key: value for key, value in span.attributes.items() if _is_allowed(key)}
     translated: dict[str, Any] = {}
     if span.kind is SpanKind.LLM:
@@ -96,7 +99,11 @@ def _first(attributes: AttributeMap, *keys: str) -> Any:
 
 
 def _tool_arguments(value: Any) -> Any:
-    """Return a tool's arguments; for smolagents, the `kwargs` in OpenInference's value."""
+    """Return a tool's arguments.
+
+    For smolagents, OpenInference stores the JSON of an object with the field `kwargs`; then return
+    that field as JSON. Any other value is returned unchanged.
+    """
     if not (isinstance(value, str) and value.startswith('{"args": []')):
         return value
     try:
@@ -126,7 +133,7 @@ def _call(attributes: AttributeMap) -> dict[str, Any]:
 
 
 def _reasons(attributes: AttributeMap) -> list[str]:
-    """Return the finish reason of each answer, untranslated; empty if one is missing."""
+    """Return the finish reason of each answer as the sender wrote it; empty if one is missing."""
     listed = attributes.get(c.FINISH_REASONS)
     if isinstance(listed, list):
         return [str(reason) for reason in listed]
@@ -139,9 +146,10 @@ def _reasons(attributes: AttributeMap) -> list[str]:
 
 
 def _messages(attributes: AttributeMap, key: str) -> str | None:
-    """Return the value of a `gen_ai.*.messages` attribute as JSON.
+    """Return the messages of the attribute `key` as JSON, such as `gen_ai.input.messages`.
 
-    If it is missing, translate it from OpenInference or OpenLLMetry; None if there are no messages.
+    If the attribute is missing, translate the messages from OpenInference or OpenLLMetry; None if
+    there are no messages.
     """
     if key in attributes:
         before = _instructions(attributes) if key == c.INPUT_MESSAGES else []
@@ -194,7 +202,10 @@ def _genai_messages(value: Any) -> list[dict[str, Any]]:
 
 
 def _split(message: dict[str, Any], parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Split tool results off a message: in a chat each is a message of its own, before the rest."""
+    """Return a message as several: one per tool result in `parts`, then one with the other parts.
+
+    In a chat each tool result is a message of its own.
+    """
     results = [part for part in parts if part.get("type") == "tool_call_response"]
     others = [_part(part) for part in parts if part.get("type") != "tool_call_response"]
     whole = [{"role": "tool", "parts": [_result(part)]} for part in results]

@@ -1,9 +1,11 @@
 """State of open OpenTelemetry spans: the agent in them and the spans around them.
 
-An `OpenSpan` is created when a span begins, in that context, so it knows the pushed frames and the
-enclosing span. Only its span and the spans inside hold a reference to it; one whose span is gone or
-has ended is skipped. The identity of an agent's or a tool's span is recorded as a span of ours when
-it ends, so that every parent id of a call is recorded.
+An `OpenSpan` is created when a span begins. It is created in the context of the span, so it knows
+the enclosing span and the frames, which are the agents entered so far. Only its span and the spans
+inside hold a reference to it. If its span has ended or was garbage-collected, it is skipped.
+
+When the span of an agent or a tool ends, its identity is recorded as a span of lightspan. So every
+span that a recorded call names as its parent is recorded too.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ from lightspan.schema.spans import Attributes, SpanEvent, SpanKind, SpanStatus, 
 from lightspan_otel.agent_names import READ, Role, agent_name, role_of, tool_call_id, tool_name
 
 NAME: Final = "lightspan_otel"
-"""Source of a capture error in a message."""
+"""Name of this package in the messages of capture errors."""
 
 _LEAVE_OPEN: Final = frozenset({"openinference.instrumentation.smolagents"})
 """Libraries that leave an agent's span open, and current, when the agent raises. Only the
 span's ERROR status shows that the agent has ended."""
 
 _ATTEMPTS: Final = (Role.AGENT, Role.WORKFLOW)
-"""Roles of spans that become attempts in production if no span is around them."""
+"""Roles of spans that start an attempt in production, if no span encloses them."""
 
 
 class Readable(Protocol):
@@ -64,7 +66,7 @@ class MessageContent(NamedTuple):
 
 
 class OpenSpan:
-    """A span that is or was open.
+    """State of a span that is or was open: its role, its agent and its place among other spans.
 
     Args:
         span: the span, held by a weak reference.
@@ -79,7 +81,8 @@ class OpenSpan:
         """Trace id and span id of the app's span; None for an `IdentitySpan`."""
         self.ended = False
         self.frame: Frame | None = None
-        """Frame of the agent; None if it is no agent, or while its name is unknown."""
+        """Frame of the agent; None if the span is no agent, or while the agent's name is unknown.
+        """
         self.depth = 0
         """Number of pushed frames when the span began."""
         self.pushed_span_id: str | None = None
@@ -100,7 +103,8 @@ class OpenSpan:
         self._is_repeated = self._is_recorded_elsewhere = False
         self._identity: Attributes | None = None
         self._read: tuple[str, Mapping[str, Any]] = ("", {})
-        """Name and identity attributes as last read: the span may be gone."""
+        """Name and identity attributes as last read, because the span may be gone when it is
+        recorded."""
         self._expecting: Recorder | None = None
         self._root: context.AttemptHandle | None = None
         self._handled: BaseException | None = None
@@ -111,8 +115,8 @@ class OpenSpan:
     def above(self) -> OpenSpan | None:
         """Return the innermost open span around this span; None if there is none.
 
-        Ended spans are unlinked: a context whose current span has ended would otherwise build an
-        endless chain.
+        Ended spans are unlinked. Otherwise a context whose current span has ended would build an
+        endless chain of spans.
         """
         while self._above is not None and self._above.ended:
             self._above = self._above._above
@@ -311,7 +315,7 @@ class OpenSpan:
         return f"execute_tool {name}", SpanKind.TOOL, identity
 
     def _abandon(self) -> None:
-        """Stop tracking a span without a known end: its attempt ended, or the object is gone."""
+        """Stop tracking a span that has no known end: its attempt ended, or its object is gone."""
         self.end_if_failed()
         self._finish(SpanStatus.UNSET)
         self._leave(None)
@@ -367,7 +371,7 @@ _open_spans: Final[weakref.WeakKeyDictionary[Any, OpenSpan]] = weakref.WeakKeyDi
 _by_ids: Final[weakref.WeakValueDictionary[tuple[int, int], OpenSpan]] = (
     weakref.WeakValueDictionary()
 )
-"""Trace and span id → state, for copies of a span, which are other objects."""
+"""(trace id, span id) → state of the span; finds the state for a copy of the span."""
 
 open_agents: Final[weakref.WeakSet[OpenSpan]] = weakref.WeakSet()
 """Open agents in any context."""
@@ -407,7 +411,10 @@ def open_span_by_ids(trace_id: int, span_id: int) -> OpenSpan | None:
 
 @contextmanager
 def inside_of(open_span: OpenSpan | None) -> Iterator[None]:
-    """Resolve agents in the block from `open_span`, not from the current span."""
+    """Determine the current agent in the block from `open_span`, not from the current span.
+
+    None means that there is no span around the block.
+    """
     token = _inside.set(open_span)
     try:
         yield

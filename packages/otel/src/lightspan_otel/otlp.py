@@ -25,7 +25,7 @@ _REMOTE: Final = 0x300
 """Flags of a span whose parent is known to be in another process."""
 _IDS: Final = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 _MAX_TIME_NS: Final = 2**63
-"""Nanoseconds: upper bound of times."""
+"""Upper bound of times, in nanoseconds since 1970."""
 MAX_SPANS: Final = 50_000
 """Maximum spans per request."""
 MAX_STORED_BYTES: Final = 64 * 2**20
@@ -40,7 +40,8 @@ class ReceivedSpan(NamedTuple):
 
     span: Span
     is_entry: bool
-    """Whether it is its process's entry span: it has no parent, or one in another process."""
+    """Whether the span enters its process: it has no parent, or its parent is in another process.
+    """
 
 
 class Decoded(NamedTuple):
@@ -196,7 +197,12 @@ def _list_in(value: dict[str, Any], *names: str) -> list[dict[str, Any]]:
 
 
 def convert_ids(value: dict[str, Any]) -> None:
-    """Convert ids from OTLP's hexadecimal to the base64 of protobuf's JSON."""
+    """Convert the ids in `value` in place, from OTLP's hexadecimal to the base64 of protobuf's
+    JSON.
+
+    Raises:
+        DataError: an id is not hexadecimal.
+    """
     for name in _IDS:
         text = value.get(name)
         if text is None:
@@ -210,7 +216,7 @@ def convert_ids(value: dict[str, Any]) -> None:
 
 
 def encode_answer(content_type: str, refused: list[str]) -> bytes:
-    """Encode an `ExportTraceServiceResponse`; `refused` has a reason per rejected span."""
+    """Encode an `ExportTraceServiceResponse`; `refused` contains one reason per rejected span."""
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
     answer = trace_service_pb2.ExportTraceServiceResponse()

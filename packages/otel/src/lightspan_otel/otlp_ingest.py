@@ -37,7 +37,7 @@ MAX_CONCURRENT: Final = 32
 
 
 class Telemetry:
-    """Handler of trace requests.
+    """Handler of `POST /v1/traces` in a store's server.
 
     Args:
         store: an open store for the spans.

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class AgentSpanProcessor(SpanProcessor):
-    """Tracker of a provider's open spans; modifies none.
+    """Track the open spans of a provider, without changing them.
 
-    `otel.instrument(provider)` adds one to a provider. OpenTelemetry cannot remove processors, so
-    it stays there and ignores spans while `on` is False.
+    `otel.instrument(provider)` adds such a processor. OpenTelemetry cannot remove processors, so it
+    stays in the provider and ignores spans while `on` is False.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class AgentSpanProcessor(SpanProcessor):
         """Whether content is recorded too (`llm_spans`)."""
 
     def on_start(self, span: LiveSpan, parent_context: Context | None = None) -> None:
-        """Start tracking a span that begins and is not the current span yet."""
+        """Start tracking a span that begins; it is not the current span yet."""
         if not self.on:
             return
         # never raise into the app; `resolver` reports an unknown span later
@@ -96,7 +96,10 @@ def _processor_of(provider: object) -> AgentSpanProcessor | None:
 
 
 def observe(provider: Any) -> AgentSpanProcessor:
-    """Add our processor to a provider, or switch it on. Exporters get the same spans as before."""
+    """Add our processor to `provider`, or switch it on; return it.
+
+    Exporters get the same spans as before.
+    """
     with _lock:
         return _switched_on(provider)
 
@@ -113,7 +116,10 @@ def _switched_on(provider: Any) -> AgentSpanProcessor:
 
 
 def _add(provider: Any, processor: AgentSpanProcessor) -> None:
-    """Add a processor without overrides: Phoenix's `add_span_processor` removes an exporter."""
+    """Add a processor by the method of the SDK's class, even if a subclass overrides it.
+
+    Phoenix overrides `add_span_processor` with a method that removes an exporter.
+    """
     if isinstance(provider, TracerProvider):
         TracerProvider.add_span_processor(provider, processor)
     else:
@@ -136,7 +142,7 @@ def global_provider() -> Any:
 
 
 def accepts_processors(provider: object) -> bool:
-    """Return whether a provider takes processors, as the SDK's does."""
+    """Return whether a span processor can be added to a provider, as to the SDK's."""
     return callable(getattr(provider, "add_span_processor", None))
 
 
@@ -148,7 +154,7 @@ class _Global:
 
 
 def observe_global() -> None:
-    """Observe the global provider, if wanted and set by now."""
+    """Add our processor to the global provider, if `_Global.is_wanted` and the app has set one."""
     provider = global_provider() if _Global.is_wanted else None
     if provider is None or not accepts_processors(provider):
         return
@@ -174,7 +180,7 @@ def observe_requested(*, with_global: bool) -> None:
 
 
 def is_from_observed_provider(span: Any) -> bool:
-    """Return whether a provider that is observed now made a span; False if unknown."""
+    """Return whether a span's provider is observed now; False if the provider is unknown."""
     processor = getattr(span, "_span_processor", None)
     if processor is None:
         return False

@@ -1,9 +1,10 @@
 """Determine the current agent from OpenTelemetry's open spans.
 
-The resolver adds a frame for every open agent span to the frames that `lightspan.agent` and
-adapters have pushed, and all frames are in the order in which their agents were entered. The
-resolvers of adapters (such as LangGraph's) run after it, on its result. It must run first, because
-adapters store the context before a node or a run begins.
+A frame is one entered agent. `lightspan.agent` and adapters push frames; the resolver adds a frame
+for every open span of an agent. All frames are in the order in which their agents were entered.
+
+The resolvers of adapters (such as LangGraph's) run after it, on its result. It must run first,
+because adapters store the context before a node or a run begins.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DISABLED: Final = "OTEL_SDK_DISABLED"
 """OpenTelemetry's variable; `true` disables its SDK."""
 
 switches: Final[dict[str, Switch]] = {}
-"""Frameworks instrumented by name."""
+"""Framework name → switch, for each framework that is instrumented by name."""
 
 _reported: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
 """Recorders to which `note_call` has added its capture error."""
@@ -51,7 +52,10 @@ _MAX_PATHS: Final = 1_000
 
 # --- who acts -------------------------------------------------------------------------------
 def resolve(acting: AgentContext) -> AgentContext | None:
-    """Return the agent context given the open spans around; None for no spans (a `Resolver`)."""
+    """Return `acting` with the agents of the open spans around the caller (a `Resolver`).
+
+    None if there are no open spans, or if an error occurred.
+    """
     try:
         _observe()
         spans = open_here()
@@ -113,10 +117,10 @@ def _in_attempt(acting: AgentContext, spans: Sequence[OpenSpan]) -> AgentContext
 
 # --- calls without a known agent ------------------------------------------------------------
 def note_call(acting: AgentContext) -> None:
-    """Check on a model call whether its agent could be determined (a `CallListener`).
+    """Check at the start of a model call whether its agent is known (a `CallListener`).
 
-    If not, add a capture error with the reason: the call would be attributed to `app` or an outer
-    agent.
+    If not, add a capture error with the reason, because the call would be attributed to `app` or to
+    an outer agent.
     """
     if len(_paths) < _MAX_PATHS and acting.path not in _paths and open_here():
         _paths[acting.path] = None
@@ -164,7 +168,7 @@ def _reason_unknown(span: Any, acting: AgentContext) -> str | None:
 
 
 def _without_ids(may_hide: bool, is_on: bool) -> str | None:
-    """Return why the current span is missing or has no ids; None if no agent may be hidden."""
+    """Return why the current span is missing or has no ids; None if this can hide no agent."""
     if is_on and os.environ.get(DISABLED, "").strip().lower() == "true":
         return f"{DISABLED}=true disables OpenTelemetry; unset it while agents are trained"
     if may_hide and _is_set():
@@ -182,9 +186,11 @@ def _is_set() -> bool:
 
 
 def agents() -> AgentPaths:
-    """Return the agents known from OpenTelemetry's spans that called a model in this process since
-    `instrument`, for `optimize=`. Never complete: run the app once, recorded (`lightspan.record()`)
-    or in `Trainer.dev`."""
+    """Return the agents that called a model in this process since `instrument`, for `optimize=`.
+
+    Only agents known from OpenTelemetry's spans are listed. The list is never complete: an agent is
+    in it after the app was run with it, recorded (`lightspan.record()`) or in `Trainer.dev`.
+    """
     return AgentPaths(tuple(_paths), complete=False)
 
 

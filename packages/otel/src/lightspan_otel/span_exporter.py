@@ -81,7 +81,7 @@ class ExportHandle:
         return self._pending
 
     def enqueue(self, spans: Sequence[Span]) -> None:
-        """Queue spans for export, and drop those that do not fit. Never blocks."""
+        """Queue spans for export; drop the spans that do not fit into the queue. Never blocks."""
         if not self._has_exit_hook:
             self._has_exit_hook = True
             close_at_exit_of_child(self.close, priority=-1)  # after the store writer's
@@ -171,6 +171,7 @@ def send(exporter: SpanExporter) -> ExportHandle:
     """Send this process's spans, recorded (`lightspan.record`) or of a training, to an exporter.
 
     From then on `LIGHTSPAN_OTLP` is ignored. Spans are sent whole, including prompts and answers.
+    Close the returned handle to stop.
 
     Args:
         exporter: exporter of OpenTelemetry's SDK; called in a thread of the SDK's
@@ -234,7 +235,12 @@ def enqueue(spans: Sequence[Span]) -> None:
 
 
 def _endpoint(url: str) -> str:
-    """Check a URL; add `/v1/traces` if it has no path. Errors do not quote it: it may have keys."""
+    """Check a URL; add `/v1/traces` if it has no path.
+
+    Raises:
+        ConfigError: the URL is invalid. The message does not quote it, because it may contain a
+            key.
+    """
     try:
         parts = urllib.parse.urlsplit(url)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

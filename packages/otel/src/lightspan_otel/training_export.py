@@ -28,7 +28,7 @@ _POLL_INTERVAL_S: Final = 0.05
 
 
 class TrainingExport:
-    """Exports the spans of a training's episodes.
+    """Export the spans of a training's episodes.
 
     Args:
         service: service name of the spans, unless the environment names one.
@@ -43,7 +43,10 @@ class TrainingExport:
         self._advantages: dict[TransitionKey, float] = {}
 
     def add(self, episodes: Sequence[Episode], step: int, *, is_learned: bool) -> None:
-        """Queue the spans of ended episodes; if `is_learned`, only when `send` is called.
+        """Queue the spans of ended episodes for export.
+
+        If `is_learned`, they are queued only when `send` is called, with the advantages of the
+        step.
 
         Args:
             episodes: episodes of any rollouts.
@@ -59,12 +62,12 @@ class TrainingExport:
             self._enqueue(episode, step, {})
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
-        """Keep the advantages of calls for the next `send`."""
+        """Keep the advantages of calls, so that the next `send` adds them to the calls' spans."""
         if self._waiting:
             self._advantages |= {key: why.advantage for key, why in explanations.items()}
 
     def send(self) -> None:
-        """Queue the spans of the step. Never raises."""
+        """Queue the spans of the step's episodes, with their advantages. Never raises."""
         waiting, advantages = self._waiting, self._advantages
         self._waiting, self._advantages = [], {}
         for episode, step in waiting:
