@@ -41,8 +41,10 @@ ORIGINAL = {  # of agentlightning 0.3.0
 
 
 def books(request: Request) -> Any:
-    """Every model of the tutorial: the agent's, which follows its prompt; the grader; the critic;
-    the editor."""
+    """Answer as each model of the tutorial.
+
+    They are the agent's model, which follows its prompt, the grader, the critic and the editor.
+    """
     text, model = request.last_text, request.body["model"]
     if model == "gpt-5-mini":
         return f"The text does not say: {RULE}"
@@ -137,7 +139,7 @@ def learn(
 
 
 class Scores(agl.LitAgent[Any]):
-    """Longer prompts are better; record the modes."""
+    """An agent that scores longer prompts higher, and records the modes of its rollouts."""
 
     asked: list[tuple[str, str, str]] = []  # noqa: RUF012 - of all its copies
 
@@ -180,8 +182,10 @@ def test_a_lost_placeholder_costs_no_rollout(server: ScriptedServer) -> None:
 
 
 class Hangs(agl.LitAgent[Any]):
-    """The longer prompt is good at one task and never ends at the other: the mean of finished
-    rollouts would favour it."""
+    """An agent whose longer prompt is good at one task and never ends at the other.
+
+    The mean of the finished rollouts alone would favour this prompt.
+    """
 
     is_over = threading.Event()
 

@@ -20,13 +20,13 @@ WORDS = ("ALPHA", "BETA")
 
 
 def score(task: Any, texts: Mapping[str, str]) -> float | None:
-    """Each task needs one word in one of the prompts."""
+    """Return 1 if the prompt has the word that the task needs, else 0."""
     name, word = ("first", "second")[task["n"] % 2], WORDS[task["n"] // 2 % 2]
     return float(word in texts[name])
 
 
 class World:
-    """Answers rollouts by a function of task and prompts."""
+    """Stand-in for the trainer's context that computes rewards from task and prompts."""
 
     def __init__(
         self, path: Path, reward: Callable[..., float | None] = score, calls: Sequence[Call] = ()
@@ -100,8 +100,10 @@ def text_of(request: Request) -> str:
 
 
 def reflects(request: Request) -> str:
-    """Add a word that depends on the whole request and nothing else; APO's critic names it, and the
-    editor adds it."""
+    """Answer as a reflection model: add a word that depends only on the whole request.
+
+    APO's critic names the word, and its editor adds it.
+    """
     word = random.Random(request.last_text).choice([*WORDS, "nothing"])
     if is_edit(request):
         word = request.last_text.partition("it lacks ")[2].split()[0]

@@ -1,4 +1,4 @@
-"""Kinds of rendered instructions; the first as frameworks send them."""
+"""Kinds of rendered instructions, with the parts that a candidate may and may not change."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ async def test_equal_candidates_are_one(server: ScriptedServer, tmp_path: Path) 
 
 
 async def test_a_lucky_candidate_is_not_chosen(server: ScriptedServer, tmp_path: Path) -> None:
-    """It is lucky on the batch, and no better than the initial one on the whole split."""
+    """It is the best on the batch, and no better than the initial one on the whole split."""
     seen: dict[str, int] = {}
 
     def lucky(task: Any, texts: Mapping[str, str]) -> float:
@@ -114,7 +114,7 @@ async def test_a_change_without_gain_is_not_made(server: ScriptedServer, tmp_pat
 
 
 async def test_solved_tasks_are_not_reflected_on(server: ScriptedServer, tmp_path: Path) -> None:
-    """Here only the selection split has an unsolved one."""
+    """Only the selection split has an unsolved task here."""
     algorithm = apo(server, perfect_reward=1.0)
     bad = task_id(algorithm.split(TASKS).selection[0])
     world = World(tmp_path, lambda task, texts: float(task_id(task) != bad))

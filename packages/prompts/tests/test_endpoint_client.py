@@ -88,7 +88,10 @@ async def test_a_busy_endpoint_is_waited_for(server: ScriptedServer) -> None:
 
 
 async def answered(body: bytes) -> tuple[Answer | str, int]:
-    """Return the answer or the error, and the number of requests, if every body is this one."""
+    """Ask an endpoint whose every response is `body`.
+
+    Return the answer or the error, and the number of requests.
+    """
     requests = []
 
     def answers(request: httpx.Request) -> httpx.Response:

@@ -80,8 +80,10 @@ async def test_a_key_in_a_task_is_shown_nowhere(server: ScriptedServer, tmp_path
 
 # --- the finalists --------------------------------------------------------------------------
 class Lucky:
-    """A prompt with ALPHA scores 1 on each task in its first run, and 0 afterwards; one with BETA
-    alone .6; the initial prompts .55."""
+    """Rewards of a lucky prompt: with ALPHA, 1 on each task in the first run and 0 afterwards.
+
+    With BETA alone a prompt scores 0.6, and the initial prompts score 0.55.
+    """
 
     def __init__(self) -> None:
         self.seen: set[tuple[str, str]] = set()

@@ -69,7 +69,7 @@ def tokens(entry: dict[str, Any]) -> int:
 
 
 def under_way(logged: list[dict[str, Any]], batch: int, at_once: int) -> int:
-    """Tokens of the last requests: rollouts or reflections."""
+    """Return the tokens of the requests that were in flight last: rollouts or reflections."""
     kind, most = logged[-1]["type"], at_once
     if kind == "evaluation":
         return PER_ROLLOUT * batch

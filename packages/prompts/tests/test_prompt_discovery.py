@@ -55,7 +55,7 @@ App = Callable[[int], None]
 
 @pytest.fixture
 def ask(client: openai.OpenAI) -> Callable[..., None]:
-    """Call the model as an agent, with these messages before the user's."""
+    """Return a function that calls the model as an agent, with given messages before the user's."""
 
     def asked(name: str, *messages: Any, **more: Any) -> None:
         told = [m if isinstance(m, dict) else {"role": "system", "content": m} for m in messages]
@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[Callable[[Any, int], None], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_learned_is_refused_by_name(ask: Any, name: str) -> None:
-    """With the hint. Where a pattern matches others too, it is left out and reported."""
+    """The error has the hint. If a glob matches more agents, the agent is left out and reported."""
     plays, reason = REFUSED[name]
     with pytest.raises(ConfigError) as caught:
         surveyed(lambda n: plays(ask, n), "router")
@@ -183,7 +183,7 @@ def test_a_client_that_lightspan_does_not_see_is_named() -> None:
 
 
 def test_prompts_that_the_app_asks_for_go_first(ask: Any) -> None:
-    """For an agent with two texts: each is learned under the app's name for it."""
+    """For an agent with two texts, each is learned under the name by which the app requests it."""
 
     def app(n: int) -> None:
         with agent("router"):
@@ -264,7 +264,7 @@ async def test_a_survey_without_any_reward_is_not_kept(ask: Any, tmp_path: Path)
 
 
 def test_the_text_of_a_call_that_another_span_tells() -> None:
-    """Like a call recorded by the gateway, which has only the sent text."""
+    """The gateway records a call with the sent text only; a second span has the app's own text."""
     told = Instructions(surveyed=["router"])
     scope = AttemptContext(rollout_id="ro-1", attempt_id="at-1", instructions=told)
     with open_scope(scope), agent("router"):

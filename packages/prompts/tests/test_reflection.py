@@ -1,4 +1,4 @@
-"""Tests of what reflection models are asked, and of the parsing of their answers."""
+"""Tests of the requests to reflection models, and of the parsing of their answers."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ Make = partial[Any]
 
 @pytest.fixture(params=[gepa, apo], ids=["gepa", "apo"])
 def make(request: pytest.FixtureRequest, server: ScriptedServer) -> Make:
-    """Return what makes one of both searches, with the server as its model."""
+    """Return a function that creates a GEPA or an APO with the server as its model."""
     return partial(request.param, server)
 
 

@@ -17,8 +17,7 @@ from packages.prompts.tests.prompt_kinds import KINDS
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind(name: str) -> None:
-    """The template from 16 calls also matches other texts: variable parts are kept, the rest is
-    free."""
+    """The template inferred from 16 calls also matches further texts; variable parts are kept."""
     kind = KINDS[name]
     template = infer_template([kind.text(n) for n in range(16)])
     assert [part for part in kind.free if part not in template.text] == []
@@ -72,7 +71,7 @@ def test_any_texts_are_reproduced_exactly_or_have_no_template(texts: list[str]) 
     st.lists(st.sampled_from(["a", "b", "ab", "{p}", "{q}"]), max_size=5),
 )
 def test_a_match_is_the_only_one(text: str, parts: list[str]) -> None:
-    """Compared with all ways to fill in a small template."""
+    """The match equals the only one of all ways to fill in the template."""
     template = PromptTemplate("".join(dict.fromkeys(parts)) if len(set(parts)) < 5 else "{p}a{q}")
     names = template.placeholders
     every = [text[i:j] for i in range(len(text) + 1) for j in range(i, len(text) + 1)]

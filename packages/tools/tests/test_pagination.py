@@ -1,4 +1,4 @@
-"""A page of a long table, and ids as short as they are unique."""
+"""Tests of the pages of a long table, and of shortened ids."""
 
 from __future__ import annotations
 

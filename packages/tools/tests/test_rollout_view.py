@@ -1,4 +1,4 @@
-"""What became of calls whose training depends on what engine and learner declared."""
+"""Tests of the coverage of calls that are trained only if engine and learner support them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightspan_tools.rollout_view import _trained_coverage
 
 
 def test_what_an_update_learned_from_was_trained_also_under_a_grammar() -> None:
-    """The run does not note what they declared; its explanations say what was trained."""
+    """The run does not record the capabilities; its explanations show which calls were trained."""
     records = [
         make_record("plain"),
         make_record("left", sequence=(3, 4)),

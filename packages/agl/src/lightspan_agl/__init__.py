@@ -1,9 +1,10 @@
-"""Names of Agent Lightning 0.3.0 from its tutorials and examples, on top of lightspan.
+"""The names of Agent Lightning 0.3.0 in its tutorials and examples, implemented by lightspan.
 
     import lightspan_agl as agl               # was: import agentlightning as agl
 
 Modules have the same paths: `lightspan_agl.adapter` was `agentlightning.adapter`. Other public
-names raise an ImportError with a hint (`_unsupported`). See `docs/from-agent-lightning.md`.
+names of Agent Lightning raise an ImportError with a hint (`_unsupported`). See
+`docs/from-agent-lightning.md`.
 """
 
 from __future__ import annotations

@@ -12,9 +12,10 @@ _PARTS: Final = re.compile(r"(\.\*)|\\([^\w*])|([^\\.^$*+?{}\[\]()|])")
 
 
 def globs_of(agent_match: str | None) -> list[str]:
-    """Translate the regular expression `agent_match` into globs of agent names; `*` for None.
+    """Translate the regular expression `agent_match` into globs of agent names.
 
-    The expression may match anywhere in a name, as with `re.search`.
+    The expression may match anywhere in a name, as with `re.search`. None selects every agent: the
+    result is `["*"]`.
 
     Raises:
         UnsupportedError: `agent_match` is no text, or has other syntax than plain text, `^`, `$`,

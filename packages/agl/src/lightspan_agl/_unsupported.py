@@ -76,8 +76,10 @@ HINTS: Final = {name: hint for hint, names in _NAMES_BY_HINT.items() for name in
 
 
 def refuse_names(module: str) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a module; it raises `ImportError` with the hint for a name in
-    `HINTS`."""
+    """Return a function `__getattr__` for the module named `module`.
+
+    It raises `ImportError` with a hint for a name in `HINTS`, and `AttributeError` for other names.
+    """
 
     def get(name: str) -> Any:
         # `from … import name` keeps the message of an ImportError only.

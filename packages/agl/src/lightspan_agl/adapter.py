@@ -41,7 +41,7 @@ class Conversation(TypedDict):
 
 
 class TraceToMessages:
-    """Converts spans into chat messages."""
+    """Convert spans of model calls into chat messages."""
 
     def adapt(self, source: Sequence[Span], /) -> list[Conversation]:
         """Return the conversation of each model call, in the order of the spans."""

@@ -20,11 +20,12 @@ def emit_reward(
     attributes: Mapping[str, Any] | None = None,
     propagate: bool = True,
 ) -> None:
-    """Record the reward of the rollout; a returned reward takes precedence.
+    """Record the reward of the rollout. A reward that the agent returns takes precedence.
 
     Args:
         reward: a number, or named dimensions of which `primary_key` is trained.
-        primary_key: the dimension that is trained; None for `reward`, or else the first.
+        primary_key: the dimension that is trained; None for the dimension `reward`, or for the
+            first dimension if there is none of this name.
         attributes: named values to record as an annotation; None for none.
         propagate: False records nothing.
 
@@ -37,7 +38,10 @@ def emit_reward(
 
 
 def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> None:
-    """Record named values; nested names are joined by dots."""
+    """Record named values; record nothing if `propagate` is False.
+
+    The names in nested mappings are joined by dots.
+    """
     if annotation and propagate:
         emit.emit_annotation(dict(_flat(annotation)))
 
@@ -45,7 +49,7 @@ def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> No
 def emit_message(
     message: str, attributes: Mapping[str, Any] | None = None, propagate: bool = True
 ) -> None:
-    """Record a line of text."""
+    """Record a line of text, and `attributes` as annotation; nothing if `propagate` is False."""
     if propagate:
         emit_annotation(attributes or {})
         emit.emit_message(message)
@@ -54,7 +58,7 @@ def emit_message(
 def emit_object(
     object: Any, attributes: Mapping[str, Any] | None = None, propagate: bool = True
 ) -> None:
-    """Record a value as JSON."""
+    """Record an object as JSON, and `attributes` as annotation; nothing if `propagate` is False."""
     if propagate:
         emit_annotation(attributes or {})
         emit.emit_object(object)
@@ -63,7 +67,10 @@ def emit_object(
 def emit_exception(
     exception: BaseException, attributes: Mapping[str, Any] | None = None, propagate: bool = True
 ) -> None:
-    """Record an exception that the agent handled."""
+    """Record an exception that the agent handled, and `attributes` as an annotation.
+
+    Record nothing if `propagate` is False.
+    """
     if propagate:
         emit_annotation(attributes or {})
         emit.emit_exception(exception)

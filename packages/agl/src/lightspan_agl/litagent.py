@@ -134,12 +134,12 @@ def _undefined(agent: LitAgent[Any], method: str) -> str:
 
 
 def construction(agent: LitAgent[Any]) -> Construction | None:
-    """Return the constructor arguments of an agent; None for a copy."""
+    """Return the constructor arguments of an agent; None if it is a copy of another agent."""
     return getattr(agent, _CONSTRUCTION, None)
 
 
 def rollout_method(agent: LitAgent[Any], mode: str | None) -> Callable[..., Any]:
-    """Return the agent's method for tasks of `mode`; for None the one for validation."""
+    """Return the agent's method for tasks of `mode`; None is treated as validation."""
     name = "training_rollout" if mode == "train" else "validation_rollout"
     return getattr(agent, f"{name}_async" if agent.is_async() else name)  # type: ignore[no-any-return]
 

@@ -24,8 +24,8 @@ def setup_logging(
 
     Args:
         level: minimum level.
-        apply_to: names of further loggers.
-        files: path of an additional log file.
+        apply_to: names of further loggers; None for none.
+        files: path of an additional log file; None for none.
     """
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     if files is not None:

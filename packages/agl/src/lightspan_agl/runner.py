@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class LitAgentRunner(Generic[T]):
-    """Runs an agent in this process, for debugging.
+    """Run an agent task by task in this process, for debugging.
 
     Args:
         tracer: ignored; lightspan records without a tracer.

@@ -31,7 +31,7 @@ __getattr__ = _refuse_names(__name__)
 
 
 class Trainer:
-    """Trains an agent, or runs it for a trial.
+    """Train an agent, or run it for a trial.
 
     Args:
         n_runners: maximum concurrent rollouts.
@@ -242,9 +242,10 @@ class Trainer:
 
 
 def make_algorithm(plan: Plan, agent_match: str | None) -> LightningRL:
-    """Create LightningRL that trains the agents whose names match `agent_match`; all for None.
+    """Create a LightningRL that trains the agents whose names match `agent_match`.
 
-    Agents that do not match use the current weights but are not trained.
+    If `agent_match` is None, all agents are trained. Agents that do not match use the current
+    weights but are not trained.
     """
     from lightspan.algorithms.lightning_rl import LightningRL
 

@@ -253,7 +253,7 @@ class ServedCall(ABC):
             pass
 
     async def _follow(self, parts: Callable[[], Sequence[_Part]]) -> AsyncGenerator[_Part, None]:
-        """Yield the items of `parts()` as they arrive, until the answer is complete and recorded."""
+        """Yield the items of `parts()` as they arrive, until the answer is recorded."""
         position = 0
         while True:
             changed, available = self._changed, parts()

@@ -355,7 +355,10 @@ def _another_request(call_id: str) -> ApiError:
 
 
 def _chat_only(info: CallInfo, llm: LLM, parse: Parse) -> ApiError:
-    """Return the HTTP 400 for an agent at an endpoint that does not use chat completions."""
+    """Return the HTTP 400 for a call of an API other than chat completions.
+
+    The call's agent is frozen to the endpoint `llm`, which supports chat completions only.
+    """
     hint = (
         'freeze it to a policy instead (frozen="base")'
         if parse is parse_message

@@ -58,8 +58,10 @@ def _of_weights(name: str) -> Any:
 
 
 class Alternate(Algorithm):
-    """Learns prompts and weights in turns: a search for prompts with the current model, some steps
-    of the weights with the current prompts, and so on.
+    """Learn prompts and weights in turns, within one budget.
+
+    A search for prompts with the current model is followed by some steps of the weights with the
+    current prompts, and so on.
 
     Prompts are frozen while weights are trained, and weights while prompts are searched, so every
     rollout group has one version of both. Prompts are chosen on the selection split of `prompts`, a
@@ -67,14 +69,14 @@ class Alternate(Algorithm):
     any choice.
 
     Args:
-        prompts: `GEPA` or `APO`. Its prompts may be of agents that `weights` trains, of others, or
-            both. With `optimize=` the first search discovers the texts in the app, and later ones
-            start from the previous selection. Its budgets cover all searches; each search may use
-            an equal share of what is left.
+        prompts: `GEPA` or `APO`. Its prompts may belong to agents that `weights` trains, to other
+            agents, or to both. With `optimize=` the first search discovers the texts in the app;
+            later searches start from the previous selection. Its budgets cover all searches; each
+            search may use an equal share of what is left.
         weights: `LightningRL`. Its model answers during searches too, sampled as in training; its
             seed, rollout timeout and failure reward hold for the run.
         max_rollouts: maximum rollouts of searches and steps of weights, not counting held-out
-            tasks. Those beyond `prompts.max_rollouts` are for whole steps of weights.
+            tasks. The rollouts beyond `prompts.max_rollouts` are for whole steps of weights.
         cycles: number of searches; some steps of weights follow each search.
 
     Raises:
@@ -257,8 +259,8 @@ class Alternate(Algorithm):
     def _folder(self, context: TrainerContext) -> Path:
         """Create the folder for the log of this step's search with the current weights.
 
-        Delete logs of later steps and of other weights. They are invalid after a run was reset by
-        more than a step, because its weights are different then.
+        Delete the logs of later steps, and of this step with other weights. They exist if the run
+        was reset to an earlier step, and are invalid because the weights differ now.
         """
         name = f"step-{context.step:06d}"
         folder = context.path / JOURNAL / f"{name}-{self._state.weights}"
@@ -269,10 +271,8 @@ class Alternate(Algorithm):
         return folder
 
     async def _learn(self, context: TrainerContext) -> Metrics:
-        """Train the weights for one step with the current prompts.
-
-        The tasks are those outside of the selection split.
-        """
+        """Train the weights for one step, with the current prompts, on tasks outside the selection
+        split."""
         selection = {task_id(task) for task in self.prompts.split(context.tasks).selection}
         tasks = [task for task in context.tasks if task_id(task) not in selection]
 

@@ -38,8 +38,9 @@ MAX_REASON_LENGTH: Final = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """A language model that scores rollouts by a rubric, those of a group against each other:
-    `Trainer(reward=Judge(…))`.
+    """Score rollouts by a language model and a rubric: `Trainer(reward=Judge(…))`.
+
+    The rollouts of a group are compared with each other.
 
     The model sees the task and the part of each rollout that `show` selects. It gives scores from 0
     to 10, which are rewards of 0 to 1. Its calls belong to the trainer: they are in no attempt and
@@ -52,7 +53,7 @@ class Judge:
         together: maximum rollouts of a group per request; 1 judges each alone. Rollouts of
             evaluations are alone in their group, so they are judged alone.
         orders: number of orders in which a group is shown; a rollout's score is the mean. The first
-            is shuffled, the second its reverse: a linear position bias cancels.
+            is shuffled, the second is its reverse, so that a linear position bias cancels.
         show: the whole `"conversation"` (messages, answers, tool results, the app's `emit_message`)
             or only the last `"answer"`.
         name: name of the reward in the run's folder.
@@ -155,12 +156,10 @@ class _OpenJudge:
         await self._model.aclose()
 
     def spent(self) -> Mapping[str, float]:
-        """See `Scoring`."""
         calls, tokens = self._calls - self._before[0], self._tokens - self._before[1]
         return {"calls": calls, "tokens": tokens}
 
     async def score(self, groups: Sequence[Sequence[Member]]) -> list[list[Scored]]:
-        """See `Scoring`."""
         whole = self._judge.show == "conversation"
         shown = [[transcript(one.episode, whole=whole) for one in group] for group in groups]
         requests = [self._ballots(group, texts) for group, texts in zip(groups, shown, strict=True)]
@@ -269,7 +268,11 @@ class _OpenJudge:
 
 
 class _Answer(NamedTuple):
-    """Per transcript of a ballot, the score or the reason why it has none; and the comment."""
+    """The judge's answer to a ballot (one request that shows several transcripts).
+
+    It has, for each transcript, the score or the reason why there is no score; and a comment on
+    all.
+    """
 
     scores: list[float | str]
     comment: str
@@ -300,7 +303,7 @@ def _reasons(text: str, ballot: Ballot, remark: str) -> str:
 
 
 def _key(llm: LLM, prompt: str) -> str:
-    """Return the log's key of a request."""
+    """Return the key under which a request and its answer are logged."""
     data = msgspec.json.encode([llm.model, llm.sampling, prompt], order="sorted")
     return hashlib.sha256(data).hexdigest()[:24]
 

@@ -1,8 +1,8 @@
 """Prompts of the judge and the parsing of its answers. Pure: no I/O.
 
 A ballot shows some rollouts of one task under letters, in an order that is independent of their
-content, and requests a score for each. Transcripts stand between markers that they cannot know, so
-instructions inside them are recognisable as material.
+content, and requests a score for each. Each transcript stands between markers that its text cannot
+predict, so the judge can distinguish instructions in a transcript from those of the request.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Ballot(NamedTuple):
 def ballots(
     rubric: str, task: str, transcripts: Sequence[str], *, together: int, orders: int, seed: int
 ) -> list[Ballot]:
-    """Build the ballots for the rollouts of a task. Each distinct transcript is in one ballot per
-    order.
+    """Build the ballots (requests to the judge) for the rollouts of a task.
 
-    The orders are a shuffled one and its reverse, then both rotated by one, and so on. With two
-    orders a position bias that is linear cancels; with twice as many orders as rollouts any
-    position bias does.
+    Each distinct transcript is in one ballot per order. The first order is shuffled, the second is
+    its reverse. The next two are the first two, rotated by one position, and so on. With two orders
+    a position bias cancels if it is linear. With twice as many orders as rollouts any position bias
+    cancels.
 
     Args:
         rubric: the criteria.

@@ -50,7 +50,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertMonitor:
-    """Monitor of a run, checked after every step and every evaluation on held-out tasks."""
+    """Check a run after every step and every held-out evaluation, and raise each alert once."""
 
     def __init__(self) -> None:
         self._train: list[Line] = []
@@ -98,7 +98,10 @@ _monitors: dict[Path, AlertMonitor] = {}
 
 
 def print_alerts(event: RunEvent) -> list[str]:
-    """Return the new alerts of a run, to be printed (a listener)."""
+    """Return the new alerts of a run as lines to print.
+
+    This is a listener, which the trainer calls with each event of the run.
+    """
     folder = RunFolder(event.folder)
     metrics = folder.metrics()
     monitor = _monitors.pop(event.folder, AlertMonitor())
@@ -117,7 +120,8 @@ def print_alerts(event: RunEvent) -> list[str]:
 
 # --- checks: each returns the text of an alert, or "" ---------------------------------------
 def reward_falls(train: Sequence[Line]) -> str:
-    """Return an alert if the reward of the latest steps is below the best earlier mean."""
+    """Return the text of an alert if the latest training rewards are far below the best; else
+    empty."""
     lines = [line for line in train if "reward" in line and "reward_se" in line]
     if len(lines) < 2 * WINDOW:
         return ""
@@ -136,7 +140,11 @@ def reward_falls(train: Sequence[Line]) -> str:
 
 
 def validation_falls(evaluations: Sequence[Evaluation]) -> str:
-    """Return an alert if the latest evaluation is below the best one, on tasks scored in both."""
+    """Return the text of an alert if the latest held-out evaluation is far below the best; else
+    empty.
+
+    Only tasks that both evaluations scored are compared.
+    """
     scored = [earlier for earlier in evaluations[:-1] if math.isfinite(earlier.mean)]
     if not scored:
         return ""
@@ -153,7 +161,7 @@ def validation_falls(evaluations: Sequence[Evaluation]) -> str:
 
 
 def no_group_varies(train: Sequence[Line]) -> str:
-    """Return an alert if no group of the latest steps had reward variance."""
+    """Return the text of an alert if no group of the latest steps varied in reward; else empty."""
     latest = list(takewhile(_is_idle, reversed(train)))
     groups = sum(int(line["batch/groups"]) for line in latest)
     if groups < MAX_IDLE_GROUPS:
@@ -167,7 +175,7 @@ def no_group_varies(train: Sequence[Line]) -> str:
 
 
 def entropy_collapses(train: Sequence[Line]) -> str:
-    """Return an alert if the policy's entropy has fallen far and the reward has not risen."""
+    """Return the text of an alert if entropy fell far and reward did not rise; else empty."""
     lines = [line for line in train if "learner/entropy" in line and "reward" in line]
     if len(lines) < 2 * WINDOW:
         return ""
@@ -183,7 +191,10 @@ def entropy_collapses(train: Sequence[Line]) -> str:
 
 
 def policy_stays(train: Sequence[Line]) -> str:
-    """Return an alert if the latest updates, after the warm-up, hardly moved the policy."""
+    """Return the text of an alert if the latest updates hardly moved the policy; else empty.
+
+    There is no alert during the warm-up of the learning rate.
+    """
     lines = [line for line in train if "learner/approx_kl" in line][-MIN_UPDATES:]
     rates = [line.get("learner/learning_rate", 0.0) for line in lines]
     if len(lines) < MIN_UPDATES or rates[-1] > rates[0]:

@@ -58,9 +58,11 @@ class Filter:
     agents: tuple[str, ...] = ()
     """Names or globs on agent paths; empty for every agent. Filters calls but not spans."""
     min_reward: float | None = None
-    """Minimum reward of a rollout, which unscored rollouts do not reach; None for no minimum. In
-    messages of production it applies to each call: to the feedback on the call or, if there is
-    none, on the attempt."""
+    """Minimum reward of a rollout; None for no minimum. Unscored rollouts do not reach a minimum.
+
+    In messages of production it applies to each call: to the feedback on the call or, if there is
+    none, to the feedback on the attempt.
+    """
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` unless `min_reward` is a finite number."""
@@ -79,7 +81,10 @@ class Filter:
         return not self.agents or any(matches(name, call.agent_path) for name in self.agents)
 
     def takes_score(self, view: RolloutView, call: Call) -> bool:
-        """Return whether a call of an exported rollout reaches the minimum reward."""
+        """Return whether a call of an exported rollout reaches the minimum reward.
+
+        Always True outside production, where `takes` compares the reward of the rollout.
+        """
         in_production = view.state.rollout.mode is Mode.PRODUCTION
         return not in_production or self._reaches(score_of(view.episode, call))
 
@@ -470,4 +475,4 @@ _COLUMNS: Final[Mapping[What, Mapping[str, str]]] = {
         **dict.fromkeys(("messages", "tools"), "json"),
     },
 }
-"""Parquet columns → type; `_ROWS` yields exactly these keys."""
+"""Kind of rows → column of the Parquet file → type. `_ROWS` yields these columns."""

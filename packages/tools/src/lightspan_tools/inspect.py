@@ -44,8 +44,8 @@ def inspect_run(
 
     Args:
         folder: folder of the run.
-        rollout_id: id of the rollout, or a unique prefix or suffix of it.
-        call_id: id of the call, or a unique prefix or suffix of it.
+        rollout_id: id of the rollout, or a unique prefix or suffix of it; None to describe the run.
+        call_id: id of the call, or a unique prefix or suffix of it; None to describe the rollout.
         page: the rollouts to list.
 
     Raises:
@@ -69,8 +69,9 @@ def inspect_store(
 
     Args:
         url: URL of the store.
-        attempt_id: id of the attempt, or a unique prefix or suffix of it.
-        call_id: id of the call, or a unique prefix or suffix of it.
+        attempt_id: id of the attempt, or a unique prefix or suffix of it; None to describe the
+            store.
+        call_id: id of the call, or a unique prefix or suffix of it; None to describe the attempt.
         query: selection of attempts.
         page: the attempts to list.
 
@@ -173,7 +174,11 @@ def _lines_of_call(view: RolloutView, call_id: str) -> list[str]:
 
 
 def _find_id(part: str, ids: Collection[str], what: str) -> str:
-    """Return the id that equals `part`, or else the only id that ends or starts with `part`."""
+    """Return the id that equals `part`, or else the only id that ends or starts with `part`.
+
+    Raises:
+        NotFoundError: no id or several ids match; `what` names the kind of id in the message.
+    """
     if part in ids:
         return part
     endings = [name for name in ids if name.endswith(part)]
@@ -223,7 +228,7 @@ def _run_lines(
 
 
 def _pruned_lines(run: RunFolder, views: Sequence[RolloutView]) -> Iterator[str]:
-    """Report the steps whose rollouts are no longer stored: pruning deletes the oldest."""
+    """Report the steps whose rollouts are no longer stored, because pruning deletes the oldest."""
     lines = [line for line in run.metrics() if line.get("kind") == "train"]
     steps = {int(line["step"]) for line in lines if line.get("rollouts")}
     stored = [view.step for view in views if view.state.rollout.mode is Mode.TRAIN]

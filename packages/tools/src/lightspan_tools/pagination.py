@@ -93,7 +93,10 @@ def _select(rows: Sequence[TableRow], page: Page) -> list[TableRow]:
 
 
 def short_ids(ids: Collection[str]) -> dict[str, str]:
-    """Return id → its shortest unique suffix of at least `_MIN_LENGTH` characters."""
+    """Return id → suffix that is unique among `ids`.
+
+    All suffixes have the smallest possible common length, which is at least `_MIN_LENGTH`.
+    """
     names = set(ids)
     longest = max(map(len, names), default=0)
     lengths = range(_MIN_LENGTH, longest)
@@ -102,7 +105,10 @@ def short_ids(ids: Collection[str]) -> dict[str, str]:
 
 
 def _suffix(name: str, length: int) -> str:
-    """Return a suffix of an id, longer if it would look like an option (`-0-1`)."""
+    """Return the last `length` characters of `name`, or more if they begin with `-`.
+
+    A suffix such as `-0-1` would look like an option on the command line.
+    """
     while length < len(name) and name[-length] == "-":
         length += 1
     return name[-length:]

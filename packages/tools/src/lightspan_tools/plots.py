@@ -15,14 +15,20 @@ TRAINING: Final = "0.55"
 SELECTION: Final = "tab:olive"
 COLOURS: Final = ("tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink")
 LABELLED: Final = 12
-"""Maximum number of held-out points that all get labels; of more, only the first, the best and the
-last."""
+"""Maximum number of held-out points that are all labelled.
+
+Of more points, only the first, the best and the last are labelled.
+"""
 
 Line = Mapping[str, Any]
 
 
 def draw(event: RunEvent) -> None:
-    """Draw the learning curve of a run that trains weights into its folder (a listener)."""
+    """Draw the learning curve of a run into the run's folder, if the run trains weights.
+
+    This is a listener, which the trainer calls with each event of the run. It draws on all events
+    but the end of a step.
+    """
     if not event.trains_weights or event.kind == "step":
         return
     folder = RunFolder(event.folder)
@@ -127,7 +133,10 @@ def _labelled(means: Sequence[float]) -> list[int]:
 
 
 def _agents(axes: Any, training: Sequence[Line]) -> None:
-    """Draw the reward of the rollouts of each agent that does not act in all of them."""
+    """Draw, for each agent, the mean reward of the rollouts in which the agent acts.
+
+    Agents that act in all rollouts are left out, because their curve equals that of the training.
+    """
     keys = sorted({key for line in training for key in line if _is_agent_reward(key)})
     distinct = [
         key for key in keys if any(line.get(key) != line.get("reward") for line in training)

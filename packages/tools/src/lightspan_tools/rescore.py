@@ -67,7 +67,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """A comparison of both rewards for the rollouts of one mode."""
+    """Comparison of the reward in training and the new reward, over the rollouts of one mode."""
 
     mode: str
     rollouts: int
@@ -232,7 +232,7 @@ def _change(before: Episode, after: Episode, step: int) -> Change:
 
 # --- comparison -------------------------------------------------------------------------------
 def compare(changes: Sequence[Change]) -> list[Comparison]:
-    """Compare the rewards, by mode."""
+    """Return a comparison of the rewards for each mode of the rollouts."""
     by_mode: defaultdict[str, list[Change]] = defaultdict(list)
     for change in changes:
         by_mode[change.mode].append(change)

@@ -46,12 +46,12 @@ class RolloutView:
 
 
 _DECLARABLE: Final = (Rejection.CONSTRAINED, Rejection.TRUNCATED_SAMPLING)
-"""Rejections that do not apply if engine and learner declare the capability."""
+"""Reasons for rejection that do not apply if engine and learner declare that they support them."""
 _EVERY_AGENT: Final = make_routing({"*": "policy"}, None, "policy", None)
 
 
 def view_of(recorded: RecordedAttempt) -> RolloutView:
-    """Return the view of an attempt of production, all of whose calls are rejected."""
+    """Return the view of an attempt of production. All of its calls count as rejected."""
     coverage = classify_calls(recorded.episode, _EVERY_AGENT)
     return RolloutView(recorded.state, recorded.episode, coverage, recorded.state.rollout.step, {})
 

@@ -37,7 +37,7 @@ _SIZES: Final = (
 
 
 class APO(Generic[T]):
-    """Learns the prompt template of `initial_resources` by textual gradients and beam search.
+    """Learn the prompt template of `initial_resources` by textual gradients and beam search.
 
     Args:
         async_openai_client: client for both models; not closed.

@@ -59,7 +59,7 @@ class Plan:
     """Reason → the settings that have no effect for this reason, as `key=value`."""
 
     def sinks(self) -> list[str | MetricSink]:
-        """Return the sinks of `loggers` that are installed; unknown loggers have none."""
+        """Return a metric sink for each name in `loggers` whose package is installed."""
         name = {} if self.experiment is None else {"name": self.experiment}
         by_logger: dict[str, str | MetricSink] = {
             "mlflow": MLflow(self.project),
@@ -110,7 +110,12 @@ class VERL:
 
 
 def make_plan(config: Mapping[str, Any]) -> Plan:
-    """Translate a verl configuration into options of lightspan; raise as `VERL` does."""
+    """Translate a verl configuration into options of lightspan.
+
+    Raises:
+        UnsupportedError: some keys are unknown or would change the result.
+        ConfigError: a value has a wrong type, or the model is missing.
+    """
     settings = dict(_leaves(config))
     refused, no_effect = _classify(settings)
     values = {**DEFAULTS, **{k: v for k, v in settings.items() if k in DEFAULTS}}
@@ -146,7 +151,11 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
 
 
 def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and the value of each setting that is not None."""
+    """Yield the dotted key and the value of each setting that is not None.
+
+    Raises:
+        ConfigError: `config` is not a mapping.
+    """
     if not isinstance(config, Mapping):
         raise ConfigError(f"VERL(config): {prefix or 'config'} must be a mapping, not {config!r}")
     for key, value in config.items():

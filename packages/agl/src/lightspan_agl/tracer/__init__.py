@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Tracer:
-    """The tracer of an agent, `self.tracer`."""
+    """The class of `LitAgent.tracer`. It records nothing, because lightspan records by itself."""
 
     def get_langchain_handler(self, tags: list[str] | None = None) -> Any | None:
         """Return a LangChain callback handler; None if `lightspan-langgraph` is not installed.

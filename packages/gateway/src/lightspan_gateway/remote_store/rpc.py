@@ -89,7 +89,7 @@ class Operation:
 
     @property
     def is_long_poll(self) -> bool:
-        """Whether the operation waits for a change, for at most `timeout_s` seconds of the caller."""
+        """Whether the operation waits for a change, for at most its argument `timeout_s`."""
         return "timeout_s" in self.signature.parameters
 
     def bind(self, *args: Any, **named: Any) -> Arguments:

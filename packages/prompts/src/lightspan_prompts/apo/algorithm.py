@@ -22,7 +22,7 @@ _WHOLE = (
 
 @dataclass(kw_only=True, eq=False)
 class APO(PromptSearch):
-    """Learns prompts by textual gradients and beam search (ProTeGi, arXiv 2305.03495).
+    """Learn prompts by textual gradients and beam search (ProTeGi, arXiv 2305.03495).
 
     A language model criticises a prompt given rollouts, and rewrites it accordingly; the best
     candidates of a round form the next beam. No weights are trained: calls go where the app sends
@@ -55,7 +55,7 @@ class APO(PromptSearch):
             `max_tokens`. Calls of policies cost nothing, nor do calls whose endpoint counts no
             tokens.
         prices: model → its `Price`, for every model that is called; needed for `max_cost`. A model
-            has the name in the request, or the name in the response if a span lacks the former.
+            is named as in the request, or as in the response if its span has no request model.
         selection: fraction of the training tasks on which candidates are compared (the selection
             split, chosen by `seed`); reflections show rollouts of all other training tasks. No
             choice depends on held-out tasks.

@@ -19,8 +19,10 @@ from lightspan_prompts.search.reflection import Unusable, proposed_template
 from lightspan_prompts.search.search_log import Evaluation, Reflection
 
 LIBRARY: Final = "lightspan.APO 1"
-"""Name and version in the log's header; to be increased when the same answers lead to other
-requests."""
+"""Name and version in the log's header.
+
+Increase the version if a change makes the same answers lead to other requests.
+"""
 MAX_CONCURRENT_ROLLOUTS: Final = 64
 """Maximum rollouts requested together: enough to keep runners busy, few enough that a killed run
 loses little."""
@@ -54,7 +56,7 @@ class Models(NamedTuple):
 
 
 class _Slot(NamedTuple):
-    """One expansion of a candidate."""
+    """One attempt to create a new candidate from the candidate `parent`."""
 
     parent: int
     prompt: str
@@ -179,7 +181,7 @@ class Search:
             )
 
     def _expansions(self) -> int:
-        """Return the maximum number of candidates in the next round."""
+        """Return the maximum number of new candidates in the next round."""
         plan, trials = self._plan, self._trials
         most = plan.beam_width * plan.branch_factor
         if plan.max_reflections is not None:
@@ -326,8 +328,11 @@ class Search:
             self._note(f"reflection {slot.place} on {slot.prompt!r} is unusable: {why}")
 
     async def _select(self, numbers: Sequence[int], number: int) -> None:
-        """Keep the best candidates on the next batch of the selection split, and run the winner on
-        the whole split: the best of many in a batch may be lucky."""
+        """Keep the best candidates on the next batch of the selection split, for the next round.
+
+        The winner is also run on the whole split, because the best of many in one batch may be
+        lucky.
+        """
         batch = self._selection.draw(self._plan.val_batch_size)
         trials = [
             Trial("selection", self._candidates[n].templates, batch, f"batch {number}")

@@ -18,8 +18,10 @@ from lightspan_prompts.search.search_log import SearchLog
 
 @dataclass(kw_only=True, eq=False)
 class GEPA(PromptSearch):
-    """Learns prompts by reflection: a language model reads rollouts and proposes new texts, and a
-    Pareto front keeps the best candidates per task (arXiv 2507.19457).
+    """Learn prompts by reflection (arXiv 2507.19457).
+
+    A language model reads rollouts and proposes new texts. A Pareto front keeps the best candidates
+    per task.
 
     No weights are trained: calls go where the app sends them, with the app's own key.
 
@@ -42,7 +44,7 @@ class GEPA(PromptSearch):
             `max_tokens`. Calls of policies cost nothing, nor do calls whose endpoint counts no
             tokens.
         prices: model → its `Price`, for every model that is called; needed for `max_cost`. A model
-            has the name in the request, or the name in the response if a span lacks the former.
+            is named as in the request, or as in the response if its span has no request model.
         selection: fraction of the training tasks on which candidates are compared (the selection
             split, chosen by `seed`); reflections show rollouts of all other training tasks. No
             choice depends on held-out tasks.

@@ -37,7 +37,7 @@ written in exactly this way; other text in braces is not filled.
 
 
 def question(name: str, template: PromptTemplate, evidence: Sequence[Evidence]) -> str:
-    """Return the request to rewrite a prompt."""
+    """Return the request to rewrite the prompt `name`, which shows the rollouts of `evidence`."""
     fields = template.fields
     rules = _RULES.format(fields=", ".join(fields)) if fields else ""
     return _QUESTION.format(name=name, text=template.text, rules=rules, runs=examples(evidence))

@@ -51,7 +51,7 @@ MERGE_TASKS: Final = 5
 
 
 class _Ended(BaseException):
-    """Ends the library's run; no `Exception`, since the library continues after those."""
+    """Raised to end the library's run; no `Exception`, after which the library would continue."""
 
 
 class _Item(NamedTuple):

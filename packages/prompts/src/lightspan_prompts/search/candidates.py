@@ -19,7 +19,7 @@ JOURNAL: Final = "journal"
 CANDIDATES: Final = "candidates.json"
 """File in the folder `JOURNAL` with the result of the search."""
 ANY_CALL: Final = ""
-"""Stands for any model call where agents are named, if no texts of agents are learned."""
+"""Key for any model call in place of an agent's path, if no texts of agents are learned."""
 
 
 class TooFewRolloutsError(ConfigError):

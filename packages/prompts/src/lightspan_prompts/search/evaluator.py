@@ -37,7 +37,7 @@ class Runs(Protocol):
         *,
         resources: Sequence[Resources] | None = None,
     ) -> list[Episode]:
-        """See `TrainerContext`."""
+        """Run each task `group_size` times and return the episodes; see `TrainerContext`."""
         ...
 
 
@@ -103,7 +103,7 @@ class Evaluator:
         self._begun = begun
         self._surveyed = None if begun is None else begun.surveyed
         self._first: Survey | None = None
-        """Result for the first trial, consumed once."""
+        """Survey whose rollouts also count as the first trial's; None after that trial."""
         self._asked_before = {} if begun is None else dict(begun.asked)
         """Task → agents called in its first rollout of the run, which may be in an earlier search,
         because a cache of the app may outlast a search."""
@@ -123,7 +123,7 @@ class Evaluator:
         self._max_cost = max_cost
         self._prices = None if max_cost is None else prices
         self._used: dict[str, tuple[int, int]] = {}
-        """Model → tokens sent and answered."""
+        """Model → (tokens sent, tokens received)."""
         self._applied = 0
         self._kept: Counter[str] = Counter()
         self._unasked: Counter[str] = Counter()
@@ -348,8 +348,13 @@ class Evaluator:
         self._use({model: (answer.input_tokens, answer.output_tokens)})
 
     def _use(self, usage: Mapping[str, tuple[int, int]]) -> None:
-        """Count tokens per model. Raising after the log entry lets a run resume once a price is
-        added."""
+        """Count the tokens of each model.
+
+        The log entry is written before, so the run can be resumed with the missing price.
+
+        Raises:
+            ConfigError: a model has no price, and `max_cost` is set.
+        """
         for model, (sent, received) in usage.items():
             if self._prices is not None and model not in self._prices and sent + received:
                 if not model:
@@ -373,8 +378,10 @@ class Evaluator:
         return math.fsum(self._prices[model].of(*used) for model, used in self._used.items())
 
     def spent(self) -> str:
-        """Return which budget is used up; empty if none is, or while replaying, since logged
-        answers are paid for."""
+        """Return which budget is used up; empty if none is.
+
+        It is also empty while the log is replayed, because logged answers are paid for.
+        """
         if self.is_replaying:
             return ""
         if self._max_tokens is not None and self.tokens >= self._max_tokens:

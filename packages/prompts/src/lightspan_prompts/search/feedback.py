@@ -80,8 +80,11 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
 
 
 def _usage(spans: Iterable[Span]) -> dict[tuple[str, bool], tuple[int, int]]:
-    """Return (model, whether it is a policy) → tokens sent and answered. Read from spans: a
-    policy's call that sampled nothing has no token record."""
+    """Return (model, whether it is a policy) → (tokens sent, tokens received).
+
+    The numbers are read from spans, because a policy's call that sampled nothing has no token
+    record.
+    """
     totals: dict[tuple[str, bool], tuple[int, int]] = {}
     for span in spans:
         counts = [count or 0 for count in c.usage_of(span.attributes)]

@@ -17,8 +17,9 @@ such as a word that all texts share by chance, becomes part of the placeholders.
 MIN_EDGE_LENGTH: Final = 4
 """Minimum characters of a literal before the first or after the last placeholder."""
 CHANCE_OVERLAP: Final = 48
-"""Characters, divided by the number of texts, that texts share by chance: few texts must have more
-in common."""
+"""Divided by the number of texts, the minimum characters of a literal that is no coincidence.
+
+Fewer texts share longer literals by chance."""
 MIN_OVERLAP: Final = 12
 """Minimum characters that different texts must have in common."""
 MAX_COMPARED: Final = 12
@@ -95,7 +96,7 @@ def _check(tokens: Sequence[_Token], texts: Sequence[str]) -> None:
 
 
 def _literal(tokens: Sequence[_Token]) -> str:
-    """Return the literals without whitespace at the ends of tokens."""
+    """Join the tokens that are no placeholders, each without whitespace at its ends."""
     return "".join(token.strip() for token in tokens if isinstance(token, str))
 
 

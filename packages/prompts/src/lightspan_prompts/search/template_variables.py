@@ -75,7 +75,7 @@ _MAX_UNCLOSED: Final = 20
 
 
 def variable_parts(text: str) -> list[Part]:
-    """Return the generated parts of a text in order, without nested ones."""
+    """Return the generated parts of a text in order; parts within other parts are left out."""
     parts: list[Part] = []
     for part in [*_json_parts(text), *_matches(text)]:
         if all(part.end <= other.begin or other.end <= part.begin for other in parts):
@@ -95,7 +95,7 @@ def _matches(text: str) -> Iterator[Part]:
 
 
 def _json_parts(text: str) -> Iterator[Part]:
-    """Yield JSON values, valid or only similar: `{"answer": "<one word>", …}`."""
+    """Yield the parts that are JSON or similar to it, such as `{"answer": "<one word>", …}`."""
     end, unclosed = 0, 0
     for match in _OPENS.finditer(text):
         if match.start() < end or unclosed == _MAX_UNCLOSED:

@@ -57,8 +57,10 @@ def check_reflection(name: str, llm: Any) -> None:
 def check_prices(
     max_cost: float | None, prices: Mapping[str, Price], models: Sequence[LLM]
 ) -> None:
-    """Raise `ConfigError` if `max_cost` lacks the price of a reflection model. Models of the app
-    are checked on their calls."""
+    """Raise `ConfigError` if `max_cost` is set and a reflection model has no price.
+
+    The models of the app are checked when they are called.
+    """
     if not isinstance(prices, Mapping):
         raise ConfigError(f"prices={prices!r:.100}: use {{model: Price(input=…, output=…)}}")
     for model, price in prices.items():

@@ -78,7 +78,12 @@ class Findings:
 def read_agents(
     findings: Findings, declared: Iterable[str] | None = None
 ) -> list[model.AgentReport]:
-    """Report on agents that acted, called a model or are `declared` by the app, by path."""
+    """Report on each agent that acted, called a model or is in `declared`, sorted by path.
+
+    Args:
+        findings: the episodes of the dry run.
+        declared: paths of agents that the app is known to have; None for none.
+    """
     acted = {str(span.attributes.get(c.AGENT_PATH)) for span in findings.spans(SpanKind.AGENT)}
     calls: dict[str, list[CallCoverage]] = {path: [] for path in (*(declared or ()), *acted)}
     for entry in findings.entries:
@@ -240,7 +245,15 @@ def _failures(episodes: Sequence[Episode]) -> list[str]:
 def read_rows(
     findings: Findings, transitions: Sequence[Transition], decode: Decode
 ) -> model.RowReport:
-    """Return how the calls merge into rows, with examples of breaks."""
+    """Report how calls merge into rows, with examples of calls that begin a new row.
+
+    A row is a token sequence for training, and may contain several calls of a conversation.
+
+    Args:
+        findings: the episodes of the dry run.
+        transitions: the calls that would be trained.
+        decode: function that decodes tokens.
+    """
     exchanges = {
         (coverage.attempt_id, *entry.call.key): CallMessages.of(entry.call)
         for coverage in findings.coverages

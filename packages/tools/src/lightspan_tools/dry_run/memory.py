@@ -77,7 +77,7 @@ def peak_bytes() -> int:
 
 
 def runner_bytes(runners: Runners) -> int | None:
-    """Return the memory of all runner processes, in bytes; None if they are on other machines."""
+    """Return the memory of all runner processes, in bytes; None if none runs on this machine."""
     import psutil
 
     total = 0

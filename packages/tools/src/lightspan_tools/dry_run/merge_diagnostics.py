@@ -77,7 +77,7 @@ class Relation(StrEnum):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """Message in comparable form."""
+    """A chat message in a form in which messages can be compared."""
 
     role: str
     text: str

@@ -34,7 +34,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent, each of whose calls is counted once in `trained`, `frozen` or `rejected`."""
+    """The calls of one agent. Each call is counted once: in `trained`, `frozen` or `rejected`."""
 
     path: str
     policy: str | None
@@ -42,7 +42,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     route: str
     """Route of its calls in `fit`: `policy`, `base`, `shared`, `endpoint` or `app`."""
     goes_to: list[str]
-    """The policy, or `model at host` of each endpoint."""
+    """Destinations of its calls: the policy, or `model at host` for each endpoint."""
     calls: int
     calls_per_rollout: float
     prompt_tokens: Spread | None
@@ -160,9 +160,9 @@ class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
     expected_calls: float
     """Expected calls in `fit`."""
     expected_prompt_tokens: float | None
-    """Expected prompt tokens in `fit`; None: unknown."""
+    """Expected prompt tokens in `fit`; None if unknown."""
     expected_response_tokens: float | None
-    """Expected answer tokens in `fit`; None: unknown."""
+    """Expected answer tokens in `fit`; None if unknown."""
 
 
 class CostReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,7 +38,7 @@ from lightspan_tools.dry_run.analysis import Findings
 GROUP_SIZE: Final = 4
 """Maximum rollouts per task, unless `group_size` is set."""
 MODES: Final = (Mode.TRAIN, Mode.DEV)
-"""Modes whose calls count as trained, to treat rollouts of a dry run like those of training."""
+"""Modes whose calls count as trained: rollouts of a dry run are treated like those of training."""
 
 
 class _Measurements(NamedTuple):
@@ -51,10 +51,22 @@ class _Measurements(NamedTuple):
 
 @dataclass(eq=False)
 class DryRun:
-    """One dry run; see `Trainer.dev` for the options.
+    """One dry run of a training; see `Trainer.dev`.
+
+    Args:
+        settings: settings of the trainer.
+        app: the app to run.
+        tasks: training tasks.
+        val: held-out tasks of `fit`, which are not run; None for none.
+        agents: paths of agents that the app is known to have; None if unknown.
+        count: maximum number of tasks to run.
+        group_size: rollouts per task; None for the algorithm's, at most `GROUP_SIZE`.
+        folder: folder in which the rollouts are kept; None for a temporary folder.
+        selection: tasks of the selection split of `fit`, which are not run; None for none.
 
     Raises:
-        ConfigError: `count` or `group_size` is less than 1, or `folder` holds a run.
+        ConfigError: `count` or `group_size` is less than 1, or `folder` holds a run or is the
+            trainer's.
     """
 
     settings: TrainerSettings
@@ -255,7 +267,7 @@ class DryRun:
         )
 
     def _fit_errors(self, findings: Findings) -> Iterator[str]:
-        """Yield the error with which `fit` would stop over the calls, if any."""
+        """Yield the error with which `fit` would stop because of the recorded calls, if any."""
         try:
             check_trainable(findings.routing, findings.episodes)
             check_computed(findings.coverages)
