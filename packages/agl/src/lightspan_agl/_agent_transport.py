@@ -147,7 +147,7 @@ class AgentPool:
 
 
 class AgentApp(App):
-    """An agent as an app.
+    """An app that runs an agent.
 
     Args:
         pool: the agents.

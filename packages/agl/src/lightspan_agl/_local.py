@@ -31,7 +31,7 @@ _KEY: Final = "OPENAI_API_KEY"
 
 
 class LocalRuns:
-    """Runs tasks through a runner in this process; `local_runs` creates it.
+    """Run tasks through a runner in this process; `local_runs` creates it.
 
     Args:
         store: an open store.

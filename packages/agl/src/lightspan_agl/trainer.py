@@ -34,10 +34,10 @@ class Trainer:
     """Train an agent, or run it for a trial.
 
     Args:
-        n_runners: maximum concurrent rollouts.
+        n_runners: maximum concurrent rollouts; None for 1.
         n_workers: older name of `n_runners`.
         algorithm: `VERL(config)` or `APO(client)`; None if only `Trainer.dev` is called.
-        adapter: `{"agent_match": "regular expression"}` for `VERL`.
+        adapter: `{"agent_match": "regular expression"}` for `VERL`; None trains all agents.
         initial_resources: resources by name: with `APO` the initial prompt; for `Trainer.dev` all
             resources of the agents, such as `{"main_llm": LLM(…)}`.
         tracer: without effect; None or a `Tracer`.
@@ -156,9 +156,9 @@ class Trainer:
 
         Args:
             agent: an agent.
-            train_dataset: training tasks.
-            val_dataset: held-out tasks.
-            dev_dataset: further training tasks.
+            train_dataset: training tasks; None for none.
+            val_dataset: held-out tasks; None for none.
+            dev_dataset: further training tasks; None for none.
 
         Raises:
             ConfigError: there are neither `initial_resources` nor `VERL`, or there is no task.

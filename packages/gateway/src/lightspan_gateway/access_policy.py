@@ -35,7 +35,7 @@ class AccessPolicy(ABC):
 
     @abstractmethod
     async def authenticate(self, request: web.Request) -> CallerSession:
-        """Return the session of the request's sender.
+        """Return the session of the request's sender, which holds the calls of one attempt.
 
         Raises:
             ApiError: the sender has no access.
@@ -43,7 +43,7 @@ class AccessPolicy(ABC):
 
     @abstractmethod
     def sessions(self) -> Iterable[CallerSession]:
-        """Return the sessions in memory."""
+        """Return the caller sessions that are held in memory."""
 
     def target(self, session: CallerSession, path: str) -> Target:
         """Return the policy or endpoint that answers calls of the agent `path`."""

@@ -78,7 +78,10 @@ class CallRecorder(CallLog):
         message: str,
         records: Sequence[TokenRecord] = (),
     ) -> None:
-        """Store a call; wait for the acknowledgement for at most `store_timeout_s`."""
+        """Store a call; wait for the acknowledgement for at most `store_timeout_s`.
+
+        `end` is the call's last sequence number; `message` is its error message, or empty.
+        """
         session = info.session
         span = await to_thread_if_large(
             info.size, call_span, info, outcome, attributes, end, message
@@ -117,7 +120,7 @@ class CallRecorder(CallLog):
     async def drain(self) -> None:
         """Wait until the running writes are finished.
 
-        Meanwhile a failed attempt to mark an attempt as damaged is retried without a pause.
+        If an attempt could not be marked as damaged, this is now retried without a pause.
         """
         self._closing.set()
         await super().drain()

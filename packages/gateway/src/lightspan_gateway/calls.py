@@ -45,7 +45,7 @@ class CallerSession:
     checked_at: float = 0.0
     """Time of the last look-up of the call token, by `time.monotonic`."""
     sequence: int = 0
-    """The latest sequence number."""
+    """Latest number that `next_sequence` returned; 0 before the first."""
     calls: dict[str, ServedCall] = field(default_factory=dict)
     """Call id → call."""
     recorded: dict[str, RecordedCall] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class CallerSession:
 
 @dataclass(slots=True, kw_only=True)
 class CallInfo:
-    """The request of a call."""
+    """The request of a call, its caller, and the policy or endpoint that answers it."""
 
     session: CallerSession
     call_id: str
@@ -236,7 +236,7 @@ class ServedCall(ABC):
     # --- answer -----------------------------------------------------------------
     @abstractmethod
     def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the server-sent events of the answer; yield the last one after the call is
+        """Yield the server-sent events of the answer. The last one follows after the call is
         recorded.
 
         Raises (while iterating):
@@ -355,7 +355,10 @@ class ServedCall(ABC):
 
 
 def _call_error(error: Exception) -> Exception:
-    """Return the error as an `ApiError` or a `LightspanError`."""
+    """Convert an exception to an `ApiError` or a `LightspanError`.
+
+    Of an exception group, the first exception is converted.
+    """
     first = error
     while isinstance(first, ExceptionGroup):
         first = first.exceptions[0]

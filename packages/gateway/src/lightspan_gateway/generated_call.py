@@ -25,7 +25,7 @@ from lightspan_gateway.tools import ParsedCall, tool_parser
 
 @dataclass(slots=True)
 class ChoiceRun:
-    """The exact tokens of a choice and their text, while it is generated."""
+    """A choice that is being generated: its exact tokens and their text."""
 
     index: int
     prompt_ids: list[int]
@@ -158,8 +158,7 @@ class GeneratedCall(ServedCall):
                     return
 
     def _generation_request(self, choice: ChoiceRun) -> GenerationRequest | None:
-        """Return the request that generates the rest of a choice; None if it has `max_tokens`
-        tokens."""
+        """Return the request for the rest of a choice; None if it has `max_tokens` tokens."""
         sampling = self.request.sampling
         if sampling.max_tokens is not None and choice.ids:
             remaining = sampling.max_tokens - len(choice.ids)
@@ -243,7 +242,7 @@ class GeneratedCall(ServedCall):
     def _are_offered(self, calls: Sequence[ParsedCall]) -> bool:
         """Return whether every call names a tool of the request; True without a response format.
 
-        Text in a response format may look like a call of an unknown tool, and then it is text.
+        Text in a response format may look like a call of an unknown tool. It is not a call then.
         """
         constraint = self.request.constraint
         if constraint is None or constraint.format is None:

@@ -24,7 +24,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpServer(ABC):
-    """Serve the routes of a subclass.
+    """Serve HTTP requests. A subclass defines the routes.
 
     Args:
         host: address of the interface to listen on.

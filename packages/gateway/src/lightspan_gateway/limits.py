@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_CALL_BYTES: Final = 16 * 2**20
-"""Maximum size of a model call."""
+"""Maximum size of the body of a model call, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,7 @@ class ServerLimits:
     """Limits of every server."""
 
     max_body_bytes: int = MAX_CALL_BYTES
-    """Maximum size of a request."""
+    """Maximum size of a request's body, in bytes."""
     keepalive_s: float = 75.0
     """Seconds after which an idle connection is closed.
 
@@ -45,11 +45,11 @@ class StoreServerLimits(ServerLimits):
     """Limits of a store's server."""
 
     max_body_bytes: int = 64 * 2**20
-    """Maximum size of a request."""
+    """Maximum size of a request's body, in bytes."""
     max_concurrent: int = 256
     """Maximum number of requests that are executed at once."""
     max_relayed_bytes: int = MAX_CALL_BYTES
-    """Maximum size of a model call that is forwarded to a gateway."""
+    """Maximum size of the body of a model call that is forwarded to a gateway, in bytes."""
     max_relayed: int = 1024
     """Maximum number of model calls that are forwarded at once."""
     health_timeout_s: float = 5.0

@@ -1,4 +1,4 @@
-"""The client of OpenAI-compatible endpoints, for frozen agents."""
+"""The client of OpenAI-compatible endpoints, which answer calls of frozen (untrained) agents."""
 
 from __future__ import annotations
 
@@ -53,6 +53,8 @@ class OpenAIEngine(ChatEngine):
 
     async def chat(self, body: Mapping[str, Any]) -> ChatAnswer:
         """Send an unstreamed call, with two retries after a connection error, 429 or 5xx.
+
+        The last answer is returned, whatever its status.
 
         Args:
             body: fields of a chat completions request.

@@ -231,8 +231,7 @@ class RequestHandler:
         engine: TokenEngine,
         tokenizer: ChatTokenizer,
     ) -> Sampling:
-        """Return the request's sampling parameters, with `max_tokens` limited to the rest of the
-        context.
+        """Return the sampling parameters, with `max_tokens` limited to the rest of the context.
 
         Raises:
             ApiError: 400 if a prompt is too long, or the engine does not support an option.

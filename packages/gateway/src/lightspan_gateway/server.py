@@ -33,7 +33,7 @@ class Server(HttpServer):
         engine: serves the policies; None if an endpoint serves every agent.
         host: address of the interface to listen on.
         port: port; 0 for a free one.
-        limits: limits and times, if not the defaults.
+        limits: limits and times; None for the defaults.
     """
 
     def __init__(

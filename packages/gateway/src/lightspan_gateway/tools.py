@@ -85,7 +85,7 @@ class HermesParser(ToolParser):
         return ParsedText(text[: text.find(CALL_OPEN)].rstrip() or None, calls)
 
     def _bodies(self, text: str) -> Iterator[_Fields | None]:
-        """Yield the object of each call; None for a malformed one.
+        """Yield the JSON object of each call in `text`; None for a malformed call.
 
         An argument may contain the closing mark, so the end of the JSON is the end of the call.
         """

@@ -90,9 +90,9 @@ class TrainingAccess(AccessPolicy):
         return self._open.setdefault(token, fresh)
 
     async def _recheck(self, token: str, session: CallerSession) -> None:
-        """Update the claim of `session` from the store, and remove a session that has ended.
+        """Read the attempt of `session` from the store again; remove the session if it has ended.
 
-        Concurrent requests use the old claim until the store answers.
+        Concurrent requests use the old state of the attempt until the store answers.
         """
         session.checked_at = time.monotonic()
         self._open.move_to_end(token)
@@ -169,7 +169,7 @@ class Gateway(Server):
         engine: serves the policies; None if an endpoint serves every agent.
         host: address of the interface to listen on.
         port: port; 0 for a free one.
-        limits: limits and times, if not the defaults.
+        limits: limits and times; None for the defaults.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Conversion between OpenTelemetry's spans and ours.
 
-`LightspanSpanProcessor`, added to an app's tracer provider, records the spans that end inside a
-scope, from any library. `export` sends stored spans to any OpenTelemetry exporter; `encode_otlp`
-and `decode_otlp` convert to and from OTLP's protobuf without loss. lightspan never writes to the
-app's tracer provider, so no prompt text reaches the app's exporters.
+`LightspanSpanProcessor`, added to an app's tracer provider, records the spans that any library
+creates while an attempt runs. `export` sends stored spans to any OpenTelemetry exporter;
+`encode_otlp` and `decode_otlp` convert to and from OTLP's protobuf without loss. lightspan never
+writes to the app's tracer provider, so no prompt text reaches the app's exporters.
 """
 
 from __future__ import annotations
@@ -139,10 +139,9 @@ def from_otel(span: ReadableSpan) -> Span:
 
 
 def span_of(attributes: Attributes, **fields: Any) -> Span:
-    """Build a `Span` from the attributes of a span and the fields that are not stored as
-    attributes.
+    """Build a `Span`; take its fields from `fields` and from the attributes in `_FIELD_ATTRIBUTES`.
 
-    The attributes in `_FIELD_ATTRIBUTES` become fields of the `Span`.
+    OpenTelemetry has no place for some fields of `Span`, so those are stored as attributes.
 
     Args:
         attributes: attributes from `clean_attributes`; those that become fields are removed.

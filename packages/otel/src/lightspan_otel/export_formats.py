@@ -1,8 +1,8 @@
 """Read the JSON exports of Phoenix and Langfuse as OpenTelemetry spans. Pure.
 
 Phoenix stores OpenTelemetry spans with OpenInference's attributes, in its own JSON. Langfuse stores
-observations, whose input and output may be any JSON. If an observation is a model call (type
-GENERATION), they are read as chat messages.
+observations, whose input and output may be any JSON. The input and output of a model call (type
+GENERATION) are read as chat messages.
 
 The exports contain no token ids, so the spans have none. Langfuse's scores are left out.
 """
@@ -144,7 +144,7 @@ _USAGE: Final = {
 
 
 def is_langfuse_trace(record: Record) -> bool:
-    """Return whether `record` is a trace of `GET /api/public/traces/ID`, with observations."""
+    """Return whether `record` is a Langfuse trace (`/api/public/traces/ID`) with observations."""
     observations = record.get("observations")
     return isinstance(observations, list) and all(isinstance(each, dict) for each in observations)
 
@@ -231,7 +231,7 @@ def _langfuse_attributes(record: Record, kind: str, metadata: Record) -> dict[st
 
 
 def _chat(value: Any, role: str) -> list[dict[str, Any]]:
-    """Convert the input or output of a generation into chat messages.
+    """Convert the input or output of a model call into chat messages.
 
     Args:
         value: a text, a message, a list of messages, a request or a response.

@@ -1,9 +1,11 @@
 """A private tracer provider for frameworks whose spans must not reach the app's exporters.
 
-Its spans identify the current agent within this process: attributes outside `agent_names.READ` are
-dropped, nothing is sampled or exported. A span has the `SpanContext` of its parent (an invalid one
-without a parent), so spans that the app creates inside keep their real parents and its traces have
-no gaps. It does not use OpenTelemetry's SDK and works where the SDK is disabled.
+The spans of this provider identify the current agent within this process. Attributes outside
+`agent_names.READ` are dropped, and nothing is sampled or exported.
+
+A span has the `SpanContext` of its parent; without a parent it has an invalid one. So spans that
+the app creates inside keep their real parents, and the app's traces have no gaps. The provider does
+not use OpenTelemetry's SDK, and works where the SDK is disabled.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class IdentityTracerProvider(TracerProvider):
-    """Provider of `IdentitySpan`s."""
+    """A tracer provider whose spans are `IdentitySpan`s."""
 
     def get_tracer(self, instrumenting_module_name: str, *args: Any, **kwargs: Any) -> Tracer:
         """Return a tracer whose instrumentation scope is `instrumenting_module_name`."""
@@ -68,8 +70,8 @@ class _Tracer(Tracer):
 class _IdentityContext(SpanContext):
     """The parent's context with our `OpenSpan` attached.
 
-    A library's no-op span copies its parent's context; without the attribute it would hide our
-    span.
+    A no-op span of a library copies the context of its parent. Without the attribute `open_span` in
+    the copy, our span would not be found.
     """
 
     open_span: OpenSpan

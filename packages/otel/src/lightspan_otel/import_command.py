@@ -95,7 +95,7 @@ async def _import(url: str, files: list[Path], service: str | None, reporter: Re
 
 
 class _Errors:
-    """Printer of the first errors of a file, and finally of the number of further errors."""
+    """Print the first errors of a file, and at the end the number of further errors."""
 
     def __init__(self, file: str, reporter: Reporter) -> None:
         self._file = file

@@ -147,7 +147,7 @@ async def import_file(
 
 
 class _Writer:
-    """Writer of batches of spans."""
+    """Write spans to the store in batches."""
 
     def __init__(self, store: Store, refuse: Callable[[str], None]) -> None:
         self.spans = self.refused = 0
@@ -196,8 +196,8 @@ def read_file(path: str | os.PathLike[str], *, service: str | None = None) -> It
     """Yield the pieces of a file with normalized spans.
 
     Args:
-        path: see `import_file`.
-        service: see `import_file`.
+        path: the file; `-` is standard input.
+        service: service name of traces that have none; None for a default.
 
     Raises:
         DataError: nothing can be read; the message names the format if known.

@@ -67,11 +67,11 @@ class RejectedSpan(NamedTuple):
 async def store_spans(
     store: Store, arrivals: Sequence[ReceivedSpan], *, may_reward: bool
 ) -> list[RejectedSpan]:
-    """Store received spans as attempts of production; idempotent.
+    """Store received spans as attempts of production. Idempotent.
 
     Args:
         store: an open store.
-        arrivals: spans of any traces in any order, normalized.
+        arrivals: spans of any traces in any order, translated by `normalized`.
         may_reward: whether reward spans are stored; False rejects them.
 
     Returns:
@@ -158,8 +158,10 @@ async def _with_slot(slots: asyncio.Semaphore, job: Callable[[], Awaitable[None]
 
 
 async def _join(store: Store, attempt_id: str, spans: Sequence[Span]) -> None:
-    """Add spans to an existing attempt as late spans: nothing proves that its runner sent them, so
-    they are never trained on."""
+    """Add spans to an existing attempt as late spans, which are never trained on.
+
+    Nothing proves that the attempt's runner sent them.
+    """
     attempt = await store.attempt(attempt_id)
     late_spans = [span.replace(rollout_id=attempt.rollout_id, late=True) for span in spans]
     await store.add_spans(AttemptRef(attempt_id, attempt.epoch), late_spans)
@@ -204,7 +206,7 @@ def _service_of(span: Span) -> str:
 
 # --- reading them ---------------------------------------------------------------------------
 def is_received(attempt: Attempt) -> bool:
-    """Return whether an attempt is a received trace."""
+    """Return whether an attempt was made from spans that another process sent."""
     return attempt.runner_id == SENDER
 
 

@@ -58,7 +58,7 @@ _MAX_OPEN: Final = 8
 
 
 class _CallState:
-    """State of a recorded call."""
+    """A recorded call, with the flag whether it is still open."""
 
     def __init__(self) -> None:
         self.is_open = True

@@ -131,7 +131,8 @@ class OpenSpan:
 
     @property
     def is_node(self) -> bool:
-        """Return whether a span of ours is recorded for this span, so that it may be a parent."""
+        """Return whether a span of ours is recorded for this span, so that a call may name it as
+        parent."""
         return self.frame is not None or self.role is Role.TOOL
 
     @property
@@ -169,7 +170,7 @@ class OpenSpan:
         """Determine the role, agent and parent of this span if they are unknown.
 
         Args:
-            may_guess: see `agent_name`.
+            may_guess: whether to derive the agent's name from the span's name (see `agent_name`).
         """
         span, agent = self._span(), self.agent
         if span is None or agent is None:

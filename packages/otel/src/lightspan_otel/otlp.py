@@ -29,7 +29,9 @@ _MAX_TIME_NS: Final = 2**63
 MAX_SPANS: Final = 50_000
 """Maximum spans per request."""
 MAX_STORED_BYTES: Final = 64 * 2**20
-"""Maximum bytes of a request's spans: the resource, sent once for all of them, is stored with each.
+"""Maximum bytes of a request's spans as they are stored.
+
+A resource is sent once for many spans, but stored with each of them.
 """
 _TRACE_DIGITS: Final = 32
 _SPAN_DIGITS: Final = 16
@@ -45,7 +47,7 @@ class ReceivedSpan(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Content of a request."""
+    """The spans of a decoded request."""
 
     arrivals: list[ReceivedSpan]
     refused: list[str]
@@ -69,7 +71,8 @@ def decode_request(body: bytes, content_type: str) -> Decoded:
 
 
 def decode_protobuf(body: bytes) -> Decoded:
-    """Decode a `TracesData` of any size. Needs `opentelemetry-proto`.
+    """Decode the protobuf message `TracesData`; its size is not limited. Needs
+    `opentelemetry-proto`.
 
     Raises:
         DataError: `body` is not OTLP.
@@ -78,7 +81,7 @@ def decode_protobuf(body: bytes) -> Decoded:
 
 
 def decode_object(value: dict[str, Any]) -> Decoded:
-    """Decode a parsed OTLP JSON object of any size. Needs `opentelemetry-proto`.
+    """Decode a parsed OTLP JSON object; its size is not limited. Needs `opentelemetry-proto`.
 
     Args:
         value: the object; its ids are modified.
@@ -156,7 +159,7 @@ def _from_protobuf(body: bytes) -> Any:
 
 
 def _json_of(body: bytes) -> dict[str, Any]:
-    """Decode the JSON of a request. Raises `DataError`."""
+    """Decode the JSON of a request. Raises `DataError` if it is no JSON object."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -187,7 +190,11 @@ def _spans_in(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _list_in(value: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    """Return the list of objects under one of `names`; empty if missing. Raises `DataError`."""
+    """Return the list of objects under the first of `names` in `value`; empty if there is none.
+
+    Raises:
+        DataError: the value is not a list of objects.
+    """
     items = next((value[name] for name in names if name in value), None)
     if items is None:
         return []

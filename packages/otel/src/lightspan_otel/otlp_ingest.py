@@ -28,7 +28,7 @@ from lightspan_otel.otlp import (
 log = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 16 * 2**20
-"""Maximum size of a request body, compressed or not."""
+"""Maximum size of a request body in bytes, compressed or not."""
 SENDERS: Final = frozenset({Role.ADMIN, Role.TRAINER, Role.TRACER})
 """Roles that may send traces. Runners are excluded: they report their attempts themselves."""
 _RETRY: Final = {"Retry-After": "1"}

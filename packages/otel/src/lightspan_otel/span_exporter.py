@@ -96,7 +96,7 @@ class ExportHandle:
             self._processor.on_end(readable)
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until nothing is pending; return False after the timeout."""
+        """Wait until no span is pending; return False if this takes more than `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending, timeout_s)
 

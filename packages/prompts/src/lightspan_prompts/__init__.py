@@ -1,8 +1,9 @@
 """Algorithms that learn prompts instead of weights, and a judge for rewards.
 
 `gepa` and `apo` choose the next prompts to try; `search` has their common parts; `alternate` trains
-weights and prompts in turns. `judge` scores attempts by a language model, with the prompts of
-`judge_prompts`, which show a `transcript`; `endpoint_client` calls such a model, at a `pricing`.
+weights and prompts in turns. `judge` scores attempts by a language model; its prompts are in
+`judge_prompts`, and show an attempt as a `transcript`. `endpoint_client` calls the language model,
+and `pricing` computes the cost.
 """
 
 from __future__ import annotations

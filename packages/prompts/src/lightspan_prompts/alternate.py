@@ -46,7 +46,7 @@ class _State(msgspec.Struct, kw_only=True):
     tokens: int = 0
     cost: float = 0.0
     asked: dict[str, list[str]] = msgspec.field(default_factory=dict)
-    """Task → agents called in its first rollout in a search."""
+    """Id of a task → agents that were called in the task's first rollout of a search."""
     cursor: int = 0
     """Number of training tasks that steps of weights have used so far."""
     weights: str = INITIAL_WEIGHTS
@@ -120,7 +120,7 @@ class Alternate(Algorithm):
                 f"candidate in each; give at least {least}"
             )
         self._searches: dict[int, int] = {}
-        """Step that is a search → number of its cycle; all other steps train weights."""
+        """Number of a step that runs a search → number of its cycle; other steps train weights."""
         step = 1
         for cycle in range(cycles):
             self._searches[step] = cycle

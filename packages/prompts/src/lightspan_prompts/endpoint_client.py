@@ -40,7 +40,7 @@ class EndpointClient:
         patience_s: total seconds of waiting on rate limits (429) per request.
         note: called with a message on the first rate limit of a request.
         client: OpenAI client that the caller closes; None to create one.
-        role: the model's role in messages.
+        role: what the model is called in messages, such as `judge`.
         retry_backoff_s: seconds before the first retry; doubled before each further one.
 
     Raises:

@@ -130,7 +130,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _OpenJudge:
-    """A judge during a run (`Scoring`)."""
+    """A judge that is open for a run; implements `Scoring`."""
 
     def __init__(self, judge: Judge, place: ScoringPosition) -> None:
         self._judge = judge

@@ -150,7 +150,7 @@ def _last_object(answer: str) -> dict[str, object] | None:
 
 
 def _last_object_in(answer: str) -> re.Match[str] | None:
-    """Find the last JSON object in a text."""
+    """Find the last JSON object in a text; None if there is none."""
     for match in reversed(list(re.finditer(r"\{[^{}]*\}", answer))):
         try:
             json.loads(match[0])

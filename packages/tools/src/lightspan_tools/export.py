@@ -164,9 +164,9 @@ def export_store(
     Args:
         url: URL of the store.
         what: kind of rows; see the module. Equal tasks are written once, and only as JSONL.
-        out: see `export_run`.
-        format: see `export_run`.
-        only: see `export_run`.
+        out: file, which is replaced atomically, or open stream for JSONL.
+        format: file format; None for Parquet if `out` ends in `.parquet`, else JSONL.
+        only: filter; None for everything.
         query: selection of attempts; None for all.
 
     Raises:

@@ -295,7 +295,7 @@ def _candidate_lines(search: SearchResult) -> Iterator[str]:
 
 
 def _mean(line: Mapping[str, Any], key: str) -> str:
-    """Format a number of a line of metrics; null, for no scored task, becomes `nan`."""
+    """Format the number `key` of a line of metrics; `nan` if it is null (no task is scored)."""
     value = line.get(key)
     return f"{math.nan if value is None else value:.3f}"
 

@@ -102,7 +102,8 @@ class Rescoring(msgspec.Struct, frozen=True, kw_only=True):
     """Name under which the new reward was stored in the run; empty if it was not stored."""
 
     def json(self, limit: int) -> dict[str, Json]:
-        """Return JSON values with the `limit` most changed rollouts; 0 for all changed rollouts."""
+        """Return the result as JSON values, with the `limit` most changed rollouts; 0 for all
+        changed."""
         plain: dict[str, Json] = msgspec.to_builtins(self)
         return {**plain, "changes": msgspec.to_builtins(most_changed(self.changes, limit))}
 
@@ -275,7 +276,10 @@ def _signs(rewards: Sequence[float]) -> list[int]:
 
 
 def most_changed(changes: Sequence[Change], limit: int) -> list[Change]:
-    """Return the rollouts whose reward changed, the largest changes first; limit 0 for all."""
+    """Return the rollouts whose reward changed, the largest changes first.
+
+    At most `limit` rollouts are returned; 0 for all.
+    """
     changed = [change for change in changes if change.size > EQUAL]
     return sorted(changed, key=lambda change: (-change.size, change.rollout_id))[: limit or None]
 

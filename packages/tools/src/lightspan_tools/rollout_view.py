@@ -111,7 +111,7 @@ async def read_views(
 
 
 def trained_rewards(run: RunFolder, config: Mapping[str, Any]) -> dict[str, Scored] | None:
-    """Return rollout id → trained score; None if the run trained on the app's own reward."""
+    """Return rollout id → score that was trained on; None if that was the app's own reward."""
     reward = config.get("reward")
     return run.rewards(str(reward.get("name"))) if isinstance(reward, dict) else None
 

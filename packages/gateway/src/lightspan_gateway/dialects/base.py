@@ -114,7 +114,7 @@ class ModelRequest(ABC):
     id_prefix: ClassVar[str] = "chatcmpl-"
     """Prefix of the response id, before the call id."""
     framing: ClassVar[type[Events]] = Events
-    """Format of a stream's chunks."""
+    """Class that formats the chunks of a stream as server-sent events."""
 
     model: str
     sampling: Sampling
@@ -181,7 +181,7 @@ class ModelRequest(ABC):
         """Yield the last chunks of the stream, after the text of all choices."""
 
     def attributes(self) -> dict[str, Any]:
-        """Return span attributes that the request body does not contain."""
+        """Return attributes of the call's span that cannot be read from the request's body."""
         return {}
 
     def after(self, before: Conversation) -> ModelRequest:
@@ -307,8 +307,7 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
 
 
 def check_fields(body: Mapping[str, Any], rules: FieldRules) -> dict[str, Any]:
-    """Check types and ranges of the fields in a request; return the unsupported fields and their
-    values.
+    """Check types and ranges of a request's fields; return unsupported fields and their values.
 
     An unsupported field whose value is its default is not returned. A field of a nested object is
     named `object.field`.
@@ -351,8 +350,7 @@ def read_fields(
     forced: Sampling | None,
     adjust: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Check the fields of a request, and return the arguments that every class of `ModelRequest`
-    has.
+    """Check a request's fields, and return the arguments common to all `ModelRequest` classes.
 
     Args:
         body: the request.

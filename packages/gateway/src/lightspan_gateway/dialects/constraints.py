@@ -105,7 +105,14 @@ def _constraint(
     choice: Any,
     one_call: RequestField | None,
 ) -> Constraint | None:
-    """Return the constraint of a request; None if any answer is valid."""
+    """Return the constraint of a request; None if any answer is valid.
+
+    Args:
+        format: name and value of the response format's field.
+        tools: the request's tools in the form of chat completions; None if it has none.
+        choice: value of `tool_choice`.
+        one_call: name and value of the field that forbids several calls; None if they are allowed.
+    """
     schema = _format(*format)
     offered = _tools(tools or ())
     names, calls = _choice(choice, {tool.name for tool in offered})

@@ -314,7 +314,7 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def recorded_conversation(span: Span) -> Conversation:
-    """Read the messages of a conversation, up to and including a recorded response, from the store.
+    """Return the messages of a conversation, up to and including the response recorded in `span`.
 
     This is for a response of another gateway process, for example before a restart. Instructions
     are left out.

@@ -31,11 +31,11 @@ class Events:
     end = DONE
 
     def of(self, chunks: Iterable[Mapping[str, Any]]) -> bytes:
-        """Return the events for chunks."""
+        """Encode chunks as server-sent events."""
         return b"".join(map(self.one, chunks))
 
     def one(self, chunk: Mapping[str, Any]) -> bytes:
-        """Return the event for a chunk."""
+        """Encode a chunk as a server-sent event."""
         return event_of(msgspec.json.encode(chunk))
 
 

@@ -131,8 +131,8 @@ class ServerConnection:
         Args:
             operation: the operation.
             body: encoded arguments of the operation.
-            lease_s: seconds by which a heartbeat extends a lease, which bound the request's
-                timeout; None for any other operation.
+            lease_s: lease in seconds that a heartbeat extends, which limits the request's timeout;
+                None for any other operation.
 
         Raises:
             StoreClosedError: the connection is stopped.
@@ -218,7 +218,14 @@ class ServerConnection:
         send: Callable[[], Awaitable[Response]],
         backoff_s: Sequence[float] = RETRY_BACKOFF_S,
     ) -> bytes:
-        """Return the body of the answer; retry for at most `server_retry_s`."""
+        """Call `send` until an answer arrives, for at most `server_retry_s` seconds; return its
+        body.
+
+        Args:
+            name: name of the operation; empty for the greeting.
+            send: function that sends the request.
+            backoff_s: pauses in seconds before the retries.
+        """
         start = clock.monotonic()
         for pause in (*backoff_s, None):
             try:

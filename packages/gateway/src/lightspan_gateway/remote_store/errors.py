@@ -21,7 +21,7 @@ _KINDS: Final[Mapping[str, type[LightspanError]]] = {
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """An encoded error."""
+    """An error as it is sent over HTTP: the name of its class and its message."""
 
     kind: str
     """Name of the error's class."""

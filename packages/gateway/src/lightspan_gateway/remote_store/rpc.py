@@ -58,8 +58,8 @@ class Operation:
     Args:
         method: the method of `Store`.
         roles: roles that may call the operation.
-        batch: whether the operation may be sent in one request with other operations. It delays
-            their answers until its own answer.
+        batch: whether the operation may share a request with other operations. The answers to all
+            of them arrive when the slowest operation is done.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class RemoteStore(OpenedStore[ServerConnection]):
     Args:
         url: `https://host:port`, or `…?api_key_env=NAME` for a key in another variable than
             `LIGHTSPAN_STORE_KEY`.
-        timings: times and limits, if not the defaults.
+        timings: times and limits; None for the defaults.
 
     Raises:
         ConfigError: the URL is invalid, or the variable that it names is not set.

@@ -43,13 +43,14 @@ class ServeOptions:
     dtype: str = "auto"
     """Data type of the weights: `auto` (as stored), or torch's name of a type."""
     api_key_env: str | None = None
-    """Variable with the key that callers must send."""
+    """Environment variable with the key that callers must send; None for no key."""
     max_tokens: int | None = None
     """Maximum tokens of an answer if a chat request sets none; None for the rest of the context."""
     upstream: str | None = None
-    """URL of the endpoint for calls that the run's policies do not answer."""
+    """URL of the endpoint for calls that the run's policies do not answer; None refuses these
+    calls."""
     upstream_key_env: str | None = None
-    """Variable with the upstream's key."""
+    """Environment variable with the key of `upstream`; None for no key."""
     allow_upstream: Sequence[str] = ()
     """URLs of endpoints named in the run to which the user allows calls to be sent."""
 

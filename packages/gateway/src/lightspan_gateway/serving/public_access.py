@@ -2,8 +2,8 @@
 
 Calls are counted and not recorded. The agent of a call is found as in training: by lightspan's
 header, the URL (`/agents/{name}/v1`) or the model's name, which is a policy's or an agent's.
-Sampling is set by the request; unsupported fields are refused, except `STEERING`, which is ignored
-and counted.
+Sampling is set by the request. Unsupported fields are refused, except the fields in `STEERING`,
+which are ignored and counted.
 """
 
 from __future__ import annotations

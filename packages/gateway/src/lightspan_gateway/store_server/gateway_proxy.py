@@ -63,7 +63,7 @@ Headers = CIMultiDictProxy[str]
 
 
 class GatewayProxy:
-    """Forward calls to gateways.
+    """Forward model calls to the gateways of their trainings.
 
     Args:
         store: the store with the call tokens and the gateways' addresses.

@@ -11,10 +11,10 @@ from lightspan_gateway.remote_store.roles import Role
 
 
 class StoreRoute(Protocol):
-    """A route of a plugin.
+    """A route that a plugin adds to a store's server.
 
-    An entry point in the group `lightspan.store_routes` is a function of the store that returns the
-    route.
+    An entry point in the group `lightspan.store_routes` names a function that takes the store and
+    returns the route.
     """
 
     PATH: str

@@ -48,7 +48,7 @@ class StoreServer(HttpServer):
         keys: keys of the clients.
         host: address of the interface to listen on.
         port: port; 0 for a free one.
-        limits: limits and times, if not the defaults.
+        limits: limits and times; None for the defaults.
 
     Raises:
         ConfigError: the store is not durable.

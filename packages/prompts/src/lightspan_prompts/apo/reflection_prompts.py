@@ -72,7 +72,10 @@ written in exactly this way; other text in braces is not filled.
 
 
 def critique(name: str, template: PromptTemplate, evidence: Sequence[Evidence], angle: str) -> str:
-    """Build the request for a critique (textual gradient) of a prompt; `angle` is in `ANGLES`."""
+    """Build the request for a critique (textual gradient) of the prompt `name`.
+
+    It shows the rollouts of `evidence`. `angle` is one of `ANGLES`.
+    """
     return _CRITIQUE.format(
         name=name,
         text=template.text,
@@ -83,7 +86,8 @@ def critique(name: str, template: PromptTemplate, evidence: Sequence[Evidence], 
 
 
 def edit(name: str, template: PromptTemplate, critique: str, way: str) -> str:
-    """Build the request to rewrite a prompt according to a critique; `way` is in `WAYS`."""
+    """Build the request to rewrite the prompt `name` according to `critique`; `way` is one of
+    `WAYS`."""
     return _EDIT.format(
         name=name,
         text=template.text,

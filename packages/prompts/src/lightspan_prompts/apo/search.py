@@ -236,7 +236,7 @@ class Search:
         )
 
     def _slots(self, number: int) -> list[_Slot]:
-        """Choose the expansions of a round.
+        """Choose the candidates and the prompts to change in the round `number`.
 
         Each candidate of the beam is expanded equally often, the best first, because a budget may
         allow only the first expansions.

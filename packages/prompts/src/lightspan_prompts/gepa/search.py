@@ -197,7 +197,7 @@ class Search:
             )
 
     def _stops(self, state: Any) -> bool:
-        """Return whether the library begins no further iteration."""
+        """Return whether the search must end before another iteration (called by the library)."""
         settings, trials, best = self._settings, self._trials, self._candidates[self._chosen]
         remaining = settings.max_rollouts - trials.rollouts - self._reserved
         perfect = settings.perfect_reward

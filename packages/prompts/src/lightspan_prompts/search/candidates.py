@@ -175,7 +175,9 @@ def write_found(found: SearchResult, run: Path) -> None:
 
 
 def read_searches(run: Path) -> dict[str, SearchResult]:
-    """Read the results of a run's searches: name of the step → result; "" names a single search.
+    """Read the results of a run's searches.
+
+    The keys are names of steps, such as `step-000001`. A run with a single search has the key "".
 
     Raises:
         ConfigError: a file is damaged.

@@ -27,7 +27,7 @@ Prompts = Mapping[str, PromptTemplate]
 
 
 class Runs(Protocol):
-    """Runs the app: the part of `TrainerContext` that a search needs."""
+    """Run the app. This is the part of `TrainerContext` that a search needs."""
 
     async def rollouts(
         self,
@@ -50,7 +50,7 @@ class Trial(NamedTuple):
     """Prompt → template."""
     tasks: Sequence[Json]
     place: str = ""
-    """Distinguishes equal trials requested at the same time."""
+    """Text that distinguishes trials with equal prompts and tasks; empty if there are none."""
 
 
 class Question(NamedTuple):
@@ -61,7 +61,7 @@ class Question(NamedTuple):
     asked: str
     reflector: EndpointClient
     place: str = ""
-    """Distinguishes equal questions requested at the same time."""
+    """Text that distinguishes equal questions; empty if there are none."""
 
 
 class SpentError(Exception):
@@ -69,7 +69,7 @@ class SpentError(Exception):
 
 
 class Evaluator:
-    """Runs the evaluations and reflections of a search, or replays them from its log.
+    """Run the evaluations and reflections of a search, or replays them from its log.
 
     Budgets are checked before each batch of rollouts and each request; only what is in flight when
     a budget runs out exceeds it.
@@ -80,8 +80,8 @@ class Evaluator:
         journal: an open log; None for no log.
         failure_reward: reward of an unscored rollout when candidates are compared.
         selection_mode: mode of rollouts of the selection split.
-        max_tokens: see `GEPA`.
-        max_cost: see `GEPA`.
+        max_tokens: maximum tokens of calls and reflections (see `GEPA`); None for no maximum.
+        max_cost: maximum cost of these tokens (see `GEPA`); None for no maximum.
         prices: model → price of its tokens, for `max_cost`.
         begun: prompts selected by an earlier search of the run; None for the first search.
     """

@@ -20,7 +20,7 @@ from lightspan_prompts.transcript import without_keys
 MAX_TEXT_LENGTH: Final = 1_500
 """Maximum characters of a message; the middle of a longer one is left out."""
 MAX_CALLS: Final = 8
-"""Maximum number of model calls shown; the last ones."""
+"""Maximum number of model calls that are shown; earlier calls are left out."""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,12 +35,12 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: int = 0
     """Tokens of its model calls, as far as endpoints count them."""
     usage: dict[str, tuple[int, int]] | None = None
-    """Model → tokens sent and answered, without the calls of policies. None in older logs."""
+    """Model → (tokens sent, tokens received), without the calls of policies. None in older logs."""
     calls: int = 0
     text: str = ""
     """Description of the rollout: task, messages, outcome."""
     asked: list[str] = msgspec.field(default_factory=list)
-    """Agents and prompts with discovered texts that were called."""
+    """Called agents and requested prompts that have a discovered text."""
     applied: int = 0
     """Number of discovered texts that were sent in the candidate's version."""
     kept: dict[str, int] = msgspec.field(default_factory=dict)

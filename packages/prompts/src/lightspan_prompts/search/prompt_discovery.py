@@ -29,7 +29,7 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Result of the discovery."""
+    """The texts that were discovered in the app."""
 
     components: dict[str, Component] = msgspec.field(default_factory=dict)
     """Name → text; the name is the pattern, or the agent's path if the pattern matches several."""
@@ -58,7 +58,7 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return lines
 
     def instructions(self, templates: Mapping[str, str]) -> Instructions:
-        """Return the instructions that implement a candidate.
+        """Return the instructions by which the app's requests get a candidate's texts.
 
         Args:
             templates: name → template of each component; other names are ignored.

@@ -164,7 +164,7 @@ class PromptSearch(Algorithm):
     def resources(self) -> Resources:
         """Return the initial or selected prompts, and the instructions of agents.
 
-        Until a selection, the instructions are the app's own, and are recorded.
+        Before a selection the app's own instructions are used, and recorded.
         """
         return self.chosen.resources()
 

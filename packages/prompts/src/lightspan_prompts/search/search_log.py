@@ -73,7 +73,7 @@ class SearchLog:
 
     Args:
         path: path of the file.
-        library: see `Header`.
+        library: name and version of the library that makes the decisions.
 
     Raises:
         CheckpointError: the log was begun by another version of the library.

@@ -50,7 +50,7 @@ class SelectedPrompts:
         }
 
     def learned(self) -> dict[str, LearnedPrompt]:
-        """Return each known text before and after learning, by name."""
+        """Return name → text before and after learning, for every known text."""
         after = self.arguments()
         learned = {
             name: LearnedPrompt(before=prompt, after=after[name])

@@ -1,1 +1,5 @@
-"""Subcommands of `lightspan`: each module has `add(subparsers)`, and imports when it runs."""
+"""Subcommands of `lightspan`.
+
+Each module has a function `add`, which adds one subcommand to a parser. Slow imports are made when
+the subcommand runs.
+"""

@@ -144,7 +144,7 @@ def _report(options: argparse.Namespace) -> DevReport:
 
 
 def _app(options: argparse.Namespace) -> str:
-    """Return the reference of the app; for `--command` that of a `Command`."""
+    """Return the name by which runners import the app; with `--command`, that of a `Command`."""
     from lightspan.runners.command import Command
 
     if not options.command:

@@ -51,7 +51,7 @@ _MAX_MESSAGE_LENGTH: Final = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """The episodes of a dry run with their coverages."""
+    """The episodes of a dry run, with their coverages: which calls would be trained, and why."""
 
     episodes: Sequence[Episode]
     coverages: Sequence[Coverage]
@@ -196,7 +196,13 @@ def read_overrides(findings: Findings) -> list[model.OverrideReport]:
 
 # --- rewards ----------------------------------------------------------------------------------
 def read_rewards(findings: Findings, *, by_batch: bool) -> model.RewardReport:
-    """Report the rewards of all rollouts by group; for `by_batch` see `RewardReport`."""
+    """Report the rewards of all rollouts by group.
+
+    Args:
+        findings: the episodes of the dry run.
+        by_batch: whether training compares rollouts with the batch or a critic, not with their
+            group.
+    """
     episodes = findings.episodes
     rewards = group_rewards(episodes, findings.coverages)
     flat = set(groups_without_variance(rewards))

@@ -14,7 +14,7 @@ PAID: Final = (Route.APP, Route.ENDPOINT)
 
 
 def destination(call: Call, target: Target) -> str:
-    """Return the destination of the call in `fit`."""
+    """Describe where `fit` would send the call, such as `policy NAME` or `model at host`."""
     names = {
         Route.POLICY: f"policy {target.policy}",
         Route.BASE: "the starting weights",

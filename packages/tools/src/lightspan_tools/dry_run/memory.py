@@ -88,10 +88,13 @@ def runner_bytes(runners: Runners) -> int | None:
 
 
 def estimate_memory(settings: TrainerSettings) -> tuple[MemoryReport | None, str]:
-    """Estimate the memory of `fit`; return the report, or None, and a text on what is unknown.
+    """Estimate the memory of `fit`.
 
     The estimate adds up the engine's weights and key-value cache, and the learner's weights,
     gradients, optimiser states and reference copy. LoRA policies share their base weights.
+
+    Returns:
+        The estimate, or None if it cannot be made; and a text on what is unknown, or "".
     """
     learner, engine = settings.learner_spec, settings.engine_spec
     if learner is None or engine is None:

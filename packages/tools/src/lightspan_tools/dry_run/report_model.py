@@ -62,7 +62,7 @@ class UncapturedReport(msgspec.Struct, frozen=True, kw_only=True):
 
     agent: str
     request: str
-    """Model, host and client."""
+    """Description of the requests: model, host and client."""
     requests: int
     """Number of requests, with retries."""
     selected: bool
