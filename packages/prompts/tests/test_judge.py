@@ -211,7 +211,7 @@ def test_the_order_is_shuffled_by_the_seed_and_by_nothing_of_the_rollouts() -> N
 
 
 async def test_reasons_are_kept_with_rewards(server: ScriptedServer, tmp_path: Path) -> None:
-    """Each compared rollout has the comments on both and its letter; reflections read them."""
+    """Of two compared rollouts each gets the comments on both, and its letter."""
     [[alone], pair], _ = await scored(judge(server), group("5", "a"), group(["1", "2"], "b"))
     assert alone.reasons == "A {rambling} sentence."
     for each in pair:

@@ -75,7 +75,7 @@ class AccessPolicy(ABC):
         return sorted(policies)
 
     def documents(self) -> Mapping[str, Callable[[], Any]]:
-        """Return additional GET endpoints: path → function that returns the JSON body."""
+        """Return the GET endpoints that are added: path → function that returns the JSON body."""
         return {}
 
     async def close(self) -> None:

@@ -28,7 +28,7 @@ class HttpServer(ABC):
 
     Args:
         host: address of the interface to listen on.
-        port: port; 0 for a free one.
+        port: port; 0 for any free port.
         limits: limits and times.
         shutdown_s: seconds for which handlers may continue after `close`.
     """

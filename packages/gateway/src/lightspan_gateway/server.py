@@ -32,7 +32,7 @@ class Server(HttpServer):
         access: authenticates callers, and routes and records their calls.
         engine: serves the policies; None if an endpoint serves every agent.
         host: address of the interface to listen on.
-        port: port; 0 for a free one.
+        port: port; 0 for any free port.
         limits: limits and times; None for the defaults.
     """
 

@@ -168,7 +168,7 @@ class Gateway(Server):
         store: the store with the call tokens, which records the calls.
         engine: serves the policies; None if an endpoint serves every agent.
         host: address of the interface to listen on.
-        port: port; 0 for a free one.
+        port: port; 0 for any free port.
         limits: limits and times; None for the defaults.
     """
 

@@ -141,7 +141,7 @@ def from_otel(span: ReadableSpan) -> Span:
 def span_of(attributes: Attributes, **fields: Any) -> Span:
     """Build a `Span`; take its fields from `fields` and from the attributes in `_FIELD_ATTRIBUTES`.
 
-    OpenTelemetry has no place for some fields of `Span`, so those are stored as attributes.
+    OpenTelemetry has no place for some fields of `Span`, so these fields are stored as attributes.
 
     Args:
         attributes: attributes from `clean_attributes`; those that become fields are removed.

@@ -108,7 +108,7 @@ def _phoenix_events(events: Any) -> list[SpanEvent]:
 
 
 def _is_present(value: Any) -> bool:
-    """Return whether a value is neither None nor NaN, which data frames have for missing values."""
+    """Return whether a value is neither None nor NaN (missing values of data frames are NaN)."""
     return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
@@ -156,7 +156,7 @@ def is_langfuse_observation(record: Record) -> bool:
 
 
 def langfuse_observations(trace: Record) -> Iterator[dict[str, Any]]:
-    """Yield the observations of a trace; add the trace's id to those without `traceId`."""
+    """Yield the observations of a trace; an observation without `traceId` gets the trace's id."""
     for observation in trace["observations"]:
         yield {"traceId": trace.get("id"), **observation}
 
@@ -197,8 +197,8 @@ def langfuse_span(record: Record, service: str) -> ReceivedSpan:
 def _langfuse_attributes(record: Record, kind: str, metadata: Record) -> dict[str, Any]:
     """Convert the fields of an observation into span attributes.
 
-    They are added to the attributes of the original OpenTelemetry span, if `metadata` contains
-    them.
+    The result also has the attributes of the original OpenTelemetry span, if they are in
+    `metadata`. `kind` is OpenInference's span kind of the observation.
     """
     sent = _loaded(metadata.get("attributes"))
     attributes: dict[str, Any] = dict(sent) if isinstance(sent, dict) else {}

@@ -113,7 +113,7 @@ def _running(module: Any, kind: type, *, is_predictor: bool) -> Iterator[None]:
     """Run a DSPy module in the block; open a span for it if the module is an agent.
 
     A module that is not a part of the running module is an agent, named by its class. A part is an
-    agent only if it calls a model (`is_predictor`); its name is the one in `named_predictors`.
+    agent only if it calls a model (`is_predictor`); it is named as in `named_predictors`.
     Other parts have no span.
     """
     span = token = None

@@ -2,7 +2,7 @@
 
 A file is read piece by piece: a line, or an OTLP message. Spans become attempts of production as
 with `POST /v1/traces`; their ids come from the traces, so importing a file again, also after an
-interruption, adds nothing twice. A bad line is reported with its number; the others are stored.
+interruption, adds nothing twice. A bad line is reported with its number; other lines are stored.
 """
 
 from __future__ import annotations

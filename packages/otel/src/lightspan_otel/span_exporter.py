@@ -42,7 +42,9 @@ _TRACES_PATH: Final = "/v1/traces"
 
 
 class ExportHandle:
-    """The queue of one exporter, with counts; as a context manager it closes with the block.
+    """The queue of spans for one exporter, with counts of sent and lost spans.
+
+    As a context manager it is closed at the end of the block.
 
     Args:
         exporter: exporter of the OpenTelemetry SDK; called in the SDK's thread.

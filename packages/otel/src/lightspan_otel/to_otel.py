@@ -1,4 +1,4 @@
-"""Conversion of spans to those of OpenTelemetry's SDK."""
+"""Conversion of our spans to spans of OpenTelemetry's SDK."""
 
 from __future__ import annotations
 

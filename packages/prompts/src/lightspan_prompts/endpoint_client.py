@@ -41,7 +41,7 @@ class EndpointClient:
         note: called with a message on the first rate limit of a request.
         client: OpenAI client that the caller closes; None to create one.
         role: what the model is called in messages, such as `judge`.
-        retry_backoff_s: seconds before the first retry; doubled before each further one.
+        retry_backoff_s: seconds before the first retry; doubled before each further retry.
 
     Raises:
         ModuleNotFoundError: the OpenAI SDK is missing.

@@ -28,15 +28,15 @@ WINDOW: Final = 3
 MIN_FALL_SE: Final = 4.0
 """Minimum fall of a reward that raises an alert, in standard errors."""
 MIN_FALL_GROUPS: Final = 24
-"""Minimum groups in a window: with fewer, standard errors are too uncertain."""
+"""Minimum groups in a window for an alert: with fewer, standard errors are too uncertain."""
 MIN_FALL_TASKS: Final = 10
-"""Minimum number of held-out tasks, or of clusters if the tasks have clusters."""
+"""Minimum number of held-out tasks for an alert, or of clusters if the tasks have clusters."""
 MAX_IDLE_GROUPS: Final = 24
 """Consecutive groups without reward variance that raise an alert."""
 MIN_ENTROPY: Final = 0.1
-"""Minimum entropy, as a share of the entropy at the start."""
+"""Entropy, as a share of the entropy at the start, below which an alert is raised."""
 MIN_KL: Final = 1e-7
-"""Minimum mean `approx_kl` per token and step."""
+"""Mean `approx_kl` per token and step below which an alert is raised."""
 MIN_UPDATES: Final = 10
 """Number of updates over which `approx_kl` is averaged."""
 

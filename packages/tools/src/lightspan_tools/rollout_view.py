@@ -39,7 +39,10 @@ class RolloutView:
         return self.explanations.get(_key(self.episode.attempt_id, call))
 
     def explanation_lines(self, call: Call) -> list[str]:
-        """Return the explanation or grammar mismatch of a call as a line; empty for neither."""
+        """Return as a line why a call has its advantage, or why it could not be trained.
+
+        The list is empty if nothing was recorded about the call.
+        """
         key = _key(self.episode.attempt_id, call)
         text = self.explanations.get(key) or self.mismatches.get(key)
         return [] if text is None else [str(text)]

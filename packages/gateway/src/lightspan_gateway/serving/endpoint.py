@@ -38,7 +38,7 @@ class ServeOptions:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    """Port; 0 for a free one."""
+    """Port; 0 for any free port."""
     device: str = "cpu"
     dtype: str = "auto"
     """Data type of the weights: `auto` (as stored), or torch's name of a type."""

@@ -26,7 +26,7 @@ class StoreOptions:
     """URL of the store, a file or a database."""
     host: str = "127.0.0.1"
     port: int = 8000
-    """Port; 0 for a free one."""
+    """Port; 0 for any free port."""
     key_variables: Mapping[Role, str] = field(default_factory=dict)
     """Role → environment variable with the role's key."""
     without_key: bool = False

@@ -1,7 +1,8 @@
 """The HTTP server of a store. It authenticates a request before it reads the body.
 
-At most `max_concurrent` requests are executed at once, and the others wait. Heartbeats, claims and
-reports do not wait, since runners would lose their leases; long polls do not wait either.
+At most `max_concurrent` requests are executed at once, and further requests wait. Heartbeats,
+claims and reports do not wait, since runners would lose their leases. Long polls do not wait
+either.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class StoreServer(HttpServer):
         store: a durable store, because clients rely on acknowledged writes.
         keys: keys of the clients.
         host: address of the interface to listen on.
-        port: port; 0 for a free one.
+        port: port; 0 for any free port.
         limits: limits and times; None for the defaults.
 
     Raises:

@@ -95,7 +95,7 @@ class Search:
         self._feedback = _Batches(split.feedback, f"{plan.seed}/feedback")
         self._selection = _Batches(split.selection, f"{plan.seed}/selection batches")
         self._prompts = dict(plan.prompts)
-        """Initial prompts, and those discovered in the app."""
+        """Initial prompts, and prompts discovered in the app."""
         self._candidates: list[Candidate] = []
         self._turns: list[int] = []
         """Per candidate, the index of the prompt that its next expansion changes. A candidate that

@@ -37,9 +37,9 @@ class GEPA(PromptSearch):
         max_reflections: maximum requests to the reflection model. An iteration sends up to
             `proposals`, and none begins if fewer are left.
         max_tokens: maximum tokens of the reflection model and of the app's calls, as endpoints
-            count them. Checked before each request and each evaluation; only what is in flight may
-            exceed it, with `proposals` several concurrent ones. The best candidate compared by then
-            is chosen.
+            count them. Checked before each request and each evaluation; only requests in
+            flight may exceed it, which are several if `proposals` is more than 1. The best
+            candidate that was compared by then is chosen.
         max_cost: maximum cost of these tokens, in the currency of `prices`; checked like
             `max_tokens`. Calls of policies cost nothing, nor do calls whose endpoint counts no
             tokens.

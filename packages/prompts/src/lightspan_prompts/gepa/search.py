@@ -47,7 +47,7 @@ SHIFT: Final = 2.0**20
 STEPS: Final = 2.0**24
 """Rewards are rounded to 1 / STEPS, so that sums of scores are exact and equal candidates tie."""
 MERGE_TASKS: Final = 5
-"""Tasks on which the library tries a merged candidate."""
+"""Number of tasks on which the library tries a merged candidate."""
 
 
 class _Ended(BaseException):
@@ -86,7 +86,7 @@ class Search:
         self._reflector = reflector
         self._trials = settings.make_evaluator(context, journal)
         self._prompts = dict(settings.prompts)
-        """Initial prompts, and those discovered in the app."""
+        """Initial prompts, and prompts discovered in the app."""
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._pending: Any = None

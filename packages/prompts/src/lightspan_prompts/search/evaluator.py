@@ -203,7 +203,7 @@ class Evaluator:
         return self._journal is None or self._journal.may_continue_with(keys)
 
     async def evaluate(self, trials: Sequence[Trial]) -> list[Evaluation]:
-        """Evaluate trials of one split; those that are not logged run concurrently.
+        """Evaluate trials of one split. Trials that are not in the log are run concurrently.
 
         Raises:
             SpentError: a budget is used up, and some trials were not run.
@@ -242,7 +242,7 @@ class Evaluator:
         """Send questions to the reflection models; log and count each answer on arrival.
 
         Args:
-            questions: the requests; logged ones are not sent.
+            questions: the requests; a request that is in the log is not sent.
             at_once: maximum concurrent requests.
 
         Raises:
@@ -350,7 +350,7 @@ class Evaluator:
     def _use(self, usage: Mapping[str, tuple[int, int]]) -> None:
         """Count the tokens of each model.
 
-        The log entry is written before, so the run can be resumed with the missing price.
+        The log entry is written before, so the run can be resumed after the price is added.
 
         Raises:
             ConfigError: a model has no price, and `max_cost` is set.

@@ -110,7 +110,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def _merged(tokens: Sequence[_Token]) -> list[_Token]:
-    """Merge adjacent placeholders, and those with only whitespace between them."""
+    """Merge placeholders that are adjacent, or have only whitespace between them."""
     merged: list[_Token] = []
     for token in tokens:
         if isinstance(token, _Hole):

@@ -69,7 +69,7 @@ class Findings:
         return [t for episode, coverage in pairs for t in trained_transitions(episode, coverage)]
 
     def spans(self, *kinds: SpanKind) -> list[Span]:
-        """Return the spans of these kinds, or of every kind by default."""
+        """Return the spans whose kind is in `kinds`; without arguments, all spans."""
         spans = [span for episode in self.episodes for span in episode.spans]
         return [span for span in spans if not kinds or span.kind in kinds]
 

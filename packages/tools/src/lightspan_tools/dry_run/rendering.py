@@ -234,7 +234,7 @@ def _missing(reasons: Sequence[str]) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Sequence[str]], *, left: int, last: int = 0) -> Iterator[str]:
-    """Align the columns: the first `left` and the last `last` to the left, others to the right."""
+    """Align the first `left` and the last `last` columns to the left, others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [

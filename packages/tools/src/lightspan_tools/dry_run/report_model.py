@@ -119,7 +119,10 @@ class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of calls and rows, with `merged + new + branch + broken = calls`."""
+    """Counts of calls and of rows (token sequences for training, of one or more calls).
+
+    `merged + new + branch + broken = calls`.
+    """
 
     calls: int
     rows: int
