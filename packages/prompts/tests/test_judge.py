@@ -365,7 +365,7 @@ async def test_busy_is_waited_for_and_told_once(server: ScriptedServer) -> None:
 
 
 async def test_no_more_at_once_than_it_may(server: ScriptedServer) -> None:
-    """The third request is not sent before one of two was answered."""
+    """The third request is sent only after the first or the second was answered."""
     at_once: list[int] = []
     answered: list[Request] = []
     turns = threading.Barrier(2)

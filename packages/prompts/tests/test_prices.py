@@ -23,8 +23,10 @@ def reflections(folder: Path) -> list[dict[str, Any]]:
 
 
 async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
-    """The app's two calls and each reflection; a call with two choices counts the tokens of both,
-    once."""
+    """Both calls of the app and each reflection count.
+
+    The tokens of a call with two choices count once.
+    """
     app = [call(1, "small", 90, 10), call(1, "small", 90, 10, choice=1), call(2, "small", 20, 2)]
     world = World(tmp_path, calls=app)
     result = await search(gepa(server, max_cost=1.5, prices=PRICES), world)

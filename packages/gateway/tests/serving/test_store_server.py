@@ -90,7 +90,7 @@ def open_as(served: Served, monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-# --- who ------------------------------------------------------------------------------------
+# --- authentication -------------------------------------------------------------------------
 @pytest.mark.parametrize("key", ["", TRAINER[:-1], TRAINER + " x", "ü"])
 async def test_who_has_no_key_learns_nothing(served: Served, key: str) -> None:
     for path, body in {
@@ -173,7 +173,7 @@ async def test_without_keys_no_web_page_comes_in(tmp_path: Path, headers: dict[s
         assert (await asyncio.to_thread(ask, served.url, "/store/v1")).status == 200
 
 
-# --- what each may --------------------------------------------------------------------------
+# --- permissions ----------------------------------------------------------------------------
 def test_what_a_runner_may_do() -> None:
     """A runner's key allows only the operations listed here."""
     runners = {name for name, operation in OPERATIONS.items() if Role.RUNNER in operation.roles}

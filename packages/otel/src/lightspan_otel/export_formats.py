@@ -264,7 +264,7 @@ def _loaded(value: Any) -> Any:
     return loaded(value) if isinstance(value, str) and value[:1] in ("{", "[") else value
 
 
-# --- both -----------------------------------------------------------------------------------
+# --- Phoenix and Langfuse -------------------------------------------------------------------
 def _arrival(raw: Mapping[str, Any], *, service: str, **fields: Any) -> ReceivedSpan:
     attributes: Attributes = clean_attributes(
         {key: plain_value(value) for key, value in raw.items() if value is not None}

@@ -204,7 +204,7 @@ def _service_of(span: Span) -> str:
     return name.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-# --- reading them ---------------------------------------------------------------------------
+# --- reading stored attempts ----------------------------------------------------------------
 def is_received(attempt: Attempt) -> bool:
     """Return whether an attempt was made from spans that another process sent."""
     return attempt.runner_id == SENDER

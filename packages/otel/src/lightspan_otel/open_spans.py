@@ -110,7 +110,7 @@ class OpenSpan:
         self._handled: BaseException | None = None
         self._lock = threading.RLock()
 
-    # --- its place ------------------------------------------------------------------------
+    # --- enclosing spans ------------------------------------------------------------------
     @property
     def above(self) -> OpenSpan | None:
         """Return the innermost open span around this span; None if there is none.
@@ -145,7 +145,7 @@ class OpenSpan:
         agent = self.agent
         return agent is not None and agent.scope.recorder is acting.scope.recorder
 
-    # --- what it is -----------------------------------------------------------------------
+    # --- role and agent -------------------------------------------------------------------
     def begin(self) -> None:
         """Start tracking this span in the current context. Never raises."""
         above = self.above  # before the early return: this unlinks ended spans
@@ -220,7 +220,7 @@ class OpenSpan:
             self._watch()
         self.settle(may_guess=False)
 
-    # --- its end --------------------------------------------------------------------------
+    # --- end of the span ------------------------------------------------------------------
     def end(self, span: Readable) -> None:
         """Stop tracking this span, and record it if it is an agent or a tool. Never raises.
 
@@ -367,7 +367,7 @@ def _is_failure(span: Readable, error: BaseException) -> bool:
     return recorded or not isinstance(error, Exception)
 
 
-# --- finding them ---------------------------------------------------------------------------
+# --- look-up of states ----------------------------------------------------------------------
 _open_spans: Final[weakref.WeakKeyDictionary[Any, OpenSpan]] = weakref.WeakKeyDictionary()
 _by_ids: Final[weakref.WeakValueDictionary[tuple[int, int], OpenSpan]] = (
     weakref.WeakValueDictionary()

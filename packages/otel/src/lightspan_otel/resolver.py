@@ -50,7 +50,7 @@ _MAX_PATHS: Final = 1_000
 """Maximum number of paths: some apps generate names."""
 
 
-# --- who acts -------------------------------------------------------------------------------
+# --- the current agent ----------------------------------------------------------------------
 def resolve(acting: AgentContext) -> AgentContext | None:
     """Return `acting` with the agents of the open spans around the caller (a `Resolver`).
 
@@ -68,7 +68,7 @@ def resolve(acting: AgentContext) -> AgentContext | None:
 
 
 def _observe() -> None:
-    """Observe the app's global provider once it is set: a framework's spans may go there."""
+    """Observe the app's global provider once it is set, because frameworks may send spans to it."""
     if switches:
         observe_global()
 
@@ -188,8 +188,8 @@ def _is_set() -> bool:
 def agents() -> AgentPaths:
     """Return the agents that called a model in this process since `instrument`, for `optimize=`.
 
-    Only agents known from OpenTelemetry's spans are listed. The list is never complete: an agent is
-    in it after the app was run with it, recorded (`lightspan.record()`) or in `Trainer.dev`.
+    Only agents known from OpenTelemetry's spans are listed. The list is never complete: run the
+    app first, recorded (`lightspan.record()`) or in `Trainer.dev`, so that its agents are in it.
     """
     return AgentPaths(tuple(_paths), complete=False)
 

@@ -147,7 +147,7 @@ class Alternate(Algorithm):
     routing = _of_weights("routing")
     describe_choices = _of_weights("describe_choices")
 
-    # --- of both ------------------------------------------------------------------------------
+    # --- options of both ----------------------------------------------------------------------
     @property
     def total_steps(self) -> int:
         return self._total
@@ -206,7 +206,7 @@ class Alternate(Algorithm):
             "step_tasks": self.weights.tasks_per_step,
         }
 
-    # --- its steps ----------------------------------------------------------------------------
+    # --- steps --------------------------------------------------------------------------------
     async def run_step(self, context: TrainerContext) -> Metrics:
         """Run a search, or a step of weights."""
         cycle = self._searches.get(context.step)

@@ -96,7 +96,7 @@ class PublicAccess(AccessPolicy):
     Args:
         routing: the routing of agents in training.
         key: the key that callers must send; None accepts every program of this machine.
-        max_tokens: limit of an answer if a chat request sets none; None for the rest of the context.
+        max_tokens: default limit of a chat's answer in tokens; None for the rest of the context.
         upstream: the endpoint for calls that the policies do not answer; None refuses them.
     """
 
@@ -211,7 +211,7 @@ class ServingGateway(Server):
         key: the API key that callers must send; None accepts every program of this machine.
         host: address of the interface to listen on.
         port: port; 0 for any free port.
-        max_tokens: limit of an answer if a chat request sets none; None for the rest of the context.
+        max_tokens: default limit of a chat's answer in tokens; None for the rest of the context.
         upstream: the endpoint for calls of agents and models that the engine does not serve; None
             refuses these calls. If its `model` is empty, the request's model is used.
 

@@ -50,9 +50,9 @@ class Models(NamedTuple):
     """The reflection models."""
 
     critic: EndpointClient
-    """Criticises a prompt."""
+    """Client of the model that criticises a prompt."""
     editor: EndpointClient
-    """Rewrites a prompt by the critique."""
+    """Client of the model that rewrites a prompt according to the critique."""
 
 
 class _Slot(NamedTuple):

@@ -394,7 +394,7 @@ class Evaluator:
         if why := self.spent():
             raise SpentError(why)
 
-    # --- what came of it --------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------
     def reward(self, evidence: Evidence) -> float:
         """Return the reward of a rollout in comparisons; `failure_reward` if it is unscored."""
         return self._failure_reward if evidence.reward is None else evidence.reward

@@ -194,7 +194,7 @@ class PromptSearch(Algorithm):
     def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
         return survey(episodes, self.patterns).lines() if self.patterns else []
 
-    # --- its one step -----------------------------------------------------------------------
+    # --- the step ---------------------------------------------------------------------------
     async def run_step(self, context: TrainerContext) -> Metrics:
         """Run the whole search."""
         self.found = found = await self.search(context, self.split(context.tasks))
