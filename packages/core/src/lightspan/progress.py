@@ -142,9 +142,12 @@ class TerminalReporter:
         self._console.print(escape_control(text), highlight=False, markup=False, soft_wrap=True)
 
 
-class SilentReporter(PlainReporter):
+class SilentReporter:
     """A reporter that prints nothing."""
 
+    def start(self, title: str, total: int) -> None: ...
+    def advance(self, count: int = 1, **values: float | str) -> None: ...
+    def finish(self, summary: str = "") -> None: ...
     def line(self, text: str) -> None: ...
 
 
