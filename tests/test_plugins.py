@@ -15,6 +15,8 @@ from lightspan.errors import ConfigError
 from lightspan.training.listeners import Listeners, RunEvent
 from tests.plugin_environment import plugin_environment
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 EVENT = RunEvent(
     kind="step", step=1, folder=Path("run"), algorithm="a", metric="reward", trains_weights=True

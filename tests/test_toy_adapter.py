@@ -14,6 +14,8 @@ import pytest
 from lightspan import instrumentation
 from tests.plugin_environment import plugin_environment
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/adapters.md"
 TOY = ROOT / "tests/plugins/toy_adapter"

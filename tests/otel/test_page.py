@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from pages import DOCS, blocks  # type: ignore[import-not-found]
 
-import noxfile
 from lightspan_otel.frameworks import FRAMEWORKS
 from lightspan_testing.attempts import read_recorded
 from lightspan_testing.scripted import ScriptedServer
+from tests.packaging import environments
 
 PAGE = (DOCS / "otel.md").read_text()
 [PROGRAM] = (text for _, name, text in blocks("otel.md") if name == "own_framework.py")
@@ -52,8 +52,8 @@ def test_the_page_says_which_versions_were_tested(name: str) -> None:
     """Versions in the constraints that its session installs."""
     [row] = [line for line in PAGE.splitlines() if line.startswith(f'| `"{name}"` |')]
     key = name.replace("-", "_")
-    assert key in noxfile.FRAMEWORKS
-    pins = (Path(noxfile.__file__).parent / f"constraints/{key}-latest.txt").read_text()
+    assert key in environments.FRAMEWORKS
+    pins = (environments.ROOT / f"constraints/{key}-latest.txt").read_text()
     for shown, version in re.findall(r"([A-Za-z-]+)`? (\d+\.\d+\.\d+)", row.lower()):
         assert f"\n{shown}=={version}\n" in pins
     assert re.findall(r"\d+\.\d+\.\d+", row)

@@ -1,15 +1,25 @@
-"""What `nox -s release` checks before it uploads."""
+"""What `nox -s packaging` and `nox -s release` build, and what is checked before an upload."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import nox
 
 SMOKE = Path(__file__).with_name("smoke.py")
+
+
+def build_packages(session: nox.Session, names: Iterable[str], dist: Path) -> list[Path]:
+    """Build the source distribution and the wheel of every package; return the wheels."""
+    shutil.rmtree(dist, ignore_errors=True)
+    for name in names:
+        command = ("python", "-m", "build", "--no-isolation", "--outdir", str(dist))
+        session.run(*command, f"packages/{name}", silent=True)
+    return sorted(dist.glob("*.whl"))
 
 
 def smoke_apart(session: nox.Session, name: str, pins: str, dist: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import noxfile
 from tests.frameworks import matrix
+from tests.packaging import environments
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -51,7 +51,7 @@ def pin(name: str, constraints: str) -> str:
     return str(pinned[0])
 
 
-@pytest.mark.parametrize("adapter", noxfile.ADAPTERS)
+@pytest.mark.parametrize("adapter", environments.ADAPTERS)
 def test_the_support_matrix_is_what_is_declared_and_tested(adapter: str) -> None:
     floors = declared(adapter)
     assert set(floors) == set(FRAMEWORKS[adapter])
@@ -66,7 +66,7 @@ def test_the_support_matrix_is_what_is_declared_and_tested(adapter: str) -> None
 # --- frameworks without an adapter -----------------------------------------------------------
 def test_the_matrix_of_frameworks_is_what_is_tested() -> None:
     with_agents = {
-        name for name, each in noxfile.FRAMEWORKS.items() if each.get("has_agents", True)
+        name for name, each in environments.FRAMEWORKS.items() if each.get("has_agents", True)
     }
     assert {name.replace("-", "_") for name in matrix.MATRIX} == with_agents
     for name, row in matrix.MATRIX.items():

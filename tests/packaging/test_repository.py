@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import noxfile
+from tests.packaging import environments
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,12 +63,12 @@ def test_no_keys() -> None:
     assert lines_that(r"\b(sk-[A-Za-z0-9_-]{20,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_\w{30,})") == []
 
 
-def test_the_noxfile_knows_every_adapter() -> None:
+def test_sessions_know_every_adapter() -> None:
     adapters = {path.parents[2].name for path in ROOT.glob("packages/*/src/*/_hook.py")}
-    assert set(noxfile.ADAPTERS) == adapters
+    assert set(environments.ADAPTERS) == adapters
 
 
-@pytest.mark.parametrize("adapter", noxfile.ADAPTERS)
+@pytest.mark.parametrize("adapter", environments.ADAPTERS)
 def test_what_adapter_tests_are_skipped_without_is_expected_by_nox(adapter: str) -> None:
     """A session whose environment lacks a module fails: it would skip the tests and pass."""
     suite = ROOT / "packages/testing/src/lightspan_testing/adapter_suite"
@@ -77,7 +77,7 @@ def test_what_adapter_tests_are_skipped_without_is_expected_by_nox(adapter: str)
         for path in [*(ROOT / f"packages/{adapter}/tests").glob("*.py"), *suite.glob("*.py")]
         for name in re.findall(r'importorskip\("([\w.]+)"\)', path.read_text())
     }
-    expected = noxfile.expected_of(adapter, "latest")
+    expected = environments.expected_of(adapter, "latest")
     assert skipped - set(expected) == set()
     assert "opentelemetry.distro" in skipped
 

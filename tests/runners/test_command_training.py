@@ -23,6 +23,8 @@ from lightspan.training.results import FitResult
 from lightspan_tools.inspect import inspect_run
 from lightspan_torch.learner.torch import TorchLearner
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = Path(__file__).parents[1] / "apps" / "programs"
 AGENTS = ("writer", "checker")
 

@@ -34,6 +34,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 
 # --- it trains ----------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_an_app_that_the_trainer_cannot_import(
     app_python: Path, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
 ) -> None:

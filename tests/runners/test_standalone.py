@@ -37,6 +37,8 @@ from lightspan_cluster.external_runners import RunnerWatch
 from lightspan_cluster.standalone import Trainings, trainings
 from packages.gateway.tests.remote_store.served import serving
 
+pytestmark = pytest.mark.slow
+
 APART = Path(__file__).parents[1] / "apps" / "apart"
 SOON_S = 60.0
 TALKATIVE = """

@@ -15,6 +15,8 @@ from lightspan_testing.wait import until
 from packages.core.tests.runners.test_local import enqueue, finished, plan, started
 from packages.gateway.tests.remote_store.served import serving
 
+pytestmark = pytest.mark.slow
+
 
 async def test_it_waits_for_the_server(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     output = ""

@@ -21,6 +21,8 @@ from lightspan.stores import open_store
 from packages.gateway.tests.remote_store.served import RUNNER, TRAINER
 from tests.conftest import questions
 
+pytestmark = pytest.mark.slow
+
 KEYS = ("--trainer-key-env", "TRAINER_KEY", "--runner-key-env", "RUNNER_KEY")
 IN_ENVIRONMENT = {"TRAINER_KEY": TRAINER, "RUNNER_KEY": RUNNER}
 

@@ -74,6 +74,7 @@ def runner(url: str, folder: Path, *options: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.slow
 async def test_runners_of_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runners work with a key that their app cannot find, also after a crash of a process."""
     monkeypatch.setenv("MINE", TRAINER)

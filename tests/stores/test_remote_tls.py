@@ -141,6 +141,7 @@ def asks(task, llm):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 async def test_model_calls_of_a_runner_behind_https(tmp_path: Path, certificate: Path) -> None:
     """The OTLP sender trusts the same authorities as the store's client."""
     (tmp_path / "far_app.py").write_text(ASKS)

@@ -27,6 +27,8 @@ from lightspan_prompts.search.prompt_discovery import texts_of
 from lightspan_testing.scripted import Request, ScriptedServer
 from tests.trainer.test_alternate_runs import tensors
 
+pytestmark = pytest.mark.slow
+
 SEARCHES = (1, 4)
 """Steps of the run: two searches, of its five."""
 

@@ -51,6 +51,7 @@ def test_prompts_that_the_app_asks_for_are_learned_and_shown(
     assert capsysbinary.readouterr().out == b"SHOUT Speak.\n"
 
 
+@pytest.mark.slow
 def test_instructions_of_two_agents_that_nobody_edits_are_learned(
     desk: Any, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def test_nothing_scored_at_all_is_an_error(apps: Any, rl: Make, tmp_path: Path, 
     assert trainer.folder.metrics()[0]["mean"] is None
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_is_told(tiny: Path, tmp_path: Path) -> None:
     """Its runner processes import it, and come to where it trains."""
     command = [sys.executable, APPS / "unguarded.py", tmp_path / "run", tiny]

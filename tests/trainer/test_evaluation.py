@@ -17,6 +17,7 @@ from lightspan_torch.learner.torch import TorchLearner
 Make = Callable[..., Any]
 
 
+@pytest.mark.slow
 def test_what_agents_are_sampled_at_is_said_and_can_be_told(
     apps: Any, rl: Make, tmp_path: Path, ask: Make, lines: Any
 ) -> None:
@@ -65,6 +66,7 @@ def test_an_agent_elsewhere_that_nobody_gives_a_temperature_is_named_too(
     assert text.partition("; ")[2] == said
 
 
+@pytest.mark.slow
 def test_one_attempt_at_a_time_gives_the_same_numbers_again(
     apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:

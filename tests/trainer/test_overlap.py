@@ -24,6 +24,8 @@ from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan_testing.scripted import ScriptedServer
 
+pytestmark = pytest.mark.slow
+
 STEPS, TASKS, GROUP = 4, 2, 4
 
 

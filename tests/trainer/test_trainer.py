@@ -296,6 +296,7 @@ def test_keys_are_not_kept(
     assert b"own-key" not in kept
 
 
+@pytest.mark.slow
 def test_loss_with_kl_learns_from_groups_that_do_not_vary(
     apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:

@@ -145,6 +145,7 @@ def test_a_critic_that_is_trusted_is_built_on(
     assert firsts == pytest.approx([0.25 * 0.5 * second for second in seconds])
 
 
+@pytest.mark.slow
 def test_a_run_with_a_critic_goes_on_exactly(
     apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:

@@ -23,6 +23,7 @@ def trainer(rl: Make, folder: Path, **options: Any) -> Trainer:
     return Trainer(algorithm, folder=folder, reporter=SilentReporter(), **options)
 
 
+@pytest.mark.slow
 def test_a_run_stops_after_the_batch_and_goes_on_with_a_larger_limit(
     apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:

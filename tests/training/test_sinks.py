@@ -20,6 +20,8 @@ from lightspan.training.sinks import (
     metric_values,
 )
 
+pytestmark = pytest.mark.slow
+
 RUN = SinkRun(run_id="run-1", folder=Path("runs/a"), config={}, first_step=0)
 
 

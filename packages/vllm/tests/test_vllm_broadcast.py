@@ -110,6 +110,7 @@ def large(tmp_path: Path) -> list[str]:
     return [path]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_while_weights_come(large: list[str]) -> None:
     way = Broadcast(large, LOOPBACK, 1)
     with receiver(way) as process, ThreadPoolExecutor(1) as threads:
@@ -134,6 +135,7 @@ way.send()
 """
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_killed_while_weights_go(large: list[str]) -> None:
     command = [sys.executable, "-c", SENDER, *large]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

@@ -375,6 +375,7 @@ class TestExchange:
             exchange.check_room(replace(spec, shapes=huge), "p")
         exchange.close()
 
+    @pytest.mark.slow
     def test_a_disk_that_is_full(self, folder: Path, tmp_path: Path) -> None:
         """The kernel refuses to write more: nothing stays behind."""
         program = FULL.format(parent=str(tmp_path), model=str(folder))

@@ -103,6 +103,7 @@ async def test_a_killed_server_comes_back(folder: Path, tmp_path: Path, program:
 
 @pytest.mark.parametrize("how", ["listens no more", "health"])
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.slow
 async def test_a_front_that_waits_for_a_call_of_its_dead_engine(
     folder: Path,
     tmp_path: Path,
@@ -132,6 +133,7 @@ async def test_a_front_that_waits_for_a_call_of_its_dead_engine(
 
 
 @pytest.mark.parametrize("how", ["listens no more", "health"])
+@pytest.mark.slow
 async def test_updating_a_dead_engine(folder: Path, tmp_path: Path, program: str, how: str) -> None:
     weights = load_file(folder / "model.safetensors")
     moved = {name: tensor + torch.ones(()) for name, tensor in weights.items()}
