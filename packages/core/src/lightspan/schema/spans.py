@@ -90,12 +90,13 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     links: list[SpanLink] = msgspec.field(default_factory=list)
     resource: Attributes = msgspec.field(default_factory=dict)
     sequence_start: int | None = None
-    """The gateway's sequence number, per attempt, of the call's start."""
+    """Number that the gateway gave to the start of the call. It counts the starts and ends of an
+    attempt's calls. None for a span that the gateway did not number."""
     sequence_end: int | None = None
-    """The gateway's sequence number, per attempt, of the call's end."""
+    """Number that the gateway gave to the end of the call, as in `sequence_start`."""
     late: bool = False
-    """Whether the span was written under a lost epoch or after the attempt's end, and so is never
-    trained."""
+    """Whether the span was written with an epoch that is no longer current, or after the attempt's
+    end. A late span is never trained."""
     schema: int = SCHEMA_VERSION
 
     def replace(self, **changes: Any) -> Span:

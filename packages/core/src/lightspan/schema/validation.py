@@ -20,7 +20,12 @@ MAX_S: Final = 1e9
 
 
 def check_whole(name: str, value: object, low: int, high: int | None = None) -> None:
-    """Raise `ConfigError` unless `value` is a whole number from `low` to `high` (None: any)."""
+    """Raise `ConfigError` unless `value` is a whole number from `low` to `high`.
+
+    Args:
+        name: name of the argument, for the error.
+        high: inclusive upper bound; None for no bound.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigError(f"{name}={value!r} must be a whole number of at least {low}")
     if int(value) < low:
@@ -77,13 +82,20 @@ def check_date(name: str, value: object) -> None:
 
 
 def check_kind(name: str, value: object, kind: type) -> None:
-    """Raise `ConfigError` unless the value is None or a `kind`, a class of `lightspan`."""
+    """Raise `ConfigError` unless `value` is None or an instance of `kind`.
+
+    The error names `kind` as a class of `lightspan`.
+    """
     if value is not None and not isinstance(value, kind):
         raise ConfigError(f"{name}={value!r}: use lightspan.{kind.__name__}(…), or None")
 
 
 def check_url(url: str, what: str) -> None:
-    """Raise `ConfigError` unless the text is an http or https URL."""
+    """Raise `ConfigError` unless `url` is an http or https URL.
+
+    Args:
+        what: name of the URL's purpose, with which the error begins.
+    """
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname)

@@ -1,4 +1,4 @@
-"""Serialisation of rollouts, spans and token records to bytes and the columns to search by.
+"""Serialise rollouts, spans and token records to bytes, plus the columns to search them by.
 
 Packing rejects values that cannot be stored. Callers pack before they take a lock or begin a
 transaction, to keep locks and transactions short.
@@ -55,7 +55,7 @@ class PackedRecord(NamedTuple):
     sequence_start: int
     late: bool
     head: bytes
-    """MessagePack of all fields but the arrays."""
+    """MessagePack of all fields except `prompt`, `response` and `logprobs`."""
     prompt: bytes
     response: bytes
     logprobs: bytes
@@ -130,7 +130,7 @@ def pack_peer(peer: Peer) -> bytes:
 
 
 def unpack_peer(body: bytes, silent_s: float) -> Peer:
-    """Return a stored peer, with the `silent_s` seconds since its announcement."""
+    """Return a stored peer that was announced `silent_s` seconds ago."""
     return _replace(msgspec.json.decode(body, type=Peer), silent_s=max(0.0, silent_s))
 
 
@@ -165,10 +165,13 @@ def unpack_span(body: bytes, late: bool, outcome: str | None) -> Span:
 def unpack_record(
     head: bytes, arrays: Sequence[bytes], late: bool, outcome: str | None
 ) -> TokenRecord:
-    """Return a stored token record; arguments as for `unpack_span`.
+    """Return a stored token record.
 
     Args:
-        arrays: its prompt, response and log-probabilities.
+        head: MessagePack of the fields that are not arrays.
+        arrays: the bytes of `prompt`, `response` and `logprob_data`.
+        late: whether the record was late when it was written.
+        outcome: the outcome of its call if that changed after the write, else None.
     """
     prompt, response, logprobs = arrays
     changes: dict[str, Any] = {"prompt": prompt, "response": response, "logprob_data": logprobs}
@@ -180,7 +183,12 @@ def unpack_record(
 
 
 def _check_owner(owner: str, name: str, attempt_id: str) -> None:
-    """Raise `DataError` if the object `name` has an `owner` other than `attempt_id` or `""`."""
+    """Raise `DataError` unless `owner` is `attempt_id` or empty.
+
+    Args:
+        owner: id of the attempt to which an object belongs.
+        name: description of the object, for the error.
+    """
     if owner not in ("", attempt_id):
         raise DataError(f"{name} belongs to attempt {owner!r} but was written to {attempt_id!r}")
 

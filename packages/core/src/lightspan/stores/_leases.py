@@ -25,7 +25,8 @@ from lightspan.stores._state_machine import Ledger, Progress, Tables, started
 from lightspan.stores._validation import LARGEST_INTEGER, check_integer, check_lease
 
 ALONE: Final = "alone"
-"""Place in a claim of a rollout that must run alone, which is the only rollout of the claim."""
+"""The place (`derived_id`) of a rollout that must run alone; the places of other rollouts are
+numbers. Such a rollout is the only rollout of its claim."""
 
 _LOOKUP_SIZES: Final = (16, 256)
 """Minimum and maximum number of attempts of a repeated claim to look up in one query."""
@@ -43,7 +44,8 @@ class ClaimRequest(NamedTuple):
     may_be_repeated: bool
     """Whether the caller made `request_id`, and so may have sent this request before."""
     first: int = 0
-    """Number of rollouts claimed under this id before: a large claim is made in parts."""
+    """Number of rollouts that earlier parts of this claim have claimed. A large claim is made in
+    parts."""
 
     def part(self, claimed: int, max_slots: int) -> ClaimRequest:
         """Return the next part of the request, of at most `max_slots`, after `claimed` rollouts."""
@@ -60,7 +62,8 @@ class Claimed(NamedTuple):
 
     claims: list[Claim]
     total: int
-    """Number of rollouts claimed by the first such request, including attempts over by now."""
+    """Number of rollouts that the request claimed when it was first made. It includes rollouts
+    whose attempts have ended since."""
 
 
 def claim_request(
@@ -174,14 +177,17 @@ def _new_attempt(attempt_id: str, before: Progress, request: ClaimRequest, now: 
 
 
 def attempt_of_token(call_token: str) -> str:
-    """Return the attempt id in a call token; the caller must compare the attempt's own token."""
+    """Return the attempt id that is part of a call token.
+
+    The caller must still compare the token with the attempt's `call_token`.
+    """
     return call_token.rpartition(".")[0]
 
 
 def heartbeat(tables: Tables, items: Sequence[tuple[AttemptRef, float]], now: float) -> list[bool]:
-    """Extend leases; return, per (attempt, seconds), whether its lease was extended.
+    """Extend the lease of each (attempt, seconds); return for each whether it was extended.
 
-    The lease of a sealed attempt, or under another epoch, is not.
+    The lease is not extended if the attempt has ended or its epoch is not that of the item.
     """
     attempts = tables.attempts_by_id([ref.attempt_id for ref, _ in items])
     extended = [_is_current(attempts.get(ref.attempt_id), ref) for ref, _ in items]

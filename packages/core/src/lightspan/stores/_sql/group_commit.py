@@ -53,14 +53,17 @@ Answer = list[Any] | BaseException
 
 
 class Committer(ABC):
-    """Base class of writers that commit jobs of a queue in groups; None in the queue ends them."""
+    """Base class of writers that take jobs from a queue and commit them in groups.
+
+    The value None in the queue ends the writer.
+    """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[list[Job] | None] = queue.SimpleQueue()
 
     @abstractmethod
     def _write(self, jobs: Sequence[Job]) -> Sequence[list[Any]]:
-        """Write as many of the first jobs as one transaction takes, and return their results."""
+        """Write the first jobs, as many as fit one transaction; return their results."""
 
     @abstractmethod
     def _explain(self, error: BaseException) -> BaseException:
@@ -75,7 +78,10 @@ class Committer(ABC):
         """Count `number` jobs as done; called before their futures are resolved."""
 
     def _dequeue(self) -> tuple[list[Job], bool]:
-        """Wait for jobs; return those of about one group, and False if the thread must end then."""
+        """Wait for jobs, and return about as many as fit one transaction.
+
+        The bool is False if the thread must end after these jobs.
+        """
         jobs: list[Job] = []
         group = self._queue.get()
         while group is not None:
@@ -86,7 +92,10 @@ class Committer(ABC):
         return jobs, False
 
     def _commit(self, jobs: Sequence[Job]) -> int:
-        """Write the first jobs, as many as possible; resolve their futures and return how many."""
+        """Write the first jobs, as many as fit one transaction, and resolve their futures.
+
+        Return how many jobs were done, including cancelled jobs.
+        """
         pending = [job for job in jobs if not job.future.cancelled()]
         try:
             answers: Sequence[Answer] = self._write(pending) if pending else []

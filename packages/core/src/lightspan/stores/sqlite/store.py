@@ -14,8 +14,9 @@ from lightspan.stores.sqlite.database import SQLiteDatabase
 from lightspan.stores.timings import StoreTimings
 
 _POLL_INTERVALS_S: Final = (0.002, 0.02)
-"""Shortest and longest time, in seconds, between two polls of the file by `watch`: SQLite does not
-notify a process of the writes of another. A change by this process ends the wait at once."""
+"""Shortest and longest time, in seconds, between two polls of the file by `watch`. SQLite does not
+notify a process of the writes of another process. A change by this process ends the wait at once.
+"""
 
 
 class SQLiteStore(SQLStore[SQLiteDatabase]):

@@ -34,7 +34,7 @@ class _Connection(SQLTables):
 
     @staticmethod
     def _translate(query: str) -> str:
-        """Read each list from a JSON array, because SQLite has no values that are lists."""
+        """Translate each list to a query of a JSON array, because SQLite has no list values."""
         return _LISTS.sub(r"IN (SELECT value FROM json_each(\1))", query)
 
     def _run(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
