@@ -54,7 +54,8 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
         "Verl": "verl",
     },
 }
-"""Kind → name of a plugin of this repository → the extra of `lightspan` that installs it."""
+"""Kind → name of a plugin in this repository → the extra of `lightspan` that installs the
+plugin."""
 
 
 def extra_of(kind: str, name: str) -> str | None:
@@ -64,7 +65,10 @@ def extra_of(kind: str, name: str) -> str | None:
 
 @functools.cache
 def installed_plugins(kind: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a kind by name, sorted; the first of several with one name."""
+    """Return the entry points of the plugins of a kind by name, sorted by name.
+
+    Of several with the same name, the first is returned.
+    """
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=f"lightspan.{kind}"):
         points.setdefault(point.name, point)
@@ -100,7 +104,7 @@ def lazy_exports(
 
     Args:
         package: `__name__` of the package.
-        modules: public name → module that has it.
+        modules: public name → module that defines it.
     """
 
     def get(name: str) -> Any:

@@ -240,12 +240,14 @@ class Trainer:
             return evaluation
 
     def _check_app(self, app: App) -> App:
-        """Check that an app's agents are served and its arguments provided; return the app.
+        """Raise an error unless the app's agents are served and its arguments provided; return the
+        app.
 
         In a runner's process, which only imports the user's script, end the process.
 
         Raises:
-            ConfigError: a check failed.
+            AppError: an argument of the app cannot be injected.
+            ConfigError: another check failed.
         """
         end_if_imported_by_a_runner()
         algorithm = self.algorithm

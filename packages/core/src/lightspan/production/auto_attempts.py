@@ -379,9 +379,7 @@ def _attempt_context(outer: AttemptContext, trace_id: str, recorder: Recorder) -
 
 
 def current_trace_id() -> str | None:
-    """Return the trace id of the current span of the app's own OpenTelemetry; None if there is
-    none.
-    """
+    """Return the trace id of the app's current OpenTelemetry span; None if there is no span."""
     opentelemetry = sys.modules.get("opentelemetry.trace")
     if opentelemetry is None:
         return None

@@ -66,8 +66,7 @@ def read_options(
 
 
 def resource_of_environment() -> dict[str, Any]:
-    """Return the resource attributes in OpenTelemetry's environment variables; empty if none are
-    set.
+    """Return the resource attributes in OpenTelemetry's environment variables; empty without any.
 
     `OTEL_RESOURCE_ATTRIBUTES` has them, and `OTEL_SERVICE_NAME` overrides `service.name`.
     """

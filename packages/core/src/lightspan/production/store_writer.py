@@ -59,7 +59,7 @@ _PERMANENT_ERRORS: Final = (
 
 
 class PendingWrite(NamedTuple):
-    """The part of an attempt that is to be written."""
+    """What to write of an attempt: all of it, or late spans after it was written."""
 
     ref: records.AttemptRef
     spans: Sequence[Span]
@@ -147,16 +147,14 @@ class StoreWriter:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork of the process that made the writer and that owns its
-        queue.
+        """Whether this process is a fork of the process that made the writer. The queue is not ours
+        then.
         """
         return self.pid != os.getpid()
 
     # --- in the app's threads -------------------------------------------------------------
     def begin(self) -> None:
-        """Start the thread if it has not been started, so that the store opens during the first
-        attempt.
-        """
+        """Start the thread if it has not been started. It opens the store at once."""
         if self._thread is not None:
             return
         with self._changed:
@@ -209,7 +207,7 @@ class StoreWriter:
             return self._changed.wait_for(lambda: not self._unwritten, timeout_s)
 
     def close(self, timeout_s: float = EXIT_S) -> None:
-        """Write the queued attempts, for at most `timeout_s` seconds, and stop the thread.
+        """Write the queued attempts in at most `timeout_s` seconds, and stop the thread.
         Idempotent.
         """
         with self._changed:
@@ -369,8 +367,7 @@ def text_size(attributes: Mapping[str, Any]) -> int:
 
 
 def close_at_exit_of_child(close: Callable[[], None], priority: int) -> None:
-    """Call `close` at the end of a child process of `multiprocessing`, which runs no `atexit`
-    hooks.
+    """Call `close` at the end of a child process of `multiprocessing`, which runs no `atexit`.
 
     In another process do nothing.
 

@@ -51,8 +51,7 @@ class Inputs:
 
 
 def attempt_llm(scope: context.AttemptContext) -> LLM | None:
-    """Return the app's argument `llm`: the gateway as an endpoint, with the attempt's call token as
-    key.
+    """Return the app's argument `llm`: the gateway, with the attempt's call token as key.
 
     None if there is no gateway, or if it serves no agent.
     """
@@ -113,9 +112,7 @@ class App:
         self._arguments = _arguments(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function with the given arguments. While `lightspan.record` is on, it is an
-        attempt.
-        """
+        """Call the function as usual. While `lightspan.record` is on, the call is an attempt."""
         task = kwargs.get("task", args[0] if args else None)
         current = context.current_context()
         root = None if current is None else context.start_attempt(current, self.__name__, task)[1]

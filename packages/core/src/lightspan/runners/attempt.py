@@ -143,7 +143,7 @@ class AttemptRun:
         return AttemptResult(AttemptStatus.TIMEOUT, Outcome.TIMEOUT, text)
 
     def _schedule_abandonment(self, ending: AttemptResult) -> None:
-        """Report `ending` after the grace period if the app still runs although it is cancelled."""
+        """Report `ending` after the grace period, if the cancelled app still runs then."""
         grace_s = self._runner.config.grace_s
         asyncio.get_running_loop().call_later(grace_s, self._abandon, ending)
 
@@ -291,8 +291,9 @@ class AttemptRun:
     def _recorded(
         self, scope: AttemptContext, ending: AttemptResult
     ) -> tuple[list[Span], list[str]]:
-        """End the recording of the attempt; return its spans, with a root span, and its capture
-        errors.
+        """End the recording of the attempt; return its spans and its capture errors.
+
+        A root span is added to the spans.
 
         Args:
             scope: context of the attempt.
@@ -330,8 +331,6 @@ class AttemptRun:
 
 
 class _Raised(NamedTuple):
-    """An exception of a sync app, returned as a value, because a future cannot raise
-    `StopIteration`.
-    """
+    """An exception of a sync app, as a value, because a future cannot raise a `StopIteration`."""
 
     error: BaseException

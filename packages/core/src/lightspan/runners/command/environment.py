@@ -1,4 +1,4 @@
-"""Environment variables of a program: its task, its endpoint and key, and the user's variables."""
+"""Build the environment variables of a program: task, endpoint, key and the user's variables."""
 
 from __future__ import annotations
 
