@@ -45,7 +45,7 @@ def kill(processes: Iterable[_Process]) -> None:
 
 
 def _read(path: Path) -> _Process | None:
-    """Return the process of a folder in `/proc`; None if it has ended or cannot be read."""
+    """Return the process of a folder in `/proc`; None if the process has ended or is unreadable."""
     try:
         fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -66,10 +66,10 @@ class Adapter:
     open_calls: Callable[[AgentContext], Iterable[FrameworkCall]] | None = None
 
     def call_listener(self, context: AgentContext) -> CallEnd | None:
-        """Record that a model call which is being recorded begins inside the framework's open
-        calls.
+        """Record that another model call begins inside the framework's open calls.
 
-        Return the function to call at its end; None if no call of the framework is open.
+        The other call is being recorded, for example by the SDK instrumentation. Return the
+        function to call at its end; None if no call of the framework is open.
         """
         calls = () if self.open_calls is None else self.open_calls(context)
         ends = [call.start_inner() for call in calls]

@@ -59,7 +59,7 @@ plugin."""
 
 
 def extra_of(kind: str, name: str) -> str | None:
-    """Return the extra that installs a plugin; None if the plugin is not of this repository."""
+    """Return the extra of `lightspan` that installs a plugin; None if it is of another project."""
     return _EXTRAS.get(kind, {}).get(name)
 
 

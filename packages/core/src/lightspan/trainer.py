@@ -240,10 +240,10 @@ class Trainer:
             return evaluation
 
     def _check_app(self, app: App) -> App:
-        """Raise an error unless the app's agents are served and its arguments provided; return the
-        app.
+        """Raise an error unless the app's agents are served and its arguments provided.
 
-        In a runner's process, which only imports the user's script, end the process.
+        Return the app. In a runner's process, which only imports the user's script, end the
+        process.
 
         Raises:
             AppError: an argument of the app cannot be injected.

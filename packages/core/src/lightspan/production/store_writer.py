@@ -147,9 +147,7 @@ class StoreWriter:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork of the process that made the writer. The queue is not ours
-        then.
-        """
+        """Whether this process is a fork of the process that made the writer and owns its queue."""
         return self.pid != os.getpid()
 
     # --- in the app's threads -------------------------------------------------------------
@@ -207,7 +205,7 @@ class StoreWriter:
             return self._changed.wait_for(lambda: not self._unwritten, timeout_s)
 
     def close(self, timeout_s: float = EXIT_S) -> None:
-        """Write the queued attempts in at most `timeout_s` seconds, and stop the thread.
+        """Write the queued attempts and stop the thread, in at most `timeout_s` seconds.
         Idempotent.
         """
         with self._changed:

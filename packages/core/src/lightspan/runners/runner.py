@@ -153,7 +153,7 @@ class Runner:
 
     @property
     def stuck(self) -> bool:
-        """Whether an app was cancelled or timed out and still occupies its thread or task."""
+        """Whether an app that was cancelled or timed out still occupies its thread or task."""
         return self._stuck > 0
 
     @property

@@ -49,7 +49,7 @@ def describe_stack(stack: Sequence[StackLocation]) -> str:
 
 
 def frame_stack(frame: FrameType | None) -> list[StackLocation]:
-    """Return the locations of a frame and its callers, innermost first; empty for None."""
+    """Return the locations of `frame` and of its callers, innermost first; empty for None."""
     if frame is None:
         return []
     return [_location(each, line) for each, line in traceback.walk_stack(frame)]
