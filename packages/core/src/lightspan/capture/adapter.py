@@ -290,7 +290,7 @@ def patch_subclasses(base: Any, wrap: Callable[[type], None]) -> Patch:
 
 
 class Instrumentation:
-    """The result of `instrument()`. As a context manager it undoes it at the end of the block.
+    """The result of `instrument()`: a context manager that undoes it when the block ends.
 
     Args:
         undo: the adapter's `uninstrument`; None if `instrument()` changed nothing.

@@ -98,7 +98,7 @@ class OpenAttempt(Recorder):
             self.end(failed=False)
 
     def add_capture_error(self, reason: str) -> None:
-        """Record a capture error. If there is a hook, leave out the details, which may quote app
+        """Record a capture error. If there is a hook, its details are dropped: they may quote app
         data.
         """
         super().add_capture_error(reason.partition(": ")[0] if self._owner.redactor.on else reason)

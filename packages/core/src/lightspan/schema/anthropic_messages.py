@@ -1,4 +1,4 @@
-"""Conversion of Anthropic's Messages API to chat: its blocks, tools, messages and events.
+"""Convert Anthropic's Messages API to chat: its blocks, tools, messages and events.
 
 The gateway converts requests to serve them, and the SDK instrumentation to record them, so that
 recorded conversations do not depend on the API.
@@ -35,7 +35,7 @@ _FINISH: Final = {
 def is_message_request(body: Mapping[str, Any]) -> bool:
     """Return whether a request's body has fields or blocks that only `/v1/messages` has.
 
-    A body without them means the same in chat.
+    A body without them has the same meaning as a chat request.
     """
     if not isinstance(body.get("messages"), list | tuple):
         return False

@@ -1,4 +1,4 @@
-"""Conversion of OpenAI chat messages to OpenTelemetry's GenAI message schema, and back."""
+"""Convert OpenAI chat messages to OpenTelemetry's GenAI message schema, and back."""
 
 from __future__ import annotations
 

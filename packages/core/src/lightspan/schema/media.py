@@ -1,4 +1,4 @@
-"""References to images, sounds and files in messages, which are recorded instead of their bytes.
+"""Replace images, sounds and files in messages by references, which are recorded instead.
 
 A part of a message that is not text becomes one of OpenTelemetry's parts: a `blob` (size and digest
 of bytes in the message), a `uri`, or a `file` (id of an uploaded file).

@@ -1,4 +1,4 @@
-"""Conversion of OpenAI's Responses API to chat: its items, tools, responses and events.
+"""Convert OpenAI's Responses API to chat: its items, tools, responses and events.
 
 The gateway converts requests to serve them, and the SDK instrumentation to record them, so that
 recorded conversations do not depend on the API.

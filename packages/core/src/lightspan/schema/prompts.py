@@ -171,7 +171,7 @@ def _parsed(template: str) -> list[_Piece] | None:
 
 
 def _escaped(pieces: Iterable[_Piece]) -> str:
-    """Return the template of pieces, with literal braces doubled."""
+    """Return the template that consists of `pieces`, with literal braces doubled."""
     return "".join(
         piece.text if piece.is_placeholder else piece.text.replace("{", "{{").replace("}", "}}")
         for piece in pieces

@@ -241,7 +241,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sealed(self) -> bool:
-        """Whether the attempt has ended, so that later writes are late."""
+        """Whether the attempt has ended. Later writes to it are stored as late."""
         return self.status.final
 
     def report(

@@ -1,4 +1,4 @@
-"""Sanitising of recorded texts: replacing API keys and lone surrogates, bounding the length."""
+"""Sanitise recorded texts: replace API keys and lone surrogates, and limit the length."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def clean_text(text: str) -> str:
 def is_secret(variable: str) -> bool:
     """Return whether an environment variable holds a key.
 
-    It does if its name is like `OPENAI_API_KEY` or `DB_PASSWORD`, or if `add_key_variable` named
-    it.
+    It does if its name is like `OPENAI_API_KEY` or `DB_PASSWORD`, or if it was passed to
+    `add_key_variable`.
     """
     return variable in _key_variables or _has_secret_name(variable)
 

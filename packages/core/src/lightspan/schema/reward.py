@@ -1,4 +1,4 @@
-"""Rewards: parsing an app's return value into a float64 or named dimensions."""
+"""Parse an app's return value into a reward: a float64, or named dimensions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Routing of model calls: patterns on agent paths, and the routes that they choose.
+"""Route model calls to destinations, by patterns on agent paths.
 
-An *agent path* has the names of the nested agents from the outermost to the acting one, joined by
+An *agent path* has the names of the nested agents from the outermost to the acting agent, joined by
 `/` (`team/writer`); a `/` inside a name is written `%2F`. The unnamed agent is `app`.
 
 A pattern without `/` matches the innermost name, a pattern with `/` the whole path; `*` matches

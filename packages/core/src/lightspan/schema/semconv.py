@@ -1,4 +1,4 @@
-"""Names of span attributes, and reading them in three conventions.
+"""Define the names of span attributes, and read attributes in three conventions.
 
 lightspan writes OpenTelemetry's GenAI attributes (`gen_ai.*`) and a few of OpenInference's, by
 which Phoenix displays agents. It reads `gen_ai.*`, OpenInference and OpenLLMetry (`traceloop.*`,
@@ -218,7 +218,8 @@ def _first_text(attributes: Mapping[str, Any], *keys: str) -> str | None:
 
 
 def usage_of(attributes: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return the numbers of prompt and completion tokens in attributes of any convention.
+    """Return the numbers of prompt and completion tokens, from attributes in any of the
+    conventions.
 
     None for a number that is missing.
     """

@@ -68,7 +68,7 @@ class SpanLink(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A span. Its ids are lower-case hex as in OpenTelemetry."""
+    """An OpenTelemetry span, with the fields that lightspan adds. Its ids are lower-case hex."""
 
     span_id: str
     """16 hex digits, unique within the attempt."""

@@ -1,4 +1,4 @@
-"""Finding and replacing the instructions (system prompt) in an agent's request.
+"""Find and replace the instructions (system prompt) in an agent's request.
 
 The instructions are the first message of a chat completion, if it is a system or developer message,
 the `instructions` of a response, or Anthropic's `system`. Instructions in another form (further
@@ -64,7 +64,10 @@ def _put(content: Any, part: int | None, text: str) -> Any:
 
 
 def find(body: Body) -> Slot | str:
-    """Return the position of a request's instructions, or the reason for not replacing them."""
+    """Return the position of a request's instructions.
+
+    If they cannot be replaced, return the reason instead, such as `NO_INSTRUCTIONS`.
+    """
     if "messages" not in body and body.get("prompt") is not None:
         return STORED if isinstance(body["prompt"], Mapping) else COMPLETION
     key = "messages" if "messages" in body else "input"
@@ -159,7 +162,9 @@ class Instructions(
         return bool(self.surveyed) and not self.rewrites and not self.prompts
 
     def concerns(self, path: str) -> bool:
-        """Return whether the agent or prompt at `path` is recorded or replaced."""
+        """Return whether the agent with the path `path`, or the prompt `path`, is recorded or
+        replaced.
+        """
         return (
             any(rewrite.agent == path for rewrite in self.rewrites)
             or path in self.prompts

@@ -1,4 +1,4 @@
-"""Validation of users' arguments, with errors that name the argument."""
+"""Validate users' arguments, and raise errors that name the argument."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def check_url(url: str, what: str) -> None:
 
 
 def check_device_name(device: object) -> None:
-    """Raise `ConfigError` unless `device` is the name of a CPU or GPU, without importing torch."""
+    """Raise `ConfigError` unless `device` is the name of a CPU or GPU. torch is not imported."""
     if not isinstance(device, str) or re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
         raise ConfigError(
             f'device={device!r} is unknown: use "cpu", or "cuda" for a GPU ("cuda:1" for the '
@@ -118,7 +118,9 @@ def check_device_name(device: object) -> None:
 
 
 def parse_gateway_address(text: str) -> tuple[str, int]:
-    """Return host and port of the text `HOST` or `HOST:PORT`; port 0 (a free port) for `HOST`.
+    """Return host and port of a text `HOST` or `HOST:PORT`.
+
+    The port is 0 if the text has none, which means any free port.
 
     Raises:
         ConfigError: the text has another form, or the host means all addresses of the machine.

@@ -37,10 +37,10 @@ def open_store(url: str | os.PathLike[str]) -> Store:
 
     `memory:` is a new store each time. `sqlite:…?power_loss=true` survives a power loss as well as
     `kill -9`, at the price of one disk flush per transaction. `postgresql://user@host/database` is
-    a schema of a database (`lightspan[postgres]`): `lightspan` or the one of `?schema=…`.
-    `https://host:port` is the store that `lightspan serve --store` serves there
-    (`lightspan[http]`); its key is in `LIGHTSPAN_STORE_KEY`, or in the variable of
-    `?api_key_env=…`.
+    the schema `lightspan` of the database, or the schema in `?schema=…`; it needs
+    `lightspan[postgres]`. `https://host:port` is the store that `lightspan serve --store` serves
+    there; it needs `lightspan[http]`. Its key is the value of `LIGHTSPAN_STORE_KEY`, or of the
+    variable in `?api_key_env=…`.
 
     Raises:
         ConfigError: the URL names no store, or the package that it needs is not installed.

@@ -83,7 +83,7 @@ def pack_rollout(rollout: Rollout) -> PackedRollout:
 
 
 def unpack_rollout(body: bytes) -> Rollout:
-    """Return a fresh copy of a rollout, whose task an app may change."""
+    """Decode a rollout. Each call returns a new object, so an app may change the object's task."""
     return _rollout_decoder.decode(body)
 
 
@@ -138,7 +138,7 @@ def supersedes(new: PackedSpan, new_late: bool, old: bytes, old_late: bool) -> b
     """Return whether the span `new` of a call replaces the stored span `old` of the same call.
 
     A retry that ended later replaces a call that was cancelled or failed. A call that is not late
-    replaces any late one, because any client that may send spans could have used its id.
+    replaces any late call: another client may have written a late call with its id.
     """
     if old_late and not new_late:
         return True
@@ -153,7 +153,8 @@ def unpack_span(body: bytes, late: bool, outcome: str | None) -> Span:
     """Return a stored span.
 
     Args:
-        late: whether it was late when it was written.
+        body: the span, as `encode_span` returned it.
+        late: whether the span was late when it was written.
         outcome: the outcome of its call if that changed after the write, else None.
     """
     span = decode_span(body)

@@ -1,6 +1,6 @@
-"""Leases of attempts: granted by a claim, extended by heartbeats, ended after they expired.
+"""Grant leases of attempts by claims, extend them by heartbeats, and end expired leases.
 
-An expired lease ends at the next call of `claim` or `expire`; until then its runner may still
+An expired lease ends at the next call of `claim` or `expire`. Until then its runner may still
 extend it or report. Leases run by the store's clock: this machine's for a file, the server's for a
 database. Ending a lease seals the attempt and, while tries are left, queues its rollout for another
 attempt with another epoch. Later writes of the old runner are stored as late (`AttemptKey.is_late`)
@@ -48,12 +48,15 @@ class ClaimRequest(NamedTuple):
     parts."""
 
     def part(self, claimed: int, max_slots: int) -> ClaimRequest:
-        """Return the next part of the request, of at most `max_slots`, after `claimed` rollouts."""
+        """Return the part of the request that follows after `claimed` rollouts.
+
+        It asks for at most `max_slots` rollouts.
+        """
         slots = max(0, min(self.slots - claimed, max_slots))
         return self._replace(slots=slots, first=claimed, idle=self.idle and not claimed)
 
     def attempt_id(self, place: int | str) -> str:
-        """Return the id of the attempt at a place of the claim."""
+        """Return the id of the attempt at a place of the claim (`derived_id`)."""
         return derived_id("at", self.request_id, place)
 
 
@@ -74,7 +77,7 @@ def claim_request(
     idle: bool,
     request_id: str | None,
 ) -> ClaimRequest:
-    """Check the arguments of `Store.claim`, and make a request id if the caller gave none.
+    """Check the arguments of `Store.claim`, and make a request id if `request_id` is None.
 
     Raises:
         DataError: an argument is out of range.

@@ -1,4 +1,4 @@
-"""Waking coroutines of any event loop from any thread."""
+"""Wake coroutines of any event loop from any thread."""
 
 from __future__ import annotations
 

@@ -134,7 +134,8 @@ def start(tables: Tables, items: Sequence[StartedRollout], now: float) -> list[N
 
     Raises:
         ConflictError: a rollout is stored with another content.
-        IllegalMoveError: see `check_starts`.
+        IllegalMoveError: a rollout has another mode than production, or its attempt is not its
+            first or not running.
     """
     check_starts(items)
     # Of two items with one id the first counts, as in `_select_unknown`.
@@ -235,7 +236,7 @@ def _queued(rollout: Rollout, tables: Tables, now: float) -> Progress:
 
 
 def report(tables: Tables, items: Sequence[Report], now: float) -> list[bool]:
-    """End attempts; return for each report whether the attempt has ended as it reports."""
+    """End attempts; return for each report whether the attempt ended with it or an equal report."""
     ledger = Ledger(tables, check_reports(tables, items), now)
     in_force = [ledger.apply(item) for item in items]
     ledger.write()
@@ -270,7 +271,7 @@ def cancel(tables: Tables, rollout_ids: Sequence[str], now: float) -> list[bool]
 
 
 def mark_damaged(tables: Tables, items: Sequence[tuple[str, str]]) -> list[None]:
-    """Add each (attempt id, reason) to the attempt's capture errors, unless it has the reason.
+    """Add each (attempt id, reason) to the capture errors of the attempt, without duplicates.
 
     Raises:
         NotFoundError: an attempt is unknown.
@@ -320,7 +321,7 @@ class Ledger:
             self.rollouts = self.tables.progress(ids)
 
     def apply(self, item: Report) -> bool:
-        """End an attempt by a report; return whether the attempt has ended as it reports.
+        """End an attempt; return whether it ended with the report `item` or an equal report.
 
         False if the report has another epoch, or if a different report ended the attempt before.
         """

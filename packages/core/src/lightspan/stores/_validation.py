@@ -1,4 +1,4 @@
-"""Validation of store arguments.
+"""Validate the arguments of a store's methods.
 
 Without it, a number that a store cannot hold or compute with would fail with the error of a damaged
 store, or block its caller forever.

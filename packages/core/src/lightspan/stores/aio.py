@@ -1,5 +1,6 @@
-"""Helpers for asyncio: running a coroutine from synchronous code, waiting with a timeout, and event
-loops that ignore a frozen clock."""
+"""Run a coroutine from synchronous code, wait with a timeout, and make event loops ignore a frozen
+clock.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credentials of stores, in this process's memory, by the store's URL without credentials.
+"""Keep credentials of stores in this process's memory, by the store's URL without credentials.
 
 They are neither shown nor written. A process passes them to a child process that opens the same
 store (`secrets_of`, `keep_secrets`), never by the environment, which an app could read.

@@ -210,12 +210,13 @@ class Store(Protocol):
         """
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
-        """End attempts; return for each report whether the attempt has ended as it reports.
+        """End attempts; return for each report whether the attempt ended with it or an equal
+        report.
 
-        True also if an equal report ended the attempt before. False if the attempt has another
-        epoch or was ended by a different report. A report of status `lost` queues the rollout again
-        while tries are left (`records`). With `counts=False` it uses up no try, at most five times
-        per rollout. From the third such report on, the rollout runs alone in its process.
+        False if the attempt has another epoch or was ended by a different report. A report of
+        status `lost` queues the rollout again while tries are left (`records`). With `counts=False`
+        it uses up no try, at most five times per rollout. From the third such report on, the
+        rollout runs alone in its process.
 
         Raises:
             IllegalMoveError: a status is not final; nothing is written then.
@@ -225,8 +226,8 @@ class Store(Protocol):
     async def finish(self, report: Report, spans: Sequence[Span]) -> bool:
         """Store an attempt's last spans (`add_spans`), then end the attempt by `report`.
 
-        Return whether the attempt has ended as `report` reports. If the spans cannot be stored, the
-        attempt ends all the same, with a capture error.
+        Return whether the attempt ended with this report or an equal report. If the spans cannot be
+        stored, the attempt ends all the same, with a capture error.
         """
         try:
             await self.add_spans(AttemptRef(report.attempt_id, report.epoch), spans)
@@ -280,7 +281,11 @@ class Store(Protocol):
         """
 
     async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
-        """Return the number of rollouts per status, without statuses that no rollout has."""
+        """Return the number of rollouts per status, without statuses that no rollout has.
+
+        Args:
+            run_id: the run whose rollouts to count; None for all runs.
+        """
 
     async def prune(self, older_than_s: float, limit: int = PRUNED_AT_ONCE) -> int:
         """Delete at most `limit` rollouts that ended more than `older_than_s` seconds ago.
@@ -301,7 +306,7 @@ class Store(Protocol):
     async def announce(self, peer: Peer) -> None:
         """Store a peer, replacing its earlier announcement.
 
-        A peer announces itself every few seconds. Readers take a peer that stops for gone.
+        A peer announces itself every few seconds. A peer that stops counts as gone.
         """
 
     async def withdraw(self, peer_id: str) -> None:

@@ -1,9 +1,9 @@
-"""Group commit: writes that wait at the same time share one transaction.
+"""Commit writes that wait at the same time in one transaction (group commit).
 
-One transaction for many writes costs little more than one for a single write. It stays short,
-because other processes wait for the same lock: it takes a limited amount of work and stops early
-after `_TRANSACTION_S`. Adjacent jobs of one kind become one call, so a hundred small writes take a
-handful of SQL statements.
+One transaction for many writes costs little more than one for a single write. A transaction is kept
+short, because other processes wait for the same lock: it takes a limited amount of work and stops
+early after `_TRANSACTION_S` seconds. Adjacent jobs of one kind become one call, so a hundred small
+writes take a handful of SQL statements.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class Committer(ABC):
         """Return the error to raise for `error` in the coroutines that wait for the jobs."""
 
     def _may_be_one_jobs(self, error: BaseException) -> bool:
-        """Return whether one job of a group may have caused the error."""
+        """Return whether one job of a group may have caused the error. Then each job is written
+        alone.
+        """
         return True
 
     @abstractmethod
@@ -144,7 +146,7 @@ def resolve(answers: Iterable[tuple[Job, Answer]]) -> None:
 
 
 def _resolve_in_loops(answers: Iterable[tuple[Job, Answer]]) -> None:
-    """Resolve futures from another thread, waking each event loop once."""
+    """Resolve the futures of jobs of other threads' event loops. Each event loop is woken once."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Job, Answer]]] = {}
     for job, answer in answers:
         by_loop.setdefault(job.loop, []).append((job, answer))

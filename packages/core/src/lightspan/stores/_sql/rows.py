@@ -1,4 +1,4 @@
-"""Conversion of rollouts, attempts, spans and token records to rows of the SQL tables, and back.
+"""Convert rollouts, attempts, spans and token records to rows of the SQL tables, and back.
 
 The order of the values is that of the columns in `queries.sql`.
 """

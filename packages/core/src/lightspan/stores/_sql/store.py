@@ -42,8 +42,8 @@ class SQLStore(OpenedStore[D]):
 
     Args:
         name: the store's name in errors.
-        poll_intervals_s: shortest and longest time between two polls of `watch` for changes by
-            other processes.
+        poll_intervals_s: shortest and longest time, in seconds, between two polls of `watch` for
+            changes by other processes.
     """
 
     def __init__(self, name: str, poll_intervals_s: tuple[float, float]) -> None:

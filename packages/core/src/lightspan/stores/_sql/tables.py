@@ -131,7 +131,7 @@ class SQLTables(ABC):
 
 
 class WriteTables(SQLTables, _state_machine.Tables):
-    """The writer's tables, inside a transaction that the caller begins and commits."""
+    """The tables that a writer changes, inside a transaction that the caller begins and commits."""
 
     moved = False
     """Whether this transaction changed the status of a rollout."""
@@ -155,7 +155,8 @@ class WriteTables(SQLTables, _state_machine.Tables):
     def allot_versions(self, items: Sequence[tuple[str, str, int, str | None]]) -> list[int]:
         """Return a version for each (policy, run id, step, request id).
 
-        A repeated request id gets the version that it got first; None never does.
+        A repeated request id gets the version that it got first. With None as request id, an item
+        always gets a new version.
         """
         return [self._allot_version(*item) for item in items]
 
@@ -302,7 +303,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
 
 
 class ReadTables(SQLTables):
-    """The reader's tables, as they were last committed."""
+    """The tables that a reader queries. It sees what was last committed."""
 
     def resources(self, resources_id: str) -> NamedResources:
         rows = self._execute("get_resources", resources_id)

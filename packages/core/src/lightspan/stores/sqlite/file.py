@@ -1,4 +1,4 @@
-"""The file of a SQLite store: creating, recognising and opening it, and translating its errors.
+"""Create, recognise and open the file of a SQLite store, and translate its errors.
 
 This module opens the file through SQLite only. Closing any descriptor of a file drops the locks
 that this process holds on it, so even reading the header could corrupt a store that is open
@@ -148,7 +148,7 @@ def explain(error: Exception, path: Path) -> StoreError:
 def is_low_level(error: BaseException) -> bool:
     """Return whether an error comes from SQLite, the disk or damaged data, and needs `explain`.
 
-    A `DataError` does: decoding a damaged row raises it.
+    A `DataError` counts, because decoding a damaged row raises it.
     """
     if isinstance(error, LightspanError):
         return isinstance(error, DataError)

@@ -25,8 +25,9 @@ class SQLiteStore(SQLStore[SQLiteDatabase]):
     The file is in WAL mode, so reads never wait for writes. Acknowledged writes survive `kill -9`.
 
     Args:
+        path: the file; it is created if it does not exist.
         power_loss: whether acknowledged writes must survive a power loss too.
-        clock: seconds since the epoch, for tests.
+        clock: function that returns seconds since the epoch; tests replace it.
         timings: times and limits; None for the defaults.
     """
 

@@ -1,4 +1,4 @@
-"""The tables of a SQLite store: running its queries in SQLite's dialect."""
+"""Run the queries of a SQL store in SQLite's dialect."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Connection(SQLTables):
 
 
 class SQLiteWriteTables(_Connection, WriteTables):
-    """The writer's tables."""
+    """`WriteTables` of a SQLite store."""
 
     def __init__(self, db: sqlite3.Connection, clock: Callable[[], float]) -> None:
         super().__init__(db, clock)
@@ -99,4 +99,4 @@ class SQLiteWriteTables(_Connection, WriteTables):
 
 
 class SQLiteReadTables(_Connection, ReadTables):
-    """The reader's tables."""
+    """`ReadTables` of a SQLite store."""
