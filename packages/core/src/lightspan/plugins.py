@@ -1,4 +1,4 @@
-"""Plugins, found by entry point.
+"""Find and load plugins by their entry points.
 
 A distribution adds a plugin by an entry point of the group `lightspan.<kind>`; the core names no
 implementation. Kinds:
@@ -15,8 +15,8 @@ implementation. Kinds:
     readers    runner id → a callable (rollout, attempt, spans) → (rollout, spans) that reads an
                attempt whose spans were received from elsewhere
     frameworks top-level module of a framework → the adapter's module, which has `instrument`,
-               `uninstrument` and `agents` (docs/adapters.md); for other adapters, the module's
-               agents have names
+               `uninstrument` and `agents` (docs/adapters.md); for the adapters of other
+               frameworks, objects of this framework may add agents
     store_routes
                name → a callable that takes a store and returns an object with `PATH` and
                `answer(request, role)`: a path that `lightspan serve --store` answers

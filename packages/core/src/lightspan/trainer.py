@@ -118,7 +118,7 @@ class Trainer:
             app: the user's program, importable as `module:name`, or a `Command`. The text
                 `"module:name"` is an app that only the runners import.
             train: training tasks.
-            val: held-out tasks, on which the result is reported; None for none.
+            val: held-out tasks, on which the result is reported; None for no such tasks.
             selection: selection split: tasks, disjoint from `val`, for evaluations between steps
                 (`validate_every`), by which steps are compared (`keep="best"`, `patience`). Or the
                 share of `train` to take as the split, such as 0.1, drawn by the algorithm's seed.

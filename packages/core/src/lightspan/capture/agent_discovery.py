@@ -36,7 +36,7 @@ def _is_lightspan(thing: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The names of the agents around an object."""
+    """The names of the agents around an object, the outermost first."""
 
     names: tuple[str, ...] = ()
 
@@ -88,12 +88,12 @@ class AgentSearch(Generic[W]):
             self.look(thing, where)
 
     def add(self, where: W) -> None:
-        """Add the path of an agent that calls a model."""
+        """Add the agent at the location `where`, which calls a model, to the result."""
         self.paths[join_path(where.names)] = None
 
     # --- for adapters -----------------------------------------------------------------------
     def visit(self, thing: Any, where: W) -> None:
-        """Visit the parts of an object. A subclass overrides it for its framework's classes."""
+        """Visit the parts of an object. Subclasses override this for their framework's classes."""
         if isinstance(thing, functools.partial):
             self.look_at_all((thing.func, *thing.args, *thing.keywords.values()), where)
         elif isinstance(thing, MethodType):

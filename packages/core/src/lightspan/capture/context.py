@@ -45,7 +45,11 @@ _agent: Final[ContextVar[generator_context.Entry]] = ContextVar("lightspan_actin
 
 
 def current_context() -> AgentContext | None:
-    """Return the context with the pushed frames; None outside every attempt."""
+    """Return the current attempt with its frames; None outside every attempt.
+
+    A frame stands for an agent that an adapter or `lightspan.agent` has begun. Resolvers are not
+    called.
+    """
     entry = _agent.get()
     if state.steps or isinstance(entry, generator_context.GeneratorEntry):
         entry = _current_in_generators(entry)
@@ -74,7 +78,7 @@ def _agent_of(entry: generator_context.Entry) -> AgentContext | None:
 
 
 def pushed_in(context: Context) -> AgentContext | None:
-    """Return the context of the frames pushed in `context`; None outside every attempt."""
+    """Return the attempt and frames that are current in `context`; None outside every attempt."""
     return _agent_of(context.get(_agent))
 
 
@@ -250,7 +254,7 @@ def attempt_scope(attempt: AttemptHandle) -> Iterator[None]:
 
 
 def leave_step(generator: FrameType) -> None:
-    """Remove a generator's blocks from the current context, just before the generator yields."""
+    """Remove the agents that a generator has set from the context, just before it yields."""
     steps = state.steps.get(generator)
     if steps is not None:
         _agent.set(generator_context.without(steps, _agent.get()))
@@ -258,7 +262,10 @@ def leave_step(generator: FrameType) -> None:
 
 @contextmanager
 def push(frame: Frame) -> Iterator[AgentContext | None]:
-    """Push an agent's frame for a block. Yield the context inside, or None outside attempts."""
+    """Make an agent the acting agent in a `with` block, by pushing its frame.
+
+    Yield the context inside the agent. Outside attempts, do nothing and yield None.
+    """
     current = current_context()
     if current is None:
         yield None
@@ -272,7 +279,7 @@ def push(frame: Frame) -> Iterator[AgentContext | None]:
 
 
 def register_resolver(resolver: Resolver, *, first: bool = False) -> None:
-    """Register a resolver; a no-op if it is registered.
+    """Register a resolver. Do nothing if it is registered already.
 
     Args:
         resolver: function that returns the context of the acting agent.
@@ -289,7 +296,7 @@ def unregister_resolver(resolver: Resolver) -> None:
 
 
 def resolvers() -> Sequence[Resolver]:
-    """Return the registered resolvers in the order of their calls."""
+    """Return the registered resolvers, in the order in which they are called."""
     return tuple(state.resolvers)
 
 
@@ -338,7 +345,7 @@ def _ignore_end(is_answered: bool) -> None:
 
 
 def add_call_listener(listener: CallListener) -> None:
-    """Call `listener` at the start of every recorded model call; a no-op if it is registered."""
+    """Call `listener` at the start of every recorded model call, unless it already is."""
     if listener not in state.call_listeners:
         state.call_listeners.append(listener)
 
@@ -350,7 +357,7 @@ def remove_call_listener(listener: CallListener) -> None:
 
 
 def call_listeners() -> Sequence[CallListener]:
-    """Return the registered call listeners in the order of their calls."""
+    """Return the registered call listeners, in the order in which they are called."""
     return tuple(state.call_listeners)
 
 

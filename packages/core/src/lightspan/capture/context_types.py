@@ -15,7 +15,7 @@ from lightspan.schema.system_prompts import Instructions
 
 
 class Frame(NamedTuple):
-    """One agent on the stack."""
+    """An agent that is active, with the id of its span."""
 
     name: str
     span_id: str
@@ -104,7 +104,11 @@ class AgentContext:
         return scope.routing.target(self.path).route is not Route.APP
 
     def add_capture_error(self, problem: str, error: Exception) -> None:
-        """Record an error of lightspan, which excludes the attempt from training."""
+        """Record an error of lightspan, which excludes the attempt from training.
+
+        Args:
+            problem: what failed.
+        """
         self.scope.recorder.add_capture_error(f"{problem}: {error!r}")
 
     def with_note(self, adapter: str, note: Any) -> AgentContext:

@@ -90,6 +90,9 @@ def _bare_client(sdk: Sdk, kind: Any, origin: str, http: Any) -> Any:
     """Return a clean client of class `kind` for the gateway's `origin`.
 
     It does not use the organization, the project or the headers in the environment.
+
+    Args:
+        http: client of httpx that sends the requests.
     """
     base_url = origin.rstrip("/") + sdk.base
     client = kind(api_key="per-call", base_url=base_url, http_client=http)

@@ -26,7 +26,7 @@ from lightspan.capture.context_types import AgentContext
 
 
 class GeneratorSteps:
-    """The blocks that are open in one generator."""
+    """The `with` blocks that are open in one generator and that set the acting agent."""
 
     def __init__(self) -> None:
         self.blocks: list[AgentContext] = []
@@ -51,7 +51,9 @@ Entry = AgentContext | GeneratorEntry | None
 
 
 def inside(agent: AgentContext | None, steps: GeneratorSteps, before: Entry) -> GeneratorEntry:
-    """Return the entry for an agent that acts from now on in the current step of a generator.
+    """Return the entry of an agent that acts from now on in the current step of a generator.
+
+    An entry is the value of the ContextVar (`Entry`).
 
     Args:
         agent: the acting agent; None for no agent.

@@ -45,7 +45,7 @@ class Client(NamedTuple):
     """Change of the app that would make the client's calls trainable."""
 
     def attributes(self) -> Attributes:
-        """Return the client as attributes of a span, with only host and port of its URL."""
+        """Return span attributes that describe the client, with only host and port of its URL."""
         if not self.name:
             return {}
         attributes: Attributes = {semconv.CLIENT: self.name, semconv.CLIENT_FIX: self.fix}

@@ -44,7 +44,7 @@ class Recorder:
         self._lock = threading.RLock()
 
     def new_call_id(self) -> str:
-        """Return the id of a new model call."""
+        """Return a new call id, and record that the attempt has made a model call."""
         self.has_called = True
         return new_id("call")
 

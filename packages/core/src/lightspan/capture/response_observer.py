@@ -194,7 +194,7 @@ class _Proxy:
 
 # --- its chunks -----------------------------------------------------------------------------
 class _ObservedChunks(_Proxy):
-    """The iterator of a `Stream`'s chunks."""
+    """An iterator of a `Stream`'s chunks, which also passes each chunk to `answer`."""
 
     def __iter__(self) -> Self:
         return self
@@ -217,7 +217,7 @@ class _ObservedChunks(_Proxy):
 
 # --- its bytes ------------------------------------------------------------------------------
 class _ObservedBytes(_Proxy):
-    """The stream of an HTTP response's bytes."""
+    """A stream of an HTTP response's bytes, which also collects the bytes for `answer`."""
 
     def __iter__(self) -> Iterator[bytes]:
         body = self._answer.body

@@ -1,4 +1,4 @@
-"""Static analysis of the objects that an app's functions refer to, for `agent_discovery`."""
+"""Find the objects that an app's functions refer to, without calling the functions."""
 
 from __future__ import annotations
 

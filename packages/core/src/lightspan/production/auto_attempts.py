@@ -98,9 +98,7 @@ class OpenAttempt(Recorder):
             self.end(failed=False)
 
     def add_capture_error(self, reason: str) -> None:
-        """Record a capture error. If there is a hook, its details are dropped: they may quote app
-        data.
-        """
+        """Record a capture error. With a hook, details are left out: they may quote app data."""
         super().add_capture_error(reason.partition(": ")[0] if self._owner.redactor.on else reason)
 
     def resolve_pending(self, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""Options of recording, from arguments and the environment."""
+"""Read the options of recording from arguments and the environment."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 The hook (`redact=`, `LIGHTSPAN_REDACT=module:function`) takes a span and returns the span to keep,
 or None to keep nothing of it. `map_text` is enough for most hooks:
 
-    def redact(span: Span) -> Span | None: return map_text(span, lambda text: EMAIL.sub("<email>",
-        text))
+    def redact(span: Span) -> Span | None:
+        return map_text(span, lambda text: EMAIL.sub("<email>", text))
 
 If a hook fails or returns another object, the span loses its content: only its ids, times and
 numbers are kept.

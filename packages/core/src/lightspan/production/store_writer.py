@@ -205,7 +205,7 @@ class StoreWriter:
             return self._changed.wait_for(lambda: not self._unwritten, timeout_s)
 
     def close(self, timeout_s: float = EXIT_S) -> None:
-        """Write the queued attempts in at most `timeout_s` seconds; stop the thread. Idempotent."""
+        """Write the queue for at most `timeout_s` seconds, then stop the thread. Idempotent."""
         with self._changed:
             was_closing, self._is_closing = self._is_closing, True
             self._changed.notify_all()

@@ -188,7 +188,7 @@ class App:
         return (self.function.agents or None) if isinstance(self.function, Command) else None
 
     def opened(self) -> AbstractAsyncContextManager[object]:
-        """Return a context manager that keeps the resources shared by all attempts open."""
+        """Return a context manager that opens what all attempts share, and closes it at its end."""
         return self.function.opened() if isinstance(self.function, Command) else nullcontext()
 
 
@@ -224,7 +224,7 @@ class NamedApp(App):
 
     @property
     def reference(self) -> str:
-        """`module:name`."""
+        """The reference of the app, `module:name`, as it was passed."""
         return self._name
 
     def takes(self, name: str, *, alone: bool) -> bool:

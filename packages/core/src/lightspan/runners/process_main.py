@@ -99,7 +99,7 @@ def work(plan: RunnerPlan, name: str, parent_pipe: Connection) -> None:
     """Import the app, send the first status, and run attempts until the process has to end.
 
     Args:
-        plan: plan of the runner.
+        plan: configuration of the runner.
         name: name of the runner.
         parent_pipe: pipe for messages; when it closes, the process ends.
     """

@@ -48,7 +48,7 @@ class Runner:
         store: an open store.
         app: the app.
         config: configuration of the runner; None for the defaults.
-        on_claim: function that is called after each claim, before the app is called; None for none.
+        on_claim: function that is called after each claim, before the app; None to call nothing.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Runner:
         self._changed.set()
 
     def abort(self) -> None:
-        """Stop claiming attempts, and cancel those under way, whose rollouts are requeued."""
+        """Cancel the attempts under way, and claim no more. Their rollouts are requeued."""
         self._is_aborted = True
         self.stop()
         for attempt in self.attempts:
@@ -337,7 +337,7 @@ class Runner:
         self._track(attempt, attempt.finish(ending))
 
     def count_stuck(self, change: int) -> None:
-        """Add `change` to the number of stuck apps, which may be negative."""
+        """Add `change`, which may be negative, to the number of stuck apps (`stuck`)."""
         self._stuck += change
 
     @property

@@ -179,7 +179,7 @@ def _escaped(pieces: Iterable[_Piece]) -> str:
 
 
 def _can_be_filled(field: str, spec: str, conversion: str | None) -> bool:
-    """Return whether `str.format` can fill a parsed placeholder, unlike `{a.}` or `{a!x}`."""
+    """Return whether `str.format` can fill a parsed placeholder, unlike `{a.}` and `{a!x}`."""
     if not _FIELD.fullmatch(field) or conversion not in _CONVERSIONS:
         return False
     try:

@@ -218,8 +218,7 @@ def _first_text(attributes: Mapping[str, Any], *keys: str) -> str | None:
 
 
 def usage_of(attributes: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return the numbers of prompt and completion tokens, from attributes in any of the
-    conventions.
+    """Return the numbers of prompt and completion tokens, from attributes in any convention.
 
     None for a number that is missing.
     """

@@ -162,8 +162,9 @@ class Instructions(
         return bool(self.surveyed) and not self.rewrites and not self.prompts
 
     def concerns(self, path: str) -> bool:
-        """Return whether the agent with the path `path`, or the prompt `path`, is recorded or
-        replaced.
+        """Return whether the agent at the path `path` is recorded or replaced.
+
+        `path` may also be the name of a prompt in the app's code.
         """
         return (
             any(rewrite.agent == path for rewrite in self.rewrites)

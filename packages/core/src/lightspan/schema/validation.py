@@ -48,7 +48,7 @@ def check_number(
     Args:
         name: name of the argument, for the error.
         value: the value to check.
-        above: exclusive lower bound; None for none.
+        above: exclusive lower bound; None for no bound.
         low: inclusive lower bound.
         high: inclusive upper bound.
         below: exclusive upper bound.

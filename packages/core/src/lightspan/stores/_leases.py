@@ -134,7 +134,7 @@ def _earlier_attempts(tables: Tables, request: ClaimRequest) -> list[Attempt]:
 def _claim_again(
     tables: Tables, request: ClaimRequest, attempts: Sequence[Attempt], now: float
 ) -> Claimed:
-    """Extend the leases of an earlier claim and return it without the attempts that are over."""
+    """Return the running attempts of an earlier claim, with extended leases."""
     lease_until, alone_id = now + request.lease_s, request.attempt_id(ALONE)
     running = [replace(each, lease_until=lease_until) for each in attempts if not each.sealed]
     tables.update_attempts(running)

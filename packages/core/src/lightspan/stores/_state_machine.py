@@ -236,7 +236,7 @@ def _queued(rollout: Rollout, tables: Tables, now: float) -> Progress:
 
 
 def report(tables: Tables, items: Sequence[Report], now: float) -> list[bool]:
-    """End attempts; return for each report whether the attempt ended with it or an equal report."""
+    """End attempts; return for each report whether it, or an equal report, ended the attempt."""
     ledger = Ledger(tables, check_reports(tables, items), now)
     in_force = [ledger.apply(item) for item in items]
     ledger.write()

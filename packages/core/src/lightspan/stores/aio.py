@@ -1,6 +1,4 @@
-"""Run a coroutine from synchronous code, wait with a timeout, and make event loops ignore a frozen
-clock.
-"""
+"""Run a coroutine from synchronous code, wait with a timeout, and ignore a frozen clock."""
 
 from __future__ import annotations
 

@@ -210,8 +210,7 @@ class Store(Protocol):
         """
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
-        """End attempts; return for each report whether the attempt ended with it or an equal
-        report.
+        """End attempts; return for each report whether it, or an equal report, ended the attempt.
 
         False if the attempt has another epoch or was ended by a different report. A report of
         status `lost` queues the rollout again while tries are left (`records`). With `counts=False`

@@ -191,6 +191,11 @@ class Command:
     async def __call__(self, task: Json, llm: LLM | None = None) -> Any:
         """Run the program on one task.
 
+        Args:
+            task: the task.
+            llm: the endpoint whose `model` is the value of `LIGHTSPAN_MODEL`; None for an empty
+                value.
+
         Returns:
             The program's reward (see `lightspan.schema.reward.parse_reward`).
 

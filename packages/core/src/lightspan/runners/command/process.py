@@ -1,4 +1,4 @@
-"""One program as a process group: start it, read its output, end it.
+"""Run one program as a process group: start it, read its output, end it.
 
 A program may start child processes, and a runner may be killed at any moment; none of the processes
 may outlive the attempt. So the program leads its own session and process group, signals go to the

@@ -70,8 +70,9 @@ class Committer(ABC):
         """Return the error to raise for `error` in the coroutines that wait for the jobs."""
 
     def _may_be_one_jobs(self, error: BaseException) -> bool:
-        """Return whether one job of a group may have caused the error. Then each job is written
-        alone.
+        """Return whether one job of a group may have caused the error.
+
+        If so, each job of the group is written by itself.
         """
         return True
 

@@ -53,7 +53,7 @@ class SQLiteWriteTables(_Connection, WriteTables):
         self._first_lease_end: float | None = None
 
     def begin(self) -> None:
-        """Discard the values cached in the last transaction."""
+        """Discard the values that were cached in the last transaction, before a new transaction."""
         self._ends = None
         self.moved = False
 
