@@ -117,7 +117,12 @@ def __getattr__(name: str) -> Any:
 
 
 def _find(name: str) -> Any:
-    """Import and return `lightspan.<name>`, from the core or from a plugin (`lightspan.api`)."""
+    """Import and return the public object `lightspan.<name>`, from the core or from a plugin.
+
+    Raises:
+        ModuleNotFoundError: the plugin with the object is not installed.
+        AttributeError: there is no such object.
+    """
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     from lightspan.plugins import extra_of, installed_plugins

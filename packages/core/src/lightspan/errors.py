@@ -11,6 +11,7 @@ LightspanError
 ├── ModelError               a model or tokenizer cannot be loaded or used
 ├── CheckpointError          a checkpoint cannot be read or written
 ├── OutOfMemoryError         too little memory; the message names an option to lower
+├── RankError                a process of the learner has ended, or does not answer
 ├── StoreError
 │   ├── StoreClosedError
 │   ├── StoreUnreachableError  a server that does not answer now

@@ -1,7 +1,7 @@
-"""The API for adapters of agent frameworks; docs/adapters.md explains how to write one.
+"""The API for adapters of agent frameworks. docs/adapters.md explains how to write an adapter.
 
 An adapter sets the acting agent while the framework's code runs, and records AGENT and TOOL spans.
-Of lightspan it imports only this module, `lightspan` itself and `lightspan.errors`.
+It imports only this module, `lightspan` itself and `lightspan.errors`, nothing else of lightspan.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ from lightspan.schema.spans import Span, SpanKind, SpanStatus
 
 @dataclass(eq=False)
 class Adapter:
-    """An adapter's registration in lightspan.
+    """The functions and names by which an adapter takes part in recording.
 
     Args:
         name: name of the adapter's module.
-        scopes: OpenTelemetry's instrumentation scopes whose spans describe the same agents; these
+        scopes: OpenTelemetry's instrumentation scopes whose spans describe the same agents. These
             spans are ignored while the adapter is enabled.
-        resolver: returns the context of the acting agent, given that of the pushed frames; for a
-            framework whose callbacks cannot push frames. None for other frameworks.
-        open_calls: returns the framework's model calls that are open in a context; None if the
-            adapter records none.
+        resolver: function that returns the context of the acting agent, given the context with the
+            pushed frames. It is for a framework whose callbacks cannot push frames; None for other
+            frameworks.
+        open_calls: function that returns the framework's model calls that are open in a context;
+            None if the adapter records none.
     """
 
     name: str
@@ -65,9 +66,10 @@ class Adapter:
     open_calls: Callable[[AgentContext], Iterable[FrameworkCall]] | None = None
 
     def call_listener(self, context: AgentContext) -> CallEnd | None:
-        """Record that a recorded model call begins inside the framework's open calls.
+        """Record that another model call begins inside the framework's open calls.
 
-        Returns the function to call at its end; None if no call of the framework is open.
+        The other call is being recorded, for example by the SDK instrumentation. Return the
+        function to call at its end; None if no call of the framework is open.
         """
         calls = () if self.open_calls is None else self.open_calls(context)
         ends = [call.start_inner() for call in calls]
@@ -86,7 +88,10 @@ class Adapter:
             context.add_call_listener(self.call_listener)
 
     def enable(self) -> None:
-        """Register the adapter (`listen`), and record in production if the environment says so."""
+        """Register the adapter, and start recording in production if `LIGHTSPAN_STORE` is set.
+
+        `LIGHTSPAN_PROMPTS` applies learned prompts too.
+        """
         self.listen()
         adapter.claim_scope(self.name, self.scopes)
         record.hold(self.name)
@@ -102,18 +107,19 @@ class Adapter:
     def start_call(
         self, context: AgentContext, around: Iterable[FrameworkCall] | None = None
     ) -> FrameworkCall:
-        """Announce that a model call of the framework begins, and return the call.
+        """Notify the listeners that a model call of the framework begins, and return the call.
 
         Args:
             context: context of the calling agent.
-            around: framework calls inside which the call is made; None for those of `open_calls`.
+            around: calls of the framework that contain this call. The adapter's own listener is not
+                notified then. None for the calls that `open_calls` returns.
         """
         if around is None:
             return FrameworkCall(context)
         return FrameworkCall(context, around, besides=self.call_listener)
 
     def add_capture_error(self, recorder: Recorder, error: Exception) -> None:
-        """Record the adapter's error as a capture error: the attempt is excluded from training."""
+        """Record an error of the adapter, which excludes the attempt from training."""
         adapter.add_capture_error(recorder, self.name, error)
 
 

@@ -1,4 +1,4 @@
-"""Plugins, found by entry point.
+"""Find and load plugins by their entry points.
 
 A distribution adds a plugin by an entry point of the group `lightspan.<kind>`; the core names no
 implementation. Kinds:
@@ -15,8 +15,8 @@ implementation. Kinds:
     readers    runner id → a callable (rollout, attempt, spans) → (rollout, spans) that reads an
                attempt whose spans were received from elsewhere
     frameworks top-level module of a framework → the adapter's module, which has `instrument`,
-               `uninstrument` and `agents` (docs/adapters.md); for other adapters, the module's
-               agents have names
+               `uninstrument` and `agents` (docs/adapters.md); for the adapters of other
+               frameworks, objects of this framework may add agents
     store_routes
                name → a callable that takes a store and returns an object with `PATH` and
                `answer(request, role)`: a path that `lightspan serve --store` answers
@@ -54,17 +54,21 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
         "Verl": "verl",
     },
 }
-"""Kind → name of a plugin of this repository → the extra of `lightspan` that installs it."""
+"""Kind → name of a plugin in this repository → the extra of `lightspan` that installs the
+plugin."""
 
 
 def extra_of(kind: str, name: str) -> str | None:
-    """Return the extra that installs a plugin; None if the plugin is not of this repository."""
+    """Return the extra of `lightspan` that installs a plugin; None if it is of another project."""
     return _EXTRAS.get(kind, {}).get(name)
 
 
 @functools.cache
 def installed_plugins(kind: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a kind by name, sorted; the first of several with one name."""
+    """Return the entry points of the plugins of a kind by name, sorted by name.
+
+    Of several with the same name, the first is returned.
+    """
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=f"lightspan.{kind}"):
         points.setdefault(point.name, point)
@@ -100,7 +104,7 @@ def lazy_exports(
 
     Args:
         package: `__name__` of the package.
-        modules: public name → module that has it.
+        modules: public name → module that defines it.
     """
 
     def get(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Progress output: bars on a terminal, plain lines elsewhere."""
+"""Show progress: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -36,13 +36,17 @@ def print_line(text: str, stream: TextIO | None = None) -> None:
 
 
 class Reporter(Protocol):
-    """A destination of progress."""
+    """Shows the progress of one piece of work after another."""
 
     def start(self, title: str, total: int) -> None:
-        """Begin to show a piece of work of `total` units; end the piece of work before."""
+        """Begin to show a piece of work of `total` units. An earlier piece of work ends."""
 
     def advance(self, count: int = 1, **values: float | str) -> None:
-        """Report that `count` more units are done, with values to show."""
+        """Report that `count` more units are done.
+
+        Args:
+            values: name → value to show with the progress.
+        """
 
     def finish(self, summary: str = "") -> None:
         """End the piece of work, and print `summary` unless it is empty."""
@@ -52,11 +56,11 @@ class Reporter(Protocol):
 
 
 class PlainReporter:
-    """A reporter of plain lines: the summary, and before it at most one line per `interval_s`.
+    """A reporter that prints plain lines: the summary, and before it lines of progress.
 
     Args:
         stream: destination of the lines; None for `sys.stdout` at the time of each line.
-        interval_s: seconds between two lines of progress.
+        interval_s: minimum seconds between two lines of progress.
     """
 
     def __init__(self, stream: TextIO | None = None, interval_s: float = PLAIN_INTERVAL_S) -> None:
@@ -95,10 +99,10 @@ class PlainReporter:
 
 
 class TerminalReporter:
-    """A reporter with progress bars of rich.
+    """A reporter that shows progress bars, with the package rich.
 
     Args:
-        console: console of rich; None for one on the standard output.
+        console: console of rich; None for a console on the standard output.
     """
 
     def __init__(self, console: Any = None) -> None:

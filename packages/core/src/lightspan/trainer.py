@@ -118,7 +118,7 @@ class Trainer:
             app: the user's program, importable as `module:name`, or a `Command`. The text
                 `"module:name"` is an app that only the runners import.
             train: training tasks.
-            val: held-out tasks, on which the result is reported; None for none.
+            val: held-out tasks, on which the result is reported; None for no such tasks.
             selection: selection split: tasks, disjoint from `val`, for evaluations between steps
                 (`validate_every`), by which steps are compared (`keep="best"`, `patience`). Or the
                 share of `train` to take as the split, such as 0.1, drawn by the algorithm's seed.
@@ -240,12 +240,14 @@ class Trainer:
             return evaluation
 
     def _check_app(self, app: App) -> App:
-        """Check that an app's agents are served and its arguments provided; return the app.
+        """Raise an error unless the app's agents are served and its arguments provided.
 
-        In a runner's process, which only imports the user's script, end the process.
+        Return the app. In a runner's process, which only imports the user's script, end the
+        process.
 
         Raises:
-            ConfigError: a check failed.
+            AppError: an argument of the app cannot be injected.
+            ConfigError: another check failed.
         """
         end_if_imported_by_a_runner()
         algorithm = self.algorithm

@@ -1,7 +1,7 @@
 """Process-wide mutable state of the capture package.
 
-State of one context is in a ContextVar of `context` or `misattributed_calls`. Everything else in
-this package is immutable or belongs to one attempt.
+State that depends on the current context is in a ContextVar of `context` or `misattributed_calls`.
+Everything else in this package is immutable or belongs to one attempt.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from lightspan.schema.system_prompts import Instructions
 
 @dataclass(slots=True, eq=False)
 class ActivePrompts:
-    """Learned prompts that apply outside rollouts."""
+    """Learned prompts that apply to calls outside rollouts (`lightspan.apply_prompts`)."""
 
     instructions: Instructions
     calls: int = 0
     """Number of model calls that were checked for a learned prompt."""
     used_names: set[str] = field(default_factory=set)
-    """Agents and prompts for which a learned text was requested."""
+    """Agents and prompts for which the app asked for a learned text."""
     warnings: set[str] = field(default_factory=set)
     """Warnings that were logged already."""
 
@@ -40,9 +40,9 @@ class State:
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards `sdk_patches` and `clients`."""
     sdk_patches: dict[str, list[Patch]] = field(default_factory=dict)
-    """SDK → patches of its `request` methods."""
+    """Name of an SDK → patches of the `request` methods of its clients."""
     import_hooks: dict[str, ImportHook] = field(default_factory=dict)
-    """SDK → hook that patches it once it is imported."""
+    """Name of an SDK → hook that patches the SDK once it is imported."""
     http_patches: list[Patch] = field(default_factory=list)
     """Patches of HTTP clients, in a dry run."""
     thread_patches: list[Patch] = field(default_factory=list)
@@ -50,34 +50,36 @@ class State:
     has_fork_hook: bool = False
     """Whether the fork hook is registered, which cannot be undone."""
     misattributed_count: int = 0
-    """Number of model calls so far that belong to no open attempt."""
+    """Number of model calls so far that were made in no open attempt."""
     misattributed_reason: str = ""
-    """Message about the last model call that belongs to no open attempt."""
+    """Message about the last model call that was made in no open attempt."""
     clients: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """SDK and origin → client to the gateway."""
+    """(Name of an SDK, origin of the gateway) → client that sends calls to the gateway."""
     async_clients: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], Any]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
-    """Event loop → SDK and origin → client to the gateway."""
+    """Event loop → `clients` of this loop, asynchronous."""
     resolvers: list[Resolver] = field(default_factory=list)
     claims: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Enabled adapter → OpenTelemetry's instrumentation scopes whose spans are ignored."""
+    """Name of an enabled adapter → instrumentation scopes of OpenTelemetry whose spans are
+    ignored."""
     entry_listeners: list[Callable[[], object]] = field(default_factory=list)
     """Callbacks that run before an attempt is opened."""
     call_listeners: list[CallListener] = field(default_factory=list)
     steps: dict[FrameType, GeneratorSteps] = field(default_factory=dict)
-    """Stack frame of a generator → its open blocks. Removed when the last block ends, also when the
-    generator is abandoned."""
+    """Stack frame of a generator → its open blocks. An entry is removed when the last block ends,
+    also when the generator is abandoned."""
     connections: list[AgentContext] = field(default_factory=list)
-    """Contexts of the servers that the process is connected to; the last one applies."""
+    """Contexts of the servers to which the process is connected (`lightspan.connect`). The last one
+    applies."""
     attempt_factory: AttemptFactory | None = None
-    """Opens an attempt for an agent, function or model call that begins outside every attempt; None
-    opens none."""
+    """Function that opens an attempt when an agent, function or model call begins outside every
+    attempt. None if no such attempts are opened."""
     active_prompts: list[ActivePrompts] = field(default_factory=list)
     """Prompts of `lightspan.apply_prompts`; the last ones apply."""
     ambient: AgentContext | None = None
-    """Context outside every attempt; None unless the process is connected, records or applies
-    prompts."""
+    """Context that applies outside every attempt. None unless the process is connected to a server,
+    records or applies prompts."""
 
 
 state: Final = State()

@@ -32,7 +32,9 @@ MAX_TEXT_LENGTH: Final = 65_536
 # --- versions -------------------------------------------------------------------------------
 @contextmanager
 def require_framework(adapter: str, framework: str, floor: str) -> Iterator[None]:
-    """Check a framework's installed version; the block is the adapter's imports of the framework.
+    """Check the installed version of a framework, and explain failing imports in the `with` block.
+
+    The block contains the adapter's imports of the framework.
 
     Args:
         adapter: name of the adapter's distribution.
@@ -41,7 +43,8 @@ def require_framework(adapter: str, framework: str, floor: str) -> Iterator[None
 
     Raises:
         ConfigError: the framework is not installed, or is older than `floor`.
-        ImportError: an import in the block failed because the framework is newer than the adapter.
+        ImportError: an import in the block failed, so the framework may be newer than the adapter
+            supports.
     """
     hint = f"pip install '{framework}>={floor}'"
     try:
@@ -96,18 +99,21 @@ _ERROR_KEYS: Final = (
 
 
 class SpanEnd(NamedTuple):
-    """The end of an agent, a tool call or a model call."""
+    """The fields of a span that describe how an agent, a tool call or a model call ended."""
 
     status: SpanStatus = SpanStatus.OK
-    """Status of the span; UNSET if it was abandoned, which is not an error."""
+    """Status of the span. UNSET if the operation was abandoned, which is not an error."""
     message: str = ""
-    """Message of the error."""
+    """Message of the error; empty without an error."""
     attributes: Mapping[str, Any] = {}
     """More attributes of the span, such as those of the error or a tool's result."""
 
     @classmethod
     def from_error(cls, error: BaseException) -> SpanEnd:
-        """Return the end of an operation that raised `error`; UNSET if it is GeneratorExit."""
+        """Return the end of an operation that raised `error`.
+
+        The status is UNSET for GeneratorExit, which means that the operation was abandoned.
+        """
         if isinstance(error, GeneratorExit):
             return cls(SpanStatus.UNSET)
         attributes = semconv.exception_attributes(error)
@@ -133,14 +139,15 @@ def end_span(
     attributes: Mapping[str, Any] | None = None,
     links: Sequence[tuple[str, Mapping[str, Any]]] = (),
 ) -> Span:
-    """Return the span of an agent, tool call or model call that has ended now.
+    """Return the span of an agent, tool call or model call that ends now.
 
     Args:
         around: the context in which the agent, tool call or model call began.
         kind: kind of the span; AGENT and TOOL spans get the attributes that all adapters write.
         name: name of the agent or tool; for another kind, name of the span.
         end: status, message and attributes of the end.
-        span_id: id of the span, that of the frame pushed for an agent; None for a new id.
+        span_id: id of the span; for an agent whose frame was pushed, the id in the frame. None for
+            a new id.
         start_ns: start, nanoseconds since the epoch; None for now.
         attributes: more attributes.
         links: id and attributes of other spans of the attempt.
@@ -173,15 +180,15 @@ def end_span(
 
 # --- model calls ----------------------------------------------------------------------------
 class FrameworkCall:
-    """A framework's model call, which its adapter records unless a call inside it is recorded.
+    """A model call of a framework, which its adapter records unless a call inside it is recorded.
 
     A framework's client may try another URL or client after a failure. So the framework's call is
-    recorded only if no call inside it is under way or was answered. Thread-safe.
+    recorded only if every call inside it has ended without an answer. Thread-safe.
 
     Args:
-        context: context of the calling agent; the call is announced to all listeners.
-        around: framework calls inside which this one is made.
-        besides: listener that is not notified; None notifies all.
+        context: context of the calling agent. All listeners for it are notified of the call.
+        around: calls of frameworks that contain this call.
+        besides: a listener that is not notified; None to notify all.
     """
 
     def __init__(
@@ -192,18 +199,23 @@ class FrameworkCall:
         besides: CallListener | None = None,
     ) -> None:
         self._inner: list[list[bool]] = []
-        """A list per call inside: empty while it is open, then with whether it was answered."""
+        """A list for each call inside this call. It is empty while that call is open, and then
+        contains whether the call was answered."""
         self._ends = [notify_call_start(context, besides=besides)]
         self._ends += [call.start_inner() for call in around]
 
     def start_inner(self) -> CallEnd:
-        """Record that a call inside begins; return the function to call at its end."""
+        """Record that a call begins inside this call; return the function to call at its end."""
         ends: list[bool] = []
         self._inner.append(ends)
         return ends.append
 
     def end(self, *, is_answered: bool) -> None:
-        """Notify the listeners and the calls around this call that this call has ended."""
+        """Notify the listeners, and the calls that contain this call, that this call has ended.
+
+        Args:
+            is_answered: whether this call was answered.
+        """
         for end in self._ends:
             end(is_answered)
 
@@ -226,11 +238,13 @@ def add_capture_error(recorder: Recorder, adapter: str, error: Exception) -> Non
 
 # --- OpenTelemetry's instrumentation scopes -------------------------------------------------
 def claim_scope(adapter: str, scopes: Iterable[str]) -> None:
-    """Ignore the spans of OpenTelemetry scopes, because an adapter records the same agents.
+    """Ignore the spans of instrumentation scopes of OpenTelemetry.
+
+    The adapter records the same agents, which would be recorded twice otherwise.
 
     Args:
         adapter: name of the adapter.
-        scopes: names of OpenTelemetry's instrumentation scopes.
+        scopes: names of the scopes.
     """
     state.claims[adapter] = frozenset(scopes)
 
@@ -247,10 +261,11 @@ def is_claimed(scope: str) -> bool:
 
 # --- installing -----------------------------------------------------------------------------
 def patch_subclasses(base: Any, wrap: Callable[[type], None]) -> Patch:
-    """Call `wrap` with a class and all its subclasses, including those that are defined later.
+    """Call `wrap` with the class `base` and each subclass, also with subclasses defined later.
 
     Returns:
-        A patch that ends the calls for later classes; the caller undoes patches made by `wrap`.
+        A patch whose `undo` ends the calls for later classes. The caller undoes the patches that
+        `wrap` made.
     """
     below: dict[type, None] = {base: None}
     queue: list[type] = list(type.__subclasses__(base))
@@ -275,7 +290,7 @@ def patch_subclasses(base: Any, wrap: Callable[[type], None]) -> Patch:
 
 
 class Instrumentation:
-    """The result of `instrument()`: a context manager that undoes it at the end of the block.
+    """The result of `instrument()`: a context manager that undoes it when the block ends.
 
     Args:
         undo: the adapter's `uninstrument`; None if `instrument()` changed nothing.
@@ -293,7 +308,7 @@ class Instrumentation:
 
 
 class AdapterInstrumentor:
-    """Base class of the instrumentor that `opentelemetry-instrument` loads.
+    """Base class of an adapter's instrumentor, which the command `opentelemetry-instrument` loads.
 
     OpenTelemetry's own options are ignored.
     """

@@ -1,4 +1,4 @@
-"""Search for an app's agents without running it, for all adapters.
+"""Find an app's agents without running the app, for all adapters.
 
 The search visits the objects of an app and the objects that its functions refer to. An adapter's
 subclass handles the framework's own classes. The list of agents is *complete* unless something was
@@ -21,20 +21,22 @@ _MAX_VISITS: Final = 2_000
 
 
 def frameworks() -> frozenset[str]:
-    """Return the top-level modules of the frameworks that have agents: lightspan itself, and those
-    with an installed adapter."""
+    """Return the top-level modules that have agents: `lightspan`, and frameworks with an adapter.
+
+    The adapter must be installed.
+    """
     return frozenset(("lightspan", *installed_plugins("frameworks")))
 
 
 def _is_lightspan(thing: Any) -> bool:
-    """Return whether an object is from a distribution of lightspan, including one in a checkout."""
+    """Return whether an object is defined in a package of lightspan, installed or in a checkout."""
     root = static_analysis.package_of(thing)
     return root == "lightspan" or root.startswith("lightspan_")
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The names of the agents around an object."""
+    """The names of the agents around an object, the outermost first."""
 
     names: tuple[str, ...] = ()
 
@@ -47,14 +49,15 @@ W = TypeVar("W", bound=Location)
 
 
 class AgentSearch(Generic[W]):
-    """A search for agents; an adapter's subclass handles the framework's classes."""
+    """A search for an app's agents. An adapter's subclass handles the classes of its framework."""
 
     makers: ClassVar[frozenset[str]] = frozenset()
-    """Names of functions that create agents. A function that mentions one may create agents."""
+    """Names of functions that create agents. A function that mentions such a name may create
+    agents."""
     installed: ClassVar[tuple[str, ...]] = ()
-    """Packages that never count as the user's code; includes the adapter's framework."""
+    """Packages that never count as the user's code. The adapter's framework is among them."""
     reads_texts: ClassVar[bool] = True
-    """Whether text constants of a function count as names of objects that the function uses."""
+    """Whether string constants in a function count as names of objects that the function uses."""
 
     def __init__(self) -> None:
         self.complete = True
@@ -65,7 +68,7 @@ class AgentSearch(Generic[W]):
         self._other_frameworks = frameworks().difference(self.installed)
 
     def search(self, app: Any, where: W) -> AgentPaths:
-        """Return the paths of the agents in an app."""
+        """Return the paths of the agents in an app, starting at the location `where`."""
         self.look(app, where)
         return AgentPaths(tuple(self.paths), self.complete)
 
@@ -85,12 +88,12 @@ class AgentSearch(Generic[W]):
             self.look(thing, where)
 
     def add(self, where: W) -> None:
-        """Add the path of an agent that calls a model."""
+        """Add the agent at the location `where`, which calls a model, to the result."""
         self.paths[join_path(where.names)] = None
 
     # --- for adapters -----------------------------------------------------------------------
     def visit(self, thing: Any, where: W) -> None:
-        """Visit the parts of an object; an override handles the framework's classes first."""
+        """Visit the parts of an object. Subclasses override this for their framework's classes."""
         if isinstance(thing, functools.partial):
             self.look_at_all((thing.func, *thing.args, *thing.keywords.values()), where)
         elif isinstance(thing, MethodType):
@@ -105,20 +108,27 @@ class AgentSearch(Generic[W]):
             self._user_code(thing, where)
 
     def mentions(self, names: set[str], where: W) -> None:
-        """Handle the `names` that a function mentions. By default, if the function is outside of
-        all agents and none was found before, the whole app is added as one agent."""
+        """Handle a function's `names`: the variables, attributes and texts in its code.
+
+        By default, the whole app is added as one agent if no agent contains the function and none
+        was found before.
+        """
         if not where.names and not self.paths:
             self.add(where)
 
     def refers(self, thing: Any, names: set[str], where: W) -> None:
-        """Visit an object to which a function refers; the function mentions all of `names`."""
+        """Visit an object to which a function refers.
+
+        Args:
+            names: all names that the function mentions.
+        """
         self.look(thing, where)
 
     def is_others(self, thing: Any) -> bool:
-        """Return whether an object is from a framework other than the adapter's.
+        """Return whether an object belongs to another framework, so that it may add agents.
 
-        Such an object may add agents. Of lightspan, only the modules with what an app calls
-        (`lightspan.agent`) count.
+        Of lightspan, only `lightspan` and `lightspan.capture` count, which have what an app calls
+        (`lightspan.agent`).
         """
         root = static_analysis.package_of(thing)
         if root == "lightspan":
@@ -127,7 +137,7 @@ class AgentSearch(Generic[W]):
         return root in self._other_frameworks
 
     def references(self, function: FunctionType) -> Iterator[Any]:
-        """Yield a function's closure values, defaults and the globals that it mentions."""
+        """Yield the values that a function refers to: its closure, defaults and named globals."""
         names = set(static_analysis.names_in(function.__code__, texts=self.reads_texts))
         yield from static_analysis.references(function, names, installed=self.installed)
 

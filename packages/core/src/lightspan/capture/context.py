@@ -1,15 +1,17 @@
-"""The current rollout, attempt and agents, in one ContextVar.
+"""Hold the current rollout, attempt and agents in one ContextVar.
 
 A runner opens an attempt around the app (`entry.open_scope`). Adapters and `lightspan.agent` push
 *frames*, one per agent: the innermost frame is the acting agent, and the names of all frames are
 its path. A framework whose callbacks cannot push reliably registers a *resolver* instead, which is
 called whenever the acting agent is needed.
 
-`current_context` returns the pushed frames, and `current_agent` applies the resolvers to them. Code
-that pushes or pops a frame must not include the frames of a resolver, and code that runs in every
-call of a thread pool must not call resolvers: both use `current_context`. Neither function changes
-anything. Code that begins to record a model call calls `notify_call_start`, so that the adapter of
-a framework which made the same call leaves it to that code.
+`current_context` returns the pushed frames, and `current_agent` applies the resolvers to them. Two
+kinds of code use `current_context`: code that pushes or pops a frame must not include the frames of
+a resolver, and code that runs in every call of a thread pool must not call resolvers. Neither
+function changes anything.
+
+Code that begins to record a model call calls `notify_call_start`. If the adapter of a framework
+made the same call, it then leaves the recording to this code.
 """
 
 from __future__ import annotations
@@ -43,7 +45,11 @@ _agent: Final[ContextVar[generator_context.Entry]] = ContextVar("lightspan_actin
 
 
 def current_context() -> AgentContext | None:
-    """Return the context of the pushed frames; None outside every attempt."""
+    """Return the current attempt with its frames; None outside every attempt.
+
+    A frame stands for an agent that an adapter or `lightspan.agent` has begun. Resolvers are not
+    called.
+    """
     entry = _agent.get()
     if state.steps or isinstance(entry, generator_context.GeneratorEntry):
         entry = _current_in_generators(entry)
@@ -51,7 +57,9 @@ def current_context() -> AgentContext | None:
 
 
 def _current_in_generators(entry: generator_context.Entry) -> AgentContext | None:
-    """Return the current context, given that blocks may be open in generators.
+    """Return the current context if there are open blocks in generators.
+
+    None outside every attempt.
 
     Args:
         entry: value of the ContextVar.
@@ -70,22 +78,26 @@ def _agent_of(entry: generator_context.Entry) -> AgentContext | None:
 
 
 def pushed_in(context: Context) -> AgentContext | None:
-    """Return the context of the frames pushed in `context`; None outside every attempt."""
+    """Return the attempt and frames that are current in `context`; None outside every attempt."""
     return _agent_of(context.get(_agent))
 
 
 def current_agent() -> AgentContext | None:
-    """Return the context of the acting agent, by frames and resolvers; None outside attempts."""
+    """Return the context of the acting agent, by frames and resolvers; None outside attempts.
+
+    A resolver is a function that finds the acting agent of a framework that pushes no frames.
+    """
     current = current_context()
     return None if current is None else resolve_agent(current)
 
 
 def resolve_agent(current: AgentContext, *, before: Resolver | None = None) -> AgentContext:
-    """Return the context of the acting agent by the resolvers.
+    """Return the context of the acting agent, by calling the resolvers.
 
     Args:
-        current: the context of the pushed frames.
-        before: the first resolver that is not called, like all after it; None calls all.
+        current: the context with the pushed frames.
+        before: resolver at which to stop: neither it nor the resolvers after it are called. None
+            calls all resolvers.
     """
     for resolver in state.resolvers:
         if resolver is before:
@@ -101,7 +113,7 @@ def set_agent(agent: AgentContext | None) -> Callable[[], None]:
     """Set the context of the acting agent; None for no attempt.
 
     Returns:
-        A function that restores the context before. In another task or thread it does nothing.
+        A function that restores the earlier context. In another task or thread it does nothing.
     """
     entry: generator_context.Entry = None if agent is state.ambient else agent
     running = generator_context.running(state.steps) if state.steps else ()
@@ -129,7 +141,8 @@ def set_agent_in_block(agent: AgentContext, entering: FrameType) -> Callable[[],
         entering: the stack frame that enters the block.
 
     Returns:
-        A function that restores the context before, in any task or thread.
+        A function that restores the earlier context. It works in any task or thread if the block
+        is in a generator.
     """
     generator = generator_context.generator_of(entering)
     if generator is None:
@@ -159,7 +172,7 @@ _SILENT: Final = _ambient(NullRecorder())
 
 
 def connect(connection: AgentContext) -> None:
-    """Make `connection`, whose attempt `is_outside`, the context outside every attempt."""
+    """Make `connection` the context outside every attempt. Its attempt has `is_outside`."""
     state.connections.append(connection)
     _update_ambient()
 
@@ -210,14 +223,14 @@ def start_attempt(
     the open attempt.
 
     Args:
-        current: the context of the pushed frames.
+        current: the context with the pushed frames.
         name: name of the agent, team or function that begins; None for a lone model call.
         input: input of the agent, team or function; None if it is not known.
-        before: see `resolve_agent`.
+        before: resolver at which to stop (`resolve_agent`).
 
     Returns:
-        The context of the acting agent, and the opened attempt; None for the attempt if one was
-        open already or the process does not record.
+        The context of the acting agent, and the opened attempt. The attempt is None if one was open
+        already, or if the process does not record.
     """
     around = resolve_agent(current, before=before) if state.resolvers else current
     if state.attempt_factory is None or not around.scope.is_outside:
@@ -241,7 +254,7 @@ def attempt_scope(attempt: AttemptHandle) -> Iterator[None]:
 
 
 def leave_step(generator: FrameType) -> None:
-    """Remove a generator's blocks from the context before the generator yields."""
+    """Remove the agents that a generator has set from the context, just before it yields."""
     steps = state.steps.get(generator)
     if steps is not None:
         _agent.set(generator_context.without(steps, _agent.get()))
@@ -249,7 +262,10 @@ def leave_step(generator: FrameType) -> None:
 
 @contextmanager
 def push(frame: Frame) -> Iterator[AgentContext | None]:
-    """Push an agent's frame for a block; a no-op outside attempts."""
+    """Make an agent the acting agent in a `with` block, by pushing its frame.
+
+    Yield the context inside the agent. Outside attempts, do nothing and yield None.
+    """
     current = current_context()
     if current is None:
         yield None
@@ -263,7 +279,7 @@ def push(frame: Frame) -> Iterator[AgentContext | None]:
 
 
 def register_resolver(resolver: Resolver, *, first: bool = False) -> None:
-    """Register a resolver; a no-op if it is registered.
+    """Register a resolver. Do nothing if it is registered already.
 
     Args:
         resolver: function that returns the context of the acting agent.
@@ -280,21 +296,21 @@ def unregister_resolver(resolver: Resolver) -> None:
 
 
 def resolvers() -> Sequence[Resolver]:
-    """Return the registered resolvers in the order of their calls."""
+    """Return the registered resolvers, in the order in which they are called."""
     return tuple(state.resolvers)
 
 
 # --- model calls ----------------------------------------------------------------------------
 def notify_call_start(context: AgentContext, *, besides: CallListener | None = None) -> CallEnd:
-    """Notify the call listeners that a model call begins, which the caller is going to record.
+    """Notify the call listeners that a model call begins. The caller is going to record the call.
 
     Args:
         context: the context of the calling agent.
         besides: the caller's own listener, which is not notified; None notifies all.
 
     Returns:
-        A function to call once at the end of the model call, with whether it was answered. Neither
-        it nor this function raises.
+        A function that the caller calls once at the end of the model call. Its argument is whether
+        the call was answered. Neither function raises.
     """
     ends: list[CallEnd] = []
     for listener in state.call_listeners:
@@ -329,7 +345,7 @@ def _ignore_end(is_answered: bool) -> None:
 
 
 def add_call_listener(listener: CallListener) -> None:
-    """Call `listener` at the start of every recorded model call; a no-op if it is registered."""
+    """Call `listener` at the start of every recorded model call, unless it already is."""
     if listener not in state.call_listeners:
         state.call_listeners.append(listener)
 
@@ -341,7 +357,7 @@ def remove_call_listener(listener: CallListener) -> None:
 
 
 def call_listeners() -> Sequence[CallListener]:
-    """Return the registered call listeners in the order of their calls."""
+    """Return the registered call listeners, in the order in which they are called."""
     return tuple(state.call_listeners)
 
 

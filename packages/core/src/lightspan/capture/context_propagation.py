@@ -1,10 +1,10 @@
-"""Propagation of the current context into threads, executors and pools, in runners only.
+"""Copy the current context into threads, executors and pools, in runners only.
 
-`threading.Thread`, `ThreadPoolExecutor` and multiprocessing's `ThreadPool` start work in an empty
-context before Python 3.14, so a model call in a new thread would have no agent. Runners call
-`carry`; a thread started outside an attempt is not changed. A worker thread that takes work from a
-queue keeps the context in which it was started (`misattributed_calls`). In a child process of a
-runner nothing is recorded or redirected.
+Before Python 3.14, `threading.Thread`, `ThreadPoolExecutor` and multiprocessing's `ThreadPool`
+start work in an empty context, so a model call in a new thread would have no agent. Runners call
+`carry`, which changes that. A thread that is started outside an attempt stays as it is. A worker
+thread that takes work from a queue keeps the context in which it was started
+(`misattributed_calls`). In a child process of a runner nothing is recorded or redirected.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from lightspan.capture.patch import Patch
 _POOLS: Final = ("concurrent.futures.thread", "multiprocessing.pool")
 """Modules whose threads outlive the attempt in which they were started."""
 _POOL_METHODS: Final = ("apply_async", "_map_async", "imap", "imap_unordered")
-"""Methods of a `ThreadPool` that all its other methods call."""
+"""Methods of `ThreadPool` through which all its other methods submit work."""
 
 
 def carry() -> bool:
-    """Make threads started in an attempt inherit its context; return False if `carry` was called
-    before."""
+    """Make threads that are started in an attempt inherit its context.
+
+    Return False if `carry` was called before.
+    """
     if state.thread_patches:
         return False
     changes: list[tuple[Any, str, Any]] = [
@@ -55,10 +57,10 @@ def stop_carrying() -> None:
 
 
 def _leave_child() -> None:
-    """Undo `carry` and all wrapping in a forked child process, so that it captures nothing.
+    """Undo `carry` and all wrapping in a forked child process, so that nothing is recorded there.
 
-    The child has the context of the thread that forked it, but like the processes of a pool it may
-    work for several attempts. It would share the connections of its parent.
+    The child has the context of the thread that forked it. But like the processes of a pool it may
+    work for several attempts. It would also share the connections of its parent.
     """
     if state.thread_patches:
         state.lock = threading.Lock()  # a thread of the parent may have held it

@@ -1,4 +1,4 @@
-"""Immutable types of the current attempt and agent, so that contexts may be copied."""
+"""Immutable types for the current attempt and agent, because contexts may be copied."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightspan.schema.system_prompts import Instructions
 
 
 class Frame(NamedTuple):
-    """One agent on the stack."""
+    """An agent that is active, with the id of its span."""
 
     name: str
     span_id: str
@@ -26,7 +26,7 @@ _NAME: Final = itemgetter(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptContext:
-    """The data of an attempt in the app's process."""
+    """The data of the current attempt in the app's process."""
 
     rollout_id: str = ""
     """Empty outside every attempt."""
@@ -44,19 +44,20 @@ class AttemptContext:
     """Instructions that replace the app's own; None keeps the app's."""
     recorder: Recorder = field(default_factory=Recorder, repr=False)
     follows_urls: bool = False
-    """Whether a call is redirected only if its client's base URL is the gateway's."""
+    """Whether only calls of clients whose base URL is the gateway's are redirected to the
+    gateway."""
     is_outside: bool = False
-    """Whether this is no attempt, but the context of the process outside every attempt."""
+    """Whether this is no attempt, but the context that applies outside every attempt."""
 
     @property
     def is_rollout(self) -> bool:
-        """Whether this is an attempt that a runner opened, not the app in production."""
+        """Whether a runner opened this attempt. False for an app in production."""
         return not self.is_outside and self.mode is not Mode.PRODUCTION
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class AgentContext:
-    """The attempt with the frames that are pushed.
+    """The current attempt, with the frames of the agents that are active.
 
     Instances are never changed. The class is not `frozen` because that triples the time to create
     an instance, and each model call creates a dozen.
@@ -78,12 +79,12 @@ class AgentContext:
         return AgentContext(self.scope, frames, span_id, self.notes)  # `replace` is much slower
 
     def enter_agent(self, name: str) -> AgentContext:
-        """Return the context inside an agent that begins here, with a new span id."""
+        """Return the context inside an agent that begins in this context, with a new span id."""
         frame = Frame(name, new_span_id())
         return self.within(frame.span_id, (*self.frames, frame))
 
     def enter_tool(self) -> AgentContext:
-        """Return the context inside a tool call that begins here, with a new span id."""
+        """Return the context inside a tool call that begins in this context, with a new span id."""
         return self.within(new_span_id(), self.frames)
 
     @property
@@ -103,7 +104,11 @@ class AgentContext:
         return scope.routing.target(self.path).route is not Route.APP
 
     def add_capture_error(self, problem: str, error: Exception) -> None:
-        """Record an error of lightspan, which excludes the attempt from training."""
+        """Record an error of lightspan, which excludes the attempt from training.
+
+        Args:
+            problem: what failed.
+        """
         self.scope.recorder.add_capture_error(f"{problem}: {error!r}")
 
     def with_note(self, adapter: str, note: Any) -> AgentContext:
@@ -113,56 +118,60 @@ class AgentContext:
 
 
 class Place(NamedTuple):
-    """A context without its attempt, for objects that must not keep the attempt alive."""
+    """The frames and the span id of a context, without its attempt.
+
+    Objects that must not keep the attempt alive hold a place instead of a context.
+    """
 
     frames: tuple[Frame, ...] = ()
     span_id: str | None = None
 
     @classmethod
     def of(cls, context: AgentContext) -> Place:
-        """Return the place of a context."""
+        """Return the place of a context: its frames and the id of its innermost open span."""
         return cls(context.frames, context.parent_span_id)
 
     def enter_agent(self, name: str) -> Place:
-        """Return the place inside an agent that begins here, with a new span id."""
+        """Return the place inside an agent that begins at this place, with a new span id."""
         frame = Frame(name, new_span_id())
         return Place((*self.frames, frame), frame.span_id)
 
     def enter_tool(self) -> Place:
-        """Return the place inside a tool call that begins here, with a new span id."""
+        """Return the place inside a tool call that begins at this place, with a new span id."""
         return Place(self.frames, new_span_id())
 
     def within(self, scope: AttemptContext) -> AgentContext:
-        """Return the context at this place of an attempt."""
+        """Return the context at this place in the attempt `scope`."""
         return AgentContext(scope, self.frames, self.span_id)
 
 
 Resolver = Callable[[AgentContext], AgentContext | None]
-"""Returns the context of the acting agent, given that of the pushed frames; None if unknown."""
+"""A function that returns the context of the acting agent, given the context of the pushed frames.
+None if it does not know the agent."""
 
 CallEnd = Callable[[bool], None]
-"""Called once when a model call ends, with whether it brought an answer.
-
-A call that the app left in the middle of its answer counts as answered.
-"""
+"""A function that is called once when a model call ends. Its argument is whether the call was
+answered. A call that the app abandoned in the middle of its answer counts as answered."""
 
 CallListener = Callable[[AgentContext], CallEnd | None]
-"""Called with the acting agent when a model call begins that is going to be recorded."""
+"""A function that is called with the context of the acting agent when a model call begins that will
+be recorded. It returns a function to call at the end of the model call, or None."""
 
 
 class AttemptHandle(Protocol):
-    """An attempt that was opened automatically, and that the function which opened it closes."""
+    """An attempt that was opened automatically. The function that opened it closes it."""
 
     @property
     def context(self) -> AgentContext:
-        """The context inside the attempt."""
+        """The context in which the code of the attempt runs."""
 
     def close(self, error: BaseException | str | None = None) -> None:
-        """End the attempt; it has failed if `error` is given. Never raises."""
+        """End the attempt. If `error` is given, the attempt has failed. Never raises."""
 
     def close_unless_empty(self) -> None:
         """End the attempt, or discard it if nothing was recorded in it. Never raises."""
 
 
 AttemptFactory = Callable[[AgentContext, str | None, Any], AttemptHandle]
-"""Opens an attempt from context, name and input (`context.start_attempt`). Never raises."""
+"""A function that opens an attempt, given a context, name and input as in `context.start_attempt`.
+Never raises."""

@@ -33,7 +33,8 @@ from lightspan.schema.spans import (
 )
 
 _Opened = tuple[context.AgentContext, Span, Callable[[], None], context.AttemptHandle | None]
-"""Of an open block: context around it, span, function that pops its frame, and its attempt."""
+"""An open block: the context around it, its span, a function that restores the context, and the
+attempt that began with the block, or None."""
 RESPONSE_ID_PREFIXES: Final = ("chatcmpl-", "cmpl-", "resp_")
 """Prefixes of the gateway's response ids, before the call id: of chat completions, text completions
 and the Responses API."""
@@ -46,11 +47,12 @@ def emit_reward(
     call: str | None = None,
     span: Span | str | None = None,
 ) -> Span | None:
-    """Emit a reward for the attempt, or for one model call (`call`) or span (`span`) of it.
+    """Emit a reward for the attempt, or for one model call (`call`) or span (`span`) in it.
 
     Args:
         value: a number, a bool (True is 1.0), or named dimensions; None emits nothing.
-        primary: dimension whose value is the reward; None for `"reward"`, or without it the first.
+        primary: name of the dimension that is the reward's value. None for the dimension
+            `"reward"`, or for the first dimension if none has this name.
         call: a call id, or the `id` of an OpenAI response.
         span: a span or its id.
 
@@ -84,7 +86,7 @@ def emit_annotation(values: Mapping[str, AttributeValue]) -> Span | None:
 
 
 def emit_message(text: str) -> Span | None:
-    """Attach a line of text to the attempt, for people who inspect it."""
+    """Attach a line of text to the attempt, for the people who inspect the attempt."""
     return _emit("lightspan.message", SpanKind.MESSAGE, {c.MESSAGE_BODY: text})
 
 
@@ -122,8 +124,8 @@ class _Block(ContextDecorator):
         name: name of the span.
         kind: kind of the span.
         attributes: attributes of the span.
-        input: input of an attempt that begins with the block.
-        agent: name of the agent whose frame is pushed; None for no frame.
+        input: the input, if an attempt begins with the block; None if unknown.
+        agent: name of the agent that acts in the block; None if the block is no agent.
     """
 
     name: str
@@ -246,7 +248,7 @@ class _Block(ContextDecorator):
 
 
 class _BetweenSteps:
-    """A block around a `yield`, in which the generator's agent does not act."""
+    """A block around a `yield`, in which the agent of the generator does not act."""
 
     def __enter__(self) -> None:
         context.leave_step(sys._getframe(1))
@@ -256,12 +258,14 @@ class _BetweenSteps:
 
 
 def agent(name: str, *, input: Any = None) -> _Block:
-    """Set the acting agent: `with lightspan.agent("planner"):` or as a decorator.
+    """Set the acting agent in a `with` block or a decorated function.
 
-    Model calls inside belong to this agent, and nested agents make a path (`team/planner`). In a
-    generator, the agent does not act between two items. Decorate a generator that starts tasks or
-    threads: in a `with` block, tasks that start before its first model call may miss the agent. In
-    production the outermost block is an attempt.
+    Example: `with lightspan.agent("planner"):`. Model calls inside belong to this agent, and nested
+    agents make a path (`team/planner`). In production the outermost block is an attempt.
+
+    In a generator, the agent does not act between two items. Decorate a generator that starts tasks
+    or threads, instead of using `with` in it: tasks that start before the first model call in the
+    `with` block may miss the agent.
 
     Args:
         name: name of the agent or team.
@@ -272,11 +276,11 @@ def agent(name: str, *, input: Any = None) -> _Block:
 
 
 def agent_span(name: str, *, input: Any = None) -> _Block:
-    """Set the acting agent as `agent` does, without recording its input in the span.
+    """Set the acting agent as `agent` does, but do not record the input in the span.
 
     Args:
         name: name of the agent or team.
-        input: input of an attempt that begins with the block.
+        input: the input, if an attempt begins with the block; None if unknown.
     """
     return _Block(f"invoke_agent {name}", SpanKind.AGENT, {}, input, agent=name)
 
@@ -296,8 +300,8 @@ def operation(name: str, *, input: Any = None, **attributes: AttributeValue) -> 
 def tool(name: str, arguments: str = "", call_id: str = "") -> _Block:
     """Record a tool call as one span, in a `with` block or as a decorator.
 
-    `with` yields the span, to whose attributes the block may add the result; None if nothing is
-    recorded.
+    The value of the `with` statement is the span. The block may add the result to the span's
+    attributes. The value is None if nothing is recorded.
 
     Args:
         name: name of the tool.

@@ -1,4 +1,4 @@
-"""Opening of an attempt in the app's process, with the SDKs' clients wrapped."""
+"""Open an attempt in the app's process, after wrapping the SDKs' clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from lightspan.schema.records import Mode
 
 @contextmanager
 def open_scope(scope: AttemptContext) -> Iterator[AttemptContext]:
-    """Make `scope` the current attempt in a block, after wrapping the SDKs' clients once."""
+    """Make `scope` the current attempt in a `with` block.
+
+    The clients of the SDKs are wrapped first, unless they are already.
+    """
     try:
         sdk_instrumentation.install()
     except Exception as error:  # such as a broken SDK, which the app may not need

@@ -1,6 +1,7 @@
-"""Clean clients of the SDKs, which send calls to the gateway: one per SDK and origin.
+"""Keep one clean client per SDK and gateway, which sends model calls to the gateway.
 
-A clean client uses nothing from the environment or from the app's own clients.
+A clean client uses nothing from the environment or from the app's own clients. An SDK is OpenAI's
+or Anthropic's package, and the *origin* is the gateway's scheme, host and port.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ def sync_client(sdk: Sdk, origin: str) -> Any:
 
 
 class _AsyncClient:
-    """A clean client of one event loop, closed when the loop shuts down its asynchronous
-    generators.
+    """A clean client of one event loop. It is closed when the loop shuts down.
 
-    `asyncio.run` does that before it closes the loop; there is no other hook.
+    `asyncio.run` closes all asynchronous generators before it closes the loop, and one of them
+    closes the client. There is no other hook.
     """
 
     def __init__(self, client: Any) -> None:
@@ -77,16 +78,22 @@ async def async_client(sdk: Sdk, origin: str) -> Any:
 
 
 def _tls_options(origin: str) -> dict[str, Any]:
-    """Return httpx's options to trust the system's authorities and the one in `SSL_CERT_FILE`.
+    """Return httpx's options for TLS; empty if `origin` has no TLS.
 
-    The store's client trusts the same authorities. By default httpx has its own list and, without
-    `trust_env`, reads no variable. Empty without TLS.
+    The client trusts the system's authorities and the authority in `SSL_CERT_FILE`, as the store's
+    client does. By default httpx has its own list and, without `trust_env`, reads no variable.
     """
     return {"verify": ssl.create_default_context()} if origin.startswith("https://") else {}
 
 
 def _bare_client(sdk: Sdk, kind: Any, origin: str, http: Any) -> Any:
-    """Return a client without the environment's organization, project or headers."""
+    """Return a clean client of class `kind` for the gateway's `origin`.
+
+    It does not use the organization, the project or the headers in the environment.
+
+    Args:
+        http: client of httpx that sends the requests.
+    """
     base_url = origin.rstrip("/") + sdk.base
     client = kind(api_key="per-call", base_url=base_url, http_client=http)
     if sdk is OPENAI:
@@ -99,7 +106,7 @@ def _bare_client(sdk: Sdk, kind: Any, origin: str, http: Any) -> Any:
 
 
 async def aclose() -> None:
-    """Close the clients of the running loop; a runner calls this before its loop ends."""
+    """Close the clients of the running event loop. A runner calls it before its loop ends."""
     clients = state.async_clients.pop(asyncio.get_running_loop(), {})
     for client in clients.values():
         await client.close()

@@ -1,11 +1,13 @@
-"""Restriction of a block in a generator's body to the generator's own steps.
+"""Restrict a `with` block in a generator's body to the generator's own steps.
 
-A generator's body runs in the context of the code that takes its next item, and Python has no hook
-where the body is left or entered again. A ContextVar set in it stays set when it yields, and is not
-set when the next item is taken in another context: a server may take each item in another thread.
-So a block in a generator is stored with the generator's stack frame, and it applies while that
-frame is on the stack. It is also set in the ContextVar (`GeneratorEntry`), for tasks and threads
-that begin in a step; readers of the ContextVar first check whether the step was left.
+A generator's body runs in the context of the code that takes its next item. Python has no hook
+where the body is left or entered again. So a ContextVar that is set in the body stays set when the
+generator yields. It is not set when the next item is taken in another context: a server may take
+each item in another thread.
+
+Therefore a block in a generator is stored with the generator's stack frame, and it applies while
+that frame is on the stack. It is also set in the ContextVar (`GeneratorEntry`), for tasks and
+threads that begin in a step. Readers of the ContextVar first check whether the step was left.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from lightspan.capture.context_types import AgentContext
 
 
 class GeneratorSteps:
-    """The blocks that are open in one generator."""
+    """The `with` blocks that are open in one generator and that set the acting agent."""
 
     def __init__(self) -> None:
         self.blocks: list[AgentContext] = []
@@ -32,46 +34,53 @@ class GeneratorSteps:
 
 
 class GeneratorEntry(NamedTuple):
-    """The acting agent as set in a step of a generator."""
+    """The value of the ContextVar if the acting agent was set in a step of a generator."""
 
     agent: AgentContext | None
     steps: GeneratorSteps
     block: AgentContext
     """Innermost block of the generator when the entry was set."""
     flow: object
-    """Task or thread that ran the step."""
+    """The task or thread that ran the step."""
     outer: Entry
-    """Entry of the context before the step."""
+    """The value of the ContextVar before the step."""
 
 
 Entry = AgentContext | GeneratorEntry | None
-"""Value of `context`'s ContextVar: an agent, an agent set in a generator, or none."""
+"""A value of the ContextVar of `context`: an agent, an agent set in a generator, or None."""
 
 
 def inside(agent: AgentContext | None, steps: GeneratorSteps, before: Entry) -> GeneratorEntry:
-    """Return the entry for an agent that acts from now on in the current step of a generator.
+    """Return the entry of an agent that acts from now on in the current step of a generator.
+
+    An entry is the value of the ContextVar (`Entry`).
 
     Args:
-        agent: the acting agent.
-        steps: blocks of the innermost generator that is running.
-        before: entry that applies now.
+        agent: the acting agent; None for no agent.
+        steps: open blocks of the innermost generator that is running.
+        before: the entry that applies now.
     """
     return GeneratorEntry(agent, steps, steps.blocks[-1], current_flow(), without(steps, before))
 
 
 def without(steps: GeneratorSteps, entry: Entry) -> Entry:
-    """Return `entry`, or the entry around it if it was set in a step of the generator `steps`."""
+    """Return the entry that applied before the generator `steps` set `entry` in a step.
+
+    If another generator or none set `entry`, return `entry` itself.
+    """
     while isinstance(entry, GeneratorEntry) and entry.steps is steps:
         entry = entry.outer
     return entry
 
 
 def current_entries(entry: Entry, running: Sequence[GeneratorSteps]) -> Entry:
-    """Return `entry`, or the next one around it that was not set in a step that was left.
+    """Return the innermost entry that still applies: `entry`, or an entry around it.
+
+    An entry that was set in a step of a generator does not apply after the step was left.
 
     Args:
         entry: value of the ContextVar.
-        running: result of `running`.
+        running: the generators on the stack, as `running` returns them.
     """
     while isinstance(entry, GeneratorEntry) and _was_left(entry, running):
         entry = entry.outer
@@ -104,16 +113,17 @@ def current_flow() -> object:
 
 # --- the stack ------------------------------------------------------------------------------
 _HANDLE_RUN: Final = events.Handle._run.__code__
-"""Code that runs a callback of an event loop, whose context does not come from its caller."""
+"""The code that runs a callback of an event loop. The callback's context does not come from its
+caller."""
 _GENERATOR: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _ENTER_METHODS: Final = ("__enter__", "__aenter__")
 
 
 def running(generators: Mapping[FrameType, GeneratorSteps]) -> Sequence[GeneratorSteps]:
-    """Return the blocks of the generators on the current stack, the innermost generator first.
+    """Return the open blocks of each generator on the current stack, the innermost generator first.
 
     Args:
-        generators: stack frame → blocks, of all generators with open blocks.
+        generators: stack frame → blocks, for all generators with open blocks.
     """
     on_stack: list[GeneratorSteps] = []
     frame = sys._getframe(1) if generators else None
@@ -126,7 +136,7 @@ def running(generators: Mapping[FrameType, GeneratorSteps]) -> Sequence[Generato
 
 
 def generator_of(frame: FrameType) -> FrameType | None:
-    """Return the generator in whose body a block is entered; None outside generators.
+    """Return the stack frame of the generator whose body enters a block; None outside generators.
 
     If a context manager enters the block in its own body (`@contextmanager`, `__enter__`), the
     result is for the code whose `with` statement enters the context manager.

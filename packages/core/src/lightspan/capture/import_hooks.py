@@ -1,4 +1,4 @@
-"""Callbacks for the first import of a module."""
+"""Call a function when a module is imported for the first time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 
 class ImportHook(MetaPathFinder):
-    """A hook for the first import of a module that leaves nothing in the module.
+    """A hook for the first import of a module. It leaves no trace in the module.
 
     Args:
         name: name of the module.
-        callback: called after the module has been executed, by the importing thread and before its
-            importer continues.
+        callback: called after the module was executed, in the importing thread, before the
+            importing code continues.
     """
 
     def __init__(self, name: str, callback: Callable[[], None]) -> None:
@@ -50,7 +50,10 @@ class ImportHook(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """A wrapper of the module's own loader, which is restored before the module is executed."""
+    """A loader that calls the module's own loader, and then the hook.
+
+    It restores the module's own loader before the module is executed.
+    """
 
     def __init__(self, loader: Loader, hook: ImportHook) -> None:
         self._loader, self._hook = loader, hook

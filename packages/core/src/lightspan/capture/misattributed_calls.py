@@ -1,8 +1,9 @@
-"""Detection of model calls whose context is an attempt that is over, or none.
+"""Detect model calls that were made outside every open attempt, so an attempt may miss them.
 
 A thread or task keeps the context in which it was started. If a worker serves several attempts, its
-model calls are recorded for the first of them, and are missing from the attempt that it serves. Its
-attempt is unknown, so every open attempt that made no call gets a capture error.
+model calls are recorded for the first attempt, and are missing from the others. The attempt that a
+misattributed call belongs to is unknown, so every open attempt that made no call gets a capture
+error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ADVICE: Final = (
 
 # Not in `context`'s ContextVar, because new threads and tasks must copy the value unchanged.
 _home: Final[ContextVar[tuple[int, int] | None]] = ContextVar("lightspan_home", default=None)
-"""Ids of the thread and the task that opened the attempt."""
+"""Ids of the thread and of the task that opened the attempt. The id of None stands for no task."""
 
 
 def mark_home() -> None:
@@ -33,9 +34,10 @@ def mark_home() -> None:
 
 
 def check_call(current: AgentContext | None) -> None:
-    """Count a model call that begins in the context `current` if that is no open attempt's.
+    """Count a model call that begins in the context `current`, if it belongs to no open attempt.
 
-    Only in a runner's process; elsewhere nothing is counted.
+    It belongs to none if `current` is None, outside every attempt, or in an attempt that has ended.
+    Calls are counted only in a runner's process.
     """
     if not state.thread_patches:
         return
@@ -59,7 +61,7 @@ def count() -> int:
 
 
 def missing_call_reason(recorder: Recorder, before: int) -> str | None:
-    """Return why a model call may be missing from an attempt; None if none seems missing.
+    """Return why a model call may be missing from an attempt; None if no call seems to be missing.
 
     Args:
         recorder: recorder of the attempt.

@@ -1,9 +1,9 @@
-"""Recording of model calls by clients that use no SDK of `sdks`: as spans without tokens.
+"""Record model calls by clients that use no SDK of `sdks`, as spans without tokens.
 
 The SDK instrumentation neither sees nor redirects the calls of other clients (Ollama, LiteLLM, a
 client of the user's own). An adapter whose framework makes such a call records it with
-`record_call`, so that the coverage shows a call that cannot be trained. An adapter records the
-answers of a framework's cache in the same way; it switches the cache off for a call that
+`record_call`, so that the coverage report shows a call that cannot be trained. An adapter also
+records the answers of a framework's cache in this way. It switches the cache off if the context
 `is_routed`.
 """
 
@@ -42,10 +42,10 @@ class Client(NamedTuple):
     url: str = ""
     """URL of its endpoint; empty if it cannot be read."""
     fix: str = ""
-    """Change of the app that makes its calls trainable."""
+    """Change of the app that would make the client's calls trainable."""
 
     def attributes(self) -> Attributes:
-        """Return the client as attributes of a span, with only host and port of its URL."""
+        """Return span attributes that describe the client, with only host and port of its URL."""
         if not self.name:
             return {}
         attributes: Attributes = {semconv.CLIENT: self.name, semconv.CLIENT_FIX: self.fix}
@@ -61,11 +61,12 @@ class Client(NamedTuple):
 
 
 def client_of(client: Any, native: str) -> Client:
-    """Return the description of a model client. Never raises.
+    """Describe a model client. Never raises.
 
     Args:
         client: the framework's object.
-        native: name of the framework's client that uses a wrapped SDK, to advise in `fix`.
+        native: name of the framework's own client that uses a wrapped SDK. The field `fix`
+            recommends it.
     """
     name = _class_name(type(client))
     places = [client, *(_read(client, key) for key in _SETTINGS)]
@@ -85,14 +86,18 @@ def _text(value: Any) -> str:
 
 
 def _class_name(kind: type) -> str:
-    """Return the full name of a class: in its top-level package if exported, else in its module."""
+    """Return the full name of a class, such as `openai.OpenAI`.
+
+    The name begins with the top-level package if the package exports the class, else with the
+    module.
+    """
     package = kind.__module__.partition(".")[0]
     is_public = getattr(sys.modules.get(package), kind.__name__, None) is kind
     return f"{package if is_public else kind.__module__}.{kind.__qualname__}"
 
 
 def _read(place: Any, name: str) -> Any:
-    """Return a setting of a client or of a mapping of settings; None if there is none."""
+    """Return a setting of a client or of a mapping of settings; None if it cannot be read."""
     try:
         return place.get(name) if isinstance(place, Mapping) else getattr(place, name, None)
     except Exception:  # a property of the app's may do anything
@@ -120,7 +125,7 @@ def record_call(
         end: status, message and attributes of the end.
         start_ns: start, nanoseconds since the epoch.
         client: the framework's client; None if it is unknown.
-        native: name of the framework's client that uses OpenAI's SDK, to advise in the report.
+        native: name of the framework's client that uses OpenAI's SDK. The report recommends it.
     """
     description = Client() if client is None else client_of(client, native)
     gateway = context.scope.gateway_url

@@ -1,4 +1,4 @@
-"""Reversible replacement of an attribute of another library's class."""
+"""Replace an attribute of another library's class, so that the replacement can be undone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _INHERITED: Final = object()
 
 
 class Patch:
-    """A replaced attribute of a class, until `undo`.
+    """A replacement of a class's attribute, from its creation until `undo`.
 
     Args:
         owner: the class.
@@ -19,8 +19,8 @@ class Patch:
 
     def __init__(self, owner: Any, name: str, make: Callable[[Patch], Any]) -> None:
         self.on = True
-        """False after `undo`. The replacement may still be called then, by a wrapper around it, and
-        must do nothing."""
+        """False after `undo`. Another library may have wrapped the replacement and still call it.
+        It must then only call the original."""
         self._owner, self._name = owner, name
         self._before = vars(owner).get(name, _INHERITED)
         self._original = getattr(owner, name)
@@ -29,8 +29,11 @@ class Patch:
 
     @property
     def is_removed(self) -> bool:
-        """Whether another instrumentation, which had wrapped the attribute before this patch, has
-        put its original back."""
+        """Whether another library has removed this patch by restoring an older attribute.
+
+        This happens if the library had wrapped the attribute before this patch, and then puts its
+        original back.
+        """
         layers = _layers(vars(self._owner).get(self._name, self._original))
         return self._ours not in layers and layers[-1] is _layers(self._original)[-1]
 
@@ -46,7 +49,7 @@ class Patch:
 
 
 def _layers(function: Any) -> list[Any]:
-    """Return a function, the one that it wraps, and so on to the innermost."""
+    """Return a function, the function that it wraps, and so on to the innermost."""
     layers = [function]
     while (wrapped := getattr(layers[-1], "__wrapped__", None)) is not None:
         layers.append(wrapped)

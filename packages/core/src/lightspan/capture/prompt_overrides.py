@@ -1,4 +1,4 @@
-"""Replacement of agents' prompts while they are learned or applied."""
+"""Replace agents' prompts while they are learned, or once learned prompts are applied."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ PROMPTS_VARIABLE: Final = "LIGHTSPAN_PROMPTS"
 
 
 def prompt(name: str, text: str) -> str:
-    """Return the text to use for a prompt of the app: a candidate, the learned text, or `text`
-    itself.
+    """Return the text to use for a prompt of the app.
 
-    The candidate is returned in an attempt that evaluates it, the learned text after
-    `lightspan.apply_prompts`. Call the function where the app uses the text, so that
-    `optimize=["router"]` finds the prompt:
+    In an attempt that evaluates a candidate text, the candidate is returned. After
+    `lightspan.apply_prompts`, the learned text is returned, and otherwise `text` itself. Call the
+    function where the app uses the text, so that `optimize=["router"]` finds the prompt:
 
         ROUTER = "Which desk is this for? {mail}"
         …
@@ -34,7 +33,7 @@ def prompt(name: str, text: str) -> str:
     Args:
         name: name of the prompt in `optimize=`.
         text: the app's own text, the same in every call. If it has placeholders, written as for
-            `str.format`, the app fills them in the returned text; if it has none, the app must not
+            `str.format`, the app fills them in the returned text. If it has none, the app must not
             format the returned text.
     """
     try:
@@ -58,13 +57,13 @@ def prompt(name: str, text: str) -> str:
 
 
 def record_prompt(current: AgentContext, attributes: Attributes) -> None:
-    """Record the `attributes` of a prompt that was read (`reading_attributes`), in its own span."""
+    """Record the `attributes` of a prompt (`reading_attributes`) in a span of their own."""
     span = make_span(current, "lightspan.prompt", SpanKind.OTHER, attributes, status=SpanStatus.OK)
     current.scope.recorder.add(span)
 
 
 def _instructions_of(current: AgentContext | None) -> Instructions | None:
-    """Return the instructions that apply to the acting agent; None keeps the app's own."""
+    """Return the prompts to replace in the context `current`; None if none are replaced."""
     if current is not None and current.scope.instructions is not None:
         return current.scope.instructions
     active = _active_prompts(current)
@@ -82,7 +81,10 @@ def _active_prompts(current: AgentContext | None) -> ActivePrompts | None:
 
 
 def reading_of(current: AgentContext, body: Body) -> Reading | None:
-    """Return the instructions in a request's `body` and their replacement; None if none apply."""
+    """Return the instructions in a request's `body` and their replacement.
+
+    None if the agent's instructions are neither recorded nor replaced.
+    """
     instructions = _instructions_of(current)
     reading = None if instructions is None else instructions.read(current.path, body)
     active = _active_prompts(current)
@@ -93,7 +95,10 @@ def reading_of(current: AgentContext, body: Body) -> Reading | None:
 
 
 def _warn_unless_applied(active: ActivePrompts, name: str, reading: Reading | None) -> None:
-    """Record that a learned text was requested; log a warning once if it is not applied."""
+    """Record that the learned text for `name` was requested.
+
+    If it is not applied, log a warning with the reason, once per reason.
+    """
     if reading is None:
         return
     active.used_names.add(name)
@@ -109,7 +114,7 @@ def _warn_unless_applied(active: ActivePrompts, name: str, reading: Reading | No
 
 
 def reading_attributes(reading: Reading) -> Attributes:
-    """Return a span's attributes for a prompt that was read."""
+    """Return a span's attributes for a prompt and its replacement."""
     attributes: Attributes = {}
     if reading.original is not None:
         attributes[c.PROMPT_ORIGINAL] = reading.original

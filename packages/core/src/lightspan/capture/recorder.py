@@ -1,4 +1,4 @@
-"""Collection of an attempt's spans in the app's process until they are sent."""
+"""Collect an attempt's spans in the app's process until they are sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Recorder:
     """
 
     keeps = True
-    """Whether added spans are kept."""
+    """Whether added spans are kept. False in subclasses that discard them."""
 
     def __init__(self, limit: int = 100_000) -> None:
         self.has_called = False
@@ -32,7 +32,8 @@ class Recorder:
         self.is_over = False
         """Whether the attempt has ended; later calls are not part of it."""
         self.uncaptured: Counter[Request] = Counter()
-        """Number of requests to models that were made without an SDK, counted in a dry run only."""
+        """Request → how often it was sent to a model without an SDK. Requests are counted in a dry
+        run only."""
         self._limit = limit
         self._spans: list[Span] = []
         self._capture_errors: list[str] = []
@@ -43,12 +44,15 @@ class Recorder:
         self._lock = threading.RLock()
 
     def new_call_id(self) -> str:
-        """Return the id of a new model call."""
+        """Return a new call id, and record that the attempt has made a model call."""
         self.has_called = True
         return new_id("call")
 
     def add(self, span: Span) -> None:
-        """Add a span with API keys redacted; if the limit is reached, count it as dropped."""
+        """Add a span with API keys replaced.
+
+        If the limit is reached, the span is dropped and counted.
+        """
         if span.status_message or not span.name.isascii():
             name, message = clean_text(span.name), bounded_text(span.status_message)
             span = span.replace(name=name, status_message=message)
@@ -71,7 +75,7 @@ class Recorder:
             self._capture_errors.append(bounded_text(reason))
 
     def register_pending(self, key: str, give_up: Callable[[], None]) -> None:
-        """Register an operation, such as a stream, that has begun.
+        """Register an operation that has begun and not ended, such as a stream.
 
         Args:
             key: id for `resolve_pending`.
@@ -86,7 +90,10 @@ class Recorder:
             return self._pending.pop(key, None) is not None
 
     def cancel_pending(self) -> None:
-        """Record all pending operations as abandoned, such as streams that the app dropped."""
+        """End all pending operations as abandoned, by calling their `give_up`.
+
+        An operation is pending, for example, if the app stopped reading a stream.
+        """
         for give_up in list(self._pending.values()):
             give_up()
 
@@ -124,7 +131,7 @@ class NullRecorder(Recorder):
 
 
 class LostRewardRecorder(NullRecorder):
-    """The recorder outside every attempt of a process that records; it warns of lost rewards."""
+    """The recorder outside every attempt, in a process that records. It warns of lost rewards."""
 
     def add(self, span: Span) -> None:
         """Discard the span, and log a warning if it is a reward."""

@@ -1,7 +1,7 @@
-"""Instrumentation of the OpenAI and Anthropic SDKs by one wrapper around their clients' `request`.
+"""Instrument the OpenAI and Anthropic SDKs by one wrapper around their clients' `request`.
 
-Inside an attempt, a call of an agent that the algorithm routes to the gateway is passed, as a copy
-of its request, to a clean client (`gateway_clients`). Nothing of the app's client (key, headers,
+Inside an attempt, an agent's call may be routed to the gateway by the algorithm. Then a copy of the
+request is passed to a clean client (`gateway_clients`). Nothing of the app's client (key, headers,
 query, cookies, auth) is sent, even if it was created before the attempt. The SDK processes the
 gateway's answer as usual (raw responses, streams, `.parse()`). The calls of agents that are not
 routed go where the app sends them, and are recorded. If an agent's instructions are being learned,
@@ -72,7 +72,7 @@ _FORWARDED_HEADERS: Final = (
 
 # --- installing -----------------------------------------------------------------------------
 def install() -> None:
-    """Wrap the SDKs of `sdks`: now if they are imported already, else once they are. Idempotent.
+    """Wrap the SDKs of `sdks`, each when it is imported or now if it already is. Idempotent.
 
     It imports no SDK, because importing openai or anthropic takes longer than everything else that
     a runner needs.
@@ -128,8 +128,10 @@ def _wrap(sdk: Sdk) -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`. Another library's wrapper that replaced `request` after `install` continues
-    to work."""
+    """Undo `install`.
+
+    A wrapper of another library that replaced `request` after `install` continues to work.
+    """
     with state.lock:
         while state.import_hooks:
             state.import_hooks.popitem()[1].stop()
@@ -186,7 +188,7 @@ def _async_wrapper(
 
 
 def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
-    """Return the call for a request that begins; None if it is not captured. Never raises."""
+    """Begin the capture of a request; return None if the request is not captured. Never raises."""
     current, attempt = current_context(), None
     if is_clean(client) or (current is None and not state.thread_patches):
         return None
@@ -227,10 +229,10 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
 
 
 def _target(current: AgentContext, path: str, address: Any) -> Target:
-    """Return the target of a model call, which the agent at `path` decides.
+    """Return the target of a model call of the agent at `path`.
 
-    With `follows_urls`, a call of a client whose base URL `address` is not the gateway's goes to
-    the app's own endpoint.
+    With `follows_urls`, the call goes to the app's own endpoint unless `address`, the base URL of
+    the app's client, is the gateway's.
     """
     routing, gateway = current.scope.routing, current.scope.gateway_url
     if current.scope.follows_urls and gateway and not f"{address}/".startswith(f"{gateway}/"):
@@ -254,7 +256,7 @@ def _body(options: Any) -> dict[str, Any]:
 class SdkCall:
     """One model call of an SDK's client.
 
-    As a context manager it records the exception that the request raised.
+    As a context manager it encloses the request, and records the exception that the request raises.
     """
 
     sdk: Sdk
@@ -268,11 +270,13 @@ class SdkCall:
     address: Any
     """Base URL of the app's client."""
     notify_end: CallEnd
-    """See `context.notify_call_start`."""
+    """Function to call at the end of the call (`context.notify_call_start`)."""
     reading: Reading | None
-    """The request's instructions and those to send instead; None if none are learned or applied."""
+    """The request's instructions, and the instructions to send instead. None if the agent's
+    instructions are neither recorded nor replaced."""
     attempt: AttemptHandle | None
-    """Attempt that was opened for this call alone; None if the call is part of a larger one."""
+    """The attempt that was opened for this call alone; None if the call belongs to a larger
+    attempt."""
 
     @property
     def is_redirected(self) -> bool:
@@ -281,7 +285,7 @@ class SdkCall:
 
     @property
     def is_recorded_elsewhere(self) -> bool:
-        """Whether the gateway records the call. A gateway that serves production records none."""
+        """Whether the gateway records the call. It does not for an app in production."""
         return self.is_redirected and self.context.scope.mode is not Mode.PRODUCTION
 
     @property
@@ -306,8 +310,8 @@ class SdkCall:
     def with_instructions(self, options: Any) -> Any:
         """Return a copy of the request `options` with the instructions to send.
 
-        Returns `options` itself if the instructions stay as they are, or cannot be replaced, which
-        is a capture error.
+        Returns `options` itself if the instructions stay as they are. If they cannot be replaced,
+        it returns `options` too, and records a capture error.
         """
         if self.reading is None:
             return options
@@ -324,7 +328,11 @@ class SdkCall:
             return options
 
     def redirect(self, client: Any, options: Any) -> Any:
-        """Return a copy of the request `options` of `client` for the clean client to send."""
+        """Return a copy of the request `options`, for a clean client to send to the gateway.
+
+        Args:
+            client: the app's client, whose timeout and number of retries the copy takes over.
+        """
         sent = options.model_copy()
         sent.url = _model_path(self.sdk, options)
         sent.params = {}
@@ -335,7 +343,7 @@ class SdkCall:
         return sent
 
     def headers(self) -> dict[str, str]:
-        """Return the headers from which the gateway reads agent and call id."""
+        """Return the headers from which the gateway reads attempt, agent and call id."""
         scope = self.context.scope
         names = (quote(name, safe="") for name in split_path(self.path))
         parent = self.context.parent_span_id or c.NO_PARENT
@@ -349,11 +357,11 @@ class SdkCall:
         }
 
     def failed(self, error: BaseException, answer: Mapping[str, Any] | None = None) -> None:
-        """Record the end of a call by an error; the app may have abandoned the answer.
+        """Record that the call ended by `error`, unless the gateway has recorded it.
 
         Args:
-            error: exception that ended the call.
-            answer: the answer as far as it arrived; None to take it from the exception.
+            error: the exception that ended the call; GeneratorExit if the app abandoned the answer.
+            answer: the answer received so far; None to take it from the exception.
         """
         is_abandoned = isinstance(error, GeneratorExit)
         self.notify_end(is_abandoned and genai_attributes.has_content(answer or {}))
@@ -376,7 +384,7 @@ class SdkCall:
         self.record(attributes, SpanStatus.ERROR, text_of(error) or "error")
 
     def answered(self, answer: Mapping[str, Any]) -> None:
-        """Record a call with its whole answer, unless the gateway records it."""
+        """Record that the call ended with the whole answer, unless the gateway records the call."""
         self.notify_end(True)
         if not self.is_recorded_elsewhere:
             self.record(
@@ -401,11 +409,11 @@ class SdkCall:
             weakref.finalize(response, give_up).atexit = False
 
     def ended(self, answer: Mapping[str, Any], error: BaseException | None) -> None:
-        """Record the end of a pending answer; a no-op if its end was recorded before.
+        """Record the end of a pending answer. Do nothing if its end was recorded before.
 
         Args:
-            answer: the answer as far as it arrived.
-            error: error that ended it; None if it is complete.
+            answer: the answer received so far.
+            error: the error that ended the answer; None if the answer is complete.
         """
         if not self.context.scope.recorder.resolve_pending(self.call_id):
             return
@@ -417,7 +425,10 @@ class SdkCall:
     def record(
         self, attributes: Attributes, status: SpanStatus = SpanStatus.OK, message: str = ""
     ) -> None:
-        """Record the call's span, and close the attempt that was opened for the call, if any."""
+        """Record the call's span.
+
+        If an attempt was opened for this call alone, close it.
+        """
         common: Attributes = {
             c.AGENT_PATH: self.path,
             c.CALL_ID: self.call_id,
@@ -449,7 +460,10 @@ class SdkCall:
         return {**self.body, reading.slot.key: reading.slot.put(self.body, reading.sent)}
 
     def _server(self) -> Attributes:
-        """Return host and port of the app's base URL, whose other parts may hold a key."""
+        """Return attributes with host and port of the app's base URL.
+
+        The other parts of the URL may contain a key.
+        """
         server: Attributes = {c.PROVIDER_NAME: self.sdk.name} if self.sdk is ANTHROPIC else {}
         if getattr(self.address, "host", ""):
             server[c.SERVER_ADDRESS] = self.address.host

@@ -1,4 +1,4 @@
-"""Static analysis of the objects that an app's functions refer to, for `agent_discovery`."""
+"""Find the objects that an app's functions refer to, without calling the functions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 def names_in(code: CodeType, *, texts: bool = False) -> Iterator[str]:
-    """Yield every name in the code, including that of nested functions.
+    """Yield every name in the code, including the names in nested functions.
 
     Args:
         code: code of a function.
-        texts: whether to yield text constants too, for frameworks that look objects up by text.
+        texts: whether to yield string constants too, for frameworks that look objects up by name.
     """
     yield from code.co_names
     for constant in code.co_consts:
@@ -28,14 +28,14 @@ def names_in(code: CodeType, *, texts: bool = False) -> Iterator[str]:
 def references(
     function: FunctionType, names: set[str], *, installed: Collection[str] = ()
 ) -> Iterator[Any]:
-    """Yield the values of a function's closure, defaults and mentioned globals.
+    """Yield the values of a function's closure and defaults, and the globals that it mentions.
 
     If a global is a module of the user, its attributes in `names` are yielded too.
 
     Args:
         function: a function of the app.
         names: names that the function's code mentions.
-        installed: see `is_user_code`.
+        installed: packages that count as installed wherever they are (`is_user_code`).
     """
     yield from closure_values(function)
     yield from function.__defaults__ or ()

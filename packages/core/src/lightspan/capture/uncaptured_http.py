@@ -1,8 +1,8 @@
-"""Recording of model requests that bypass the SDKs of `sdks`, in a dry run (`lightspan dev`).
+"""Record model requests that bypass the SDKs of `sdks`, in a dry run (`lightspan dev`).
 
 httpx, httpx2, requests and aiohttp are patched when a process opens its first attempt of a dry run.
 For each POST to the path of a model's API, the acting agent, the calling package, the model and the
-URL are recorded, so that the report can advise a change. urllib and botocore are not patched.
+URL are recorded, so that the report can recommend a change. urllib and botocore are not patched.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _MODEL_PATHS: Final = (
 _GEMINI_PATHS: Final = (":generateContent", ":streamGenerateContent")
 """Paths of requests whose body names no model."""
 _PLUMBING: Final = ("httpx", "httpx2", "requests", "aiohttp", "urllib3", "contextlib", "asyncio")
-"""Packages on the stack between the calling package and the patched method, to skip."""
+"""Packages that may be on the stack between the calling package and the patched method. They are
+not the caller."""
 _SDK_MODULES: Final = tuple(f"{sdk.name}._base_client" for sdk in SDKS)
 
 
@@ -89,10 +90,10 @@ def _body(request: Any) -> Any:
 
 
 def _record(read: Callable[[], tuple[Any, Any, Any]], *, is_aiohttp: bool = False) -> None:
-    """Record a request if it is to a model and no SDK made it. Never raises.
+    """Record a request if it goes to a model and no SDK made it. Never raises.
 
     Args:
-        read: returns method, URL and body.
+        read: returns method, URL and body of the request.
         is_aiohttp: whether aiohttp sends the request.
     """
     with contextlib.suppress(Exception):  # the app's request must be sent in any case
@@ -117,7 +118,11 @@ def _record(read: Callable[[], tuple[Any, Any, Any]], *, is_aiohttp: bool = Fals
 
 
 def _model_of(url: str, body: Any) -> str | None:
-    """Return the model of a request, `""` for Gemini; None if the request is to no model."""
+    """Return the name of the model in a request.
+
+    Empty for Gemini, whose request body does not name it. None if the request does not go to a
+    model.
+    """
     path = urlsplit(url).path.rstrip("/")
     if path.endswith(_GEMINI_PATHS):
         return ""
@@ -129,7 +134,7 @@ def _model_of(url: str, body: Any) -> str | None:
 
 
 def _calling_modules() -> Iterator[str]:
-    """Yield the names of the modules on the stack outside this one, the innermost first."""
+    """Yield the names of the modules on the stack, the innermost first, without this module."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back

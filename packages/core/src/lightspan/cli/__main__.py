@@ -1,4 +1,4 @@
-"""`python -m lightspan.cli`."""
+"""Run the `lightspan` command, for `python -m lightspan.cli`."""
 
 import sys
 

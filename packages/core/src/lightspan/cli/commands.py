@@ -49,8 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _missing_extra(command: str) -> str | None:
-    """Return the extra of the package that installs `command`; None if the command is installed or
-    unknown."""
+    """Return the extra of the package that installs the subcommand `command`.
+
+    None if the command is installed or unknown.
+    """
     return None if command in installed_plugins("commands") else extra_of("commands", command)
 
 

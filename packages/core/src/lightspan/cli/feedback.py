@@ -1,4 +1,4 @@
-"""`lightspan feedback`: reward an attempt or a call of production."""
+"""`lightspan feedback`: reward an attempt or a call that was recorded in production."""
 
 from __future__ import annotations
 

@@ -59,10 +59,10 @@ def _confirm(question: str) -> bool:
 
 
 async def _prune(store: Any, age_s: float, reporter: Any) -> tuple[int, int]:
-    """Delete rollouts that ended more than `age_s` seconds ago.
+    """Delete rollouts that ended more than `age_s` seconds ago, and show the progress.
 
     Returns:
-        The numbers of deleted and of remaining rollouts.
+        The number of deleted rollouts and the number of remaining rollouts.
     """
     from lightspan.stores.protocol import PRUNED_AT_ONCE
 

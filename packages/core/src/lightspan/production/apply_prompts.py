@@ -1,4 +1,4 @@
-"""Application of a run's prompts to the whole process: `lightspan.apply_prompts("runs/desk")`.
+"""Apply a run's prompts in the whole process: `lightspan.apply_prompts("runs/desk")`.
 
 The instructions of agents are replaced, as in training, in requests that go where the app sends
 them. `lightspan.prompt` returns the learned text. Recording need not be enabled. Inside rollouts
@@ -26,16 +26,16 @@ from lightspan.schema.system_prompts import Instructions, Rewrite
 log = logging.getLogger(__name__)
 
 PROMPTS: Final = "prompts.json"
-"""File in a run's folder with the learned prompts."""
+"""Name of the file with the learned prompts, in a run's folder."""
 
 
 class AppliedPrompts:
-    """The result of `apply_prompts`; as a context manager it ends with the block."""
+    """The result of `apply_prompts`. As a context manager it ends with the block."""
 
     def __init__(self, prompts: Mapping[str, LearnedPrompt]) -> None:
         self.prompts = dict(prompts)
-        """Name → prompt: `applied.prompts["router"].template` is the text. Empty if nothing is
-        applied."""
+        """Name → prompt: `applied.prompts["router"].template` is the learned text. Empty if nothing
+        is applied."""
         self._active = ActivePrompts(_instructions(prompts)) if prompts else None
         if self._active is not None:
             context.push_prompts(self._active)
@@ -57,16 +57,15 @@ class AppliedPrompts:
 
 
 def apply_prompts(run: str | os.PathLike[str] | None = None) -> AppliedPrompts:
-    """Apply the prompts that a run learned, in this process until it ends; rollouts are not
-    affected.
+    """Apply the prompts that a run learned, in this process until it ends.
 
-    If an agent's own text has changed since the training, the own text is sent and a warning is
-    logged once. Once the prompts are applied, no error reaches the app.
+    Rollouts are not affected. If an agent's own text has changed since the training, its own text
+    is sent and a warning is logged once. Once the prompts are applied, no error reaches the app.
 
     Args:
         run: folder of the run, or the path of its `prompts.json`. None for the value of the
-            variable `LIGHTSPAN_PROMPTS`; if that is not set, nothing is applied. If it is set, an
-            adapter's `instrument()` applies the prompts too.
+            environment variable `LIGHTSPAN_PROMPTS`; if that is not set, nothing is applied. If it
+            is set, an adapter's `instrument()` applies the prompts too.
 
     Raises:
         ConfigError: the file is missing or damaged, or no client of OpenAI or Anthropic is
@@ -88,13 +87,14 @@ def apply_prompts(run: str | os.PathLike[str] | None = None) -> AppliedPrompts:
 
 
 def read_prompts(path: Path) -> dict[str, LearnedPrompt]:
-    """Return the prompts that a run learned.
+    """Return the prompts that a run learned, by name.
 
     Args:
         path: folder of the run, or its `prompts.json`.
 
     Raises:
-        ConfigError: the file cannot be read or has no prompt.
+        ConfigError: the file cannot be read, has no prompt, or was edited so that the placeholders
+            of an agent's two texts differ.
     """
     file = path / PROMPTS if path.is_dir() else path
     try:
@@ -143,16 +143,17 @@ def _warn_of_missing_agents(active: ActivePrompts) -> None:
 
 # --- by the environment ---------------------------------------------------------------------
 _applied: Final[dict[str, AppliedPrompts]] = {}
-"""Enabled adapter → applied prompts; the same object for all adapters."""
+"""Name of an enabled adapter → applied prompts. All adapters share one object."""
 
 
 def hold(owner: str) -> None:
-    """Apply the prompts of the run in `LIGHTSPAN_PROMPTS`, until `release`, for an adapter.
+    """Apply the prompts of the run in `LIGHTSPAN_PROMPTS` until `release` is called for `owner`.
 
-    Never raises: an error is logged, and nothing is applied.
+    Does nothing if the variable is not set. Never raises: an error is logged, and nothing is
+    applied.
 
     Args:
-        owner: name of the adapter.
+        owner: name of the adapter that applies them.
     """
     if not os.environ.get(PROMPTS_VARIABLE):
         return
@@ -163,7 +164,7 @@ def hold(owner: str) -> None:
 
 
 def release(owner: str) -> None:
-    """Undo `hold`."""
+    """Undo `hold` for the adapter `owner`. The prompts apply until no adapter holds them."""
     applied = _applied.pop(owner, None)
     if applied is not None and not _applied:
         applied.close()

@@ -1,8 +1,9 @@
-"""Attempts of a recorded app, which are opened automatically and written when they end.
+"""Open attempts of a recorded app automatically, and write them when they end.
 
-An attempt is complete when its root has ended and no answer in it is pending; then it is queued for
-the store writer. The user's hook (`redact`) is called with each span that is added, in the thread
-that adds it.
+An attempt is complete when its root has ended and no answer in it is pending. The root is the
+agent, function or model call for which the attempt was opened. A complete attempt is queued for the
+store writer. The user's hook (`redact`) is called with each span that is added, in the thread that
+adds it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from lightspan.schema.spans import (
 log = logging.getLogger(__name__)
 
 MAX_SPANS: Final = 10_000
-"""Maximum number of spans of an attempt; later ones are counted as dropped, which is a capture
-error."""
+"""Maximum number of unwritten spans of an attempt. Further spans are counted as dropped, which is a
+capture error."""
 MAX_OPEN: Final = 10_000
 """Maximum number of open attempts."""
 MAX_INPUT_LENGTH: Final = 262_144
@@ -63,14 +64,14 @@ class OpenAttempt(Recorder):
         self._has_ended = self._has_failed = self._is_interrupted = False
         self._is_queued = self._is_written = self._is_discarded = False
         self._omitted = 0
-        """Number of spans that the hook omitted."""
+        """Number of spans for which the hook returned None."""
         self._hook_failures: dict[str, int] = {}
         """Kind of error → number of spans on which the hook failed."""
         self.size = 0
         """Approximate number of characters of text in the unwritten spans."""
 
     def new_call_id(self) -> str:
-        """Return a call id that contains the attempt's id, by which feedback finds the attempt."""
+        """Return a new call id that contains the attempt's id. Feedback finds the attempt by it."""
         with self._lock:
             self._calls += 1
             return f"{self._call_prefix}{self._calls}"
@@ -97,7 +98,7 @@ class OpenAttempt(Recorder):
             self.end(failed=False)
 
     def add_capture_error(self, reason: str) -> None:
-        """Record a capture error; if there is a hook, without details, which may quote app data."""
+        """Record a capture error. With a hook, details are left out: they may quote app data."""
         super().add_capture_error(reason.partition(": ")[0] if self._owner.redactor.on else reason)
 
     def resolve_pending(self, key: str) -> bool:
@@ -107,24 +108,31 @@ class OpenAttempt(Recorder):
         return is_resolved
 
     def end(self, *, failed: bool) -> None:
-        """End the root span."""
+        """Record that the attempt's root has ended. Queue the attempt if nothing in it is pending.
+
+        Args:
+            failed: whether the root ended with an error.
+        """
         self._has_ended, self._has_failed = True, self._has_failed or failed
         self._queue_if_complete()
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was recorded or has begun in the attempt."""
+        """Whether nothing has been recorded, and nothing has begun, in the attempt."""
         with self._lock:
             content = (self._spans, self._pending, self._capture_errors, self._omitted, self._calls)
             return not any(content) and not self._has_ended
 
     def discard(self) -> None:
-        """Discard the attempt, which is empty; a span that is added later ends and queues it."""
+        """Discard the attempt, which must be empty.
+
+        If a span is added later, the attempt ends and is queued after all.
+        """
         self._owner.remove(self)
         self._is_discarded = True
 
     def interrupt(self) -> None:
-        """End the attempt because the process ends."""
+        """End the attempt as interrupted, because the process ends."""
         self._is_interrupted = not self._has_ended
         self.cancel_pending()
         self.end(failed=False)
@@ -139,7 +147,10 @@ class OpenAttempt(Recorder):
 
     # --- in the writer's thread -----------------------------------------------------------
     def take(self) -> store_writer.PendingWrite:
-        """Remove the unwritten spans and return their write, the first time with the attempt."""
+        """Remove the unwritten spans and return the write that stores them.
+
+        The first write also stores the attempt.
+        """
         with self._lock:
             spans, self._spans = self._spans, []
             is_late, self._is_written = self._is_written, True
@@ -180,8 +191,8 @@ class OpenAttempt(Recorder):
 def task_of(spans: list[Span], *, is_call: bool) -> Json:
     """Return the task of an attempt: its root's input, else the messages of its first model call.
 
-    The messages are `{"messages": […]}`, without the app's own instructions unless the attempt is a
-    lone model call (`is_call`). None if neither was recorded.
+    The messages are `{"messages": […]}`. The app's own instructions are left out, unless the
+    attempt is a lone model call (`is_call`). None if neither was recorded.
     """
     for span in spans:
         if c.OPERATION_INPUT in span.attributes and span.parent_id is None:
@@ -287,7 +298,13 @@ class OpenAttempts:
         self._has_warned = False
 
     def open(self, current: AgentContext, name: str | None, input: Any) -> AttemptHandle:
-        """Open an attempt; see `context.start_attempt`."""
+        """Open an attempt for an agent, function or model call that begins outside every attempt.
+
+        Args:
+            current: the context outside every attempt.
+            name: name of the agent or function; None for a lone model call.
+            input: its input; None if unknown.
+        """
         trace_id = current_trace_id() or new_trace_id()
         if not sampled(trace_id, self.options.sample):
             return NullAttempt(current.scope, trace_id)
@@ -304,10 +321,10 @@ class OpenAttempts:
         return _Handle(attempt, _attempt_context(current.scope, trace_id, attempt), name, text)
 
     def redact(self, span: Span) -> tuple[Span | None, str]:
-        """Return the part of a span to keep (None for nothing), and the kind of the hook's error.
+        """Return the span as the user's hook wants it, and the kind of the hook's error.
 
-        The kind is empty if the hook did not fail. The hook gets the span with the name of the
-        service. Model calls of the hook are not recorded.
+        The span is None if the hook leaves it out. The kind is empty if the hook did not fail. The
+        hook gets the span with the name of the service. Model calls of the hook are not recorded.
         """
         span = span.replace(resource={**span.resource, **self._resource})
         if not self.redactor.on:
@@ -329,11 +346,15 @@ class OpenAttempts:
         return redacted, failure
 
     def remove(self, attempt: OpenAttempt) -> None:
-        """Remove an attempt from the open ones."""
+        """Remove an attempt from the open attempts."""
         self._open.pop(attempt.attempt_id, None)
 
     def close(self, timeout_s: float) -> None:
-        """Interrupt the open attempts and write what can be written in `timeout_s` seconds."""
+        """Interrupt the open attempts, and write them and the queued attempts.
+
+        Args:
+            timeout_s: maximum seconds to wait for the writes.
+        """
         for attempt in list(self._open.values()):
             attempt.interrupt()
         self.writer.close(timeout_s)
@@ -356,7 +377,7 @@ def _attempt_context(outer: AttemptContext, trace_id: str, recorder: Recorder) -
 
 
 def current_trace_id() -> str | None:
-    """Return the current trace id of the app's own OpenTelemetry; None if there is none."""
+    """Return the trace id of the app's current OpenTelemetry span; None if there is no span."""
     opentelemetry = sys.modules.get("opentelemetry.trace")
     if opentelemetry is None:
         return None
@@ -365,7 +386,7 @@ def current_trace_id() -> str | None:
 
 
 def _input_json(value: Any) -> str:
-    """Return an input as JSON; pydantic models are dumped, and other objects become strings."""
+    """Return an input as JSON. Pydantic models are dumped, and other objects become their `str`."""
     try:
         return _input_encoder.encode(value).decode()
     except Exception:  # a cycle, a lone surrogate, a key that is not a string
@@ -381,7 +402,7 @@ _input_encoder: Final = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def sampled(trace_id: str, ratio: float) -> bool:
-    """Return whether a trace is in the share `ratio` of traces that are recorded.
+    """Return whether to record a trace, given the share `ratio` (0 to 1) of traces to record.
 
     The result depends on the trace id alone, as with OpenTelemetry's TraceIdRatioBased sampler.
     """

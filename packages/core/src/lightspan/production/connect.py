@@ -1,11 +1,10 @@
-"""Connection of an app to the policies that it trained:
-`lightspan.connect("http://127.0.0.1:8000")`.
+"""Connect an app to the policies that it trained: `lightspan.connect("http://127.0.0.1:8000")`.
 
 `lightspan serve` has one endpoint for all policies. `connect` redirects each agent's model calls to
-it, also if the agents share a client; as in training, adapters and `with lightspan.agent(…)` set
-the acting agent. The calls of agents that the server has no route for go where the app sends them.
-Nothing is recorded, and nothing of the app's own client (key, headers, query) is sent to the
-server.
+this endpoint, also if the agents share a client. As in training, adapters and `with
+lightspan.agent(…)` set the acting agent. Calls of agents for which the server has no route go where
+the app sends them. Nothing is recorded, and nothing of the app's own client (key, headers, query)
+is sent to the server.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ _TIMEOUT_S: Final = 10.0
 
 
 class Connection:
-    """The result of `connect`; as a context manager it ends with the block."""
+    """The result of `connect`. As a context manager it ends the connection after the block."""
 
     def __init__(self, url: str | None, ambient: AgentContext | None) -> None:
         self.url = url
-        """Origin of the server; None if there is no connection."""
+        """Scheme, host and port of the server; None if there is no connection."""
         self._ambient = ambient
         if ambient is not None:
             context.connect(ambient)

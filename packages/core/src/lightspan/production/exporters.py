@@ -1,7 +1,7 @@
-"""The plugin that exports spans to a tracing backend.
+"""Find the plugin that exports spans to a tracing backend.
 
 An installed plugin (lightspan-otel) gets the spans of recorded attempts and of trainings. It
-exports them if the environment or a call of the user enables it.
+exports them if the environment or a call of the user enables exports.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ OTLP_VARIABLE: Final = "LIGHTSPAN_OTLP"
 
 
 class TrainingExport(Protocol):
-    """The export of one training's spans, with rewards and advantages."""
+    """The export of the spans of one training, with rewards and advantages."""
 
     def add(self, episodes: Sequence[Episode], step: int, *, is_learned: bool) -> None:
-        """Queue the spans of ended episodes; if `is_learned`, only when `send` is called."""
+        """Queue the spans of ended episodes. If `is_learned`, they are queued only by `send`."""
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
-        """Keep the advantages of calls for the next `send`."""
+        """Keep the advantages of model calls. The next `send` adds them to the spans."""
 
     def send(self) -> None:
-        """Queue the spans of the step. Never raises."""
+        """Queue the spans of the current training step. Never raises."""
 
     async def close(self, *, is_patient: bool) -> None:
-        """Export pending spans and report those that were not exported."""
+        """Export pending spans, and report how many were not exported."""
 
 
 class SpanExporter(Protocol):
-    """A plugin that exports spans."""
+    """A plugin that exports spans to a tracing backend."""
 
     def check(self) -> None:
         """Raise `ConfigError` if exports are enabled but not possible."""
@@ -60,7 +60,7 @@ class SpanExporter(Protocol):
 
 
 def find_exporter() -> SpanExporter | None:
-    """Return the installed exporter of spans; None if there is none.
+    """Return the installed plugin that exports spans; None if there is none.
 
     Raises:
         ConfigError: exports are enabled but not possible.

@@ -1,8 +1,8 @@
-"""Feedback after an attempt has ended: `lightspan.feedback(attempt_or_call, 0.8)`.
+"""Rate an attempt after it has ended: `lightspan.feedback(attempt_or_call, 0.8)`.
 
 Feedback is stored with the recorded spans as a late span, so a run's policy gradients do not use
-it. If an attempt or call gets several feedbacks, the last one to arrive counts. Feedback overrides
-a reward that the app emitted. Repeating a feedback changes nothing.
+it. If an attempt or call gets several feedbacks, the last to arrive counts. Feedback overrides a
+reward that the app emitted. Repeating a feedback changes nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lightspan.stores.aio import run_sync
 from lightspan.stores.protocol import Store
 
 _PRODUCTION_CALL: Final = re.compile(r"call-([0-9a-f]{32})-\d+")
-"""Call id of a recorded attempt, with the digits of the attempt's id."""
+"""Matches the call id of a recorded app. Its group has the digits of the attempt's id."""
 _SEARCH_BATCH: Final = 128
 """Number of rollouts whose spans are read at once."""
 
@@ -57,10 +57,10 @@ def feedback(
 
     Args:
         id: id of an attempt (`lightspan.current_attempt_id()`) or of a call, or the `id` of an
-            OpenAI response, which is searched for in all attempts, the newest first.
+            OpenAI response. All attempts are searched for the `id` of a response, the newest first.
         reward: a number, a bool (True is 1.0) or named dimensions; never NaN or infinite.
-        store: URL of the store; None for `LIGHTSPAN_STORE`.
-        comment: text for people.
+        store: URL of the store; None for the value of `LIGHTSPAN_STORE`.
+        comment: a text that is stored with the feedback; None for no comment.
 
     Returns:
         The attempt or call that was rated.
@@ -140,10 +140,12 @@ def _span(attempt: Attempt, spans: Sequence[Span], attributes: Attributes) -> Sp
 
 # --- search ---------------------------------------------------------------------------------
 async def _find(store: Store, id: str) -> tuple[Attempt, str | None]:
-    """Return the attempt of an id, and the call id; None if `id` is the attempt's own id.
+    """Return the attempt that `id` names, and the id of the call.
+
+    The call id is None if `id` is the id of an attempt.
 
     Raises:
-        NotFoundError: the store has no such id.
+        NotFoundError: the store has no such attempt, call or response.
     """
     attempt = await _attempt(store, id)
     if attempt is not None:
@@ -176,7 +178,10 @@ async def _attempt(store: Store, attempt_id: str) -> Attempt | None:
 async def _find_call(
     store: Store, attempts: Sequence[Attempt], names: set[str]
 ) -> tuple[Attempt, str] | None:
-    """Return attempt and id of the call whose call or response id is in `names`; None for none."""
+    """Return the attempt and the id of the call that one of `names` names.
+
+    A name is a call id or a response id. None if no call has such an id.
+    """
     spans = await store.spans([attempt.attempt_id for attempt in attempts])
     for attempt in attempts:
         call_id = _call_of(spans[attempt.attempt_id], names)
@@ -186,7 +191,7 @@ async def _find_call(
 
 
 def _call_of(spans: Sequence[Span], names: set[str]) -> str | None:
-    """Return the id of the call whose call or response id is in `names`; None for none."""
+    """Return the id of the call whose call id or response id is in `names`; None without one."""
     for span in spans:
         if span.kind is not SpanKind.LLM or c.CALL_ID not in span.attributes:
             continue

@@ -1,4 +1,4 @@
-"""Options of recording, from arguments and the environment."""
+"""Read the options of recording from arguments and the environment."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ def read_options(
     sample: float | None,
     redact: Redact | str | None,
 ) -> RecordOptions | None:
-    """Return the options by arguments and environment; None if nothing is to be recorded.
+    """Return the options of recording, from the arguments and the environment.
+
+    None if nothing is to be recorded, because no store is given.
 
     Raises:
-        ConfigError: see `record`.
+        ConfigError: the store is in memory, or the share or the hook is invalid.
     """
     url = os.fspath(store) if store is not None else os.environ.get(STORE_VARIABLE)
     if not url:
@@ -64,9 +66,9 @@ def read_options(
 
 
 def resource_of_environment() -> dict[str, Any]:
-    """Return OpenTelemetry's resource attributes from the environment; empty if none are set.
+    """Return the resource attributes in OpenTelemetry's environment variables; empty without any.
 
-    They are those of `OTEL_RESOURCE_ATTRIBUTES`, with `OTEL_SERVICE_NAME` as `service.name`.
+    `OTEL_RESOURCE_ATTRIBUTES` has them, and `OTEL_SERVICE_NAME` overrides `service.name`.
     """
     if not (os.environ.get(SERVICE_VARIABLE) or os.environ.get(RESOURCE_VARIABLE)):
         return {}
@@ -76,12 +78,18 @@ def resource_of_environment() -> dict[str, Any]:
 
 
 def service_of_environment() -> str | None:
-    """Return the name of the service by the environment; None if it is not set."""
+    """Return the name of the service from the environment; None if it is not set."""
     return str(resource_of_environment().get(SERVICE_NAME) or "") or None
 
 
 def _share(sample: float | None) -> float:
-    """Return the share of attempts to keep: `sample`, or if None the environment's, else 1."""
+    """Return the share of attempts to keep, from 0 to 1.
+
+    If `sample` is None, it is the value of `LIGHTSPAN_SAMPLE`, or 1 if that is not set.
+
+    Raises:
+        ConfigError: the value is not a number from 0 to 1.
+    """
     value: Any = os.environ.get(SAMPLE_VARIABLE) or 1.0 if sample is None else sample
     name = SAMPLE_VARIABLE if sample is None else "sample"
     try:

@@ -1,11 +1,11 @@
-"""Recording of an app in production: `LIGHTSPAN_STORE=sqlite:…`, or `lightspan.record()`.
+"""Record an app in production: `LIGHTSPAN_STORE=sqlite:…`, or `lightspan.record()`.
 
 Outside rollouts, each run of an agent becomes an attempt: the outermost graph, crew, team, `with
 lightspan.agent(…)` block or `@rollout` function, and each lone model call. The model calls go where
 the app sends them and are only recorded: messages, tools, usage, times, errors. The rollouts have
 `Mode.PRODUCTION`: no runner can claim them, and no policy gradient is computed from them.
 
-An attempt is stored whole when it has ended, by a background thread (`store_writer`): the app never
+A background thread stores an attempt as a whole when it has ended (`store_writer`). The app never
 waits for the store and never gets its errors. Sampling keeps or drops a whole attempt, by its trace
 id. A hook (`redact`) gets every span in the app's own thread, before the span is kept or queued.
 """
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Recording:
-    """The result of `record`; as a context manager it ends with the block."""
+    """The result of `record`. As a context manager it stops recording at the end of the block."""
 
     def __init__(self, options: RecordOptions | None) -> None:
         self._attempts = None if options is None else OpenAttempts(options)
@@ -46,7 +46,7 @@ class Recording:
 
     @property
     def settings(self) -> RecordOptions | None:
-        """The options; None if nothing is recorded."""
+        """The options of the recording; None if nothing is recorded."""
         return None if self._attempts is None else self._attempts.options
 
     @property
@@ -55,19 +55,33 @@ class Recording:
         return 0 if self._attempts is None else self._attempts.writer.lost
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until the attempts that have ended are written; return False after the timeout."""
+        """Wait until the attempts that have ended are written; return whether they are.
+
+        False if they are not written after `timeout_s` seconds.
+        """
         return self._attempts is None or self._attempts.writer.flush(timeout_s)
 
     def close(self, timeout_s: float = EXIT_S) -> None:
-        """Stop recording, write the attempts that have ended and interrupt the others.
-        Idempotent."""
+        """Stop recording. Idempotent.
+
+        The attempts that have ended are written, and the open attempts are interrupted and written.
+
+        Args:
+            timeout_s: maximum seconds to wait for the writes.
+        """
         attempts, self._attempts = self._attempts, None
         if attempts is not None:
             _remove(self)
             attempts.close(timeout_s)
 
     def open(self, current: AgentContext, name: str | None, input: object) -> AttemptHandle:
-        """Open an attempt; see `context.start_attempt`."""
+        """Open an attempt for an agent, function or model call that begins. Never raises.
+
+        Args:
+            current: the context outside every attempt.
+            name: name of the agent or function; None for a lone model call.
+            input: its input; None if unknown.
+        """
         if self._attempts is not None:
             try:
                 return self._attempts.open(current, name, input)
@@ -76,7 +90,10 @@ class Recording:
         return NullAttempt(current.scope, new_trace_id())
 
     def after_fork(self) -> None:
-        """In a forked child, discard the attempts and the queue, which belong to the parent."""
+        """Start with no attempts and an empty queue in a forked child process.
+
+        The attempts and the queue before the fork belong to the parent process.
+        """
         if self._attempts is not None:
             self._attempts = OpenAttempts(self._attempts.options)
 
@@ -93,16 +110,16 @@ class _State:
 
     lock: Any = field(default_factory=threading.RLock)
     explicit: Recording | None = None
-    """Recording started by `record`, which overrides `by_environment`; None if there is none."""
+    """The recording started by `record`. It overrides `by_environment`. None if there is none."""
     by_environment: Recording | None = None
-    """Recording started by `hold`; None if there is none."""
+    """The recording started by `hold`; None if there is none."""
     holders: set[str] = field(default_factory=set)
     has_hooks: bool = False
     """Whether the hooks for exit and fork are registered."""
 
     @property
     def recordings(self) -> list[Recording]:
-        """The recordings that are on, the current one first."""
+        """The recordings that are on. The first is the current recording, which opens attempts."""
         both = (self.explicit, self.by_environment)
         return [recording for recording in both if recording is not None]
 
@@ -122,11 +139,12 @@ def record(
     Args:
         store: URL of the store; None for the value of `LIGHTSPAN_STORE`. If that is not set,
             nothing is recorded.
-        service: name of the service; None for `OTEL_SERVICE_NAME`, else `service.name` of
+        service: name of the service. None for `OTEL_SERVICE_NAME`, or else for `service.name` in
             `OTEL_RESOURCE_ATTRIBUTES`.
-        sample: share of attempts to keep, 0 to 1; None for `LIGHTSPAN_SAMPLE`, else 1.
-        redact: function that gets every span before it is kept or queued and returns the span to
-            keep (`redact`), or its name as `module:function`; None for `LIGHTSPAN_REDACT`.
+        sample: share of attempts to keep, 0 to 1. None for `LIGHTSPAN_SAMPLE`, or else 1.
+        redact: function that gets every span before it is kept or queued, and returns the span to
+            keep or None. Or the name of the function as `module:function`. None for
+            `LIGHTSPAN_REDACT`.
 
     Raises:
         ConfigError: the store, `LIGHTSPAN_OTLP`, the share or the hook is invalid, or the process
@@ -149,12 +167,12 @@ def record(
 
 
 def hold(owner: str) -> None:
-    """Record and apply prompts as the environment sets, until `release`, for an adapter.
+    """Record and apply prompts as the environment sets, until `release` is called for `owner`.
 
     Never raises: an error, such as an invalid variable, is logged, and nothing is recorded.
 
     Args:
-        owner: name of the adapter.
+        owner: name of the adapter that starts the recording.
     """
     apply_prompts.hold(owner)
     if not os.environ.get(STORE_VARIABLE):
@@ -176,7 +194,7 @@ def hold(owner: str) -> None:
 
 
 def release(owner: str) -> None:
-    """Undo `hold`."""
+    """Undo `hold` for the adapter `owner`. Recording stops when no adapter holds it."""
     apply_prompts.release(owner)
     with _state.lock:
         _state.holders.discard(owner)
@@ -188,14 +206,19 @@ def release(owner: str) -> None:
 
 
 def flush(timeout_s: float = 30.0) -> bool:
-    """Wait until the attempts of this process that have ended are written; return False after the
-    timeout."""
+    """Wait until the attempts of this process that have ended are written; return whether they are.
+
+    False if they are not written after `timeout_s` seconds.
+    """
     results = [recording.flush(timeout_s) for recording in _state.recordings]
     return all(results)
 
 
 def _update_attempt_factory() -> None:
-    """Make the current recording open the attempts; without one, none are opened."""
+    """Make the current recording open the attempts.
+
+    If there is no recording, no attempts are opened outside rollouts.
+    """
     recording = next(iter(_state.recordings), None)
     if recording is None or not recording.on:
         context.set_attempt_factory(None)

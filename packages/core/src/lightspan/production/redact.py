@@ -1,4 +1,4 @@
-"""Redaction of every span by a hook of the user's before the span leaves the app's code.
+"""Pass every span to a hook of the user before the span leaves the app's code.
 
 The hook (`redact=`, `LIGHTSPAN_REDACT=module:function`) takes a span and returns the span to keep,
 or None to keep nothing of it. `map_text` is enough for most hooks:
@@ -33,16 +33,19 @@ from lightspan.schema.spans import (
 )
 
 Redact = Callable[[Span], Span | None]
-"""Takes a span; returns the span to keep, or None."""
+"""A function that takes a span and returns the span to keep, or None to keep nothing of it."""
 
 _JSON_ATTRIBUTES: Final = (CONTENT - {c.PROMPT_ORIGINAL}) | {c.TOOL_DEFINITIONS}
-"""Attributes whose value may be JSON; each text in the JSON is changed by itself, unescaped."""
+"""Attributes whose value may be JSON. Each text in the JSON is changed by itself, after
+decoding."""
 
 _MESSAGE_ATTRIBUTES: Final = frozenset({c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.TOOL_DEFINITIONS})
 _STRUCTURE_KEYS: Final = frozenset({"type", "role", "id", "finish_reason"})
-"""Keys of messages whose values describe the structure, and stay unchanged."""
+"""Keys in messages whose values describe the structure of the message. The values stay
+unchanged."""
 _FREE_KEYS: Final = frozenset({"arguments", "response"})
-"""Keys of messages whose values are objects of the app, in which no key is structure."""
+"""Keys in messages whose values are objects of the app. In such an object every text is changed,
+also under the keys in `_STRUCTURE_KEYS`."""
 
 _IDENTITY: Final = frozenset(
     {c.CALL_ID, c.CALL_OUTCOME, c.ROUTE, c.RESPONSE_ID, c.OPERATION_NAME, c.OPENINFERENCE_KIND}
@@ -72,7 +75,7 @@ def map_text(span: Span, change: Callable[[str], str]) -> Span:
     """Return a copy of a span with `change` applied to every text of the app, its users and models.
 
     The texts are the name, the status message, and the texts in attributes, resource, events and
-    links. In JSON (messages, tool arguments, inputs) each text is changed by itself; keys stay.
+    links. In JSON (messages, tool arguments, inputs) each text is changed by itself, and keys stay.
     Ids, outcome, route and kind of operation stay unchanged, as do the roles and types of messages.
     """
     return span.replace(
@@ -109,9 +112,9 @@ def _change_value(key: str, value: AttributeValue, change: Callable[[str], str])
 def _change_json(
     text: str, change: Callable[[str], str], unchanged: frozenset[str] = frozenset()
 ) -> str:
-    """Return JSON with `change` applied to its texts, except values of the `unchanged` keys.
+    """Return the JSON `text` with `change` applied to its texts.
 
-    A text that is not JSON is changed as a whole.
+    The values of keys in `unchanged` stay. A text that is not JSON is changed as a whole.
     """
     try:
         value = json.loads(text)
@@ -140,11 +143,11 @@ def _change_texts(value: Any, change: Callable[[str], str], unchanged: frozenset
 
 
 class Redactor:
-    """Applies a hook to spans; never raises.
+    """Applies the user's hook to spans. Never raises.
 
     Args:
-        hook: the hook; None keeps every span unchanged. A text `module:function` is imported at the
-            first span, because the app may not be fully imported before.
+        hook: the hook; None keeps every span unchanged. A hook named `module:function` is imported
+            at the first span, because the app may not be fully imported before.
     """
 
     def __init__(self, hook: Redact | str | None) -> None:
@@ -153,7 +156,10 @@ class Redactor:
         """Whether there is a hook."""
 
     def __call__(self, span: Span) -> tuple[Span | None, str]:
-        """Return the span to keep, and the kind of error if the hook failed (else empty)."""
+        """Return the part of the span to keep, and the kind of the hook's error.
+
+        The part is None if nothing is to be kept. The kind is empty if the hook did not fail.
+        """
         if self._hook is None:
             return span, ""
         try:
@@ -214,10 +220,11 @@ def find_hook(reference: str) -> Redact:
 
 
 def check_hook(hook: object, reference: str = "") -> None:
-    """Raise `ConfigError` unless the hook is a synchronous callable.
+    """Raise `ConfigError` unless the hook is callable and not asynchronous.
 
     Args:
-        reference: name of the hook in the error; empty for its `repr`.
+        hook: the object that the user gave as hook.
+        reference: name of the hook for the error; empty to show its `repr`.
     """
     name = repr(reference or hook)
     if not callable(hook):

@@ -1,7 +1,7 @@
-"""Background writer of recorded attempts to a store.
+"""Write recorded attempts to a store in the background.
 
 The app queues an attempt and continues; a thread of this process writes it. The queue is bounded by
-number and by size. Attempts that do not fit and attempts that the store refuses are counted, and
+number and by size. Attempts that do not fit and attempts that the store rejects are counted, and
 the count is logged at the end of the process. Writes to an unreachable store are retried with
 backoff, without an effect on the app.
 """
@@ -33,18 +33,18 @@ MAX_ATTEMPTS: Final = 2_000
 MAX_TEXT_SIZE: Final = 64 * 2**20
 """Approximate maximum number of characters of text in the queue."""
 EXIT_S: Final = 5.0
-"""Seconds that the end of the process waits for unwritten attempts."""
+"""Maximum seconds that a process waits at its end for unwritten attempts."""
 
 EPOCH: Final = 1
 _BATCH: Final = 64
 _GATHER_S: Final = 0.1
 """Seconds to wait for more attempts to write in the same batch."""
 _OPENING_S: Final = 0.2
-"""Maximum seconds that the first attempt of a process waits for the store to open."""
+"""Maximum seconds that the first attempt of a process waits until the store is open."""
 _MAX_PIECE_SPANS: Final = 64
 """Maximum number of spans in one transaction."""
 _MAX_PIECE_TEXT: Final = 512 * 1024
-"""Approximate maximum number of characters of the spans' text in one transaction."""
+"""Approximate number of characters of the spans' text after which a transaction ends."""
 _PERMANENT_ERRORS: Final = (
     errors.ConflictError,
     errors.DataError,
@@ -59,12 +59,12 @@ _PERMANENT_ERRORS: Final = (
 
 
 class PendingWrite(NamedTuple):
-    """The part of an attempt that is to be written."""
+    """What to write of an attempt: all of it, or late spans after it was written."""
 
     ref: records.AttemptRef
     spans: Sequence[Span]
     claim: records.Claim | None = None
-    """Rollout and attempt to start; None for late spans of an attempt that was written before."""
+    """Rollout and attempt to start. None for late spans of an attempt that was written before."""
     report: records.Report | None = None
 
 
@@ -80,7 +80,7 @@ def attempt_write(
     outcome: records.Outcome,
     **end: Any,
 ) -> PendingWrite:
-    """Return the write of a whole attempt that no runner claimed.
+    """Return the write of a whole attempt of a recorded app, which no runner claimed.
 
     Args:
         attempt_id: id of the attempt.
@@ -90,7 +90,7 @@ def attempt_write(
         spans: spans of the attempt.
         started_at: start, seconds since the epoch.
         status: final status of the attempt.
-        outcome: outcome of the report.
+        outcome: outcome of the attempt.
         **end: further fields of the report.
     """
     rollout = records.Rollout(
@@ -117,7 +117,7 @@ def attempt_write(
 
 
 class StoreWriter:
-    """The queue of attempts to write and the thread that writes them, which `begin` starts.
+    """A queue of attempts to write, and the thread that writes them. `begin` starts the thread.
 
     Args:
         url: URL of the store.
@@ -127,17 +127,17 @@ class StoreWriter:
     def __init__(self, url: str, service: str) -> None:
         self.pid: Final = os.getpid()
         self.lost = 0
-        """Number of attempts that were dropped."""
+        """Number of attempts so far that could not be written."""
         self._url = url
         self._service = service
         self._changed = threading.Condition()
         self._queue: deque[tuple[Callable[[], PendingWrite], int]] = deque()
         self._text = 0
-        """Approximate number of characters in the queue."""
+        """Approximate number of characters of text in the queue."""
         self._unwritten = 0
-        """Number of queued attempts that are neither written nor dropped."""
+        """Number of attempts that were queued and are neither written nor dropped yet."""
         self._reason = ""
-        """Text of the last warning."""
+        """Text of the last warning; empty if there was none."""
         self._is_closing = False
         self._opened = threading.Event()
         """Set once the store is open or could not be opened."""
@@ -147,12 +147,12 @@ class StoreWriter:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork of the one that made the writer, which owns the queue."""
+        """Whether this process is a fork of the process that made the writer and owns its queue."""
         return self.pid != os.getpid()
 
     # --- in the app's threads -------------------------------------------------------------
     def begin(self) -> None:
-        """Start the thread once, so that the store is opened during the first attempt."""
+        """Start the thread if it has not been started. It opens the store at once."""
         if self._thread is not None:
             return
         with self._changed:
@@ -191,18 +191,21 @@ class StoreWriter:
                 self._changed.notify_all()
 
     def record_drop(self, attempts: int, reason: str) -> None:
-        """Count attempts that cannot be written, and log the reason."""
+        """Count `attempts` as lost, and log the reason unless a warning was just logged."""
         with self._changed:
             self.lost += attempts
             self._warn(f"attempts are not recorded: {reason}")
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until everything queued is written or dropped; return False after the timeout."""
+        """Wait until all queued attempts are written or dropped; return whether they are.
+
+        False if they are not after `timeout_s` seconds.
+        """
         with self._changed:
             return self._changed.wait_for(lambda: not self._unwritten, timeout_s)
 
     def close(self, timeout_s: float = EXIT_S) -> None:
-        """Write the queue within the time limit, and stop. Idempotent."""
+        """Write the queue for at most `timeout_s` seconds, then stop the thread. Idempotent."""
         with self._changed:
             was_closing, self._is_closing = self._is_closing, True
             self._changed.notify_all()
@@ -254,11 +257,11 @@ class StoreWriter:
     def _dequeue(
         self, retries: Sequence[PendingWrite], failures: int
     ) -> tuple[list[PendingWrite], bool]:
-        """Wait for attempts to write; return the new ones, and whether the writer is closing.
+        """Wait for attempts to write; return them, and whether the writer is closing.
 
         Args:
-            retries: attempts that are to be written again.
-            failures: number of failed batches since the last successful one.
+            retries: attempts whose write failed. If there are any, wait for a backoff instead.
+            failures: number of failed batches since the last successful batch.
         """
         with self._changed:
             if retries:
@@ -290,7 +293,10 @@ class StoreWriter:
     async def _write(
         self, store: Store, writes: list[PendingWrite]
     ) -> tuple[list[PendingWrite], Exception | None]:
-        """Write attempts; return those to write again, and the error (None if there is none)."""
+        """Write attempts; return the attempts to write again, and the last error.
+
+        The error is None if no attempt has to be written again.
+        """
         retries: list[PendingWrite] = []
         failure: Exception | None = None
         results: Sequence[BaseException | None] = ()
@@ -318,7 +324,7 @@ class StoreWriter:
         return retries, failure
 
     def _warn(self, text: str) -> None:
-        """Log a warning, unless one was logged since the last batch without an error."""
+        """Log a warning, unless a warning was logged since the last batch without an error."""
         self._reason = text
         if not self._has_warned:
             self._has_warned = True
@@ -326,7 +332,7 @@ class StoreWriter:
 
 
 async def write_pending(store: Store, write: PendingWrite) -> None:
-    """Write an attempt to an open store. After an error it may be called again."""
+    """Write an attempt to an open store. The call can be repeated after an error."""
     if write.claim is not None:
         await store.start([write.claim])
     for piece in _pieces(write.spans):
@@ -336,7 +342,7 @@ async def write_pending(store: Store, write: PendingWrite) -> None:
 
 
 def _pieces(spans: Sequence[Span]) -> Iterator[list[Span]]:
-    """Yield the spans in pieces that a store writes in one short transaction."""
+    """Yield the spans in lists that a store can write in one short transaction."""
     piece: list[Span] = []
     size = 0
     for span in spans:
@@ -352,12 +358,18 @@ def _pieces(spans: Sequence[Span]) -> Iterator[list[Span]]:
 
 
 def text_size(attributes: Mapping[str, Any]) -> int:
-    """Return the number of characters in the texts among the values of attributes."""
+    """Return the number of characters in the attributes whose values are texts."""
     return sum(len(value) for value in attributes.values() if isinstance(value, str))
 
 
 def close_at_exit_of_child(close: Callable[[], None], priority: int) -> None:
-    """Call `close` at the end of a child of `multiprocessing`, which ends without `atexit`."""
+    """Call `close` at the end of a child process of `multiprocessing`, which runs no `atexit`.
+
+    In another process do nothing.
+
+    Args:
+        priority: functions of a higher priority are called first.
+    """
     if multiprocessing.parent_process() is not None:
         from multiprocessing import util
 

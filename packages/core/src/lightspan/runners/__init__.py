@@ -2,9 +2,9 @@
 
 `app` wraps the user's function (`@rollout`), `command` runs a program in any language as an app.
 `runner` is the claim loop, `attempt` runs one attempt, `outcome` maps an app's return value or
-exception to an outcome. `protocol` defines the interface of a set of runners: `local` has processes
-on this machine (`process_main` is their entry point, `foreign_python` starts them in another
-interpreter). `discovery` announces a trainer to runners that are started by hand
+exception to an outcome. `protocol` defines the interface of a set of runners. `local` implements it
+by processes on this machine: `process_main` is their entry point, and `foreign_python` starts them
+in another interpreter. `discovery` announces a trainer to runners that are started by hand
 (lightspan-cluster).
 
 An app may block, hang or kill its process. `loop_watchdog` detects a blocked event loop, and

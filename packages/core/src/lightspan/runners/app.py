@@ -24,21 +24,21 @@ from lightspan.schema.spans import text_of
 INJECTED: Final = ("task", "llm", "prompt", "resources", "rollout")
 """Names of arguments that every app may have, in addition to the names of resources."""
 _INTERNAL: Final = (ROUTING, INSTRUCTIONS)
-"""Resources that the app does not get."""
+"""Names of resources that the app does not get."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The inputs of one attempt."""
+    """The values that one attempt can pass to the app."""
 
     rollout: Rollout
     resources: NamedResources
     llm: LLM | None = None
 
     def named(self) -> dict[str, Any]:
-        """Return argument name → value, including each resource that the app may get."""
+        """Return argument name → value for all arguments that the app may have."""
         prompts = [r for r in self.resources.values() if isinstance(r, PromptTemplate)]
         return {
             "prompt": prompts[0] if prompts else None,
@@ -51,9 +51,9 @@ class Inputs:
 
 
 def attempt_llm(scope: context.AttemptContext) -> LLM | None:
-    """Return the value of the app's argument `llm`: the gateway with the attempt's call token.
+    """Return the app's argument `llm`: the gateway, with the attempt's call token as key.
 
-    None if there is no gateway or it serves no agent.
+    None if there is no gateway, or if it serves no agent.
     """
     if scope.gateway_url is None or not scope.routing.serves:
         return None
@@ -64,7 +64,7 @@ def attempt_llm(scope: context.AttemptContext) -> LLM | None:
 
 
 class _Hidden:
-    """A text that repr, log lines, spans and JSON do not contain."""
+    """A text that does not appear in reprs, log lines, spans and JSON."""
 
     __slots__ = ("value",)
 
@@ -76,18 +76,18 @@ class _Hidden:
 
 
 class AttemptLLM(LLM, frozen=True, kw_only=True, tag="attempt-llm"):
-    """The gateway as an endpoint of one attempt; it is never stored."""
+    """The gateway as the endpoint of one attempt. It is never stored."""
 
     token: _Hidden
 
     @property
     def api_key(self) -> str:
-        """The attempt's call token."""
+        """The attempt's call token, with which the gateway recognises the attempt."""
         return self.token.value
 
 
 class App:
-    """A callable with its import reference.
+    """A callable that runners import by its reference `module:name`.
 
     Args:
         function: sync or async function. Its arguments are injected by name: the names `INJECTED`,
@@ -99,7 +99,7 @@ class App:
     """
 
     follows_urls = False
-    """Value of `AttemptContext.follows_urls`."""
+    """Value for `AttemptContext.follows_urls`: False redirects the calls of all clients."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         if not inspect.ismethod(function):  # `reference` rejects bound methods
@@ -112,7 +112,7 @@ class App:
         self._arguments = _arguments(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function as usual; while `lightspan.record` is on, the call is an attempt."""
+        """Call the function as usual. While `lightspan.record` is on, the call is an attempt."""
         task = kwargs.get("task", args[0] if args else None)
         current = context.current_context()
         root = None if current is None else context.start_attempt(current, self.__name__, task)[1]
@@ -141,7 +141,7 @@ class App:
         return self.function(*positional, **named)
 
     def check_arguments(self, resources: Iterable[str]) -> None:
-        """Check that all required arguments can be injected.
+        """Raise an error unless all required arguments can be injected.
 
         Args:
             resources: the names of the resources.
@@ -163,11 +163,11 @@ class App:
         return any(x.source == name and x.is_required for x in self._arguments)
 
     def takes(self, name: str, *, alone: bool) -> bool:
-        """Return whether an argument gets the prompt `name`.
+        """Return whether the app has an argument that gets the prompt `name`.
 
         Args:
             name: the prompt's name.
-            alone: whether there is no other prompt, so that an argument `prompt` gets it.
+            alone: whether it is the only prompt, so that an argument `prompt` gets it.
         """
         sources = (name, "resources", *(["prompt"] if alone else []))
         return any(argument.source in sources for argument in self._arguments)
@@ -184,16 +184,16 @@ class App:
 
     @property
     def agents(self) -> Sequence[str] | None:
-        """All agent paths, if the app is a `Command` that names them; else None."""
+        """The paths of all agents, if the app is a `Command` that names them; else None."""
         return (self.function.agents or None) if isinstance(self.function, Command) else None
 
     def opened(self) -> AbstractAsyncContextManager[object]:
-        """Return a context manager that keeps the resources shared by all attempts open."""
+        """Return a context manager that opens what all attempts share, and closes it at its end."""
         return self.function.opened() if isinstance(self.function, Command) else nullcontext()
 
 
 def _check_no_method(function: Callable[..., Any]) -> None:
-    """Raise `AppError` for a method, which would get the task as its object when it is called."""
+    """Raise `AppError` for a method. Called without an object, it would get the task as `self`."""
     owner = getattr(function, "__self__", None)
     is_bound = inspect.ismethod(function) and not isinstance(owner, type)
     name = str(getattr(function, "__qualname__", ""))
@@ -206,7 +206,9 @@ def _check_no_method(function: Callable[..., Any]) -> None:
 
 
 class NamedApp(App):
-    """An app that only runners import, because its module may be missing in this environment.
+    """An app of which only the name is known in this process. Its module may be missing here.
+
+    Runners import it.
 
     Args:
         name: reference of the app, `module:name`.
@@ -222,11 +224,11 @@ class NamedApp(App):
 
     @property
     def reference(self) -> str:
-        """`module:name`."""
+        """The reference of the app, `module:name`, as it was passed."""
         return self._name
 
     def takes(self, name: str, *, alone: bool) -> bool:
-        """Return True, because the app's arguments are unknown in this environment."""
+        """Return True, because the arguments of the app are unknown in this process."""
         return True
 
 
@@ -239,7 +241,7 @@ def rollout(function: F) -> F: ...
 @overload
 def rollout() -> Callable[[F], F]: ...
 def rollout(function: F | None = None) -> F | Callable[[F], F]:
-    """Decorate a function as an app; it can still be called directly.
+    """Decorate a function as an app. The function can still be called directly.
 
     Args:
         function: function to decorate; None for the form with parentheses, `@rollout()`.
@@ -268,10 +270,10 @@ def as_app(app: App | Callable[..., Any] | str) -> App:
 
 
 def reference(function: Callable[..., Any]) -> str:
-    """Return the reference of a function, `module:name`, or of a `Command`.
+    """Return the reference of a function (`module:name`) or of a `Command`.
 
     Raises:
-        AppError: see `App.reference`.
+        AppError: runners cannot import the function (`App.reference`).
     """
     if isinstance(function, Command):
         return function.reference
@@ -351,7 +353,7 @@ def check_name(reference: str, kind: str) -> None:
 
     Args:
         reference: text to check.
-        kind: see `find`.
+        kind: what the reference names, for the error, such as "app".
     """
     module_name, _, name = reference.partition(":")
     if not module_name or not name:
@@ -369,7 +371,7 @@ class _Argument(NamedTuple):
 
     name: str
     source: str
-    """Name of the value that is injected."""
+    """Name of the value that the argument gets (`Inputs.named`)."""
     is_positional: bool
     is_required: bool
 

@@ -1,4 +1,4 @@
-"""One attempt of a runner: call the app in its context with a time limit, and report the result."""
+"""Run one attempt: call the app in its context with a time limit, and report the result."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from lightspan.stores.protocol import RETRY_BACKOFF_S, Store
 log = logging.getLogger(__name__)
 
 _REPORT_BACKOFF_S: Final = (*RETRY_BACKOFF_S[:3], None)
-"""Seconds after each failed report before the next; None after the last. There are few retries,
-because another runner takes over the rollout when the lease runs out. The gateway and the recorder
-of production retry for longer, because nothing repeats their writes."""
+"""Seconds to wait after each failed report; None after the last. There are few retries, because
+another runner takes over the rollout when the lease expires. The gateway and the recording in
+production retry for longer, because no other process repeats their writes."""
 
 
 class RunnerContext(Protocol):
-    """Interface of `Runner` for its attempts."""
+    """The part of `Runner` that its attempts use."""
 
     store: Store
     app: App
@@ -67,7 +67,7 @@ class RunnerContext(Protocol):
 
 
 class AttemptRun:
-    """One attempt of a runner."""
+    """One attempt that a runner executes."""
 
     def __init__(self, runner: RunnerContext, claim: Claim) -> None:
         self.claim = claim
@@ -117,7 +117,7 @@ class AttemptRun:
 
     @property
     def _is_cancelled(self) -> bool:
-        """Whether the runner cancels the attempt, since an app may also cancel itself."""
+        """Whether the runner has cancelled the attempt. Otherwise the app has cancelled itself."""
         return self._is_stopping or self._runner.is_leaving
 
     def stop(self) -> None:
@@ -128,7 +128,7 @@ class AttemptRun:
             self._schedule_abandonment(STOPPED)
 
     def abort(self) -> None:
-        """Stop the attempt because its lease is lost."""
+        """Stop the attempt, because its lease was lost."""
         if self.ending is None:
             log.warning("attempt %s lost its lease and is stopped", self.attempt_id)
             self.stop()
@@ -143,7 +143,7 @@ class AttemptRun:
         return AttemptResult(AttemptStatus.TIMEOUT, Outcome.TIMEOUT, text)
 
     def _schedule_abandonment(self, ending: AttemptResult) -> None:
-        """Report `ending` after the grace period if the app still runs although it is cancelled."""
+        """Report `ending` after the grace period, if the cancelled app still runs then."""
         grace_s = self._runner.config.grace_s
         asyncio.get_running_loop().call_later(grace_s, self._abandon, ending)
 
@@ -246,7 +246,7 @@ class AttemptRun:
             return await value
 
     def _release(self, future: asyncio.Future[Any], *, was_stuck: bool) -> None:
-        """Clean up when a sync app has ended after its cancellation or timeout.
+        """Clean up when a sync app returns that was cancelled or timed out before.
 
         Args:
             future: the app's call.
@@ -259,7 +259,7 @@ class AttemptRun:
                 value.close()  # it will not be awaited
 
     async def finish(self, ending: AttemptResult, store: Store | None = None) -> None:
-        """Store the attempt's spans and report its result; do nothing if this has begun already.
+        """Store the attempt's spans and report its result. Do nothing if this has begun already.
 
         Args:
             ending: result of the attempt.
@@ -291,7 +291,9 @@ class AttemptRun:
     def _recorded(
         self, scope: AttemptContext, ending: AttemptResult
     ) -> tuple[list[Span], list[str]]:
-        """Stop the recorder; return the spans to store, with a root span, and the capture errors.
+        """End the recording of the attempt; return its spans and its capture errors.
+
+        A root span is added to the spans.
 
         Args:
             scope: context of the attempt.
@@ -329,6 +331,6 @@ class AttemptRun:
 
 
 class _Raised(NamedTuple):
-    """An exception of a sync app as a value, since a future cannot have a `StopIteration`."""
+    """An exception of a sync app, as a value, because a future cannot raise a `StopIteration`."""
 
     error: BaseException

@@ -1,7 +1,7 @@
-"""Crash recovery: requeue the attempts of a runner process that died.
+"""Requeue the attempts of a runner process that died.
 
-An attempt that ran alone has caused the death. If several ran, any of them may have caused it, so
-each is requeued to be run alone in a process, without counting as a try.
+If one attempt was running, it has caused the death. If several were running, any of them may have
+caused it. Then each is requeued to run alone in a process, and uses up no try.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from lightspan.schema import records
 from lightspan.stores.protocol import Store
 
 _ROLLOUTS_PER_QUERY: Final = 1_000
-"""Maximum number of rollouts whose attempts are read together."""
+"""Maximum number of rollouts whose attempts are read in one query."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessExit:
-    """The end of a runner process, or of a Ray actor with all its processes.
+    """How a runner process ended, or a Ray actor with all its processes.
 
     Args:
-        runner: name of the runner, or of the actor, with which the names of its runners begin.
+        runner: name of the runner. For an actor, the prefix of the names of its runners.
         how: what happened, such as "died by signal 9 (SIGKILL)".
         is_blameless: whether no attempt can have caused the end.
     """
@@ -36,7 +36,7 @@ class ProcessExit:
     def reports(
         self, running: Sequence[tuple[records.Rollout, records.Attempt]]
     ) -> list[records.Report]:
-        """Return the reports with which attempts under way are ended, so that they are requeued.
+        """Return the reports that end the attempts under way, so that their rollouts are requeued.
 
         Args:
             running: the attempts under way, with their rollouts.
@@ -61,7 +61,10 @@ class ProcessExit:
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """Return `exit_code` as text; a negative exit code is the negative number of a signal."""
+    """Describe an exit code, such as "died by signal 9 (SIGKILL)".
+
+    A negative exit code is the negative number of a signal. None stands for an unknown exit code.
+    """
     if exit_code is None or exit_code >= 0:
         return f"ended with exit code {exit_code}"
     name = signal_name(-exit_code)
@@ -74,12 +77,12 @@ async def requeue_attempts(
     """End the attempts that a dead process had under way, so that their rollouts are requeued.
 
     Args:
-        death: the end of the process.
+        death: how the process ended.
         store: an open store.
-        run_id: id of the run to search; None for all runs.
+        run_id: id of the run whose attempts to search; None for all runs.
 
     Returns:
-        The reports of the attempts.
+        The reports with which the attempts were ended.
     """
     running = await store.rollouts(run_id=run_id, status=[records.RolloutStatus.RUNNING])
     rollouts = {state.rollout.rollout_id: state.rollout for state in running}

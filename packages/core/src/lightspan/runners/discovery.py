@@ -1,4 +1,4 @@
-"""Discovery: trainers and runners that do not know each other announce themselves in a store.
+"""Announce trainers and runners in a store, so that they find each other.
 
 Both are *peers*. An announcement (`Store.announce`) names the peer's app and its version of
 lightspan. A peer with another protocol version is rejected before any attempt is claimed.
@@ -74,7 +74,7 @@ class Presence:
                 await self._store.withdraw(self._peer.peer_id)
 
     async def stay(self, **changes: Any) -> None:
-        """Announce the peer with changed fields, and do not withdraw it at the end of the block.
+        """Announce the peer with changed fields, and keep the announcement after the block.
 
         Args:
             changes: fields of `Peer` with their new values.

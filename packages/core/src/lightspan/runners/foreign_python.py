@@ -1,9 +1,9 @@
-"""Runner processes of another interpreter: that of the app's own environment.
+"""Start runner processes of another interpreter: that of the app's own environment.
 
-The process gets no packages of this environment, only the folders of the app. It first sends its
-version of lightspan (`Greeting`), so that a process with another protocol version gets no further
-messages. It runs the same `process_main` and is supervised in the same way, except that a process
-with an older lightspan, which sends no heartbeats, is not ended because of missing heartbeats.
+Such a process sees no packages of this environment, only the folders of the app. It first sends its
+version of lightspan (`Greeting`). If its protocol version differs, it gets no further messages. It
+runs the same `process_main` and is supervised in the same way. One rule differs: a process with an
+older lightspan, which sends no heartbeats, is not ended because they are missing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 Folders: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """One folder, or several."""
 _GREETING_S: Final = 60.0
-"""Maximum seconds until a process sends its greeting."""
+"""Maximum seconds from the start of a process until it sends its greeting."""
 _OLDEST_PYTHON: Final = (3, 11)
 _HINT: Final = "create the app's environment first, such as with `python3 -m venv .venv-app`"
 
@@ -61,7 +61,7 @@ if "error" not in greeting:
 
 
 class Greeting(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message of a process."""
+    """The first message from a runner process to its parent: its versions."""
 
     python: str
     """Version of Python."""
@@ -103,11 +103,11 @@ def find_interpreter(
 
 
 def app_folders(folders: Folders | None) -> list[str]:
-    """Return the folders in which the interpreter looks for the app before its own packages.
+    """Return the folders of the app's modules, which precede the interpreter's own packages.
 
     Args:
-        folders: the user's folders; None for the folder of the running script and the working
-            folder, unless they belong to an environment.
+        folders: the user's folders. None for the folder of the running script and the working
+            folder, without a folder that belongs to a Python environment.
 
     Raises:
         ConfigError: one of `folders` is not a folder.
@@ -120,7 +120,7 @@ def app_folders(folders: Folders | None) -> list[str]:
 
 
 def folder_paths(folders: Folders) -> list[str]:
-    """Return one or several folders as a list of paths."""
+    """Return a folder, or several folders, as a list of paths."""
     several = [folders] if isinstance(folders, str | os.PathLike) else folders
     return [os.fspath(folder) for folder in several]
 
@@ -145,7 +145,7 @@ def check_folders(option: str, folders: Folders) -> list[str]:
 def is_environment(folder: str) -> bool:
     """Return whether `folder` is part of a Python environment.
 
-    Packages of this environment must not be visible in the app's environment.
+    Such a folder must not be passed to the app's environment, which has its own packages.
     """
     inside = any(Path(folder).is_relative_to(prefix) for prefix in (sys.prefix, sys.base_prefix))
     return inside or "site-packages" in folder or "dist-packages" in folder
@@ -184,7 +184,7 @@ class Subprocess(subprocess.Popen[bytes]):
 
 
 def start(python: str) -> tuple[Subprocess, Connection]:
-    """Start a runner process of another interpreter, which waits for its assignment.
+    """Start a runner process of another interpreter. It then waits for its `Assignment`.
 
     Args:
         python: path of the interpreter.
@@ -214,13 +214,13 @@ def start(python: str) -> tuple[Subprocess, Connection]:
 def handshake(
     python: str, process: Subprocess, pipe: Connection, plan: RunnerPlan, name: str
 ) -> None:
-    """Read the greeting of a process and send its assignment.
+    """Read the greeting of a process, check its versions, and send its `Assignment`.
 
     Args:
-        python: path of its interpreter, for error messages.
+        python: path of the interpreter of the process, for error messages.
         process: the process.
         pipe: the pipe for its messages.
-        plan: plan of the runner.
+        plan: configuration of the runner.
         name: name of the runner.
 
     Raises:
@@ -255,8 +255,8 @@ def find_problem(python: str, greeting: Greeting) -> str | None:
     """Return why a process cannot be a runner, with advice; None if it can.
 
     Args:
-        python: path of its interpreter.
-        greeting: its greeting.
+        python: path of the interpreter of the process.
+        greeting: the greeting that the process sent.
     """
     version = tuple(int(part) for part in greeting.python.split(".")[:2] if part.isdigit())
     if version < _OLDEST_PYTHON:
@@ -282,9 +282,9 @@ def mismatch(python: str, lightspan: str, protocol: int) -> str:
     """Return the error message about a process with another protocol version.
 
     Args:
-        python: path of its interpreter; empty if unknown.
-        lightspan: its version of lightspan.
-        protocol: its protocol version.
+        python: path of the interpreter of the process; empty if unknown.
+        lightspan: version of lightspan of the process.
+        protocol: protocol version of the process.
     """
     return (
         f"{python or 'the other side'} has lightspan {lightspan} (protocol {protocol}), "

@@ -1,4 +1,4 @@
-"""Health probe of a gateway, at its own address or through the store's server."""
+"""Check whether a gateway answers, at its own address or through the store's server."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class GatewayEndpoint(NamedTuple):
-    """Address and token of an attempt's model calls."""
+    """The address to which an attempt sends its model calls, and the token for it."""
 
     url: str
     """Base URL of the gateway, or of the store's server that relays calls to it."""
     call_token: str
-    """The attempt's call token, by which a store's server finds the gateway. After the end of the
-    attempt it gives no access."""
+    """The attempt's call token. A store's server finds the gateway by the token. After the end of
+    the attempt, the token gives no access."""
 
     async def is_open(self) -> bool:
-        """Return whether the gateway answers."""
+        """Return whether the gateway answers a request with a status below 500."""
         return await asyncio.to_thread(self._probe)
 
     def _probe(self) -> bool:

@@ -1,9 +1,9 @@
-"""Runners as processes on this machine, of this interpreter or another, replaced when they die.
+"""Run runners as processes on this machine, and replace processes that die.
 
-When a process dies, all its attempts are lost, and which of them caused the death is unknown. Their
-rollouts are requeued at once, to be run one by one in processes of their own (`crash_recovery`). A
-task that kills its process does not end the training; processes that repeatedly die before they
-have claimed an attempt do.
+The processes use this interpreter or another. When a process dies, all its attempts are lost, and
+which attempt caused the death is unknown. The rollouts are requeued at once, to be run one by one
+in processes of their own (`crash_recovery`). So a task that kills its process does not end the
+training. The training ends if processes repeatedly die before they have claimed an attempt.
 """
 
 from __future__ import annotations
@@ -41,19 +41,21 @@ from lightspan.stores.credentials import secrets_of
 log = logging.getLogger(__name__)
 
 _MAX_SILENT_LEASES: Final = 2 / 3
-"""Fraction of a lease without a heartbeat after which a process is ended. The lease is then still
-valid, since it was extended at most a sixth of a lease before the last heartbeat."""
+"""Fraction of the length of a lease. A process that sends no heartbeat for this time is ended. Its
+leases are still valid then, since they were extended at most a sixth of a lease before the last
+heartbeat."""
 _ABORT_S: Final = 2.0
-"""Seconds that a process may take to print its stack before it is killed."""
+"""Maximum seconds that a process may take to print its stack before it is killed."""
 _IMPORTED_EXIT: Final = 4
-"""Exit code of a process whose import of the user's script would start a training."""
+"""Exit code of a runner process that imports the user's script, if the script starts a training
+when it is imported."""
 _PROCESSES: Final = multiprocessing.get_context("spawn")
-"""Start method "spawn", by which processes inherit no state of this process."""
+"""The start method "spawn". A spawned process inherits no state of this process."""
 
 
 @dataclass(slots=True)
 class _Worker:
-    """A runner process."""
+    """A runner process, as its parent sees it."""
 
     process: BaseProcess | foreign_python.Subprocess
     name: str
@@ -65,8 +67,8 @@ class _Worker:
     latest: WorkerStatus = field(default_factory=WorkerStatus)
     """The latest status that the process has sent."""
     silent_s: float = 0.0
-    """Seconds since the latest status, by the number of checks, so that the time does not count
-    during which this process was suspended together with the runner process."""
+    """Seconds since the latest status, computed from the number of checks. Time for which this
+    process was suspended together with the runner process does not count."""
 
     def read_status(self) -> None:
         """Read all messages that the process has sent, and update `latest` and `silent_s`."""
@@ -83,7 +85,7 @@ class _Worker:
 
     @property
     def is_silent(self) -> bool:
-        """Whether heartbeats are missing for so long that leases may soon run out.
+        """Whether heartbeats have been missing for so long that leases may expire soon.
 
         The usual cause is C code that holds the GIL.
         """
@@ -106,7 +108,7 @@ class _Worker:
         self.kill()
 
     def death(self, *, is_silent: bool) -> ProcessExit:
-        """Return how the process ended; it must be dead.
+        """Return how the process ended. It must have ended.
 
         Args:
             is_silent: whether it was ended because of missing heartbeats.
@@ -129,14 +131,14 @@ class LocalRunners:
     Args:
         slots: maximum number of concurrent attempts, over all processes.
         processes: number of processes; more than 1 is useful if the app needs much CPU time.
-        isolation: `"thread"` shares a process between attempts; `"process"` gives every concurrent
-            attempt a process of its own, so that there are as many processes as slots.
-        python: the interpreter of the app's own environment, such as `".venv-app/bin/python"`;
-            None for this interpreter. The app's environment needs the app, its dependencies and
+        isolation: with `"thread"`, the attempts share the processes. With `"process"`, every
+            concurrent attempt has its own process, so there are as many processes as slots.
+        python: the interpreter of the app's own environment, such as `".venv-app/bin/python"`; None
+            for this interpreter. The app's environment needs the app, its dependencies and
             lightspan (without extras); packages of this environment are not visible there.
         app_dirs: one or several folders in which `python` finds the app's modules, in addition to
             its installed packages; None for the folder of the running script and the working
-            folder.
+            folder. Only with `python`.
 
     Raises:
         ConfigError: an option has an invalid value.
@@ -166,7 +168,8 @@ class LocalRunners:
         self._supervisor: asyncio.Task[None] | None = None
         self._failure: LightspanError | None = None
         self._quick_deaths = 0
-        """Number of consecutive early deaths of processes that had claimed no attempt."""
+        """Number of consecutive processes that died soon after their start without claiming an
+        attempt."""
         self._runs: list[str] | None = None
         self._claimed_before = 0
         """Number of attempts claimed by processes that have ended."""
@@ -186,7 +189,7 @@ class LocalRunners:
         self._supervisor = asyncio.create_task(self._supervise(), name="lightspan-runners")
 
     def check(self) -> None:
-        """Check that the runners can go on.
+        """Raise an error if the runners cannot go on.
 
         Raises:
             LightspanError: processes died too often, or cannot be supervised.
@@ -195,7 +198,7 @@ class LocalRunners:
             raise self._failure
 
     async def stop(self) -> None:
-        """End the processes, by force after 10 s. Idempotent."""
+        """End the processes, and kill those that have not ended after 10 s. Idempotent."""
         # Before the first await: if this is cancelled, no process may go on without a gateway.
         _close_pipes(self._workers)
         await self._end_supervision()
@@ -204,7 +207,9 @@ class LocalRunners:
         await asyncio.to_thread(_end, workers)
 
     def work_for(self, run_ids: Sequence[str]) -> None:
-        """Let processes with `RunnerPlan.joins` claim attempts of the given runs only from now on.
+        """Let the processes claim only attempts of the runs `run_ids` from now on.
+
+        Only for processes with `RunnerPlan.joins`.
 
         Args:
             run_ids: ids of the runs; empty to claim nothing.
@@ -253,7 +258,7 @@ class LocalRunners:
 
     # --- starting -------------------------------------------------------------------------
     async def _start_all(self, shares: Sequence[int]) -> list[_Worker]:
-        """Start one process per share, and wait until all are ready.
+        """Start one process per item of `shares`, and wait until all are ready.
 
         If this raises an exception, all started processes have ended.
 
@@ -276,7 +281,7 @@ class LocalRunners:
         return workers
 
     def _spawn_all(self, workers: list[_Worker], shares: Sequence[int]) -> None:
-        """Start one process per share, add each to `workers`, and wait until all are ready.
+        """Start one process per item of `shares`, and wait until all are ready.
 
         If this raises an exception, all started processes have ended.
 
@@ -376,7 +381,7 @@ class LocalRunners:
     async def _death(self, worker: _Worker) -> ProcessExit | None:
         """Return how a process has ended; None if it is alive.
 
-        A process without heartbeats is ended first.
+        A process whose heartbeats are missing is ended first.
         """
         # Checked before the messages are read, so that the last message is not missed.
         is_dead = not worker.process.is_alive()
@@ -387,9 +392,9 @@ class LocalRunners:
         return worker.death(is_silent=is_silent) if is_dead or is_silent else None
 
     async def _requeue(self, death: ProcessExit) -> None:
-        """End the attempts that a dead process had under way, so that they are requeued.
+        """End the attempts that a dead process had under way, so that their rollouts are requeued.
 
-        If the store cannot be reached, the attempts end later, when their leases run out.
+        If the store cannot be reached, the attempts end when their leases expire.
         """
         assert self._plan is not None
         try:
@@ -424,11 +429,10 @@ def shares(slots: int, processes: int) -> list[int]:
 
 
 def as_failure(error: Exception, message: str) -> LightspanError:
-    """Return `error` if it is a `LightspanError`, else a `LightspanError` caused by it.
+    """Return `error` if it is a `LightspanError`, else a `LightspanError` caused by `error`.
 
     Args:
-        error: the error.
-        message: text before the error in the message.
+        message: text with which the message of the new error begins.
     """
     if isinstance(error, LightspanError):
         return error
@@ -438,7 +442,7 @@ def as_failure(error: Exception, message: str) -> LightspanError:
 
 
 def _close_pipes(workers: Sequence[_Worker]) -> None:
-    """Close the pipes, upon which the processes end and their attempts are requeued."""
+    """Close the pipes to the processes. The processes then end, and their attempts are requeued."""
     for worker in workers:
         with contextlib.suppress(OSError):
             worker.parent_pipe.close()
@@ -458,10 +462,10 @@ def _end(workers: Sequence[_Worker]) -> None:
 
 
 def end_if_imported_by_a_runner() -> None:
-    """End the process if it is a runner process that imports the training script.
+    """End this process if it is a runner process that is importing the training script.
 
-    A script without a main guard would start a training in every runner process. The parent
-    recognises the exit code and reports the missing main guard.
+    A script without `if __name__ == "__main__":` would start a training in every runner process.
+    The parent recognises the exit code and reports the missing line.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(_IMPORTED_EXIT)
@@ -474,7 +478,7 @@ def _main(data: bytes, name: str, parent_pipe: Connection, method: str | None) -
         data: the `RunnerPlan` as JSON.
         name: name of the runner.
         parent_pipe: pipe for messages.
-        method: start method of the parent's child processes; None if not set.
+        method: start method with which the parent starts child processes; None if it is not set.
     """
     # The default in a spawned process is "spawn"; the app gets the start method of the parent.
     multiprocessing.set_start_method(method, force=True)

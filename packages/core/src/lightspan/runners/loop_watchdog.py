@@ -1,9 +1,9 @@
-"""Watchdog of a runner: a thread with its own event loop and store connection.
+"""Watch a runner's event loop from a thread with its own event loop and store connection.
 
 The watchdog extends the leases, sends heartbeats to the parent process, and checks that the
-runner's event loop runs: a blocked loop runs neither timeouts nor other attempts. When the attempt
-that blocks the loop is past its time limit, the watchdog reports this attempt, requeues the other
-attempts and ends the process, which the parent replaces.
+runner's event loop runs: a blocked loop runs neither timeouts nor other attempts. If an attempt
+blocks the loop and is past its time limit, the watchdog reports this attempt and requeues the other
+attempts. Then it ends the process, which the parent replaces.
 
 C code that holds the GIL blocks the watchdog too. Then the parent gets no heartbeat, and ends the
 process (`local`).
@@ -34,13 +34,14 @@ log = logging.getLogger(__name__)
 
 
 class LoopWatchdog:
-    """Watchdog of a runner; create it in the runner's thread and event loop.
+    """Watchdog of a runner. Create it in the runner's thread and event loop.
 
     Args:
         runner: a runner with `RunnerConfig.has_watchdog`.
         store_url: URL of the store of the runner's attempts.
-        beat: function that sends a heartbeat; called at every check, in the watchdog's thread.
-        end: function that ends the process for a reason, or with None because of a stuck app.
+        beat: function that sends a heartbeat. It is called at every check, in the watchdog's
+            thread.
+        end: function that ends the process. Its argument is the reason, or None if an app is stuck.
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class LoopWatchdog:
         self._has_turned = True
         """Whether the runner's loop has run a callback since the last check."""
         self._blocked_s = 0.0
-        """Seconds for which the loop has been blocked, by the number of checks, so that the time of
-        a suspended process does not count."""
+        """Seconds for which the loop has been blocked, computed from the number of checks. Time for
+        which the process was suspended does not count."""
         self._warned: set[str] = set()
         self._stopping = asyncio.Event()
         # the standard library's, whatever event loop policy the app has set
@@ -117,8 +118,9 @@ class LoopWatchdog:
     def _is_overdue(self, blocking: AttemptRun | None) -> bool:
         """Return whether the loop is blocked for so long that the process has to end.
 
-        That is if the blocking attempt is past its time limit; or, if none blocks for sure, any
-        unfinished attempt. Without unfinished attempts the limit is `blocked_warning_s`.
+        The attempt `blocking` must be past its time limit. If it is None, any unfinished attempt
+        must be. Without unfinished attempts, the loop must be blocked for `blocked_warning_s`
+        seconds.
 
         Args:
             blocking: the attempt that blocks the loop; None if unknown.
@@ -155,7 +157,7 @@ class LoopWatchdog:
 
         Args:
             store: store that is open in the watchdog's thread.
-            blocking: the attempt that blocks the loop; None if unknown, so that the parent requeues
+            blocking: the attempt that blocks the loop. None if unknown; then the parent requeues
                 all attempts.
             where: location of the blocking code.
         """

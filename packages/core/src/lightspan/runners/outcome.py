@@ -1,4 +1,4 @@
-"""The outcome and reward of an attempt, from the value or the exception of the app.
+"""Derive the outcome and the reward of an attempt from the app's return value or exception.
 
 A failure of the app becomes an outcome here, and raises no exception in the runner. Only
 infrastructure failures are retried.
@@ -21,7 +21,7 @@ _STATUSES: Final = {
     Outcome.INFRASTRUCTURE: AttemptStatus.LOST,
 }
 _MAX_LEAVES: Final = 3
-"""Maximum number of a group's exceptions that a message quotes."""
+"""Maximum number of exceptions of an exception group that a message quotes."""
 
 
 class AttemptResult(NamedTuple):
@@ -32,16 +32,19 @@ class AttemptResult(NamedTuple):
     message: str = ""
     reward: Reward | None = None
     counts: bool = True
-    """Whether a lost attempt counts as a try of its rollout."""
+    """Whether the attempt, if it is lost, uses up a try of its rollout."""
 
 
 STOPPED: Final = AttemptResult(AttemptStatus.LOST, Outcome.CANCELLED, "stopped", counts=False)
 """Result of an attempt whose runner lost the lease or ends. Its rollout is requeued, and the
-attempt does not count as a try."""
+attempt uses up no try."""
 
 
 def result_of(value: Any) -> AttemptResult:
-    """Return the result of an attempt whose app returned `value`, as a reward if it is valid."""
+    """Return the result of an attempt whose app returned `value`.
+
+    If `value` is no valid reward, the attempt has failed.
+    """
     try:
         return AttemptResult(AttemptStatus.SUCCEEDED, Outcome.OK, reward=parse_reward(value))
     except RewardError as error:
@@ -56,8 +59,8 @@ def classify(error: BaseException, gateway_url: str | None) -> AttemptResult:
 
     Args:
         error: the exception.
-        gateway_url: base URL of the gateway's calls, to recognise its failures; None without a
-            gateway.
+        gateway_url: base URL of the gateway, by which failed requests to it are recognised; None
+            without a gateway.
     """
     if isinstance(error, ProgramError):
         status = _STATUSES.get(error.outcome, AttemptStatus.FAILED)
@@ -77,8 +80,10 @@ def classify(error: BaseException, gateway_url: str | None) -> AttemptResult:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the type and text of an exception, and of the first exceptions in an exception
-    group."""
+    """Return the type and text of an exception.
+
+    For an exception group, the first exceptions in the group are added.
+    """
     text = f"{type(error).__name__}: {text_of(error)}"
     if not isinstance(error, BaseExceptionGroup):
         return text
@@ -112,15 +117,21 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _error_code(error: BaseException) -> Any:
-    """Return the error code that an endpoint sent, in OpenAI's or Anthropic's format, or None."""
+    """Return the error code that an endpoint sent, in OpenAI's or Anthropic's format.
+
+    None if there is no code.
+    """
     code = getattr(error, "code", None)
     return _body_field(error, "details", "error_code") if code is None else code
 
 
 def _body_field(error: BaseException, *names: str) -> Any:
-    """Return the nested field `names` of `error` in the body of an Anthropic client's exception.
+    """Return a field of the object `error` in the body of an API client's exception.
 
     None if there is no such field.
+
+    Args:
+        names: keys of the nested objects, the field's key last.
     """
     value = getattr(error, "body", None)
     for name in ("error", *names):
@@ -129,8 +140,10 @@ def _body_field(error: BaseException, *names: str) -> Any:
 
 
 def _is_unreachable(error: BaseException, gateway_url: str | None) -> bool:
-    """Return whether `error` is a connection error, a status of 500 or above, or a broken stream
-    of a request to the gateway."""
+    """Return whether a request to the gateway failed without a proper answer.
+
+    That is a connection error, a status of 500 or above, or a stream that broke off.
+    """
     try:
         url = str(error.request.url)  # type: ignore[attr-defined]
     except Exception:  # most exceptions have no request, and httpx raises where it knows none

@@ -40,7 +40,7 @@ from lightspan.stores.protocol import Store
 log = logging.getLogger(__name__)
 
 _STUCK_EXIT: Final = 3
-"""Exit code of a process that ended itself; its last `WorkerStatus` has the reason."""
+"""Exit code of a process that ended itself. Its last `WorkerStatus` has the reason."""
 _ORPHANED_EXIT: Final = 4
 """Exit code of a process whose app did not end after the parent was gone."""
 _STUCK: Final = "holds a stuck app"
@@ -52,13 +52,13 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
     """A message from the parent to a process."""
 
     runs: list[str] | None = None
-    """Ids of the only runs whose attempts to claim from now on; None for no change."""
+    """Ids of the runs to which all claims are limited from now on; None for no change."""
     stop: bool = False
     """Whether to stop claiming attempts, and to end when the attempts under way have ended."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A message from a process to its parent; the first is sent after the import of the app.
+    """A message from a process to its parent. The first is sent after the import of the app.
 
     Process and parent may have different versions of lightspan, so fields may only be added, with a
     default.
@@ -67,12 +67,12 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     """Why the process cannot be a runner; None if it can."""
     beats: bool = False
-    """Whether the process sends heartbeats, so that it is blocked if they stop."""
+    """Whether the process sends heartbeats. If it does and they stop, the process is blocked."""
     leaves: str = ""
-    """Why the process ends itself to be replaced, if no attempt under way has caused that; else
+    """Why the process ends itself to be replaced, if no attempt under way has caused the end; else
     empty. An exit code cannot show this, because an app may call `os._exit` with any code."""
     reason: str = ""
-    """Why the process ends itself, if an attempt under way may have caused that; else empty."""
+    """Why the process ends itself, if an attempt under way may have caused the end; else empty."""
     claimed: int = 0
     """Number of attempts claimed so far."""
     running: int = 0
@@ -99,7 +99,7 @@ def work(plan: RunnerPlan, name: str, parent_pipe: Connection) -> None:
     """Import the app, send the first status, and run attempts until the process has to end.
 
     Args:
-        plan: plan of the runner.
+        plan: configuration of the runner.
         name: name of the runner.
         parent_pipe: pipe for messages; when it closes, the process ends.
     """
@@ -132,7 +132,7 @@ def work(plan: RunnerPlan, name: str, parent_pipe: Connection) -> None:
 
 
 async def _work(plan: RunnerPlan, app: App, name: str, parent_pipe: Connection) -> None:
-    """Run attempts until the parent commands to end, or until an app is stuck."""
+    """Run attempts until the parent commands the process to end, or until an app is stuck."""
     parent = _Parent(parent_pipe, plan.timings)
     if plan.joins:
         await parent.has_decided.wait()
@@ -167,11 +167,11 @@ async def _work(plan: RunnerPlan, app: App, name: str, parent_pipe: Connection) 
 async def open_plan_store(plan: RunnerPlan, parent: _Parent) -> Store | None:
     """Open the store of `plan`, and wait for its server if it does not answer.
 
-    The wait is limited to the length of a lease, and at least `quick_death_s`, so that the end of
-    the process does not count as an early death. After that, the process is ended.
+    The wait lasts at most as long as a lease, but at least `quick_death_s` seconds, so that the end
+    of the process does not count as an early death. After that, the process is ended.
 
     Returns:
-        The open store; None if the parent commanded to end meanwhile.
+        The open store; None if the parent commanded the process to end meanwhile.
     """
     store, start = open_store(plan.store_url), clock.monotonic()
     while True:
@@ -190,7 +190,7 @@ async def open_plan_store(plan: RunnerPlan, parent: _Parent) -> Store | None:
 def _end_process(code: int) -> None:
     """End this process at once with exit code `code`, and kill the child processes of the app.
 
-    They could otherwise run for ever and keep stdout and stderr open.
+    The child processes could otherwise run for ever and keep stdout and stderr open.
     """
     with contextlib.suppress(Exception):  # the app may have changed anything in multiprocessing
         for child in multiprocessing.active_children():
@@ -217,9 +217,9 @@ class _Parent:
 
     def __init__(self, pipe: Connection, timings: RunnerTimings) -> None:
         self.has_decided = asyncio.Event()
-        """Set when the parent has named a run, or commanded to end."""
+        """Set when the parent has named a run, or has commanded the process to end."""
         self.has_ended = asyncio.Event()
-        """Set when the process is to end."""
+        """Set when the process has to end."""
         self._pipe = pipe
         self._timings = timings
         self._loop = asyncio.get_running_loop()
@@ -231,10 +231,11 @@ class _Parent:
         threading.Thread(target=self._read, name="lightspan-commands", daemon=True).start()
 
     def report(self, leaves: str = "", reason: str = "") -> None:
-        """Send the runner's status, from any thread; do nothing if the pipe is full.
+        """Send the runner's status, from any thread. Do nothing if the pipe is full.
 
         Args:
-            leaves, reason: see `WorkerStatus`.
+            leaves: why the process ends, if no attempt has caused the end; else empty.
+            reason: why the process ends, if an attempt may have caused the end; else empty.
         """
         runner = self._runner
         with self._lock:  # the last complete status counts when the process dies
@@ -253,14 +254,17 @@ class _Parent:
         """Report why the process ends, and end it at once.
 
         Args:
-            reason: the reason, if an attempt under way may have caused it; None if an app is stuck.
+            reason: the reason, if an attempt under way may have caused the end. None if an app is
+                stuck.
         """
         self.report(leaves="" if reason else _STUCK, reason=reason or "")
         _end_process(_STUCK_EXIT)
 
     def attach(self, runner: Runner) -> None:
-        """Connect `runner`: report its status, and forward the latest and all later commands to
-        it."""
+        """Report the status of `runner` from now on, and forward the parent's commands to it.
+
+        The latest command is forwarded at once.
+        """
         self._runner = runner
         self._apply(WorkerCommand(runs=self._runs, stop=self.has_ended.is_set()))
 

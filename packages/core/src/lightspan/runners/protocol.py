@@ -22,9 +22,9 @@ class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Credentials of the store that are not in its URL. They are sent to child processes through
     pipes only, and are never printed."""
     app: str
-    """Reference of the app: `module:name`, or that of a `Command`."""
+    """Reference of the app: `module:name`, or the reference of a `Command`."""
     run_id: str | None = None
-    """Id of the only run whose rollouts are claimed; None for all runs."""
+    """Id of the run whose rollouts are claimed; None to claim rollouts of all runs."""
     slots: int = 8
     lease_s: float = 30.0
     grace_s: float = 5.0
@@ -36,8 +36,8 @@ class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = "runner"
     """Prefix of the runners' names."""
     elsewhere: bool = False
-    """Whether the runners are on another machine than the trainer, so that they cannot reach the
-    gateway's address: a served store relays their model calls to the gateway."""
+    """Whether the runners are on another machine than the trainer. Then they cannot reach the
+    gateway's address, and the store's server forwards their model calls to the gateway."""
     joins: bool = False
     """Whether a process waits for a `WorkerCommand` that names the runs before it claims attempts,
     and reports the number of claimed attempts."""
@@ -54,9 +54,9 @@ class RunnerConfig:
     slots: int = 8
     """Maximum number of concurrent attempts."""
     run_id: str | None = None
-    """Id of the only run whose rollouts are claimed; None for all runs."""
+    """Id of the run whose rollouts are claimed; None to claim rollouts of all runs."""
     app: str = ""
-    """Reference of the app; rollouts of other apps are requeued. Empty to run rollouts of any
+    """Reference of the app; rollouts of other apps are requeued. Empty to run the rollouts of any
     app."""
     lease_s: float = 30.0
     """Seconds without a heartbeat after which the runner's attempts are lost."""
@@ -64,8 +64,8 @@ class RunnerConfig:
     grace_s: float = 5.0
     """Seconds that an app may take to end when it is cancelled."""
     has_watchdog: bool = False
-    """Whether a `LoopWatchdog` extends the leases. Without it, the runner's event loop extends
-    them, so that an app that blocks the loop may lose its lease. A runner inside another program
+    """Whether a `LoopWatchdog` extends the leases. Without a watchdog, the runner's event loop
+    extends them, so an app that blocks the loop may lose its lease. A runner inside another program
     has no watchdog, because a watchdog may end the process."""
     environment: bool = False
     """Whether to put the call token and the gateway's address into the environment variables
@@ -89,7 +89,7 @@ class Runners(Protocol):
         """
 
     async def stop(self) -> None:
-        """End the runners; attempts under way are lost and requeued. Idempotent."""
+        """End the runners. Attempts under way are lost and their rollouts requeued. Idempotent."""
 
     def check(self) -> None:
         """Raise `LightspanError` if the runners cannot go on."""
@@ -97,16 +97,19 @@ class Runners(Protocol):
 
 @runtime_checkable
 class WatchedRunners(Runners, Protocol):
-    """Runners that the user starts by hand; the trainer finds them by their announcements in the
-    store."""
+    """Runners that the user starts by hand.
+
+    The trainer finds them by their announcements in the store.
+    """
 
     async def watch(self, store: Store, print_line: Callable[[str], None]) -> None:
-        """Print a line when a runner appears or disappears, until cancelled."""
+        """Print a line when a runner appears or disappears, until this coroutine is cancelled."""
 
 
 def check_importable(app: str) -> None:
-    """Raise `AppError` if the app is defined in the running script, so that other programs cannot
-    import it.
+    """Raise `AppError` if the app is defined in the running script.
+
+    Other programs cannot import it from there.
 
     Args:
         app: reference of the app.

@@ -1,11 +1,11 @@
-"""Runner: claims attempts, runs the app in the context of each, and reports them.
+"""Claim attempts, run the app in the context of each, and report the results.
 
 A runner has one event loop. Attempts of an async app share the loop. A sync app gets a worker
-thread per attempt; if it returns an awaitable, this is awaited in the event loop and must not block
-it. Exceptions of the app become outcomes of attempts (`outcome`) and do not end the runner.
+thread per attempt. If a sync app returns an awaitable, the event loop awaits it, so it must not
+block. Exceptions of the app become outcomes of attempts (`outcome`) and do not end the runner.
 
 If an app ignores its cancellation, its attempt is reported, and the runner ends when all other
-attempts have ended (`Runner.stuck`). An app that blocks the loop blocks the whole runner; in a
+attempts have ended (`Runner.stuck`). An app that blocks the loop blocks the whole runner. In a
 process that can be replaced, a `LoopWatchdog` detects this.
 """
 
@@ -42,13 +42,13 @@ PLACEHOLDER_KEY: Final = "lightspan-placeholder"
 
 
 class Runner:
-    """The claim loop of one app, until it is stopped.
+    """A runner of one app: it claims and runs attempts until it is stopped.
 
     Args:
         store: an open store.
         app: the app.
         config: configuration of the runner; None for the defaults.
-        on_claim: function that is called after each claim, before the app is called; None for none.
+        on_claim: function that is called after each claim, before the app; None to call nothing.
     """
 
     def __init__(
@@ -72,14 +72,15 @@ class Runner:
         self._stuck = 0
         self._main: asyncio.Task[Any] | None = None
         self._unreachable: tuple[GatewayEndpoint, float] | None = None
-        """A gateway that an attempt could not reach, and the time of this by `clock.monotonic`."""
+        """A gateway that an attempt could not reach, and when, by `clock.monotonic`. None if all
+        were reached."""
         self._has_warned = False
         self._is_ending = False
         self._is_aborted = False
         self._runs: Sequence[str | None] = [self.config.run_id]
         self._unanswered: dict[str | None, str] = {}
-        """Run id → request id of a claim without an answer. The claim is repeated with the same
-        request id; otherwise attempts that it began would wait until their leases run out."""
+        """Run id → request id of a claim that got no answer. The claim is repeated with the same
+        request id. Otherwise the attempts that it started would wait until their leases expire."""
         self._work_poll: asyncio.Task[bool] | None = None
         self._has_work = False
         """Whether the store has reported work, and nothing has been claimed since."""
@@ -122,13 +123,13 @@ class Runner:
                 context_propagation.stop_carrying()
 
     def work_for(self, run_ids: Sequence[str]) -> None:
-        """Claim only rollouts of the runs `run_ids` from now on; with an empty list, claim none."""
+        """Claim only rollouts of the runs `run_ids` from now on. An empty list claims none."""
         self._runs = list(run_ids)
         self._cancel_work_poll()
         self._changed.set()
 
     def leave_run(self, run_id: str) -> None:
-        """Claim no more rollouts of the run `run_id`, because the run has another app."""
+        """Claim no more rollouts of the run `run_id`, because it trains another app."""
         log.warning("run %s has another app than this runner", run_id)
         self._runs = [run for run in self._runs if run not in (run_id, None)]
         self._cancel_work_poll()
@@ -144,7 +145,7 @@ class Runner:
         self._changed.set()
 
     def abort(self) -> None:
-        """Stop claiming attempts, and cancel those under way, whose rollouts are requeued."""
+        """Cancel the attempts under way, and claim no more. Their rollouts are requeued."""
         self._is_aborted = True
         self.stop()
         for attempt in self.attempts:
@@ -152,7 +153,7 @@ class Runner:
 
     @property
     def stuck(self) -> bool:
-        """Whether an app was cancelled or timed out and still occupies its thread or task."""
+        """Whether an app that was cancelled or timed out still occupies its thread or task."""
         return self._stuck > 0
 
     @property
@@ -161,7 +162,7 @@ class Runner:
         return list(self._running.values())
 
     def attempt(self, attempt_id: str) -> AttemptRun | None:
-        """Return the attempt `attempt_id`, from any thread; None if it is not under way."""
+        """Return the attempt with the id `attempt_id`; None if it is not under way. Thread-safe."""
         return self._running.get(attempt_id)
 
     # --- claims ---------------------------------------------------------------------------
@@ -183,11 +184,11 @@ class Runner:
                 await self._changed.wait()
 
     async def _wait_for_work(self) -> None:
-        """Wait until the store reports work, or for at most the duration of a poll.
+        """Wait until the store reports work, but no longer than one poll (`_poll_work`).
 
-        The runner claims after a poll without work too, because a claim also ends leases that have
-        run out. A poll continues if an attempt ends meanwhile. If the last claim got none of the
-        reported work, the runner pauses briefly instead, because the store would report it again at
+        The runner claims after a poll without work too, because a claim also ends expired leases. A
+        poll continues if an attempt ends meanwhile. If the last claim got none of the reported
+        work, the runner pauses briefly instead, because the store would report the same work at
         once.
         """
         if self._has_work:
@@ -206,7 +207,7 @@ class Runner:
         """Wait for work in the store, with a time limit; return whether to claim at once.
 
         Args:
-            runs: ids of the runs; None among them for all runs.
+            runs: ids of the runs. If None is among them, work of any run counts.
         """
         run_ids = None if None in runs else [run_id for run_id in runs if run_id is not None]
         timeout_s = min(self._timings.max_work_poll_s, self.config.lease_s / 2)
@@ -221,7 +222,7 @@ class Runner:
         self._work_poll = None
 
     def await_gateway(self, endpoint: GatewayEndpoint) -> None:
-        """Stop claiming attempts until the gateway answers, because they would be lost.
+        """Stop claiming attempts until the gateway answers. They would be lost without it.
 
         Args:
             endpoint: the gateway that an attempt could not reach, for example because the trainer
@@ -247,8 +248,9 @@ class Runner:
     async def _claim(self, free: int) -> list[Claim]:
         """Claim attempts for `free` slots, shared fairly between the runs.
 
-        Runs with an unanswered claim come first, because all attempts of this claim must fit into
-        the free slots; then the runs with the fewest attempts here, ties in random order.
+        Runs with an unanswered claim come first, because all attempts of that claim must fit into
+        the free slots. Then come the runs with the fewest attempts in this runner, in random order
+        if they have equally many.
         """
         claims: list[Claim] = []
         counts = Counter(attempt.claim.rollout.run_id for attempt in self.attempts)
@@ -301,7 +303,7 @@ class Runner:
             log.error("attempt %s: the runner failed", attempt_id, exc_info=task.exception())
 
     async def extend_leases(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
-        """Extend the leases of the attempts under way, until cancelled; callable in any thread.
+        """Extend the leases of the attempts under way, until cancelled. Callable in any thread.
 
         An attempt whose lease is lost is aborted.
 
@@ -322,11 +324,11 @@ class Runner:
                     loop.call_soon_threadsafe(attempt.abort)
 
     def abandon(self, attempt: AttemptRun, ending: AttemptResult) -> None:
-        """Report an attempt whose app does not end, and stop waiting for the app.
+        """Report an attempt although its app does not end, and stop waiting for the app.
 
         Args:
             attempt: the attempt.
-            ending: its result.
+            ending: the result to report.
         """
         assert attempt.task is not None
         self.count_stuck(1)
@@ -335,16 +337,18 @@ class Runner:
         self._track(attempt, attempt.finish(ending))
 
     def count_stuck(self, change: int) -> None:
-        """Add `change` to the number of stuck apps (`stuck`)."""
+        """Add `change`, which may be negative, to the number of stuck apps (`stuck`)."""
         self._stuck += change
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the runner is ending and cancels the attempts under way."""
+        """Whether the runner is ending, so that it cancels the attempts under way."""
         return self._main is None or self._is_ending or self._main.cancelling() > 0
 
     async def resources_of(self, resources_id: str) -> NamedResources:
-        """Return the resources with an id, from a cache or the store; empty for an empty id.
+        """Return the resources with the id `resources_id`, from a cache or the store.
+
+        Empty for an empty id.
 
         Raises:
             StoreError: the resources cannot be read.

@@ -1,4 +1,4 @@
-"""Stack locations as text, such as "`time.sleep(60)` at my_app.py:12 in answer".
+"""Describe stack locations as text, such as "`time.sleep(60)` at my_app.py:12 in answer".
 
 The text names the line of the app, not the line of a library that the app called.
 """
@@ -22,11 +22,11 @@ _LIGHTSPAN: Final = f"{Path(lightspan.__file__).parent}{os.sep}"
 _INSTALLED: Final = re.compile(r"^<|/(site|dist)-packages/|/lib(64)?/python3\.\d+/")
 """Matches files of the standard library and of installed packages."""
 _AWAITED: Final = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", "ag_await"))
-"""Attribute names of coroutines and generators: of their frame, and of the awaited object."""
+"""Names of attributes of coroutines and generators: the frame, and the awaited object."""
 
 
 class StackLocation(NamedTuple):
-    """A line of a program that is being executed."""
+    """A line of code that is being executed."""
 
     file: str
     line: int
@@ -34,7 +34,7 @@ class StackLocation(NamedTuple):
 
 
 def describe_stack(stack: Sequence[StackLocation]) -> str:
-    """Return the app's innermost line in `stack` and its position, as text.
+    """Return the app's innermost line in `stack` as text, with its position.
 
     Args:
         stack: locations of a stack, innermost first; empty if unknown.
@@ -49,16 +49,16 @@ def describe_stack(stack: Sequence[StackLocation]) -> str:
 
 
 def frame_stack(frame: FrameType | None) -> list[StackLocation]:
-    """Return the locations of a frame and its callers, innermost first; empty for None."""
+    """Return the locations of `frame` and of its callers, innermost first; empty for None."""
     if frame is None:
         return []
     return [_location(each, line) for each, line in traceback.walk_stack(frame)]
 
 
 def coroutine_stack(coroutine: Any) -> list[StackLocation]:
-    """Return the locations at which a coroutine waits, and the coroutines that it awaits.
+    """Return the lines at which a coroutine and the coroutines that it awaits are waiting.
 
-    The innermost location is first; the result is empty if the coroutine has ended.
+    The innermost location is first. Empty if the coroutine has ended.
     """
     stack: list[StackLocation] = []
     while coroutine is not None:

@@ -13,24 +13,26 @@ class RunnerTimings:
     """
 
     max_work_poll_s: float = 20.0
-    """Maximum seconds to wait for work in the store before the next claim."""
+    """Maximum seconds to wait for work in the store before the next claim. Half a lease is a
+    maximum too."""
     claim_pause_s: float = 0.02
-    """Average seconds between claims while the store has work that this runner does not get."""
+    """Average seconds between claims while the store reports work of which this runner gets
+    none."""
     gateway_retry_s: float = 20.0
-    """Maximum seconds to wait for an unreachable gateway before attempts are claimed again. By then
-    a dead trainer is known to be gone; if the trainer is alive and only its gateway cannot be
-    reached, attempts have to fail."""
+    """Maximum seconds to wait for an unreachable gateway before attempts are claimed again. A
+    trainer that died has been detected by then. If the trainer is alive and only its gateway cannot
+    be reached, attempts have to fail."""
     probe_interval_s: float = 0.5
     """Seconds between two probes of an unreachable gateway."""
     heartbeats_per_lease: int = 6
-    """Number of extensions of a lease within the length of a lease."""
+    """How often a lease is extended within its length."""
     watchdog_interval_s: float = 0.25
     """Seconds between two checks of the event loop, and between two heartbeats to the parent."""
     blocked_warning_s: float = 10.0
     """Seconds that an attempt may block the event loop before a warning is logged."""
     quick_death_s: float = 10.0
-    """Seconds after the start of a process within which its death is quick, if it has claimed no
-    attempt."""
+    """Seconds after the start of a process within which its death is quick. Only processes that
+    have claimed no attempt count."""
     max_quick_deaths: int = 5
     """Consecutive quick deaths after which the runners give up."""
     min_silence_s: float = 5.0
@@ -41,8 +43,8 @@ class RunnerTimings:
     """Seconds between two tries to open a store whose server does not answer."""
     orphan_timeout_s: float = 8.0
     """Seconds that apps may take to end after the parent has ended or closed the pipe. It must be
-    less than `end_timeout_s`, after which a parent that is alive kills the process."""
+    less than `end_timeout_s`, because a living parent kills the process after `end_timeout_s`."""
     end_timeout_s: float = 10.0
     """Seconds that processes may take to end before they are killed."""
     exit_timeout_s: float = 3.0
-    """Seconds that a process with no work left waits for tasks and threads of the app."""
+    """Seconds that a process without work waits for the app's tasks and threads before it ends."""

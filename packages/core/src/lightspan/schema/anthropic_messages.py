@@ -1,4 +1,4 @@
-"""Conversion of Anthropic's Messages API to chat: its blocks, tools, messages and events.
+"""Convert Anthropic's Messages API to chat: its blocks, tools, messages and events.
 
 The gateway converts requests to serve them, and the SDK instrumentation to record them, so that
 recorded conversations do not depend on the API.
@@ -35,7 +35,7 @@ _FINISH: Final = {
 def is_message_request(body: Mapping[str, Any]) -> bool:
     """Return whether a request's body has fields or blocks that only `/v1/messages` has.
 
-    A body without them means the same in chat.
+    A body without them has the same meaning as a chat request.
     """
     if not isinstance(body.get("messages"), list | tuple):
         return False
@@ -54,11 +54,11 @@ def _mappings(items: Any) -> list[Mapping[str, Any]]:
 
 
 def messages_of(body: Mapping[str, Any], other: Other) -> list[Message]:
-    """Convert the system prompt, if any, and the messages of a request to chat messages.
+    """Convert the system prompt, if there is one, and the messages of a request to chat messages.
 
     Args:
         body: the request.
-        other: called for blocks without an equivalent in chat.
+        other: called with each block that has no equivalent in chat, and with its path (`Other`).
     """
     messages: list[Message] = []
     if body.get("system"):
@@ -70,10 +70,10 @@ def messages_of(body: Mapping[str, Any], other: Other) -> list[Message]:
 
 
 def _turn(message: Any, where: str, other: Other) -> list[Message]:
-    """Convert a message to chat messages.
+    """Convert one message of the Messages API to chat messages.
 
-    Each tool result becomes a message. The blocks before, between and after tool results become
-    one message each.
+    Each tool result becomes a message. The blocks before, between and after tool results become one
+    message each.
 
     Args:
         where: path of the message in the request, for `other`.
@@ -156,7 +156,7 @@ def is_message(answer: Mapping[str, Any]) -> bool:
 
 
 def completion_of(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a message to a chat completion, for recording."""
+    """Convert an answer of the Messages API to a chat completion, for recording."""
     return {
         "id": answer.get("id"),
         "model": answer.get("model"),
@@ -185,7 +185,7 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class StreamedMessage:
-    """An accumulator of a streamed message's events."""
+    """Assemble a whole message from the events of a streamed message."""
 
     def __init__(self) -> None:
         self._message: dict[str, Any] = {"type": "message"}
@@ -195,7 +195,7 @@ class StreamedMessage:
         """Whether the stop reason has arrived, after which nothing follows."""
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Add one event."""
+        """Add one event of the stream."""
         kind, index = event.get("type"), event.get("index", 0)
         delta = event.get("delta") or {}
         if kind == "message_start":
@@ -221,7 +221,7 @@ class StreamedMessage:
                 block[key] = str(block.get(key) or "") + str(delta[key])
 
     def answer(self) -> dict[str, Any]:
-        """Return the message in the form without streaming, as far as it has arrived."""
+        """Return the message received so far, in the form of an answer without streaming."""
         content = [
             {**block, "input": _input(self._inputs[index])} if index in self._inputs else block
             for index, block in sorted(self._blocks.items())

@@ -1,4 +1,4 @@
-"""Removal of API keys from the recorded content of spans: a model or a tool may repeat a key."""
+"""Remove API keys from the recorded content of spans: a model or a tool may repeat a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GenAI attributes of a model call's request and answer, streamed or whole.
+"""Compute the GenAI attributes of a model call from its request and its answer, streamed or whole.
 
 The SDK instrumentation and the gateway use this module, so that both record a call in the same way.
 """
@@ -13,10 +13,12 @@ from lightspan.schema.spans import Attributes
 
 
 class StreamedAnswer:
-    """An accumulator of a streamed answer: chunks of a completion, events of a response or message.
+    """Assemble a whole answer from the chunks of a streamed answer.
+
+    The chunks belong to a chat or text completion, or are events of the Responses or Messages API.
 
     Args:
-        choices: the number of requested choices.
+        choices: the number of choices that the request asks for.
     """
 
     def __init__(self, choices: int = 1) -> None:
@@ -28,7 +30,7 @@ class StreamedAnswer:
         self._choices: dict[int, dict[str, Any]] = {}
 
     def add(self, chunk: Any) -> None:
-        """Add a chunk: a pydantic model of the SDK, or a mapping."""
+        """Add a chunk: a mapping, or a pydantic model of the SDK."""
         data = chunk if isinstance(chunk, Mapping) else chunk.model_dump(exclude_unset=True)
         if not isinstance(data, Mapping):
             return
@@ -61,14 +63,14 @@ class StreamedAnswer:
 
     @property
     def complete(self) -> bool:
-        """Whether all choices are complete, after which only the usage follows."""
+        """Whether all requested choices have finished. Only the token usage may still arrive."""
         if self._events is not None:
             return self._events.ended
         ended = [whole for whole in self._choices.values() if whole.get("finish_reason")]
         return len(ended) >= max(self._requested, len(self._choices))
 
     def answer(self) -> dict[str, Any]:
-        """Return the answer in the form without streaming, as far as it has arrived."""
+        """Return the answer received so far, in the form of an answer without streaming."""
         if self._events is not None:
             return self._events.answer()
         choices = []
@@ -90,7 +92,7 @@ def _add_tool_call(calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -
 
 
 def has_content(answer: Mapping[str, Any]) -> bool:
-    """Return whether a part of the answer has arrived."""
+    """Return whether `answer` has a choice, an output item or a content block."""
     return any(answer.get(key) for key in ("choices", "output", "content"))
 
 
@@ -113,7 +115,7 @@ def _call_index(calls: Mapping[int, Mapping[str, Any]], delta: Mapping[str, Any]
 
 
 def requested_choices(body: Mapping[str, Any]) -> int:
-    """Return the number of choices that a request asks for: `n` for each of its prompts."""
+    """Return how many choices a request asks for: `n` times the number of its prompts."""
     n = body.get("n")
     prompts = _prompts_of(body["prompt"]) if "prompt" in body else [None]
     return (n if isinstance(n, int) else 1) * len(prompts)
@@ -157,7 +159,10 @@ def request_attributes(body: Mapping[str, Any]) -> Attributes:
 
 
 def _prompts_of(prompt: Any) -> list[dict[str, Any]]:
-    """Convert the prompts of a text completion to messages; token ids become JSON."""
+    """Convert the prompts of a text completion to user messages.
+
+    The content of a prompt that consists of token ids is the JSON of the ids.
+    """
     is_single = not isinstance(prompt, list | tuple) or all(isinstance(i, int) for i in prompt)
     prompts = [prompt] if is_single else prompt
     texts = (text if isinstance(text, str) else genai_messages.dump_json(text) for text in prompts)
@@ -172,8 +177,8 @@ ANSWER_FIELDS: Final[dict[str, Any]] = {
     **dict.fromkeys(("output", "status", "incomplete_details"), True),  # of a response
     **dict.fromkeys(("type", "content", "stop_reason"), True),  # of a message
 }
-"""Fields of an answer that `answer_attributes` reads, as pydantic's `include`: log-probabilities or
-an echoed request may be many times as long."""
+"""The fields of an answer that `answer_attributes` reads, in the form of pydantic's `include`.
+Fields that it does not read, such as log-probabilities, may be many times as long."""
 
 
 def answer_attributes(answer: Mapping[str, Any]) -> Attributes:

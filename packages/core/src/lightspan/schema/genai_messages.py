@@ -1,4 +1,4 @@
-"""Conversion of OpenAI chat messages to OpenTelemetry's GenAI message schema, and back."""
+"""Convert OpenAI chat messages to OpenTelemetry's GenAI message schema, and back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def to_genai(messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def from_genai(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Convert messages from `to_genai` back to OpenAI chat messages; references stay references."""
+    """Convert messages from `to_genai` back to OpenAI chat messages.
+
+    Images, sounds and files stay references.
+    """
     return [_from_parts(message) for message in messages]
 
 
@@ -44,7 +47,11 @@ def dump(messages: Iterable[ChatMessage]) -> str:
 
 
 def dump_json(value: Any) -> str:
-    """Return a value as compact JSON; a part that JSON lacks becomes its `str`. Never raises."""
+    """Return a value as compact JSON. Never raises.
+
+    A part that JSON cannot represent becomes its `str`. If that fails too, the whole value becomes
+    the name of its type, such as `"<Answer>"`.
+    """
     try:
         return _encode(value).decode()
     except Exception:  # a lone surrogate, a key that is not a text, a cycle, a failing __str__
@@ -62,7 +69,10 @@ def load(text: str) -> list[dict[str, Any]]:
 
 
 def input_messages_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages that a model call sent, from its span's attributes; empty if unknown."""
+    """Return the messages that a model call sent, from its span's attributes.
+
+    Empty if they were not recorded.
+    """
     return load(str(attributes.get(c.INPUT_MESSAGES, "[]")))
 
 
@@ -75,7 +85,11 @@ def output_messages_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def overrides_of(attributes: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return, per request field that the algorithm overrode, the app's value and the value used."""
+    """Return request field → (the app's value, the value used) for the fields that were overridden.
+
+    The algorithm overrides a field when its sampling options differ from those of the app's
+    request.
+    """
     overrides = json.loads(str(attributes.get(c.SAMPLING_OVERRIDES) or "{}"))
     return {field: (requested, used) for field, (requested, used) in overrides.items()}
 

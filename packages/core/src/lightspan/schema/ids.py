@@ -1,4 +1,4 @@
-"""Random hex digits for ids, from the operating system.
+"""Make random hex digits for ids, with the operating system's generator.
 
 Digits are read for many ids at a time, because a call of `os.urandom` takes longer than everything
 else in making a span.

@@ -1,4 +1,4 @@
-"""References to images, sounds and files in messages, which are recorded instead of their bytes.
+"""Replace images, sounds and files in messages by references, which are recorded instead.
 
 A part of a message that is not text becomes one of OpenTelemetry's parts: a `blob` (size and digest
 of bytes in the message), a `uri`, or a `file` (id of an uploaded file).
@@ -21,7 +21,8 @@ MAX_TEXT_LENGTH: Final = 1_024
 """Maximum characters of a recorded URL or file name."""
 
 MAX_DEPTH: Final = 64
-"""Maximum number of nested levels of a part to record, because readers of it are recursive."""
+"""Maximum depth of nested mappings and lists in a recorded part. Readers of a part are
+recursive."""
 _MAX_OPAQUE_LENGTH: Final = 4_096
 """Maximum number of characters of base64 that count as text in a part of an unknown type. Longer
 base64 counts as bytes."""
@@ -36,7 +37,8 @@ _MODALITIES: Final = {
 }
 """Type of a part, in any of the APIs → modality."""
 _INSIDE: Final = ("image_url", "input_audio", "audio", "audio_url", "video_url", "file", "source")
-"""Fields that contain the other fields of a part."""
+"""Keys under which an API nests the fields of a part, as `image_url` in `{"type": "image_url",
+"image_url": {"url": …}}`."""
 _BYTES: Final = ("data", "file_data", "base64", "result")
 _ADDRESSES: Final = ("url", "image_url", "file_url", "audio_url", "video_url", "uri")
 _MEDIA_TYPES: Final = ("media_type", "mime_type", "format")
@@ -54,12 +56,15 @@ def is_media(part: Any) -> bool:
 
 
 def is_reference(part: Any) -> bool:
-    """Return whether a part of a recorded message is a reference."""
+    """Return whether a part of a recorded message is a reference to an image, sound or file."""
     return isinstance(part, Mapping) and "modality" in part
 
 
 def reference(part: Mapping[str, Any], levels: int = MAX_DEPTH) -> Part:
-    """Return a part of a message with references in place of bytes, cut to `levels` levels."""
+    """Return a part of a message with its bytes replaced by references.
+
+    Mappings and lists nested deeper than `levels` become `"…"`.
+    """
     modality = _MODALITIES.get(str(part.get("type")))
     if modality is None:
         return {key: _without_bytes(value, levels) for key, value in part.items()}
@@ -99,7 +104,10 @@ def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> str:
 
 
 def _without_bytes(value: Any, levels: int) -> Any:
-    """Return a field's value with references in place of bytes, for a part of an unknown type."""
+    """Return the value of a field with its bytes replaced by references.
+
+    The field belongs to a part of an unknown type, so any long base64 text counts as bytes.
+    """
     if isinstance(value, Mapping | list | tuple) and levels == 0:
         return "…"
     if isinstance(value, Mapping):
@@ -120,7 +128,7 @@ def _is_bytes(text: str) -> bool:
 
 
 def _digest(text: str) -> Part:
-    """Return size and digest of the bytes in a `data:` URL or in base64."""
+    """Return the size and the SHA-256 digest of the bytes in a `data:` URL or in a base64 text."""
     digest: Part = {}
     start = _DATA_URL.match(text)
     if start is not None:
@@ -135,9 +143,9 @@ def _digest(text: str) -> Part:
 
 
 def _address(url: str) -> Part:
-    """Return a URL without password and query, which may hold tokens.
+    """Return a `uri` for a URL without user, password, query and fragment, which may hold secrets.
 
-    If that changes it, the digest of the whole URL is added.
+    If the URL has any of them, the SHA-256 digest of the whole URL is added.
     """
     try:
         parts = urlsplit(url)

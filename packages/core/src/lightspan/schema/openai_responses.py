@@ -1,4 +1,4 @@
-"""Conversion of OpenAI's Responses API to chat: its items, tools, responses and events.
+"""Convert OpenAI's Responses API to chat: its items, tools, responses and events.
 
 The gateway converts requests to serve them, and the SDK instrumentation to record them, so that
 recorded conversations do not depend on the API.
@@ -15,11 +15,11 @@ Message = dict[str, Any]
 
 TEXT_PARTS: Final = ("input_text", "output_text", "text")
 ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
-"""Types of the last event of a stream, which has the whole response."""
+"""Types of the last event of a stream. The last event has the whole response."""
 
 
 class ItemError(ValueError):
-    """An item without an equivalent in chat."""
+    """An item of a request cannot be converted, because chat has no equivalent."""
 
     def __init__(self, message: str, where: str, *, is_media: bool) -> None:
         super().__init__(message)
@@ -30,9 +30,9 @@ class ItemError(ValueError):
 
 
 Other = Callable[[Any, str], Message]
-"""Handler of an item without an equivalent in chat, given the item and its path in the request.
-
-It returns a message to use for the item, or raises an error."""
+"""A function that is called with an item that has no equivalent in chat, and with the item's path
+in the request. It raises an error to refuse the item, or returns a message to use instead. For a
+part of a message's content, the returned message is ignored and the part stays as it is."""
 
 
 def is_response(body: Mapping[str, Any]) -> bool:
@@ -54,12 +54,12 @@ def instructions_of(body: Mapping[str, Any]) -> list[Message]:
 def items_to_messages(items: Any, other: Other) -> list[Message]:
     """Convert input or output items to chat messages.
 
-    A function call becomes a part of the assistant's message just before it, because the model
-    wrote both in one turn.
+    A function call is added to the assistant's message just before it, because the model wrote both
+    in one turn.
 
     Args:
         items: a text, an array of items, or None for no items.
-        other: called for items without an equivalent in chat.
+        other: called with each item that has no equivalent in chat, and with its path (`Other`).
     """
     if items is None:
         return []
@@ -103,10 +103,13 @@ def _content(content: Any, where: str, other: Other) -> Any:
 def convert_content(
     content: Any, where: str, other: Other, convert_part: Callable[[Any, str, Other], Any]
 ) -> Any:
-    """Convert the content of a message to a text if all parts are texts, else to a list of parts.
+    """Convert the content of a message to a text, or to a list of parts if one is not a text.
 
     Args:
-        convert_part: returns a text, or a part that stays as it is.
+        where: path of the content in the request.
+        other: called with content that is no list (`Other`).
+        convert_part: called with a part, its path and `other`. It returns a text, or a part to
+            keep.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -135,13 +138,13 @@ def _part(part: Any, where: str, other: Other) -> Any:
 
 
 def as_it_is(item: Any, where: str) -> Message:
-    """Keep an item as it is, in a message (an `Other` for recording)."""
+    """Return a message that contains `item` unchanged. This `Other` is for recording."""
     role = item.get("role") if isinstance(item, Mapping) else None
     return {"role": role or "unknown", "content": [item]}
 
 
 def refused(item: Any, where: str) -> Message:
-    """Raise `ItemError` (an `Other` for an endpoint that supports chat only)."""
+    """Raise `ItemError` for `item`. This `Other` is for endpoints that support only chat."""
     kind = item.get("type") if isinstance(item, Mapping) else type(item).__name__
     raise ItemError(
         f"{where} is of type {kind!r}: only messages with text, function calls and their outputs "
@@ -162,7 +165,10 @@ def tools_to_chat(tools: Sequence[Any]) -> list[Any]:
 
 
 def chat_tool(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function tool of chat with those of `fields` that chat has and that are not None."""
+    """Return a function tool of chat, made from `fields`.
+
+    Fields that a function of chat does not have, and fields that are None, are left out.
+    """
     keys = ("name", "description", "parameters", "strict")
     function = {key: fields[key] for key in keys if fields.get(key) is not None}
     return {"type": "function", "function": function}
@@ -213,7 +219,7 @@ def _finish(response: Mapping[str, Any], output: list[Message]) -> str | None:
 
 
 class StreamedResponse:
-    """An accumulator of a streamed response's events."""
+    """Assemble a whole response from the events of a streamed response."""
 
     def __init__(self) -> None:
         self._response: dict[str, Any] = {}
@@ -224,7 +230,7 @@ class StreamedResponse:
         """Whether the whole response has arrived."""
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Add one event."""
+        """Add one event of the stream."""
         kind, response = event.get("type"), event.get("response")
         if isinstance(response, Mapping):
             self._response = dict(response)
@@ -243,7 +249,7 @@ class StreamedResponse:
             call["arguments"] = call.get("arguments", "") + str(event.get("delta") or "")
 
     def answer(self) -> dict[str, Any]:
-        """Return the response in the form without streaming, as far as it has arrived."""
+        """Return the response received so far, in the form of an answer without streaming."""
         if self.ended:
             return self._response
         message = {"type": "message", "role": "assistant"}

@@ -23,10 +23,11 @@ ENGINES: Final = ("f-string",)
 """Supported template syntaxes."""
 
 _NAME: Final = re.compile(r"[^\W\d]\w*")
-"""Name at the start of a placeholder, of the value that fills it."""
+"""The name at the start of a placeholder, such as `customer` in `{customer.name}`."""
 _OPENED: Final = re.compile(rf"\{{({_NAME.pattern})")
 _FIELD: Final = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern}|\[[^\[\]{{}}]+\])*")
-"""A name with attributes and items of its value: `{customer.name}`, `{rows[0]}`."""
+"""A name, followed by any attributes and items of its value, as in `{customer.name}` and
+`{rows[0]}`."""
 _CONVERSIONS: Final = (None, "", "r", "s", "a")
 _PLAIN: Final = re.compile(rf"\{{{_NAME.pattern}\}}")
 
@@ -82,7 +83,7 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
 
     @property
     def text(self) -> str:
-        """The template as people read it: placeholders as written, and literal braces single."""
+        """The template with its placeholders, and with each literal brace single (not `{{`)."""
         return "".join(piece.text for piece in _pieces(self.template))
 
     def format(self, **values: Any) -> str:
@@ -106,8 +107,9 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
     def match(self, text: str) -> dict[str, str] | None:
         """Return the values with which `format` returns `text` (the inverse of `format`).
 
-        None if no values or several choices of values give the text, or if a placeholder is more
-        than a name or occurs twice.
+        None if no values, or more than one choice of values, give the text. None also if a
+        placeholder is more than a name (`{price:.2f}`), if a name occurs twice, or if placeholders
+        are adjacent.
         """
         pieces = _pieces(self.template)
         names = [piece.text[1:-1] for piece in pieces if piece.is_placeholder]
@@ -124,14 +126,14 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
         return dict(zip(names, values, strict=True))
 
     def rewritten(self, text: str) -> PromptTemplate:
-        """Return a template with the same placeholders and another text.
+        """Return a template with the same placeholders and the new text `text`.
 
         Args:
-            text: the new template as people read it (property `text`); braces that are not of a
-                placeholder of this template are literal.
+            text: the new template, with single braces for literal braces (as in the property
+                `text`). A brace that does not belong to a placeholder of this template is literal.
 
         Raises:
-            ConfigError: the text lacks a placeholder.
+            ConfigError: the text lacks a placeholder of this template.
         """
         missing = [field for field in self.fields if field not in text]
         if missing:
@@ -169,7 +171,7 @@ def _parsed(template: str) -> list[_Piece] | None:
 
 
 def _escaped(pieces: Iterable[_Piece]) -> str:
-    """Return the template of pieces, with literal braces doubled."""
+    """Return the template that consists of `pieces`, with literal braces doubled."""
     return "".join(
         piece.text if piece.is_placeholder else piece.text.replace("{", "{{").replace("}", "}}")
         for piece in pieces
@@ -177,7 +179,7 @@ def _escaped(pieces: Iterable[_Piece]) -> str:
 
 
 def _can_be_filled(field: str, spec: str, conversion: str | None) -> bool:
-    """Return whether `str.format` can fill a parsed placeholder, unlike `{a.}` or `{a!x}`."""
+    """Return whether `str.format` can fill a parsed placeholder, unlike `{a.}` and `{a!x}`."""
     if not _FIELD.fullmatch(field) or conversion not in _CONVERSIONS:
         return False
     try:
@@ -213,7 +215,10 @@ def _joined(pieces: Sequence[_Piece]) -> tuple[_Piece, ...]:
 
 
 def _between(pieces: Sequence[_Piece]) -> list[str] | None:
-    """Return the texts before, between and after placeholders; None if two are adjacent."""
+    """Return the texts before, between and after the placeholders.
+
+    A text at the start or end may be empty. None if two placeholders are adjacent.
+    """
     literals, after_placeholder = [""], False
     for piece in pieces:
         if not piece.is_placeholder:
@@ -247,7 +252,10 @@ def _first_places(literals: Sequence[str], text: str) -> list[int] | None:
 
 
 def _last_places(literals: Sequence[str], text: str) -> list[int] | None:
-    """Return the latest positions of literals in a text; the rest is as for `_first_places`."""
+    """Return the latest positions at which literals follow each other in a text.
+
+    The text must have the literals, as checked by `_first_places`.
+    """
     if len(literals) == 1:
         return _first_places(literals, text)
     begin, last = len(literals[0]), len(text) - len(literals[-1])
@@ -261,9 +269,10 @@ def _last_places(literals: Sequence[str], text: str) -> list[int] | None:
 
 
 def filled_as(original: str, learned: str) -> str:
-    """Return `learned`, with literal braces doubled if `str.format` can fill only `original`.
+    """Return `learned`, changed so that `str.format` can fill it if it can fill `original`.
 
-    An app that calls `str.format` itself can then fill the learned template too.
+    Its literal braces are doubled where `str.format` would raise. An app that calls `str.format`
+    itself can then fill the learned template too.
     """
     if _parsed(original) is None or _parsed(learned) is not None:
         return learned
@@ -281,7 +290,7 @@ class LearnedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def template(self) -> str:
-        """The learned template."""
+        """The text of the learned template, `after`."""
         return self.after.template
 
     @property

@@ -1,4 +1,7 @@
-"""Requests to models by uncaptured clients, which a dry run counts on an attempt's root span."""
+"""Count requests to models that lightspan does not record, because of the client that sends them.
+
+A dry run writes the counts to an attribute of the attempt's root span.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ class Request(NamedTuple):
 
 
 def uncaptured_attributes(requests: Mapping[Request, int]) -> Attributes:
-    """Return the attribute for an attempt's root span with the number of each uncaptured request.
+    """Return the attribute with the number of each uncaptured request, for an attempt's root span.
 
-    Empty if there were none.
+    Empty if there are no requests.
     """
     if not requests:
         return {}
@@ -35,7 +38,7 @@ def uncaptured_attributes(requests: Mapping[Request, int]) -> Attributes:
 
 
 def requests_of(spans: Iterable[Span]) -> Counter[Request]:
-    """Return the number of each uncaptured request, summed over the root spans of attempts."""
+    """Return how often each uncaptured request was sent, summed over the root spans of attempts."""
     requests: Counter[Request] = Counter()
     for span in spans:
         for *request, count in json.loads(str(span.attributes.get(c.REQUESTS_PAST, "[]"))):

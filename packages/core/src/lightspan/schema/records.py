@@ -119,6 +119,9 @@ def rollout_status_after(
         attempt: the final status of the attempt.
         infrastructure_tries: number of tries used up by lost attempts, including this attempt.
         max_infrastructure_tries: the rollout's maximum of `infrastructure_tries`.
+
+    Raises:
+        IllegalMoveError: `attempt` is not a final status.
     """
     match attempt:
         case AttemptStatus.SUCCEEDED:
@@ -150,10 +153,10 @@ def fingerprint(value: Json) -> str:
 
 
 def new_id(prefix: str) -> str:
-    """Return a new id such as `call-18…`.
+    """Return a new id such as `call-18…`: the prefix, the time and 64 random bits.
 
-    Callers make ids themselves so that they can repeat every write. An id has the time, so that the
-    ids of one batch are adjacent in a store's indexes, and ends with 64 random bits.
+    The caller of a store makes the ids, so that it can repeat a write with the same id. Ids of
+    about the same time are adjacent in a store's indexes.
     """
     return f"{prefix}-{clock.now_ns():016x}{random_digits()}"
 
@@ -167,7 +170,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     """Id that is equal for equal tasks, such as those of a group's rollouts."""
     run_id: str = ""
-    """Id of the training run that enqueued the rollout; of a recorded app, the service name."""
+    """Id of the training run that enqueued the rollout. For an app recorded by `lightspan.record`,
+    the name of the service."""
     group_id: str = ""
     """Id of the group of rollouts whose rewards are compared; empty outside training."""
     mode: Mode = Mode.TRAIN
@@ -218,7 +222,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """Number of the attempt among those of its rollout, from 1 on."""
     epoch: int
-    """Fencing token of the runner's writes. It grows with each claim of the rollout."""
+    """Fencing token of the runner's writes. Each claim of the rollout increases it, and writes with
+    another epoch are late."""
     status: AttemptStatus = AttemptStatus.RUNNING
     runner_id: str = ""
     call_token: str = ""
@@ -236,13 +241,17 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sealed(self) -> bool:
-        """Whether the attempt has ended, so that later writes are late."""
+        """Whether the attempt has ended. Later writes to it are stored as late."""
         return self.status.final
 
     def report(
         self, status: AttemptStatus, outcome: Outcome, message: str = "", **fields: Any
     ) -> Report:
-        """Return a report that ends this attempt, under its own epoch."""
+        """Return a report with the id and the epoch of this attempt.
+
+        Args:
+            fields: further fields of `Report`.
+        """
         return Report(
             attempt_id=self.attempt_id,
             epoch=self.epoch,
@@ -264,7 +273,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptRef(msgspec.Struct, frozen=True, order=True):
-    """An attempt's id, and the epoch under which the caller writes."""
+    """An attempt's id, and the epoch with which the caller writes (`Attempt.epoch`)."""
 
     attempt_id: str
     epoch: int
@@ -281,13 +290,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     capture_errors: list[str] = msgspec.field(default_factory=list)
     counts: bool = True
-    """Whether a lost attempt uses up a try; False if another attempt crashed the process."""
+    """Whether a lost attempt uses up an infrastructure try. False if the process crashed because of
+    another attempt."""
     alone: bool = False
     """Whether the rollout's next attempt must run alone in its process (`Claim.alone`)."""
 
 
 class PeerRole(StrEnum):
-    """The role of a peer."""
+    """What a process does with a store (`Peer`)."""
 
     TRAINER = "trainer"
     RUNNER = "runner"

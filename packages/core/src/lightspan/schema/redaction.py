@@ -1,4 +1,4 @@
-"""Sanitising of recorded texts: replacing API keys and lone surrogates, bounding the length."""
+"""Sanitise recorded texts: replace API keys and lone surrogates, and limit the length."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from functools import cache
 from typing import Any, Final
 
 MAX_TEXT_LENGTH: Final = 8_192
-"""Maximum number of characters of a recorded error, status or reason: of a longer text, half are
-from its start and half from its end."""
+"""Maximum number of characters of a recorded error, status or reason. Half of a longer text is kept
+from its start, and half from its end."""
 KEY: Final = "<key>"
 """Replacement of a key."""
 MIN_KEY_LENGTH: Final = 8
-"""Minimum number of characters of an environment variable's value that counts as a key: words such
-as `none` do not."""
+"""Minimum number of characters of an environment variable's value that counts as a key. Shorter
+words, such as `none`, do not count."""
 MIN_MESSAGE_KEY_LENGTH: Final = 16
 """Minimum characters of a key in a model's messages, where a short password may be a plain word."""
 
@@ -30,8 +30,8 @@ _SECRET: Final = re.compile(
 )
 _OF_KEYS: Final = re.compile(r"KEYS?$", re.IGNORECASE)
 _NO_KEY: Final = re.compile(r"[/~.]|[^\n]*[ ,][^\n]*\Z|\D*\Z")
-"""A path, a line of words or a text without a digit. A value like that of a variable such as
-SSH_KEY or SORT_KEY is no secret."""
+"""Matches a path, a line of words, and a text without a digit. A variable whose name ends with
+`KEY` may have such a value, as SSH_KEY and SORT_KEY do, and it is no secret then."""
 _PASSWORD_IN_URL: Final = re.compile(r"\w[\w+.-]*://[^/@:\s]*:([^/@\s]+)@")
 _MAX_CLIENT_KEYS: Final = 1_024
 # Every recorded prompt is searched. A regex is applied only if the text contains its literal start,
@@ -67,7 +67,11 @@ def clean_text(text: str) -> str:
 
 
 def is_secret(variable: str) -> bool:
-    """Return whether an environment variable holds a key: by its name, or `add_key_variable`."""
+    """Return whether an environment variable holds a key.
+
+    It does if its name is like `OPENAI_API_KEY` or `DB_PASSWORD`, or if it was passed to
+    `add_key_variable`.
+    """
     return variable in _key_variables or _has_secret_name(variable)
 
 
@@ -100,10 +104,10 @@ def add_client_key(key: Any) -> None:
 
 
 def without_keys(text: str) -> str:
-    """Return a text with API keys replaced.
+    """Return a text with each API key replaced by `KEY`.
 
-    Replaced are the values of environment variables that hold keys, keys of model clients, call
-    tokens, the token after `Bearer`, and texts with the form of a vendor's key.
+    The values of environment variables that hold keys are replaced, and the keys of model clients,
+    call tokens, the token after `Bearer`, and texts in the format of a vendor's key.
     """
     for key in _longest_first({*_secret_values().values(), *_client_keys}, MIN_KEY_LENGTH):
         text = text.replace(key, KEY)
@@ -111,11 +115,11 @@ def without_keys(text: str) -> str:
 
 
 def values_without_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping of values with API keys replaced in its texts, which may be JSON.
+    """Return a mapping of values with API keys in its texts replaced. A text may be JSON.
 
-    It replaces less than `without_keys`, because the texts may be messages that a model continues
-    or is trained on: the text after `Bearer`, short passwords, and the paths or words in variables
-    with the name of a key stay.
+    A text may be a message that a model continues or is trained on, so less is replaced than by
+    `without_keys`: the text after `Bearer` and short passwords stay. A path or words in a variable
+    named like a key stay too.
     """
     keys = _message_keys()
     return {name: _value_without(value, keys) for name, value in values.items()}
@@ -141,7 +145,10 @@ def _message_keys() -> Sequence[str]:
 
 
 def _secret_values() -> dict[str, str]:
-    """Return environment variable → key in its value: the whole value, or a URL's password."""
+    """Return the key in each environment variable that holds one, by the name of the variable.
+
+    The key is the whole value of the variable, or the password of the URL in it.
+    """
     keys = {}
     # Iterating over the items raises if another thread removes a variable meanwhile, so the values
     # are read by name. The names are filtered first, because this runs for every span.
@@ -186,7 +193,10 @@ def _without_tokens(text: str) -> str:
 
 
 def bounded_text(text: str, max_length: int = MAX_TEXT_LENGTH) -> str:
-    """Return a text with lone surrogates and keys replaced; of a long text, only both ends."""
+    """Return a text with lone surrogates and keys replaced.
+
+    Of a text longer than `max_length` characters, only the start and the end are kept.
+    """
     start, end, omitted = text, "", len(text) - 2 * _SEARCHED_LENGTH
     if omitted > 0:
         start, end = text[:_SEARCHED_LENGTH], text[-_SEARCHED_LENGTH:]

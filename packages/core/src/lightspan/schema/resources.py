@@ -38,7 +38,8 @@ def resources_id(resources: NamedResources) -> str:
 
 
 ROUTING: Final = "routing"
-"""Name of the routing table among the resources."""
+"""Name of the routing table among the resources. The routing table maps the models of requests to
+endpoints."""
 
 
 def routing_of(resources: NamedResources) -> Routing:
@@ -48,8 +49,8 @@ def routing_of(resources: NamedResources) -> Routing:
 
 
 INSTRUCTIONS: Final = "instructions of agents"
-"""Name of the agents' instructions among the resources; not an identifier, so no app argument has
-it."""
+"""Name of the agents' instructions among the resources. It is not an identifier, so that no
+argument of an app has the same name."""
 
 
 def instructions_in(resources: NamedResources) -> Instructions | None:

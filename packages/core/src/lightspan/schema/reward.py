@@ -1,4 +1,4 @@
-"""Rewards: parsing an app's return value into a float64 or named dimensions."""
+"""Parse an app's return value into a reward: a float64, or named dimensions."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ def parse_reward(value: Any, primary: str | None = None) -> Reward | None:
     None. A mapping of names to numbers becomes named dimensions.
 
     Args:
-        primary: the dimension that is the value; None for `"reward"`, or without it the first.
+        primary: name of the dimension that is the reward's value. None for the dimension
+            `"reward"`, or for the first dimension if none has this name.
 
     Raises:
-        RewardError: a string or any other type, a `primary` that is not among the dimensions, or a
-            name that is too long.
+        RewardError: the value is a string or of another type, the mapping is empty, `primary` is
+            not among the dimensions, or a name is too long.
     """
     if value is None or isinstance(value, Reward):
         return value

@@ -1,6 +1,6 @@
-"""Routing of model calls: patterns on agent paths, and the routes that they choose.
+"""Route model calls to destinations, by patterns on agent paths.
 
-An *agent path* has the names of the nested agents from the outermost to the acting one, joined by
+An *agent path* has the names of the nested agents from the outermost to the acting agent, joined by
 `/` (`team/writer`); a `/` inside a name is written `%2F`. The unnamed agent is `app`.
 
 A pattern without `/` matches the innermost name, a pattern with `/` the whole path; `*` matches
@@ -25,11 +25,11 @@ from lightspan.schema.semconv import UNNAMED_AGENT
 from lightspan.schema.token_records import Sampling
 
 BASE_POLICY: Final = "base"
-"""Policy name of the starting weights, for agents frozen as `"base"`."""
+"""Name of the policy with the weights before training. Agents with `frozen="base"` use it."""
 
 
 class AgentPaths(NamedTuple):
-    """The agents of an app that can be optimised, from an adapter's `agents(app)`."""
+    """The agents of an app that can be optimised, as an adapter's `agents(app)` returns them."""
 
     paths: tuple[str, ...]
     """Agent paths, in the order in which the adapter finds them in the app."""
@@ -38,7 +38,10 @@ class AgentPaths(NamedTuple):
 
 
 def join_path(names: Iterable[str]) -> str:
-    """Join names of agents to an agent path; without a name, return `app`."""
+    """Join the names of nested agents, the outermost first, to an agent path.
+
+    Return `app` if there are no names.
+    """
     escaped = [name.replace("%", "%25").replace("/", "%2F") for name in names]
     return "/".join(escaped) or UNNAMED_AGENT
 
@@ -89,22 +92,24 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     route: Route
     policy: str = ""
-    """Policy of the routes `policy` and `shared`."""
+    """Name of the policy whose weights answer the call; empty for the routes `endpoint` and
+    `app`."""
     endpoint: LLM | None = None
-    """Endpoint of the route `endpoint`."""
+    """The endpoint of the route `endpoint`; None for the other routes."""
     sampling: Sampling | None = None
-    """Sampling of the route `policy` in training, which overrides the app's; None for the app's."""
+    """Sampling of the route `policy` in training, which overrides the app's. None keeps the app's
+    sampling."""
     validate_temperature: float | None = None
-    """Temperature of the route `policy` in validation; None for the app's."""
+    """Temperature of the route `policy` in validation. None keeps the app's temperature."""
 
     @property
     def selected(self) -> bool:
         return self.route is Route.POLICY
 
     def forced(self, mode: Mode) -> Sampling | None:
-        """Return the sampling that overrides the app's in a mode; None if the app decides.
+        """Return the sampling that overrides the app's in `mode`; None keeps the app's sampling.
 
-        In validation, only the temperature of the result is to be used.
+        In validation, the caller must use only the `temperature` of the result.
         """
         if not self.selected or mode is not Mode.VAL:
             return self.sampling if self.selected else None
@@ -125,11 +130,14 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
-    """An ordered list of rules: the first that matches an agent applies; without one, `default`."""
+    """Rules that choose the destination of each agent's calls.
+
+    The first rule that matches the agent applies. If none matches, `default` applies.
+    """
 
     rules: list[Rule] = msgspec.field(default_factory=list)
     gateway_url: str = ""
-    """Origin of the gateway that serves the routes, for runners."""
+    """Scheme, host and port of the gateway that serves the routes. Runners use it."""
     default: Target = Target(route=Route.APP)
 
     @property
@@ -146,9 +154,11 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
         return self.default
 
     def choose_name(self, names: Sequence[str]) -> str:
-        """Return the first of `names` that a pattern of the rules matches, unless it matches all.
+        """Return the first of `names` that a rule distinguishes; if there is none, the first name.
 
-        If there is none, return the first name.
+        Each level of a rule's pattern (the text between two `/`) is compared with all names. A
+        level that matches some of the names, but not all, distinguishes the first name that it
+        matches.
         """
         for rule in self.rules:
             for segment in rule.pattern.split("/"):
@@ -158,15 +168,16 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
         return names[0]
 
     def naming(self, paths: Iterable[str]) -> Routing:
-        """Return the routing with an own rule for each of `paths`, with an unchanged destination.
+        """Return a routing in which each of `paths` has its own rule, with the same destination.
 
-        Requests can then name the agent as their model.
+        Requests can then give the agent's path as the name of their model. Paths that contain `*`
+        get no rule.
         """
         rules = [Rule(path, self.target(path)) for path in paths if "*" not in path]
         return replace(self, rules=[*rules, *self.rules])
 
     def validating_at(self, temperature: float | None) -> Routing:
-        """Return the routing with a `temperature` for validation; None for the app's."""
+        """Return a copy whose rules use `temperature` in validation; None for the app's own."""
         rules = [
             Rule(rule.pattern, replace(rule.target, validate_temperature=temperature))
             for rule in self.rules
@@ -188,7 +199,7 @@ def frozen_target(frozen: str | LLM | None, policy: str) -> Target:
 
     Args:
         frozen: value of the option `frozen=` for the agent.
-        policy: policy whose weights `"shared"` stands for.
+        policy: name of the policy whose weights are used if `frozen` is `"shared"`.
 
     Raises:
         ValueError: `frozen` is a string other than "base" and "shared".
@@ -215,15 +226,16 @@ def make_routing(
     default_policy: str,
     sampling: Sampling | None = None,
 ) -> Routing:
-    """Return the routing of the options `optimize` (pattern → policy) and `frozen`.
+    """Return the routing for the options `optimize` (pattern → policy) and `frozen`.
 
     Rules with more specific patterns come first: literals before globs, whole paths before names,
     more literal characters before fewer.
 
     Args:
-        frozen: destination of all other agents, or pattern → destination.
-        default_policy: policy whose weights `frozen="shared"` stands for.
-        sampling: sampling of the trained policies; None for the app's.
+        frozen: destination of the agents that no pattern in `optimize` matches, or a mapping of
+            pattern → destination.
+        default_policy: name of the policy whose weights are used for `frozen="shared"`.
+        sampling: sampling of the trained policies; None keeps the app's sampling.
     """
     selected = [
         Rule(pattern, Target(route=Route.POLICY, policy=name, sampling=sampling))

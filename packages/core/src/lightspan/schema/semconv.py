@@ -1,4 +1,4 @@
-"""Names of span attributes, and reading them in three conventions.
+"""Define the names of span attributes, and read attributes in three conventions.
 
 lightspan writes OpenTelemetry's GenAI attributes (`gen_ai.*`) and a few of OpenInference's, by
 which Phoenix displays agents. It reads `gen_ai.*`, OpenInference and OpenLLMetry (`traceloop.*`,
@@ -70,12 +70,13 @@ CALL_OUTCOME: Final = "lightspan.call.outcome"
 CLIENT: Final = "lightspan.client"
 """Class of a model client that bypassed lightspan, such as `langchain_ollama.ChatOllama`."""
 CLIENT_FIX: Final = "lightspan.client.fix"
-"""Advice on how to make the client's calls trainable."""
+"""Advice to the user on how to make the client's calls trainable."""
 REQUESTS_PAST: Final = "lightspan.requests.past"
 """JSON, on an attempt of a dry run: uncaptured requests to models as [[agent path, client, model,
 URL, count], …] (`provenance`)."""
 CALL_REFUSED: Final = "lightspan.call.refused"
-"""Field of the request for which the gateway rejected the call; empty if it was no field."""
+"""Name of the field in the request because of which the gateway rejected the call; empty if the
+cause is no field."""
 CONTEXT_OVERFLOW: Final = "context_length_exceeded"
 """OpenAI's error code for a prompt that is too long; runners derive the outcome from it."""
 UNSUPPORTED_CONTENT: Final = "unsupported_content"
@@ -95,8 +96,8 @@ INSTRUCTIONS: Final = "lightspan.request.instructions"
 PROMPT_NAME: Final = "lightspan.prompt.name"
 """Name of a prompt in the app's code (`lightspan.prompt`)."""
 PROMPT_CALL: Final = "lightspan.prompt.call"
-"""Id of the model call to whose instructions the attributes `lightspan.prompt.*` of this span
-belong; only if the gateway writes the call's own span."""
+"""Id of the model call whose instructions the `lightspan.prompt.*` attributes of this span
+describe. It is set only if the gateway writes the span of the call itself."""
 PROMPT_ORIGINAL: Final = "lightspan.prompt.original"
 """The app's own instructions; `gen_ai.input.messages` has those that were sent."""
 PROMPT_APPLIED: Final = "lightspan.prompt.applied"
@@ -148,7 +149,7 @@ PROTOCOL_VERSION: Final = 2
 """Version of the protocol between processes. Changes of version 2: heartbeats and reports carry
 claim tokens, and there is `finish`."""
 HEADER_VERSION: Final = "x-lightspan-version"
-"""Header with the version of lightspan that answers, for people."""
+"""Header with the version of lightspan that sent the response, to show to users."""
 HEADER_RELAYED: Final = "x-lightspan-relayed"
 """Header of a response that a store's server relays. If the response is cut off, the server or the
 network may have failed, so the client retries."""
@@ -182,7 +183,10 @@ _KIND_OF_OPENLLMETRY: Final = {
 
 
 def kind_of(attributes: Mapping[str, Any]) -> SpanKind:
-    """Return the kind of a span by attributes of any convention; `OTHER` if none gives a kind."""
+    """Return the kind of a span from its attributes in any of the three conventions.
+
+    `OTHER` if the attributes give no kind.
+    """
     own = str(attributes.get(SPAN_KIND))
     if own in _KINDS:
         return SpanKind(own)
@@ -196,7 +200,7 @@ def kind_of(attributes: Mapping[str, Any]) -> SpanKind:
 
 
 def agent_name_of(attributes: Mapping[str, Any]) -> str | None:
-    """Return the agent's name in attributes of any convention; None if there is none."""
+    """Return the agent's name from attributes in any of the three conventions; None without it."""
     name = _first_text(attributes, AGENT_NAME, OPENINFERENCE_AGENT, OPENINFERENCE_NODE)
     if name is None and attributes.get("traceloop.span.kind") == "agent":
         return _first_text(attributes, "traceloop.entity.name")
@@ -204,7 +208,7 @@ def agent_name_of(attributes: Mapping[str, Any]) -> str | None:
 
 
 def model_of(attributes: Mapping[str, Any]) -> str | None:
-    """Return the model's name in attributes of any convention; None if there is none."""
+    """Return the model's name from attributes in any of the three conventions; None without it."""
     keys = (REQUEST_MODEL, RESPONSE_MODEL, "llm.model_name", "llm.request.model")
     return _first_text(attributes, *keys)
 
@@ -214,7 +218,7 @@ def _first_text(attributes: Mapping[str, Any], *keys: str) -> str | None:
 
 
 def usage_of(attributes: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return the numbers of prompt and completion tokens in attributes of any convention.
+    """Return the numbers of prompt and completion tokens, from attributes in any convention.
 
     None for a number that is missing.
     """

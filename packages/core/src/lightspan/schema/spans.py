@@ -68,7 +68,7 @@ class SpanLink(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A span. Its ids are lower-case hex as in OpenTelemetry."""
+    """An OpenTelemetry span, with the fields that lightspan adds. Its ids are lower-case hex."""
 
     span_id: str
     """16 hex digits, unique within the attempt."""
@@ -90,12 +90,13 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     links: list[SpanLink] = msgspec.field(default_factory=list)
     resource: Attributes = msgspec.field(default_factory=dict)
     sequence_start: int | None = None
-    """The gateway's sequence number, per attempt, of the call's start."""
+    """Number that the gateway gave to the start of the call. It counts the starts and ends of an
+    attempt's calls. None for a span that the gateway did not number."""
     sequence_end: int | None = None
-    """The gateway's sequence number, per attempt, of the call's end."""
+    """Number that the gateway gave to the end of the call, as in `sequence_start`."""
     late: bool = False
-    """Whether the span was written under a lost epoch or after the attempt's end, and so is never
-    trained."""
+    """Whether the span was written with an epoch that is no longer current, or after the attempt's
+    end. A late span is never trained."""
     schema: int = SCHEMA_VERSION
 
     def replace(self, **changes: Any) -> Span:

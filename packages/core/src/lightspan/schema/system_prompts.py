@@ -1,4 +1,4 @@
-"""Finding and replacing the instructions (system prompt) in an agent's request.
+"""Find and replace the instructions (system prompt) in an agent's request.
 
 The instructions are the first message of a chat completion, if it is a system or developer message,
 the `instructions` of a response, or Anthropic's `system`. Instructions in another form (further
@@ -38,9 +38,10 @@ class Slot(NamedTuple):
 
     key: str
     item: int | None
-    """Index of the message in the value of `key`; None if that value is the instructions."""
+    """Index, in the list `body[key]`, of the message with the instructions. None if `body[key]`
+    itself is the instructions."""
     part: int | None
-    """Index of the part in the content; None if the content is a text."""
+    """Index of the content part with the instructions; None if the content is a text."""
     text: str
 
     def put(self, body: Body, text: str) -> Any:
@@ -63,7 +64,10 @@ def _put(content: Any, part: int | None, text: str) -> Any:
 
 
 def find(body: Body) -> Slot | str:
-    """Return the position of a request's instructions, or the reason for not replacing them."""
+    """Return the position of a request's instructions.
+
+    If they cannot be replaced, return the reason instead, such as `NO_INSTRUCTIONS`.
+    """
     if "messages" not in body and body.get("prompt") is not None:
         return STORED if isinstance(body["prompt"], Mapping) else COMPLETION
     key = "messages" if "messages" in body else "input"
@@ -126,7 +130,7 @@ class Reading(NamedTuple):
     sent: str | None = None
     """The text to send, which may equal the original; None to send the original."""
     reason: str = ""
-    """The reason for which the original is sent; empty if no replacement was wanted."""
+    """The reason for which the original is sent although a replacement was wanted; else empty."""
     slot: Slot | None = None
 
     @property
@@ -138,13 +142,13 @@ class Reading(NamedTuple):
 class Instructions(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="instructions"
 ):
-    """Replacements of prompts in an attempt, which the attempt's resources contain.
+    """The prompts to record or to replace in an attempt. It is one of the attempt's resources.
 
     Args:
         surveyed: patterns of the agents and prompts whose texts are recorded.
-        rewrites: replacements of agents' instructions, one per path.
-        prompts: replacements of prompts in the app's code (`lightspan.prompt`).
-        left_out: agent that matches a pattern and has no rewrite → the reason.
+        rewrites: replacements of agents' instructions, at most one per agent path.
+        prompts: name of a prompt in the app's code (`lightspan.prompt`) → its replacement.
+        left_out: path of an agent that matches a pattern but has no rewrite → the reason.
     """
 
     surveyed: list[str] = msgspec.field(default_factory=list)
@@ -158,7 +162,10 @@ class Instructions(
         return bool(self.surveyed) and not self.rewrites and not self.prompts
 
     def concerns(self, path: str) -> bool:
-        """Return whether the agent or prompt at `path` is recorded or replaced."""
+        """Return whether the agent at the path `path` is recorded or replaced.
+
+        `path` may also be the name of a prompt in the app's code.
+        """
         return (
             any(rewrite.agent == path for rewrite in self.rewrites)
             or path in self.prompts
@@ -183,10 +190,14 @@ class Instructions(
         return Reading(slot.text, sent, "" if sent is not None else OTHER_TEXT, slot)
 
     def text_of(self, name: str, text: str) -> Reading | None:
-        """Return the prompt `name` in the app's code and its replacement; `text` is the app's own.
+        """Return the app's prompt `name` with its replacement.
 
-        None if the prompt is neither recorded nor replaced. A survey records all prompts, so that
-        an error can list them.
+        None if the prompt is neither recorded nor replaced. A survey records every prompt, so that
+        the error for an unknown name can list the names.
+
+        Args:
+            name: the name that the app passes to `lightspan.prompt`.
+            text: the text that the app passes to `lightspan.prompt`.
         """
         learned = self.prompts.get(name)
         if learned is None:

@@ -22,8 +22,8 @@ class CallOutcome(StrEnum):
     UNDELIVERED = "undelivered"
     """The answer did not reach the client, and no retry fetched it."""
     RESAMPLED = "resampled"
-    """The call was sampled again after a cancelled try whose tokens are lost, which biases the
-    sample, so it is never trained."""
+    """The first try was cancelled and its tokens are lost, so the call was sampled again. This
+    biases the sample, so the call is never trained."""
     ERROR = "error"
 
 
@@ -37,7 +37,7 @@ class FinishReason(StrEnum):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling parameters. Recorded log-probabilities are of the distribution that they define."""
+    """Sampling parameters. Recorded log-probabilities are those after applying the parameters."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -48,12 +48,18 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is truncated, so that policy gradients can use the log-probabilities."""
+        """Whether each token is sampled from the whole distribution, with a temperature above 0.
+
+        Only then can policy gradients use the log-probabilities.
+        """
         return self.top_p >= 1.0 and self.top_k == 0 and self.temperature > 0
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The exact tokens of one choice of one call: (attempt, call id, choice index)."""
+    """The exact tokens of one choice of a model call.
+
+    A record is identified by `attempt_id`, `call_id` and `choice`.
+    """
 
     attempt_id: str
     call_id: str
@@ -78,7 +84,7 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str = ""
     """The grammar of constrained sampling (`lightspan_torch.engine.grammars`); empty for none."""
     grammar_library: str = ""
-    """Name and version of the library that compiled the grammar."""
+    """Name and version of the library that compiled the grammar; empty without a grammar."""
     late: bool = False
 
     @classmethod
@@ -91,16 +97,16 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
         versions: Iterable[tuple[int, int]],
         **fields: Any,
     ) -> TokenRecord:
-        """Return a record, given sequences in place of bytes.
+        """Make a record from token ids and log-probabilities, which it stores as bytes.
 
         Args:
-            versions: policy versions of the response tokens: (version, number of tokens).
+            versions: (policy version, number of response tokens), in the order of the tokens.
             fields: the other fields of the record.
 
         Raises:
             DataError: the number of log-probabilities or tokens of versions is not that of the
-                response ids, a version has no token, or a log-probability is not finite or is
-                above 1e-3.
+                response ids, a version has no token, or a log-probability is not finite or is above
+                1e-3.
         """
         runs = [(int(version), int(count)) for version, count in versions]
         if len(logprobs) != len(response_ids):

@@ -1,4 +1,4 @@
-"""Validation of users' arguments, with errors that name the argument."""
+"""Validate users' arguments, and raise errors that name the argument."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ MAX_S: Final = 1e9
 
 
 def check_whole(name: str, value: object, low: int, high: int | None = None) -> None:
-    """Raise `ConfigError` unless `value` is a whole number from `low` to `high` (None: any)."""
+    """Raise `ConfigError` unless `value` is a whole number from `low` to `high`.
+
+    Args:
+        name: name of the argument, for the error.
+        high: inclusive upper bound; None for no bound.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigError(f"{name}={value!r} must be a whole number of at least {low}")
     if int(value) < low:
@@ -43,7 +48,7 @@ def check_number(
     Args:
         name: name of the argument, for the error.
         value: the value to check.
-        above: exclusive lower bound; None for none.
+        above: exclusive lower bound; None for no bound.
         low: inclusive lower bound.
         high: inclusive upper bound.
         below: exclusive upper bound.
@@ -77,13 +82,20 @@ def check_date(name: str, value: object) -> None:
 
 
 def check_kind(name: str, value: object, kind: type) -> None:
-    """Raise `ConfigError` unless the value is None or a `kind`, a class of `lightspan`."""
+    """Raise `ConfigError` unless `value` is None or an instance of `kind`.
+
+    The error names `kind` as a class of `lightspan`.
+    """
     if value is not None and not isinstance(value, kind):
         raise ConfigError(f"{name}={value!r}: use lightspan.{kind.__name__}(…), or None")
 
 
 def check_url(url: str, what: str) -> None:
-    """Raise `ConfigError` unless the text is an http or https URL."""
+    """Raise `ConfigError` unless `url` is an http or https URL.
+
+    Args:
+        what: name of the URL's purpose, with which the error begins.
+    """
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -97,7 +109,7 @@ def check_url(url: str, what: str) -> None:
 
 
 def check_device_name(device: object) -> None:
-    """Raise `ConfigError` unless `device` is the name of a CPU or GPU, without importing torch."""
+    """Raise `ConfigError` unless `device` is the name of a CPU or GPU. torch is not imported."""
     if not isinstance(device, str) or re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
         raise ConfigError(
             f'device={device!r} is unknown: use "cpu", or "cuda" for a GPU ("cuda:1" for the '
@@ -106,7 +118,9 @@ def check_device_name(device: object) -> None:
 
 
 def parse_gateway_address(text: str) -> tuple[str, int]:
-    """Return host and port of the text `HOST` or `HOST:PORT`; port 0 (a free port) for `HOST`.
+    """Return host and port of a text `HOST` or `HOST:PORT`.
+
+    The port is 0 if the text has none, which means any free port.
 
     Raises:
         ConfigError: the text has another form, or the host means all addresses of the machine.

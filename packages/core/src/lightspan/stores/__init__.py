@@ -37,10 +37,10 @@ def open_store(url: str | os.PathLike[str]) -> Store:
 
     `memory:` is a new store each time. `sqlite:…?power_loss=true` survives a power loss as well as
     `kill -9`, at the price of one disk flush per transaction. `postgresql://user@host/database` is
-    a schema of a database (`lightspan[postgres]`): `lightspan` or the one of `?schema=…`.
-    `https://host:port` is the store that `lightspan serve --store` serves there
-    (`lightspan[http]`); its key is in `LIGHTSPAN_STORE_KEY`, or in the variable of
-    `?api_key_env=…`.
+    the schema `lightspan` of the database, or the schema in `?schema=…`; it needs
+    `lightspan[postgres]`. `https://host:port` is the store that `lightspan serve --store` serves
+    there; it needs `lightspan[http]`. Its key is the value of `LIGHTSPAN_STORE_KEY`, or of the
+    variable in `?api_key_env=…`.
 
     Raises:
         ConfigError: the URL names no store, or the package that it needs is not installed.
@@ -63,7 +63,9 @@ def _make_store(text: str, *, create: bool) -> Store:
 
 
 def _plugin(text: str) -> StorePlugin | None:
-    """Return the plugin of a URL's scheme; None for a core scheme or a text without a known one.
+    """Return the plugin that implements the scheme of the URL `text`.
+
+    None if this package implements the scheme, or if the text has no known scheme.
 
     Raises:
         ConfigError: the scheme's plugin cannot be loaded, or its package is not installed.
@@ -112,9 +114,9 @@ def public_url(url: str | os.PathLike[str]) -> str:
 
 
 def take_credentials(url: str) -> None:
-    """Move a URL's credentials from the environment to this process's memory.
+    """Move a URL's credentials from environment variables to the memory of this process.
 
-    Apps that are loaded later and processes that are started later must not find them.
+    Apps that are loaded later and processes that are started later then cannot read them.
 
     Raises:
         ConfigError: a variable that the URL names is not set.
@@ -125,7 +127,10 @@ def take_credentials(url: str) -> None:
 
 
 def relay_url(url: str) -> str:
-    """Return the URL at which the store's server relays model calls; `""` without a server."""
+    """Return the URL at which the store's server forwards model calls to the gateway.
+
+    `""` if the store has no server.
+    """
     text = _normalized(url)
     plugin = _plugin(text)
     return "" if plugin is None else plugin.relay_url(text)

@@ -1,4 +1,4 @@
-"""Serialisation of rollouts, spans and token records to bytes and the columns to search by.
+"""Serialise rollouts, spans and token records to bytes, plus the columns to search them by.
 
 Packing rejects values that cannot be stored. Callers pack before they take a lock or begin a
 transaction, to keep locks and transactions short.
@@ -55,7 +55,7 @@ class PackedRecord(NamedTuple):
     sequence_start: int
     late: bool
     head: bytes
-    """MessagePack of all fields but the arrays."""
+    """MessagePack of all fields except `prompt`, `response` and `logprobs`."""
     prompt: bytes
     response: bytes
     logprobs: bytes
@@ -83,7 +83,7 @@ def pack_rollout(rollout: Rollout) -> PackedRollout:
 
 
 def unpack_rollout(body: bytes) -> Rollout:
-    """Return a fresh copy of a rollout, whose task an app may change."""
+    """Decode a rollout. Each call returns a new object, so an app may change the object's task."""
     return _rollout_decoder.decode(body)
 
 
@@ -130,7 +130,7 @@ def pack_peer(peer: Peer) -> bytes:
 
 
 def unpack_peer(body: bytes, silent_s: float) -> Peer:
-    """Return a stored peer, with the `silent_s` seconds since its announcement."""
+    """Return a stored peer that was announced `silent_s` seconds ago."""
     return _replace(msgspec.json.decode(body, type=Peer), silent_s=max(0.0, silent_s))
 
 
@@ -138,7 +138,7 @@ def supersedes(new: PackedSpan, new_late: bool, old: bytes, old_late: bool) -> b
     """Return whether the span `new` of a call replaces the stored span `old` of the same call.
 
     A retry that ended later replaces a call that was cancelled or failed. A call that is not late
-    replaces any late one, because any client that may send spans could have used its id.
+    replaces any late call: another client may have written a late call with its id.
     """
     if old_late and not new_late:
         return True
@@ -153,7 +153,8 @@ def unpack_span(body: bytes, late: bool, outcome: str | None) -> Span:
     """Return a stored span.
 
     Args:
-        late: whether it was late when it was written.
+        body: the span, as `encode_span` returned it.
+        late: whether the span was late when it was written.
         outcome: the outcome of its call if that changed after the write, else None.
     """
     span = decode_span(body)
@@ -165,10 +166,13 @@ def unpack_span(body: bytes, late: bool, outcome: str | None) -> Span:
 def unpack_record(
     head: bytes, arrays: Sequence[bytes], late: bool, outcome: str | None
 ) -> TokenRecord:
-    """Return a stored token record; arguments as for `unpack_span`.
+    """Return a stored token record.
 
     Args:
-        arrays: its prompt, response and log-probabilities.
+        head: MessagePack of the fields that are not arrays.
+        arrays: the bytes of `prompt`, `response` and `logprob_data`.
+        late: whether the record was late when it was written.
+        outcome: the outcome of its call if that changed after the write, else None.
     """
     prompt, response, logprobs = arrays
     changes: dict[str, Any] = {"prompt": prompt, "response": response, "logprob_data": logprobs}
@@ -180,7 +184,12 @@ def unpack_record(
 
 
 def _check_owner(owner: str, name: str, attempt_id: str) -> None:
-    """Raise `DataError` if the object `name` has an `owner` other than `attempt_id` or `""`."""
+    """Raise `DataError` unless `owner` is `attempt_id` or empty.
+
+    Args:
+        owner: id of the attempt to which an object belongs.
+        name: description of the object, for the error.
+    """
     if owner not in ("", attempt_id):
         raise DataError(f"{name} belongs to attempt {owner!r} but was written to {attempt_id!r}")
 

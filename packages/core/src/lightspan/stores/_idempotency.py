@@ -1,7 +1,7 @@
-"""Request ids as idempotency keys: they let a caller repeat a write that makes its own ids.
+"""Derive the ids of a claim's attempts from the claim's idempotency key, its request id.
 
-A claim needs no table of requests: the ids of the attempts that it starts are derived from the
-request id, so a repeated request finds them again.
+A store needs no table of requests: a repeated request derives the same ids, and so finds the
+attempts that the first request started.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ def check_id(request_id: str) -> None:
 def derived_id(prefix: str, request_id: str, place: int | str) -> str:
     """Derive an id in the format of `new_id` from a request id and a place in the request.
 
-    The result contains the time in the request id and a hash of the rest, so that an app, which
-    knows its attempt's id, cannot find the request id and repeat its runner's claim.
+    The result contains the time in the request id and a hash of the rest. An app knows its
+    attempt's id, but cannot compute the request id from it and so cannot repeat its runner's claim.
+
+    Args:
+        place: number of the item in the request, or a word for a special item.
     """
     match = _ID.fullmatch(request_id)
     assert match is not None, "the caller has called check_id"

@@ -1,6 +1,6 @@
-"""Leases of attempts: granted by a claim, extended by heartbeats, ended after they expired.
+"""Grant leases of attempts by claims, extend them by heartbeats, and end expired leases.
 
-An expired lease ends at the next call of `claim` or `expire`; until then its runner may still
+An expired lease ends at the next call of `claim` or `expire`. Until then its runner may still
 extend it or report. Leases run by the store's clock: this machine's for a file, the server's for a
 database. Ending a lease seals the attempt and, while tries are left, queues its rollout for another
 attempt with another epoch. Later writes of the old runner are stored as late (`AttemptKey.is_late`)
@@ -25,7 +25,8 @@ from lightspan.stores._state_machine import Ledger, Progress, Tables, started
 from lightspan.stores._validation import LARGEST_INTEGER, check_integer, check_lease
 
 ALONE: Final = "alone"
-"""Place in a claim of a rollout that must run alone, which is the only rollout of the claim."""
+"""The place (`derived_id`) of a rollout that must run alone; the places of other rollouts are
+numbers. Such a rollout is the only rollout of its claim."""
 
 _LOOKUP_SIZES: Final = (16, 256)
 """Minimum and maximum number of attempts of a repeated claim to look up in one query."""
@@ -43,15 +44,19 @@ class ClaimRequest(NamedTuple):
     may_be_repeated: bool
     """Whether the caller made `request_id`, and so may have sent this request before."""
     first: int = 0
-    """Number of rollouts claimed under this id before: a large claim is made in parts."""
+    """Number of rollouts that earlier parts of this claim have claimed. A large claim is made in
+    parts."""
 
     def part(self, claimed: int, max_slots: int) -> ClaimRequest:
-        """Return the next part of the request, of at most `max_slots`, after `claimed` rollouts."""
+        """Return the part of the request that follows after `claimed` rollouts.
+
+        It asks for at most `max_slots` rollouts.
+        """
         slots = max(0, min(self.slots - claimed, max_slots))
         return self._replace(slots=slots, first=claimed, idle=self.idle and not claimed)
 
     def attempt_id(self, place: int | str) -> str:
-        """Return the id of the attempt at a place of the claim."""
+        """Return the id of the attempt at a place of the claim (`derived_id`)."""
         return derived_id("at", self.request_id, place)
 
 
@@ -60,7 +65,8 @@ class Claimed(NamedTuple):
 
     claims: list[Claim]
     total: int
-    """Number of rollouts claimed by the first such request, including attempts over by now."""
+    """Number of rollouts that the request claimed when it was first made. It includes rollouts
+    whose attempts have ended since."""
 
 
 def claim_request(
@@ -71,7 +77,7 @@ def claim_request(
     idle: bool,
     request_id: str | None,
 ) -> ClaimRequest:
-    """Check the arguments of `Store.claim`, and make a request id if the caller gave none.
+    """Check the arguments of `Store.claim`, and make a request id if `request_id` is None.
 
     Raises:
         DataError: an argument is out of range.
@@ -128,7 +134,7 @@ def _earlier_attempts(tables: Tables, request: ClaimRequest) -> list[Attempt]:
 def _claim_again(
     tables: Tables, request: ClaimRequest, attempts: Sequence[Attempt], now: float
 ) -> Claimed:
-    """Extend the leases of an earlier claim and return it without the attempts that are over."""
+    """Return the running attempts of an earlier claim, with extended leases."""
     lease_until, alone_id = now + request.lease_s, request.attempt_id(ALONE)
     running = [replace(each, lease_until=lease_until) for each in attempts if not each.sealed]
     tables.update_attempts(running)
@@ -174,14 +180,17 @@ def _new_attempt(attempt_id: str, before: Progress, request: ClaimRequest, now: 
 
 
 def attempt_of_token(call_token: str) -> str:
-    """Return the attempt id in a call token; the caller must compare the attempt's own token."""
+    """Return the attempt id that is part of a call token.
+
+    The caller must still compare the token with the attempt's `call_token`.
+    """
     return call_token.rpartition(".")[0]
 
 
 def heartbeat(tables: Tables, items: Sequence[tuple[AttemptRef, float]], now: float) -> list[bool]:
-    """Extend leases; return, per (attempt, seconds), whether its lease was extended.
+    """Extend the lease of each (attempt, seconds); return for each whether it was extended.
 
-    The lease of a sealed attempt, or under another epoch, is not.
+    The lease is not extended if the attempt has ended or its epoch is not that of the item.
     """
     attempts = tables.attempts_by_id([ref.attempt_id for ref, _ in items])
     extended = [_is_current(attempts.get(ref.attempt_id), ref) for ref, _ in items]

@@ -1,4 +1,4 @@
-"""Waking coroutines of any event loop from any thread."""
+"""Wake coroutines of any event loop from any thread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Signal:
 
     @contextmanager
     def waiter(self) -> Iterator[Waiter]:
-        """Yield a waiter for the running event loop that every `notify` in the context wakes."""
+        """Yield a waiter of the running event loop. Each `notify` during the context wakes it."""
         waiter = Waiter()
         with self._lock:
             self._waiters.add(waiter)
@@ -42,7 +42,7 @@ class Signal:
 
 
 class Waiter:
-    """One waiting coroutine."""
+    """A coroutine that waits for a `Signal`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -1,16 +1,19 @@
-"""The state machine of rollouts and attempts, over the few table operations that a store offers.
+"""Change the status of rollouts and attempts, over the few table operations that a store offers.
 
-It serves all stores. `schema.records` lists the legal moves; `_leases` grants and ends leases.
+All stores use this module. `schema.records` lists the legal moves; `_leases` grants and ends
+leases.
+
 Every function takes a batch of items and returns one result per item. It checks the whole batch
 before it writes, so a rejected batch changes nothing even without a transaction to roll back.
 
-Uncounted losses (`Report.counts=False`: another attempt crashed the process) use up no try, but
-only `MAX_UNCOUNTED_LOSSES` times per rollout. After that they count, because a task that crashes
-its process would be queued again forever. No column stores their number: every attempt before the
-current one was lost, so it is the number of attempts so far minus the infrastructure tries used.
+An *uncounted loss* is a lost attempt that uses up no try (`Report.counts=False`), because another
+attempt crashed the process. A rollout may have `MAX_UNCOUNTED_LOSSES` of them. Further losses
+count, because a task that crashes its process would be queued again forever. No column stores the
+number: it is the number of earlier attempts, which were all lost, minus the infrastructure tries
+used.
 
-A rollout that must run alone does so when it is queued again (`Progress.alone`), whichever runner
-claims it, because the supervisor of the dead process may be gone. A rollout with
+A rollout that must run alone does so when it is queued again (`Progress.alone`). Any runner may
+claim it then, because the supervisor of the crashed process may be gone. A rollout with
 `MAX_BAD_NEIGHBOURS` uncounted losses runs alone too, so that other attempts never cost it a try.
 """
 
@@ -45,7 +48,7 @@ MAX_BAD_NEIGHBOURS: Final = 3
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """The fields of a rollout that change, and its limit of infrastructure tries."""
+    """The fields of a rollout that change, and the rollout's maximum of infrastructure tries."""
 
     rollout_id: str
     max_infrastructure_tries: int
@@ -54,7 +57,7 @@ class Progress(msgspec.Struct, frozen=True):
     change: int
     infrastructure_tries: int = 0
     attempts: int = 0
-    """Number of attempts so far: the number and epoch of the latest one."""
+    """Number of attempts so far. It is the number and the epoch of the latest attempt."""
     attempt_id: str | None = None
     finished_at: float | None = None
     alone: bool = False
@@ -62,37 +65,37 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Lookup(Protocol):
-    """The queries of checks, for use inside and outside of transactions."""
+    """The queries that check a batch, for use inside and outside of transactions."""
 
     def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
-        """Return the packed rollouts that exist, by id."""
+        """Return the packed rollouts by id, without unknown ids."""
 
     def attempts_by_id(self, attempt_ids: Sequence[str]) -> dict[str, Attempt]:
-        """Return the attempts that exist, by id."""
+        """Return the attempts by id, without unknown ids."""
 
 
 class Tables(Lookup, Protocol):
     """The table operations that change the status of rollouts and attempts, in one transaction."""
 
     def next_change(self) -> int:
-        """Return the next number of the cursor of `Store.watch`."""
+        """Return the next number of a status change (the cursor of `Store.watch`)."""
 
     def insert_rollouts(self, rows: Sequence[tuple[PackedRollout, Progress]]) -> None: ...
 
     def progress(self, rollout_ids: Sequence[str]) -> dict[str, Progress]:
-        """Return the progress of the rollouts that exist, by id."""
+        """Return the progress of rollouts by id, without unknown ids."""
 
     def update_rollouts(self, rows: Sequence[Progress]) -> None: ...
 
     def dequeue(
         self, limit: int, run_id: str | None, *, is_idle: bool
     ) -> list[tuple[Progress, Rollout]]:
-        """Return the oldest queued rollouts, at most `limit`, all of which the caller starts.
+        """Return the oldest queued rollouts, at most `limit`. The caller must start all of them.
 
         Args:
             run_id: the run of the rollouts; None for any run.
-            is_idle: whether the runner runs nothing. If a rollout that must run alone is queued,
-                only that rollout is returned.
+            is_idle: whether the runner runs no attempt. If so, and if a rollout that must run alone
+                is queued, only that rollout is returned.
         """
 
     def insert_attempts(self, rows: Sequence[Attempt]) -> None: ...
@@ -116,7 +119,7 @@ def enqueue(tables: Tables, items: Sequence[PackedRollout], now: float) -> list[
 
 
 class StartedRollout(NamedTuple):
-    """A rollout of mode production, and its attempt, which runs already."""
+    """A rollout of mode production, and its attempt, which is already running."""
 
     packed: PackedRollout
     attempt: Attempt
@@ -131,7 +134,8 @@ def start(tables: Tables, items: Sequence[StartedRollout], now: float) -> list[N
 
     Raises:
         ConflictError: a rollout is stored with another content.
-        IllegalMoveError: see `check_starts`.
+        IllegalMoveError: a rollout has another mode than production, or its attempt is not its
+            first or not running.
     """
     check_starts(items)
     # Of two items with one id the first counts, as in `_select_unknown`.
@@ -151,10 +155,11 @@ def start(tables: Tables, items: Sequence[StartedRollout], now: float) -> list[N
 
 
 def check_starts(items: Iterable[StartedRollout]) -> None:
-    """Check that each rollout has mode production and its attempt is its first, running one.
+    """Raise an error unless each rollout has mode production and its first attempt is running.
 
     Raises:
-        IllegalMoveError: an item is not so.
+        IllegalMoveError: a rollout has another mode, or its attempt is not its first or not
+            running.
     """
     for (rollout, _), attempt in items:
         if rollout.mode is not Mode.PRODUCTION:
@@ -171,7 +176,12 @@ def check_starts(items: Iterable[StartedRollout]) -> None:
 
 
 def started(before: Progress, attempt: Attempt, change: int) -> Progress:
-    """Return the progress of a rollout once its attempt runs."""
+    """Return the progress of a rollout whose new attempt `attempt` runs.
+
+    Args:
+        before: the progress of the queued rollout.
+        change: number of the status change.
+    """
     check_rollout_move(before.status, RolloutStatus.RUNNING)
     return replace(
         before,
@@ -226,7 +236,7 @@ def _queued(rollout: Rollout, tables: Tables, now: float) -> Progress:
 
 
 def report(tables: Tables, items: Sequence[Report], now: float) -> list[bool]:
-    """End attempts; return, per report, whether it is in force (`Ledger.apply`)."""
+    """End attempts; return for each report whether it, or an equal report, ended the attempt."""
     ledger = Ledger(tables, check_reports(tables, items), now)
     in_force = [ledger.apply(item) for item in items]
     ledger.write()
@@ -234,7 +244,7 @@ def report(tables: Tables, items: Sequence[Report], now: float) -> list[bool]:
 
 
 def check_reports(tables: Lookup, items: Sequence[Report]) -> dict[str, Attempt]:
-    """Return the attempts of reports by id.
+    """Return the attempts of the reports, by attempt id.
 
     Raises:
         IllegalMoveError: the status of a report is not final.
@@ -250,7 +260,7 @@ def check_reports(tables: Lookup, items: Sequence[Report]) -> dict[str, Attempt]
 
 
 def cancel(tables: Tables, rollout_ids: Sequence[str], now: float) -> list[bool]:
-    """Cancel rollouts; return, per rollout, False if it had ended before, else True."""
+    """Cancel rollouts; return for each whether it was cancelled. False if it had already ended."""
     rollouts = tables.progress(rollout_ids)
     check_known("rollout", rollout_ids, rollouts)
     running = [state.attempt_id for state in rollouts.values() if state.attempt_id is not None]
@@ -261,7 +271,11 @@ def cancel(tables: Tables, rollout_ids: Sequence[str], now: float) -> list[bool]
 
 
 def mark_damaged(tables: Tables, items: Sequence[tuple[str, str]]) -> list[None]:
-    """Add each (attempt id, reason) to the attempt's capture errors, each reason once."""
+    """Add each (attempt id, reason) to the capture errors of the attempt, without duplicates.
+
+    Raises:
+        NotFoundError: an attempt is unknown.
+    """
     attempts = find_attempts(tables, [attempt_id for attempt_id, _ in items])
     for attempt_id, reason in items:
         before = attempts[attempt_id]
@@ -279,7 +293,11 @@ def find_attempts(tables: Lookup, attempt_ids: Sequence[str]) -> dict[str, Attem
 
 
 def check_known(what: str, ids: Iterable[str], stored: Mapping[str, object]) -> None:
-    """Raise `NotFoundError` for the first id that is not stored."""
+    """Raise `NotFoundError` for the first of `ids` that is no key of `stored`.
+
+    Args:
+        what: word for the objects, for the error.
+    """
     for id in ids:
         if id not in stored:
             raise NotFoundError(f"this store has no {what} {id!r}")
@@ -287,13 +305,13 @@ def check_known(what: str, ids: Iterable[str], stored: Mapping[str, object]) -> 
 
 @dataclass(slots=True)
 class Ledger:
-    """The attempts and rollouts of one batch: read together, changed here, written together."""
+    """The attempts and rollouts of one batch. They are read, changed here, and written together."""
 
     tables: Tables
     attempts: dict[str, Attempt]
     now: float
     rollouts: dict[str, Progress] = field(default_factory=dict)
-    """Progress by rollout id. If empty, that of the rollouts of `attempts` is read."""
+    """Progress by rollout id. If empty, the progress of the rollouts of `attempts` is read."""
     _ended: list[Attempt] = field(default_factory=list)
     _moved: list[Progress] = field(default_factory=list)
 
@@ -303,9 +321,9 @@ class Ledger:
             self.rollouts = self.tables.progress(ids)
 
     def apply(self, item: Report) -> bool:
-        """End an attempt by a report; return whether the attempt has ended as the report says.
+        """End an attempt; return whether it ended with the report `item` or an equal report.
 
-        False: the epoch is another, or a different report ended the attempt before.
+        False if the report has another epoch, or if a different report ended the attempt before.
         """
         attempt = self.attempts[item.attempt_id]
         if attempt.epoch != item.epoch:
@@ -316,7 +334,7 @@ class Ledger:
         return True
 
     def cancel(self, rollout_id: str) -> bool:
-        """Cancel a rollout; return False if it had ended."""
+        """Cancel a rollout; return False if it had already ended."""
         before = self.rollouts[rollout_id]
         if before.status.final:
             return False
@@ -329,7 +347,7 @@ class Ledger:
         return True
 
     def end(self, item: Report) -> None:
-        """Seal a running attempt and move its rollout."""
+        """End a running attempt, and move its rollout to the status that follows."""
         attempt = _sealed(self.attempts[item.attempt_id], item, self.now)
         before = self.rollouts[attempt.rollout_id]
         tries = _tries_after(before, attempt, item)

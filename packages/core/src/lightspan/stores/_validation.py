@@ -1,4 +1,4 @@
-"""Validation of store arguments.
+"""Validate the arguments of a store's methods.
 
 Without it, a number that a store cannot hold or compute with would fail with the error of a damaged
 store, or block its caller forever.
@@ -15,7 +15,7 @@ from lightspan.schema.reward import LARGEST, usable
 from lightspan.schema.validation import MAX_S, is_number
 
 LARGEST_INTEGER: Final = 2**63 - 1
-"""Largest integer in a database column."""
+"""Largest integer that a column of a database can hold."""
 
 
 def check_integer(name: str, value: object, low: int = 0) -> None:
@@ -43,10 +43,9 @@ def check_pruning(older_than_s: float, limit: int) -> None:
 
 
 def check_rewards(reports: Iterable[Report]) -> None:
-    """Raise `DataError` for a reward that `parse_reward` cannot return.
+    """Raise `DataError` for a reward that `parse_reward` cannot return, such as NaN.
 
-    NaN is no reward to learn from, and since it differs from itself, a repeated report with it
-    would never equal the first one.
+    NaN differs from itself, so a repeated report with NaN would never equal the first report.
     """
     for report in reports:
         if report.reward is None:

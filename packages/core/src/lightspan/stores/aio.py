@@ -1,5 +1,4 @@
-"""Helpers for asyncio: running a coroutine from synchronous code, waiting with a timeout, and event
-loops that ignore a frozen clock."""
+"""Run a coroutine from synchronous code, wait with a timeout, and ignore a frozen clock."""
 
 from __future__ import annotations
 
@@ -20,7 +19,11 @@ T = TypeVar("T")
 
 
 async def wait_for_event(timeout_s: float | None, event: asyncio.Event) -> bool:
-    """Wait for an event; return False if the timeout ended first."""
+    """Wait for an event; return whether it is set.
+
+    Args:
+        timeout_s: maximum seconds to wait; None for no maximum.
+    """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()
@@ -34,11 +37,11 @@ def use_real_clock(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, also while an event loop is running (in a notebook).
+    """Run a coroutine to its end and return its result, also while an event loop is running.
 
-    Ctrl-C cancels the coroutine and waits for its clean-up; a second Ctrl-C ends the process and
-    its child processes. In a thread other than the main one, and if the app has its own handler of
-    SIGINT, Ctrl-C is left to that.
+    An event loop is running in a notebook, for example. Ctrl-C cancels the coroutine and waits for
+    its clean-up. A second Ctrl-C kills this process and its child processes. The app's own handling
+    of Ctrl-C stays if it has a handler of SIGINT, or if this thread is not the main thread.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed.

@@ -1,4 +1,4 @@
-"""Credentials of stores in this process's memory, by the store's URL without credentials.
+"""Keep credentials of stores in this process's memory, by the store's URL without credentials.
 
 They are neither shown nor written. A process passes them to a child process that opens the same
 store (`secrets_of`, `keep_secrets`), never by the environment, which an app could read.
@@ -13,11 +13,11 @@ _secrets: Final[dict[str, dict[str, str]]] = {}
 
 
 def keep_secrets(url: str, secrets: Mapping[str, str]) -> None:
-    """Store the secrets of a URL, replacing earlier ones."""
+    """Keep the secrets of a URL in memory, replacing earlier secrets of the URL."""
     if secrets:
         _secrets[url] = dict(secrets)
 
 
 def secrets_of(url: str) -> dict[str, str]:
-    """Return the secrets stored for a URL; empty if there are none."""
+    """Return the secrets kept for a URL; empty if there are none."""
     return dict(_secrets.get(url, {}))

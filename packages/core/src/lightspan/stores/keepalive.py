@@ -1,4 +1,4 @@
-"""Sockets with TCP keepalive, which detect that the machine at the other end is gone.
+"""Make sockets with TCP keepalive, which detect that the machine at the other end is gone.
 
 A model may generate for an hour, in which its connection carries no data. A machine without power
 or network sends no data either, so its clients would wait forever.

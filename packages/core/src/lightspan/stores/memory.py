@@ -47,9 +47,10 @@ _Queues: TypeAlias = defaultdict[str, list[tuple[int, str]]]
 
 
 class MemoryStore(SQLStore["_MemoryDatabase"]):
-    """A store for one process (any thread, any event loop), whose content ends with the object.
+    """A store for one process, usable from any thread and any event loop.
 
-    Spans and rollouts are kept as bytes: they come back as fresh copies, as from any other store.
+    Its content is lost with the object. Rollouts and spans are kept as bytes, so each read returns
+    a fresh copy, as other stores do.
     """
 
     capabilities = StoreCapabilities(durable=False, multi_process=False)
@@ -64,7 +65,7 @@ class MemoryStore(SQLStore["_MemoryDatabase"]):
 
 
 class _MemoryDatabase(OpenDatabase):
-    """The tables with a lock, which lets one thread at a time use them."""
+    """The tables of a memory store, with a lock that only one thread holds at a time."""
 
     def __init__(self, tables: _MemoryTables, on_move: Callable[[], None]) -> None:
         shared: Any = tables  # has the methods of a SQL store's tables, and no SQL
@@ -97,7 +98,8 @@ class _MemoryDatabase(OpenDatabase):
 class _RolloutRow:
     position: int
     rollout: Rollout
-    """The rollout, for filters only: a caller could change the task of a returned one."""
+    """The rollout, for filters only. Callers get a copy from `body`, because they may change its
+    task."""
     body: bytes
     progress: Progress
     attempt_ids: list[str] = field(default_factory=list)
@@ -122,7 +124,7 @@ class _AttemptRow:
     records: dict[tuple[str, int], tuple[PackedRecord, bool]] = field(default_factory=dict)
     """(Call id, choice) → record, and whether it is late."""
     outcomes: dict[str, CallOutcome] = field(default_factory=dict)
-    """Call id → outcome that changed after the call was written."""
+    """Call id → outcome, for calls whose outcome changed after they were written."""
 
     def is_late(self, epoch: int) -> bool:
         return self.attempt.sealed or self.attempt.epoch != epoch
@@ -140,7 +142,10 @@ class _AttemptRow:
         return self.spans.setdefault(span.span_id, (span, late))[1]
 
     def add_call(self, call: PackedCall) -> bool:
-        """Store a call, unless a stored try of it stays; return whether the stored call is late."""
+        """Store a call, unless a stored try of the call is kept instead.
+
+        Return whether the stored call is late.
+        """
         span, late = call.span, self.is_late(call.span.epoch)
         stored, stored_late = self.spans.get(span.span_id, (span, late))
         if stored.body != span.body:
@@ -193,14 +198,14 @@ class _MemoryTables(_state_machine.Tables):
         self._attempts: dict[str, _AttemptRow] = {}
         self._positions = itertools.count()
         self._changes: dict[int, str] = {}
-        """Number of a rollout's latest change → its id, the newest last."""
+        """Number of a rollout's latest status change → rollout id, in the order of the numbers."""
         self._queues: _Queues = defaultdict(list)
         """Run id → heap of (position, rollout id); entries that are no longer queued remain."""
         self._alone: _Queues = defaultdict(list)
         """Like `_queues`, for rollouts that must run alone."""
         self._leases: list[tuple[float, int, int, str]] = []
-        """Heap of (lease end, position, attempt number, attempt id); extended leases leave old
-        entries."""
+        """Heap of (lease end, position of the rollout, attempt number, attempt id). The old entry
+        of an extended lease stays."""
 
     # --- resources, policies and peers ----------------------------------------------------
     def put_resources(self, items: Sequence[tuple[str, bytes]]) -> list[None]:
@@ -253,7 +258,7 @@ class _MemoryTables(_state_machine.Tables):
         return [row.state() for row in islice(matching, limit)]
 
     def _rows(self, rollout_ids: Sequence[str] | None) -> Iterable[_RolloutRow]:
-        """Return the rows in the order in which they were enqueued."""
+        """Return the rows of `rollout_ids`, or all rows if None, in the order of enqueueing."""
         if rollout_ids is None:
             return self._rollouts.values()
         self.check_rollouts(rollout_ids)
@@ -339,7 +344,7 @@ class _MemoryTables(_state_machine.Tables):
         return {name: self._attempt_row(name).read_records() for name in attempt_ids}
 
     def _attempt_row(self, attempt_id: str) -> _AttemptRow:
-        """Return the row of an attempt; a new empty row if the attempt is unknown."""
+        """Return the row of an attempt; an empty row if the attempt is unknown."""
         return self._attempts.get(attempt_id) or _AttemptRow(_NO_ATTEMPT)
 
     # --- _state_machine.Tables ------------------------------------------------------------
@@ -389,7 +394,7 @@ class _MemoryTables(_state_machine.Tables):
         return dequeued
 
     def _oldest_queue(self, queues: _Queues, run_id: str | None) -> list[tuple[int, str]]:
-        """Return the queue of `run_id`, or if None the queue with the oldest rollout at its head.
+        """Return the queue of `run_id`; for None, the queue with the oldest queued rollout.
 
         Empty if no rollout is queued.
         """

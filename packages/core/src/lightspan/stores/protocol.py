@@ -1,7 +1,7 @@
 """The Store protocol, between runners, gateway and learner.
 
-Its methods are asynchronous, take batches and are idempotent by ids that the caller makes. Every
-implementation passes `lightspan_testing.StoreSuite`.
+The methods are asynchronous and take batches. They are idempotent: the caller makes the ids, and
+may repeat a call with the same ids. Every implementation passes `lightspan_testing.StoreSuite`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from lightspan.schema.spans import Span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
 
 RETRY_BACKOFF_S: Final = (0.1, 0.5, 2.0, 8.0, 30.0)
-"""Seconds between tries to write to an unreachable store, in callers that continue without it."""
+"""Seconds between tries to write to an unreachable store. Callers go on with their work
+meanwhile."""
 PRUNED_AT_ONCE: Final = 1_000
 """Default limit of `Store.prune`, in rollouts."""
 PEER_KEPT_S: Final = 86_400.0
@@ -47,7 +48,7 @@ class StoreCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
-    """The rollouts whose status changed after a cursor, oldest change first (`Store.watch`)."""
+    """The rollouts whose status changed after a cursor (`Store.watch`), the oldest change first."""
 
     cursor: int
     """The cursor for the next call."""
@@ -76,17 +77,20 @@ class Store(Protocol):
     """A store of rollouts, attempts, spans and token records.
 
     Every method may raise `StoreClosedError`, and `DataError` for a number that no store can hold
-    or compute with: NaN or infinity, a negative one, an integer of 2**63 or more.
+    or compute with: NaN, infinity, a negative number, an integer of 2**63 or more.
 
-    Every write may be repeated by a caller that got no answer. Most are idempotent by ids in their
+    A caller that got no answer may repeat a write. Most writes are idempotent by ids in their
     arguments. Methods that make ids themselves (`claim`, `allot_version`) take a `request_id` as
     idempotency key, which `records.new_id` makes. A repeated write returns its first result, except
     that `cancel`, `expire` and `prune` count what was left to do.
 
     Time is the store's own, because the clocks of runners differ: the machine's for memory and
     SQLite, the server's for PostgreSQL. After a machine was suspended its leases may be lost, which
-    uses up a try. A write under a lost epoch or to a sealed attempt never changes status, reward or
-    seal; its spans and token records are stored with the mark `late`.
+    uses up a try.
+
+    An attempt is *sealed* when it has ended. A write to a sealed attempt, or with an epoch that is
+    no longer the attempt's, never changes its status or reward. The spans and token records of such
+    a write are stored with the mark `late`.
     """
 
     @property
@@ -110,7 +114,7 @@ class Store(Protocol):
 
     # --- resources and policies -----------------------------------------------------------
     async def put_resources(self, resources: NamedResources) -> str:
-        """Store resources and return their id, which is equal for equal content."""
+        """Store resources and return their id, a hash of their content."""
 
     async def get_resources(self, resources_id: str) -> NamedResources:
         """Return the resources with an id; raise `NotFoundError` if there are none."""
@@ -138,10 +142,11 @@ class Store(Protocol):
         """
 
     async def start(self, claims: Sequence[Claim]) -> None:
-        """Store rollouts of `Mode.PRODUCTION` with their attempts, which the caller already runs.
+        """Store rollouts of `Mode.PRODUCTION` with their attempts, which are already running.
 
-        They are never queued, so no runner can claim them, and their leases do not expire. Spans
-        and a report follow as for any attempt. Repeating an equal claim is a no-op.
+        The rollouts are never queued, so no runner can claim them, and their leases do not expire.
+        The caller then writes spans and a report as for any attempt. Repeating an equal claim is a
+        no-op.
 
         Raises:
             ConflictError: a rollout id is stored with another content; nothing is started then.
@@ -161,10 +166,11 @@ class Store(Protocol):
     ) -> list[Claim]:
         """Claim at most `slots` queued rollouts, oldest first, each with a new running attempt.
 
-        A repeated request with the same `request_id` gets the same claim without the attempts that
-        are over by now, and extends its leases; it is a new claim only if there was nothing to
-        claim. So repeating an unanswered request strands no rollout. The id proves ownership of the
-        claim: it is contained in no attempt id, so only the caller has it.
+        A caller that got no answer repeats its request with the same `request_id`. It gets the same
+        claim, with extended leases and without the attempts that have ended since. If there was
+        nothing to claim the first time, the repeated request is a new claim. The `request_id`
+        proves that the caller owns the claim, because it cannot be derived from the ids of the
+        attempts.
 
         Expired leases are ended first. A rollout that is queued again keeps its place. A rollout
         that must run alone (`Report.alone`) comes first and is the only rollout of its claim.
@@ -172,8 +178,9 @@ class Store(Protocol):
         Args:
             lease_s: seconds after which the attempts are lost without a `heartbeat`.
             run_id: the run whose rollouts to claim; None for any run.
-            idle: whether the runner has no attempt under way; only then it gets a rollout that must
-                run alone.
+            idle: whether the runner has no attempt under way. Only an idle runner gets a rollout
+                that must run alone.
+            request_id: idempotency key of the claim; None if the caller will not repeat it.
 
         Raises:
             ConflictError: another runner has claimed under this `request_id`.
@@ -183,11 +190,11 @@ class Store(Protocol):
     async def await_work(
         self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
     ) -> bool:
-        """Wait for a queued rollout; return whether there is one.
+        """Wait until a rollout is queued; return whether there is one.
 
-        For runners that got nothing from `claim`. It claims nothing, so a caller that disconnects
-        before the answer strands no rollout. An expired lease queues no rollout until a `claim` or
-        `expire`, so waiting runners must claim now and then too.
+        Runners call it after `claim` returned nothing. It claims nothing, so no rollout is lost if
+        the caller disconnects before the answer. An expired lease queues its rollout only at the
+        next `claim` or `expire`, so a waiting runner must also call `claim` from time to time.
 
         Args:
             run_ids: the runs whose rollouts count; None for any run.
@@ -195,19 +202,20 @@ class Store(Protocol):
         """
 
     async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
-        """Extend leases; return the attempts that the caller must stop, because they are over.
+        """Extend leases; return the attempts that the caller must stop.
 
-        An attempt whose lease expired is lost at the next `claim` or `expire` of any caller. Until
-        then its runner may still extend the lease or report.
+        These attempts have ended or have another epoch by now. An attempt whose lease expired is
+        lost at the next `claim` or `expire` of any caller. Until then its runner may still extend
+        the lease or report.
         """
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
-        """End attempts; return, per report, whether it is in force, now or since an equal report.
+        """End attempts; return for each report whether it, or an equal report, ended the attempt.
 
-        A report is not in force if the attempt has another epoch or was sealed by a different
-        report. A report of status `lost` queues the rollout again while tries are left (`records`).
-        With `counts=False` it uses up no try, at most five times per rollout, and the rollout runs
-        alone from the third time on.
+        False if the attempt has another epoch or was ended by a different report. A report of
+        status `lost` queues the rollout again while tries are left (`records`). With `counts=False`
+        it uses up no try, at most five times per rollout. From the third such report on, the
+        rollout runs alone in its process.
 
         Raises:
             IllegalMoveError: a status is not final; nothing is written then.
@@ -215,9 +223,10 @@ class Store(Protocol):
         """
 
     async def finish(self, report: Report, spans: Sequence[Span]) -> bool:
-        """Store an attempt's last spans (`add_spans`), then end it; return as `report` does.
+        """Store an attempt's last spans (`add_spans`), then end the attempt by `report`.
 
-        If the spans cannot be stored, the attempt ends all the same, with a capture error.
+        Return whether the attempt ended with this report or an equal report. If the spans cannot be
+        stored, the attempt ends all the same, with a capture error.
         """
         try:
             await self.add_spans(AttemptRef(report.attempt_id, report.epoch), spans)
@@ -252,6 +261,8 @@ class Store(Protocol):
     ) -> list[RolloutState]:
         """Return the rollouts that match all filters, in the order in which they were enqueued.
 
+        A filter of None matches every rollout. `limit=None` sets no limit.
+
         Raises:
             NotFoundError: one of `rollout_ids` is unknown.
         """
@@ -259,13 +270,21 @@ class Store(Protocol):
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
-        """Return the status changes after `cursor`, waiting up to `timeout_s` for the first one.
+        """Return the status changes after `cursor`; wait up to `timeout_s` seconds for the first.
 
-        Level-triggered: a missed notification delays a change and never loses it.
+        A change that no notification announces is still returned by this or a later call.
+
+        Args:
+            cursor: `Changes.cursor` of the last call; 0 for all changes.
+            run_id: the run whose rollouts to return; None for any run.
         """
 
     async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
-        """Return the number of rollouts per status, without statuses that no rollout has."""
+        """Return the number of rollouts per status, without statuses that no rollout has.
+
+        Args:
+            run_id: the run whose rollouts to count; None for all runs.
+        """
 
     async def prune(self, older_than_s: float, limit: int = PRUNED_AT_ONCE) -> int:
         """Delete at most `limit` rollouts that ended more than `older_than_s` seconds ago.
@@ -286,7 +305,7 @@ class Store(Protocol):
     async def announce(self, peer: Peer) -> None:
         """Store a peer, replacing its earlier announcement.
 
-        A peer announces itself every few seconds; one that stops is taken for gone.
+        A peer announces itself every few seconds. A peer that stops counts as gone.
         """
 
     async def withdraw(self, peer_id: str) -> None:
@@ -306,7 +325,10 @@ class Store(Protocol):
         """Return the rollout and attempt with a `call_token`; None for an unknown token."""
 
     async def mark_damaged(self, attempt_id: str, reason: str) -> None:
-        """Add a capture error to an attempt, sealed or not, which excludes it from training."""
+        """Add the capture error `reason` to an attempt, which excludes the attempt from training.
+
+        The attempt may have ended already.
+        """
 
     async def add_spans(self, attempt: AttemptRef, spans: Sequence[Span]) -> int:
         """Store spans; return how many of them are stored as late. Repeating a span is a no-op.
@@ -317,9 +339,9 @@ class Store(Protocol):
         """
 
     async def add_calls(self, calls: Sequence[StoredCall]) -> list[bool]:
-        """Store model calls with their token records; return, per call, whether it is late.
+        """Store model calls with their token records; return for each call whether it is late.
 
-        Repeating a call is a no-op, unless the stored call was cancelled or failed: then a later
+        Repeating a call is a no-op, unless the stored call was cancelled or failed. Then a later
         try (the same span id, a larger `sequence_end`) that is not late replaces its span, records
         and outcome.
 
@@ -329,10 +351,10 @@ class Store(Protocol):
         """
 
     async def mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
-        """Change the outcome of a call, after a failed delivery or a retry that succeeded.
+        """Change the outcome of a call, because its delivery failed or a retry succeeded.
 
-        The outcome is `outcome` of the token records and the attribute `lightspan.call.outcome` of
-        the span. It changes in sealed attempts too: a delivery may fail after the app has returned.
+        The field `outcome` of the token records and the span's attribute `lightspan.call.outcome`
+        change, also in an attempt that has ended: a delivery may fail after the app has returned.
 
         Raises:
             NotFoundError: the call is unknown.
@@ -373,14 +395,16 @@ class StorePlugin(Protocol):
         """
 
     def take_credentials(self, url: str) -> None:
-        """Move a URL's credentials from the environment, where apps find them, to this process.
+        """Move a URL's credentials from environment variables to the memory of this process.
+
+        Apps that are loaded later cannot read them there.
 
         Raises:
             ConfigError: a variable that the URL names is not set.
         """
 
     def relay_url(self, url: str) -> str:
-        """Return the URL at which the store's server relays model calls to trainings' gateways.
+        """Return the URL at which the store's server forwards model calls to trainings' gateways.
 
         Empty if the store has no server.
         """

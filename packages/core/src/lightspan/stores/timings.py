@@ -12,9 +12,9 @@ class StoreTimings:
     busy_timeout_s: float = 30.0
     """SQLite: seconds to wait for another process's lock."""
     max_log_pages: int = 4000
-    """SQLite: approximate length of the log, in pages, at which it is moved into the file. SQLite's
-    default is 1000; pages that change often are moved less often this way, at the price of a log of
-    16 MB."""
+    """SQLite: approximate length of the write-ahead log, in pages, at which it is moved into the
+    file. SQLite's default is 1000. A longer log of up to 16 MB saves moving pages that change
+    often."""
     database_retry_s: float = 30.0
     """PostgreSQL: seconds for which an operation is retried while the database is unreachable."""
     server_retry_s: float = 60.0
@@ -22,4 +22,4 @@ class StoreTimings:
     read_timeout_s: float = 30.0
     """Served stores: seconds without an answer after which the connection counts as lost."""
     min_read_timeout_s: float = 1.0
-    """Served stores: the same for a heartbeat of the shortest lease."""
+    """Served stores: like `read_timeout_s`, for a heartbeat of the shortest lease."""

@@ -1,4 +1,4 @@
-"""A program in any language as an app.
+"""Run a program in any language as an app.
 
 `command` is the app's configuration and one attempt of it, `environment` builds the program's
 environment variables, `process` runs the program as a process group, `reward` reads the reward from

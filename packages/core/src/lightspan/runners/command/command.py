@@ -43,7 +43,7 @@ RewardBy = Literal["last_line", "exit"]
 PREFIX: Final = "command:"
 """Prefix of a command's reference."""
 _MAX_VARIABLE_LENGTH: Final = 128 * 1024 - 1
-"""Maximum number of bytes of an environment variable and its name on Linux."""
+"""Maximum number of bytes of an environment variable on Linux, with its name and the `=`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Command:
     # --- the reference --------------------------------------------------------------------
     @property
     def reference(self) -> str:
-        """The command's options as text, from which `from_reference` creates an equal command."""
+        """The command's options as text. `from_reference` makes an equal command from it."""
         values = {
             option.name: getattr(self, option.name)
             for option in fields(self)
@@ -155,7 +155,7 @@ class Command:
 
     # --- before an attempt ----------------------------------------------------------------
     def check(self) -> None:
-        """Check that the program exists on this machine.
+        """Raise an error unless the program exists on this machine.
 
         Raises:
             AppError: the program or the working folder does not exist.
@@ -181,12 +181,20 @@ class Command:
         return os.path.abspath(path)
 
     def opened(self) -> AbstractAsyncContextManager[object]:
-        """Return a context manager that keeps one watchdog process for all attempts."""
+        """Return a context manager that keeps one watchdog process for all attempts.
+
+        The watchdog ends the programs if this process dies.
+        """
         return guarding()
 
     # --- an attempt -----------------------------------------------------------------------
     async def __call__(self, task: Json, llm: LLM | None = None) -> Any:
         """Run the program on one task.
+
+        Args:
+            task: the task.
+            llm: the endpoint whose `model` is the value of `LIGHTSPAN_MODEL`; None for an empty
+                value.
 
         Returns:
             The program's reward (see `lightspan.schema.reward.parse_reward`).
@@ -232,7 +240,7 @@ class Command:
 
     @contextmanager
     def _task_variables(self, task: Json, watchdog: Watchdog) -> Iterator[dict[str, str]]:
-        """Yield the environment variables of the task.
+        """Yield the environment variables that contain or name the task.
 
         With `task="file"`, the file of the task exists while the block runs.
 
@@ -263,8 +271,8 @@ class Command:
         """Add the span of one execution of the program to the attempt.
 
         Args:
-            agent: the agent around the call.
-            start_ns: start time.
+            agent: context in which the command was called.
+            start_ns: start, nanoseconds since the epoch.
             ended: end of the program; None if it was stopped or could not start.
             stdout: printable end of stdout.
             stderr: printable end of stderr.
@@ -293,7 +301,7 @@ class Command:
 
 
 def check_served(routing: Routing, agents: Sequence[str]) -> None:
-    """Check that the gateway answers the calls of every agent that a command names.
+    """Raise an error unless the gateway answers the calls of every agent of a command.
 
     Args:
         routing: routing of the run.

@@ -1,4 +1,4 @@
-"""Environment variables of a program: its task, its endpoint and key, and the user's variables."""
+"""Build the environment variables of a program: task, endpoint, key and the user's variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESERVED: Final = (
     *("LIGHTSPAN_", "OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"),
     *("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", _AUTH_TOKEN),
 )
-"""Prefixes of variables that a user cannot set in `Command(env=)`."""
+"""Prefixes of variables that `Command(env=)` must not contain."""
 _PROXIES: Final = frozenset({"http_proxy", "https_proxy", "all_proxy"})
 
 
@@ -83,13 +83,11 @@ def _attempt_variables(
 
 
 def _no_proxy(url: str, others: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that exempt the gateway from the proxy in the environment.
-
-    Empty if the environment has no proxy.
+    """Return variables that exempt the gateway from a proxy; empty if there is no proxy.
 
     Args:
         url: base URL of the gateway.
-        others: the other variables of the program.
+        others: the other variables of the program, which may name a proxy.
     """
     if not any(name.lower() in _PROXIES for name in others):
         return {}
@@ -100,6 +98,6 @@ def _no_proxy(url: str, others: Mapping[str, str]) -> dict[str, str]:
 
 
 def _key_names(routing: Routing) -> set[str]:
-    """Return the names of the variables with the keys of endpoints that the gateway calls."""
+    """Return the names of the variables with the keys of the endpoints that the gateway calls."""
     targets = [*(rule.target for rule in routing.rules), routing.default]
     return {t.endpoint.api_key_env for t in targets if t.endpoint and t.endpoint.api_key_env}

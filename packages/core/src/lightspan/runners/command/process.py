@@ -1,4 +1,4 @@
-"""One program as a process group: start it, read its output, end it.
+"""Run one program as a process group: start it, read its output, end it.
 
 A program may start child processes, and a runner may be killed at any moment; none of the processes
 may outlive the attempt. So the program leads its own session and process group, signals go to the
@@ -38,7 +38,7 @@ _GATE: Final = 'echo "+$$" >&0 && exec "$@" </dev/null'
 
 
 class Tail:
-    """The last bytes of an output stream, and the number of all bytes written to it.
+    """The last bytes of an output stream, and the number of all its bytes.
 
     Args:
         limit: maximum number of bytes that are kept.
@@ -59,7 +59,7 @@ class Tail:
 
     @property
     def data(self) -> bytes:
-        """The last bytes, at most `limit`."""
+        """The last bytes of the stream, at most `limit`."""
         return bytes(self._data[-self._limit :])
 
     @property
@@ -69,10 +69,10 @@ class Tail:
 
 
 class Ended(NamedTuple):
-    """The end of a program."""
+    """How a program ended."""
 
     status: int
-    """Exit status; the negative signal number if a signal ended the program."""
+    """Exit status. If a signal ended the program, the negative number of the signal."""
     timed_out: bool
     """Whether the program ran past its time limit and was ended."""
 
@@ -90,8 +90,9 @@ async def run_program(
 ) -> Ended:
     """Run a program in its own session until it ends, then kill its remaining child processes.
 
-    If the program runs past `timeout_s`, or the calling asyncio task is cancelled, its process
-    group gets SIGTERM, and SIGKILL when the program has ended or after `grace_s`.
+    If the program runs longer than `timeout_s`, or the calling asyncio task is cancelled, its
+    process group gets SIGTERM. The group gets SIGKILL when the program has ended, or `grace_s`
+    seconds later.
 
     Args:
         arguments: the program's path and its arguments.
@@ -140,10 +141,10 @@ async def run_program(
 
 @contextmanager
 def _sigint_not_ignored() -> Iterator[None]:
-    """Replace the setting that this process ignores SIGINT while the block starts a program.
+    """Make sure that a program started in the block does not ignore SIGINT.
 
-    A program inherits an ignored signal, and could then not be interrupted; it does not inherit a
-    handler function, so a function that does nothing is set.
+    A program inherits an ignored signal, and could then not be interrupted. It does not inherit a
+    handler function. So if this process ignores SIGINT, a function that does nothing is set.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -162,7 +163,7 @@ def _signal(group: int, number: signal.Signals) -> None:
 
 
 def _watch_exit(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-    """Return an event that is set when the program has ended, while its process id is still valid.
+    """Return an event that is set when the program has ended. Its process id is still valid then.
 
     Raises:
         OSError: no thread can be started; the program was killed.
@@ -189,7 +190,7 @@ def _watch_exit(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoo
 
 @contextmanager
 def _reading(loop: asyncio.AbstractEventLoop, tail: Tail) -> Iterator[int]:
-    """Yield the write end of a pipe whose data is added to `tail` while the block runs.
+    """Yield the write end of a pipe. What is written to it is added to `tail` while the block runs.
 
     The block does not wait for the end of the stream, because a process that left the program's
     process group may keep the pipe open for longer than the attempt.
@@ -229,7 +230,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self.users = 0
-        """Number of `guarding` blocks that use this watchdog."""
+        """Number of `guarding` blocks that use this watchdog. It ends with the last block."""
         self.folder = Path(tempfile.mkdtemp(prefix="lightspan-"))
         """Folder of the task files; only this user can read it."""
         source, self.pipe = os.pipe()
@@ -265,7 +266,7 @@ class Watchdog:
             os.write(self.pipe, b"-%d\n" % group)
 
     def close(self) -> None:
-        """End the watchdog, which first kills programs that still run; wait for its end."""
+        """End the watchdog and wait for its end. It first kills the programs that still run."""
         os.close(self.pipe)
         self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)  # a watchdog that was killed removed nothing
@@ -273,7 +274,7 @@ class Watchdog:
 
 @contextmanager
 def blocked_signals(*signals: signal.Signals) -> Iterator[None]:
-    """Block `signals` in this thread while the block runs, so that started processes inherit it."""
+    """Block `signals` in this thread during the block. Processes started in it inherit the mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -283,12 +284,12 @@ def blocked_signals(*signals: signal.Signals) -> Iterator[None]:
 
 _lock: Final = threading.Lock()
 _watchdog: Watchdog | None = None
-"""The watchdog of this process."""
+"""The watchdog of this process; None if no `guarding` block runs."""
 
 
 @asynccontextmanager
 async def guarding() -> AsyncIterator[Watchdog]:
-    """Yield the watchdog of this process; it runs while there is any `guarding` block.
+    """Yield the watchdog of this process. It runs as long as any `guarding` block runs.
 
     Raises:
         OSError: the watchdog cannot be started.

@@ -1,4 +1,4 @@
-"""The reward of a program, from its exit status or the last line of its stdout."""
+"""Read the reward of a program from its exit status or from the last line of its stdout."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class ProgramError(AppError):
     def __init__(self, message: str, outcome: Outcome = Outcome.APP_ERROR) -> None:
         super().__init__(message)
         self.outcome = outcome
-        """Outcome of the attempt."""
+        """The outcome of the attempt in which the program ran."""
 
 
 def reward_by_exit(ended: Ended, stderr: str) -> float:
-    """Return 1.0 for exit status 0, 0.0 for exit status 1.
+    """Return 1.0 for exit status 0, and 0.0 for exit status 1.
 
     Args:
-        ended: end of the program.
+        ended: how the program ended.
         stderr: printable text of stderr, for the error message.
 
     Raises:
@@ -47,11 +47,11 @@ def reward_by_exit(ended: Ended, stderr: str) -> float:
 
 
 def reward_by_last_line(ended: Ended, stdout: Tail, stderr: str, secret: str = "") -> Any:
-    """Return the value in the last non-blank line of stdout, a valid input of `parse_reward`.
+    """Return the value in the last non-blank line of stdout, which `parse_reward` accepts.
 
     Args:
-        ended: end of the program.
-        stdout: end of stdout.
+        ended: how the program ended.
+        stdout: the last bytes of stdout.
         stderr: printable text of stderr, for error messages.
         secret: the call token, which is left out of error messages; empty without one.
 
@@ -81,7 +81,7 @@ def reward_by_last_line(ended: Ended, stdout: Tail, stderr: str, secret: str = "
 def last_line(tail: Tail) -> str | None:
     """Return the last non-blank line of a stream.
 
-    None if there is no such line; empty if `tail` does not have the whole line.
+    None if there is no such line. Empty if the line is longer than what `tail` keeps.
     """
     data = tail.data.rstrip()
     if not data:
@@ -109,7 +109,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def failure(ended: Ended, stderr: str) -> ProgramError:
-    """Return the error for a program that failed, with the last error message in `stderr`."""
+    """Return the error for a program that failed, with the last error message in `stderr`.
+
+    Args:
+        ended: how the program ended.
+        stderr: printable text of stderr; empty without any.
+    """
     how = f"ended with exit status {ended.status}"
     if ended.status < 0:
         how = f"was ended by {signal_name(-ended.status) or f'signal {-ended.status}'}"
@@ -140,16 +145,16 @@ def _no_reward(message: str) -> ProgramError:
 
 
 def shortened(text: str) -> str:
-    """Return `text`, cut to `_MAX_QUOTE_LENGTH` characters."""
+    """Return `text`, cut after `_MAX_QUOTE_LENGTH` characters."""
     return text if len(text) <= _MAX_QUOTE_LENGTH else f"{text[:_MAX_QUOTE_LENGTH]}…"
 
 
 def printable(tail: Tail, secret: str = "") -> str:
-    """Return the end of a stream as text, with control characters escaped and secrets left out.
+    """Return the last bytes of a stream as text, with control characters escaped and keys replaced.
 
     Args:
-        tail: end of the stream.
-        secret: the call token; empty without one.
+        tail: the last bytes of the stream.
+        secret: the call token, which is replaced too; empty without one.
     """
     text = tail.data.decode(errors="replace").replace("\r\n", "\n")
     text = "".join(map(_escape, without_secrets(secret, text)))
@@ -158,7 +163,10 @@ def printable(tail: Tail, secret: str = "") -> str:
 
 
 def without_secrets(secret: str, text: str) -> str:
-    """Return `text` with the call token `secret` and all known keys replaced (`without_keys`)."""
+    """Return `text` with the call token `secret` and all known keys replaced (`without_keys`).
+
+    An empty `secret` stands for no call token.
+    """
     return without_keys(text.replace(secret, "<call token>") if secret else text)
 
 

@@ -1,4 +1,4 @@
-"""An open SQL store: its writer, its reader, and the state machine bound to their tables."""
+"""An open SQL store: its writer and its reader, and the operations that they run on the tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _PAGE: Final = 4096
 
 
 def cost_of(item: object) -> int:
-    """Return the cost of an item: 1, plus its `size` in pages of `_PAGE` bytes if it has one."""
+    """Return the cost of an item in a transaction (`GROUP_COST`).
+
+    It is 1, plus the item's `size`, if it has one, in pages of `_PAGE` bytes.
+    """
     return 1 + int(getattr(item, "size", 0)) // _PAGE
 
 
@@ -48,13 +51,13 @@ def in_chunks(items: Sequence[T]) -> Iterator[tuple[list[T], int]]:
 class OpenDatabase(ABC):
     """The connections of a store in one process, and their threads.
 
-    The writer's methods take items and return one result per item (`group_commit.Work`); they run
-    in a transaction.
+    The methods of the writer take items and return one result per item (`group_commit.Work`). They
+    run in a transaction.
 
     Args:
         moving: the tables in which rollouts and attempts change their status.
-        adding: the tables to which spans and calls are added; may be `moving`.
-        reader: the tables with everything that was committed.
+        adding: the tables to which spans and calls are added; may be the same object as `moving`.
+        reader: the tables as they were last committed.
     """
 
     def __init__(self, moving: WriteTables, adding: WriteTables, reader: ReadTables) -> None:
@@ -71,7 +74,10 @@ class OpenDatabase(ABC):
 
     @abstractmethod
     def write(self, work: Work[T, R], items: Sequence[T], cost: int) -> Awaitable[list[R]]:
-        """Write items and return their results once they are committed.
+        """Run `work` on `items` in a transaction; return its results once they are committed.
+
+        Args:
+            cost: sum of the items' costs (`cost_of`).
 
         Raises:
             StoreClosedError: the store was closed.
@@ -83,7 +89,7 @@ class OpenDatabase(ABC):
 
     @abstractmethod
     def _query(self, query: Callable[[], R]) -> R:
-        """Run a query in the current thread, raising the store's errors for the database's."""
+        """Run a query in the current thread, and convert the database's errors to the store's."""
 
     async def read(self, query: Callable[[], R]) -> R:
         """Run a query in the reader's thread and return its result.
@@ -99,13 +105,14 @@ class OpenDatabase(ABC):
 
     # --- the writer's work ----------------------------------------------------------------
     def _timed(self, move: Callable[[WriteTables, Sequence[T], float], list[R]]) -> Work[T, R]:
-        """Return `move` with the writer's tables and their time filled in."""
+        """Return a function that calls `move` with the tables `moving`, its items and the time."""
         return lambda items: move(self.moving, items, self.moving.now())
 
     def claim(self, items: Sequence[ClaimRequest]) -> list[Claimed | None]:
         """End expired leases, then claim rollouts for each request.
 
-        Returns None for each request, and claims nothing, if more expired leases may be left.
+        If more expired leases may be left, claim nothing and return None for each request. The
+        caller then repeats the call.
         """
         now = self.moving.now()
         if _leases.expire(self.moving, CHUNK, now) == CHUNK:
@@ -116,9 +123,11 @@ class OpenDatabase(ABC):
         return [_leases.expire(self.moving, limit, self.moving.now()) for limit in limits]
 
     def prune(self, items: Sequence[tuple[float, int]]) -> list[int]:
-        """Delete rollouts for each (age in seconds, limit), and return how many for each.
+        """Delete finished rollouts; return the number of deleted rollouts for each item.
 
-        At most `limit` rollouts that ended longer ago than the age are deleted for each pair.
+        Args:
+            items: (age in seconds, limit). At most `limit` rollouts that ended longer ago than the
+                age are deleted.
         """
         now = self.moving.now()
         return [self.moving.prune(now - older_than_s, limit) for older_than_s, limit in items]

@@ -1,9 +1,9 @@
-"""Group commit: writes that wait at the same time share one transaction.
+"""Commit writes that wait at the same time in one transaction (group commit).
 
-One transaction for many writes costs little more than one for a single write. It stays short,
-because other processes wait for the same lock: it takes a limited amount of work and stops early
-after `_TRANSACTION_S`. Adjacent jobs of one kind become one call, so a hundred small writes take a
-handful of SQL statements.
+One transaction for many writes costs little more than one for a single write. A transaction is kept
+short, because other processes wait for the same lock: it takes a limited amount of work and stops
+early after `_TRANSACTION_S` seconds. Adjacent jobs of one kind become one call, so a hundred small
+writes take a handful of SQL statements.
 """
 
 from __future__ import annotations
@@ -53,21 +53,27 @@ Answer = list[Any] | BaseException
 
 
 class Committer(ABC):
-    """Base class of writers that commit jobs of a queue in groups; None in the queue ends them."""
+    """Base class of writers that take jobs from a queue and commit them in groups.
+
+    The value None in the queue ends the writer.
+    """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[list[Job] | None] = queue.SimpleQueue()
 
     @abstractmethod
     def _write(self, jobs: Sequence[Job]) -> Sequence[list[Any]]:
-        """Write as many of the first jobs as one transaction takes, and return their results."""
+        """Write the first jobs, as many as fit one transaction; return their results."""
 
     @abstractmethod
     def _explain(self, error: BaseException) -> BaseException:
         """Return the error to raise for `error` in the coroutines that wait for the jobs."""
 
     def _may_be_one_jobs(self, error: BaseException) -> bool:
-        """Return whether one job of a group may have caused the error."""
+        """Return whether one job of a group may have caused the error.
+
+        If so, each job of the group is written by itself.
+        """
         return True
 
     @abstractmethod
@@ -75,7 +81,10 @@ class Committer(ABC):
         """Count `number` jobs as done; called before their futures are resolved."""
 
     def _dequeue(self) -> tuple[list[Job], bool]:
-        """Wait for jobs; return those of about one group, and False if the thread must end then."""
+        """Wait for jobs, and return about as many as fit one transaction.
+
+        The bool is False if the thread must end after these jobs.
+        """
         jobs: list[Job] = []
         group = self._queue.get()
         while group is not None:
@@ -86,7 +95,10 @@ class Committer(ABC):
         return jobs, False
 
     def _commit(self, jobs: Sequence[Job]) -> int:
-        """Write the first jobs, as many as possible; resolve their futures and return how many."""
+        """Write the first jobs, as many as fit one transaction, and resolve their futures.
+
+        Return how many jobs were done, including cancelled jobs.
+        """
         pending = [job for job in jobs if not job.future.cancelled()]
         try:
             answers: Sequence[Answer] = self._write(pending) if pending else []
@@ -135,7 +147,7 @@ def resolve(answers: Iterable[tuple[Job, Answer]]) -> None:
 
 
 def _resolve_in_loops(answers: Iterable[tuple[Job, Answer]]) -> None:
-    """Resolve futures from another thread, waking each event loop once."""
+    """Resolve the futures of jobs of other threads' event loops. Each event loop is woken once."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Job, Answer]]] = {}
     for job, answer in answers:
         by_loop.setdefault(job.loop, []).append((job, answer))

@@ -1,4 +1,4 @@
-"""Loading of SQL queries by name: those that all stores share, and each store's own.
+"""Load SQL queries by name: the queries that all SQL stores share, and the queries of one store.
 
 In `queries.sql` of this package `?` and `:name` stand for values and `IN (?...)` for a list.
 """
@@ -33,9 +33,14 @@ def named_queries(package: str, translate: Callable[[str], str]) -> dict[str, st
 
 @cache
 def queries_of_one(package: str, translate: Callable[[str], str]) -> dict[str, str]:
-    """Return the shared queries of a list of values, by name, rewritten for a single value.
+    """Return the shared queries with a list of values, by name, rewritten for a single value.
 
-    They cost less than a list with one value. Arguments as for `named_queries`.
+    A comparison with one value costs less than a list of one value. Queries that `package` replaces
+    are left out.
+
+    Args:
+        package: package of the store's own queries.
+        translate: converts a shared query to the database's SQL dialect.
     """
     own = _load_queries(package)
     return {
@@ -46,7 +51,10 @@ def queries_of_one(package: str, translate: Callable[[str], str]) -> dict[str, s
 
 
 def statements_of(text: str) -> list[str]:
-    """Split a file at semicolons into its statements; no statement may contain one."""
+    """Split a file of SQL at semicolons into statements, without the lines that begin with `--`.
+
+    A statement must not contain a semicolon.
+    """
     code = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
     return [statement.strip() for statement in code.split(";") if statement.strip()]
 

@@ -1,4 +1,4 @@
-"""Conversion of rollouts, attempts, spans and token records to rows of the SQL tables, and back.
+"""Convert rollouts, attempts, spans and token records to rows of the SQL tables, and back.
 
 The order of the values is that of the columns in `queries.sql`.
 """
@@ -97,7 +97,7 @@ def attempt_row(attempt: Attempt, pack_text: Callable[[str], Any]) -> tuple[Any,
 
 
 def attempt_changes(attempt: Attempt, pack_text: Callable[[str], Any]) -> tuple[Any, ...]:
-    """Return the values of an attempt that change after its insertion."""
+    """Return the values of the columns that may change after an attempt's insertion."""
     return (
         str(attempt.status),
         attempt.lease_until,

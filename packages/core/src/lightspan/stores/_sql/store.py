@@ -1,4 +1,4 @@
-"""The methods of a store in SQL tables.
+"""Implement the methods of a store over SQL tables.
 
 Writes that wait at the same time are committed together (`group_commit`). Reads use their own
 connection and thread.
@@ -42,8 +42,8 @@ class SQLStore(OpenedStore[D]):
 
     Args:
         name: the store's name in errors.
-        poll_intervals_s: shortest and longest time between two polls of `watch` for changes by
-            other processes.
+        poll_intervals_s: shortest and longest time, in seconds, between two polls of `watch` for
+            changes by other processes.
     """
 
     def __init__(self, name: str, poll_intervals_s: tuple[float, float]) -> None:
@@ -56,7 +56,10 @@ class SQLStore(OpenedStore[D]):
         self._signal.notify()
 
     def _listen(self) -> None:
-        """Prepare to notice changes by other processes during a wait. By default only polls do."""
+        """Start to watch for changes by other processes, if the database can notify.
+
+        By default, only polls find such changes.
+        """
 
     async def _read(self, query: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a query of the reader in its thread and return its result."""
@@ -69,12 +72,14 @@ class SQLStore(OpenedStore[D]):
         *,
         check: Callable[[Sequence[T]], object] | None = None,
     ) -> list[R]:
-        """Write items in chunks, each in one short transaction, and return their results.
+        """Write items in chunks, each in one short transaction, and return one result per item.
 
         Args:
-            work: writes a chunk, or raises an error and writes nothing of it.
-            check: raises the error of `work` for any item; called before the first of several
-                chunks is written, so that all of them are rejected.
+            work: writes a chunk in a transaction. If it raises an error, nothing of the chunk is
+                written.
+            check: raises the error that `work` would raise for any of the items. It is called
+                before the first of several chunks, so that either all of them are written or none.
+                None for no check.
         """
         database = self._opened
         if len(items) == 1:

@@ -35,7 +35,7 @@ from lightspan.stores.protocol import PEER_KEPT_S, Changes, PolicyVersion
 _AFTER_RUNNING: Final = frozenset(
     {RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.LOST}
 )
-"""Statuses that only a running rollout moves to, so its `queued` column does not change."""
+"""Statuses that a rollout gets only from `running`. The column `queued` is 0 already then."""
 
 _FILTERS: Final = {
     "rollout_ids": "rollout_id IN (:rollout_ids...)",
@@ -51,7 +51,7 @@ _FILTERS: Final = {
 
 @dataclass(slots=True)
 class Ends:
-    """The largest numbers that a store has used."""
+    """The largest numbers that a store has used so far. New numbers continue from them."""
 
     change: int
     """Number of the last status change."""
@@ -84,7 +84,7 @@ class SQLTables(ABC):
 
     @abstractmethod
     def _list(self, values: Sequence[str] | Sequence[int]) -> Any:
-        """Convert a list to one value of a query, for `IN (?...)`."""
+        """Convert a list to the one value that stands for it in a query with `IN (?...)`."""
 
     def _pack_text(self, text: str) -> Any:
         """Convert a text of any characters to a value of a query."""
@@ -97,7 +97,10 @@ class SQLTables(ABC):
         return self._run(self._queries()[name], values)
 
     def _execute_for(self, name: str, ids: Sequence[str]) -> list[Any]:
-        """Run the query `name`, whose only value is a list of ids; cheaper for a single id."""
+        """Run the query `name`, whose only value is a list of ids.
+
+        For a single id, a cheaper form of the query is used.
+        """
         if len(ids) == 1:
             return self._run(queries_of_one(self.package, self._translate)[name], ids)
         return self._execute(name, self._list(ids))
@@ -128,14 +131,14 @@ class SQLTables(ABC):
 
 
 class WriteTables(SQLTables, _state_machine.Tables):
-    """The writer's tables, inside a transaction that the caller begins and commits."""
+    """The tables that a writer changes, inside a transaction that the caller begins and commits."""
 
     moved = False
     """Whether this transaction changed the status of a rollout."""
 
     @abstractmethod
     def _current_ends(self) -> Ends:
-        """Return the largest numbers used so far, which this transaction increases."""
+        """Return the largest numbers used so far. The methods of this transaction increase them."""
 
     @abstractmethod
     def _insert(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
@@ -150,7 +153,11 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return [None] * len(items)
 
     def allot_versions(self, items: Sequence[tuple[str, str, int, str | None]]) -> list[int]:
-        """Allot a version for each (policy, run id, step, request id), and return the versions."""
+        """Return a version for each (policy, run id, step, request id).
+
+        A repeated request id gets the version that it got first. With None as request id, an item
+        always gets a new version.
+        """
         return [self._allot_version(*item) for item in items]
 
     def _allot_version(self, policy: str, run_id: str, step: int, request_id: str | None) -> int:
@@ -162,7 +169,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return version
 
     def add_spans(self, items: Sequence[_encoding.PackedSpan]) -> list[bool]:
-        """Insert the spans that are new; return, per span, whether it is stored as late."""
+        """Insert the spans whose ids are new; return for each span whether it is stored as late."""
         attempts = self._attempt_keys([*{item.attempt_id for item in items}])
         rows = [codec.span_row(attempts[item.attempt_id], item) for item in items]
         if self._insert("insert_spans", rows) == len(rows):
@@ -170,7 +177,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return [bool(self._execute("span_is_late", row[0], row[1])[0][0]) for row in rows]
 
     def add_calls(self, items: Sequence[_encoding.PackedCall]) -> list[bool]:
-        """Insert the calls that are new; return, per call, whether it is stored as late."""
+        """Insert the calls whose span ids are new; return for each whether it is stored as late."""
         attempts = self._attempt_keys([item.span.attempt_id for item in items])
         spans = [codec.span_row(attempts[item.span.attempt_id], item.span) for item in items]
         if self._insert("insert_spans", spans) < len(spans):
@@ -182,9 +189,9 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return [bool(late) for _, _, _, late, _ in spans]
 
     def _add_call_again(self, attempt: codec.AttemptKey, call: _encoding.PackedCall) -> bool:
-        """Write a call whose span id is stored already, by the same try or an earlier one.
+        """Write a call whose span id is stored already; return whether it is stored as late.
 
-        Returns whether it is stored as late.
+        The stored span is of the same try of the call, or of an earlier try.
         """
         position, span_id, call_id, late, body = codec.span_row(attempt, call.span)
         [(stored_late, stored_body)] = self._execute("span_of", position, span_id)
@@ -220,9 +227,9 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return attempts
 
     def _writer_rows(self, attempt_ids: Sequence[str]) -> list[Any]:
-        """Return id, position, epoch and status of attempts.
+        """Return id, position, epoch and status of the attempts that exist.
 
-        No other transaction can change them until this one ends.
+        No other transaction can change these attempts until this transaction ends.
         """
         return self._execute_for("writers", attempt_ids)
 
@@ -296,7 +303,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
 
 
 class ReadTables(SQLTables):
-    """The reader's tables, with everything that was committed."""
+    """The tables that a reader queries. It sees what was last committed."""
 
     def resources(self, resources_id: str) -> NamedResources:
         rows = self._execute("get_resources", resources_id)
@@ -318,11 +325,12 @@ class ReadTables(SQLTables):
     def rollouts(
         self, rollout_ids: Sequence[str] | None, limit: int | None, filters: dict[str, Any]
     ) -> list[RolloutState]:
-        """Return the rollouts that match, in the order in which they were enqueued.
+        """Return the rollouts that match all filters, in the order in which they were enqueued.
 
         Args:
             rollout_ids: the ids to return; None for any.
-            filters: column → value; None for any value.
+            limit: maximum number of rollouts; None for no limit.
+            filters: column → value to match; the value None matches any.
 
         Raises:
             NotFoundError: one of `rollout_ids` is unknown.
@@ -335,7 +343,11 @@ class ReadTables(SQLTables):
         return self._states(filters, "position", limit)
 
     def changes(self, cursor: int, run_id: str | None) -> Changes:
-        """Return all status changes after `cursor`, of the run `run_id` or, if None, of any."""
+        """Return all status changes after `cursor`.
+
+        Args:
+            run_id: the run whose rollouts to return; None for any run.
+        """
         # Read the last number first: a rollout that moves between the two queries is returned again
         # by the next call, never missed.
         last = int(self._execute("last_change")[0][0])
@@ -356,7 +368,7 @@ class ReadTables(SQLTables):
         return [codec.read_state(row) for row in self._run(query, values)]
 
     def queued_runs(self) -> set[str]:
-        """Return the runs that have a queued rollout."""
+        """Return the ids of the runs that have a queued rollout."""
         return {run_id for (run_id,) in self._execute("queued_runs")}
 
     def count(self, run_id: str | None) -> dict[RolloutStatus, int]:

@@ -1,14 +1,14 @@
 """An open SQLite store: its writer and its reader, each with a connection.
 
-Writes of one turn of an event loop form a group, because one transaction for many writes costs
-little more than one for a single write. A small group is written in the loop's own thread: handing
-it over would cost more than writing it. A larger group goes to the writer's thread, and so does a
-small one while that thread has work, while another process holds the lock, and where every commit
-waits for the disk. The writer's thread also moves the write-ahead log into the file, which waits
-for the disk too.
+The writes that an event loop submits in one turn form a group, because one transaction for many
+writes costs little more than one for a single write. A small group is written in the event loop's
+own thread, because handing it to another thread would cost more than writing it. The other groups
+go to the writer's thread. So does a small group while that thread has work, while another process
+holds the lock, and if every commit waits for the disk. The writer's thread also moves the
+write-ahead log into the file, which waits for the disk too.
 
-Few statements matter here: each releases the GIL, and in a busy process acquiring it again can take
-5 ms.
+The number of statements is kept low: each releases the GIL, and in a busy process acquiring the GIL
+again can take 5 ms.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _SMALL_COST: Final = 16
-"""Maximum cost of a group that is written in the event loop's thread: about 0.2 ms."""
+"""Maximum cost of a group that is written in the event loop's thread. It takes about 0.2 ms."""
 _YIELD_S: Final = 0.0001
-"""Seconds between two transactions of a busy writer, in which another process gets the lock."""
+"""Seconds that a busy writer sleeps between two transactions, so that another process gets the
+lock."""
 _PAGES_PER_TRANSACTION: Final = 3
-"""Approximate number of pages that a transaction changes in addition to those of its items."""
+"""Approximate number of pages that a transaction changes, besides the pages of its items."""
 
 
 class SQLiteDatabase(OpenDatabase, Committer):
@@ -70,7 +71,7 @@ class SQLiteDatabase(OpenDatabase, Committer):
         """Lock of the writer's connection, held by the thread that uses it."""
         self._log_pages = 0
         self._lock = threading.Lock()
-        """Guards the fields below; a thread that waits for `_db_lock` does not hold it."""
+        """Guards the fields below. A thread must not hold it while it waits for `_db_lock`."""
         self._groups: dict[asyncio.AbstractEventLoop, list[Job]] = {}
         """Jobs that each event loop has submitted in its current turn."""
         self._pending = 0
@@ -133,7 +134,8 @@ class SQLiteDatabase(OpenDatabase, Committer):
     def _write_in_loop(self, group: Sequence[Job]) -> list[list[Any]]:
         """Write as many of the first jobs as possible in this thread, and return their results.
 
-        Empty if the lock is taken or a job fails; the writer's thread then tries again.
+        Empty if the lock is taken or a job fails; the caller then hands the jobs to the writer's
+        thread.
         """
         if not self._db_lock.acquire(blocking=False):
             return []
@@ -170,7 +172,7 @@ class SQLiteDatabase(OpenDatabase, Committer):
 
     # --- in the thread that holds `_db_lock` ----------------------------------------------
     def _transaction(self, jobs: Sequence[Job]) -> list[list[Any]]:
-        """Run the first jobs in the open transaction, commit it and return their results."""
+        """Run as many of the jobs as one transaction takes, commit it, and return their results."""
         changes = self._db.total_changes
         try:
             self.tables.begin()

@@ -1,4 +1,4 @@
-"""The file of a SQLite store: creating, recognising and opening it, and translating its errors.
+"""Create, recognise and open the file of a SQLite store, and translate its errors.
 
 This module opens the file through SQLite only. Closing any descriptor of a file drops the locks
 that this process holds on it, so even reading the header could corrupt a store that is open
@@ -27,7 +27,7 @@ from lightspan.schema import clock
 from lightspan.stores._sql.queries import read_text, statements_of
 
 APPLICATION_ID: Final = 0x6C737061
-"""'lspa': distinguishes a store from any other SQLite file."""
+"""The bytes "lspa" as a number. They distinguish a store from any other SQLite file."""
 FORMAT_VERSION: Final = 5
 _MAX_BACKOFF_S: Final = 0.002
 _STATEMENTS: Final = 512
@@ -80,13 +80,13 @@ def _connect(name: str) -> sqlite3.Connection:
 
 
 def retry_while_busy(function: Callable[[], T], busy_timeout_s: float) -> T:
-    """Call `function`, again while another process holds a lock, and return its result.
+    """Call `function` until no other process holds the lock that it needs; return its result.
 
-    SQLite's own busy handler sleeps up to 100 ms at a time, so that a busy process could starve
-    this one; short random sleeps prevent that.
+    SQLite's own busy handler sleeps up to 100 ms at a time, so a process that writes often could
+    starve this process. Short random sleeps prevent that.
 
     Raises:
-        sqlite3.OperationalError: the lock is held for longer than `busy_timeout_s`.
+        sqlite3.OperationalError: the lock is held for longer than `busy_timeout_s` seconds.
     """
     deadline = clock.monotonic() + busy_timeout_s
     backoff = _MAX_BACKOFF_S / 16
@@ -121,9 +121,9 @@ def _is_busy(error: sqlite3.OperationalError) -> bool:
 
 
 def disable_checkpoints(db: sqlite3.Connection) -> None:
-    """Keep commits from moving the write-ahead log into the file, which waits for the disk.
+    """Prevent commits from moving the write-ahead log into the file, which waits for the disk.
 
-    The caller must call `checkpoint` now and then.
+    The caller must call `checkpoint` from time to time.
     """
     db.execute("PRAGMA wal_autocheckpoint = 0")
 
@@ -148,7 +148,7 @@ def explain(error: Exception, path: Path) -> StoreError:
 def is_low_level(error: BaseException) -> bool:
     """Return whether an error comes from SQLite, the disk or damaged data, and needs `explain`.
 
-    A `DataError` does: decoding a damaged row raises it.
+    A `DataError` counts, because decoding a damaged row raises it.
     """
     if isinstance(error, LightspanError):
         return isinstance(error, DataError)
@@ -156,12 +156,16 @@ def is_low_level(error: BaseException) -> bool:
 
 
 def _error_name(error: Exception) -> str:
-    """Return SQLite's name of an error, such as `SQLITE_BUSY`, or without one its type's name."""
+    """Return SQLite's name of an error, such as `SQLITE_BUSY`.
+
+    If the error has no such name, return the name of its type.
+    """
     return str(getattr(error, "sqlite_errorname", type(error).__name__))
 
 
 UNREADABLE: Final = (msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError)
-"""Errors of reading a row that is damaged: SQLite has no checksums."""
+"""Errors raised when a damaged row is read. SQLite has no checksums that would detect the
+damage."""
 _DAMAGED: Final = "the file is damaged: restore a copy, or salvage it with `sqlite3 FILE .recover`"
 _CHANGED: Final = (
     "tables or columns are missing, so the file is damaged or another program has changed it: "
@@ -194,10 +198,10 @@ _ADVICE: Final[dict[str, tuple[type[StoreError], str]]] = {
 
 
 def _create_private(path: Path) -> None:
-    """Create an empty file that only its owner can read; SQLite's other files get the same mode.
+    """Create an empty file that only its owner can read.
 
-    The caller holds `_opening`: no other store of this process may open the file before its
-    descriptor is closed here.
+    SQLite's other files get the same mode. The caller holds `_opening`: no other store of this
+    process may open the file before its descriptor is closed here.
     """
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -224,7 +228,11 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _is_empty(db: sqlite3.Connection, path: Path) -> bool:
-    """Return whether a file is empty rather than a store; raise `StoreFormatError` if neither."""
+    """Return True if the file is empty, False if it is a store.
+
+    Raises:
+        StoreFormatError: the file belongs to another program, or has another format version.
+    """
     application, version = _read_pragma(db, "application_id"), _read_pragma(db, "user_version")
     if application == APPLICATION_ID:
         _check_version(version, path)

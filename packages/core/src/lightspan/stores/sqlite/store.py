@@ -14,8 +14,9 @@ from lightspan.stores.sqlite.database import SQLiteDatabase
 from lightspan.stores.timings import StoreTimings
 
 _POLL_INTERVALS_S: Final = (0.002, 0.02)
-"""Shortest and longest time, in seconds, between two polls of the file by `watch`: SQLite does not
-notify a process of the writes of another. A change by this process ends the wait at once."""
+"""Shortest and longest time, in seconds, between two polls of the file by `watch`. SQLite does not
+notify a process of the writes of another process. A change by this process ends the wait at once.
+"""
 
 
 class SQLiteStore(SQLStore[SQLiteDatabase]):
@@ -24,8 +25,9 @@ class SQLiteStore(SQLStore[SQLiteDatabase]):
     The file is in WAL mode, so reads never wait for writes. Acknowledged writes survive `kill -9`.
 
     Args:
+        path: the file; it is created if it does not exist.
         power_loss: whether acknowledged writes must survive a power loss too.
-        clock: seconds since the epoch, for tests.
+        clock: function that returns seconds since the epoch; tests replace it.
         timings: times and limits; None for the defaults.
     """
 

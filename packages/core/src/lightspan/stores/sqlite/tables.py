@@ -1,4 +1,4 @@
-"""The tables of a SQLite store: running its queries in SQLite's dialect."""
+"""Run the queries of a SQL store in SQLite's dialect."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Connection(SQLTables):
 
     @staticmethod
     def _translate(query: str) -> str:
-        """Read each list from a JSON array, because SQLite has no values that are lists."""
+        """Translate each list to a query of a JSON array, because SQLite has no list values."""
         return _LISTS.sub(r"IN (SELECT value FROM json_each(\1))", query)
 
     def _run(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
@@ -45,7 +45,7 @@ class _Connection(SQLTables):
 
 
 class SQLiteWriteTables(_Connection, WriteTables):
-    """The writer's tables."""
+    """`WriteTables` of a SQLite store."""
 
     def __init__(self, db: sqlite3.Connection, clock: Callable[[], float]) -> None:
         super().__init__(db, clock)
@@ -53,7 +53,7 @@ class SQLiteWriteTables(_Connection, WriteTables):
         self._first_lease_end: float | None = None
 
     def begin(self) -> None:
-        """Discard the values cached in the last transaction."""
+        """Discard the values that were cached in the last transaction, before a new transaction."""
         self._ends = None
         self.moved = False
 
@@ -99,4 +99,4 @@ class SQLiteWriteTables(_Connection, WriteTables):
 
 
 class SQLiteReadTables(_Connection, ReadTables):
-    """The reader's tables."""
+    """`ReadTables` of a SQLite store."""
