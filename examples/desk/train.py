@@ -18,7 +18,7 @@ from lightspan import GEPA, FitResult, Trainer
 
 
 def prepare(run: Run) -> Trainer:
-    """The search for other instructions, as the command line asks for it."""
+    """Return the trainer of the search that the command line describes."""
     algorithm = GEPA(
         {NAME: run.prompt},  # the argument of `route`, as it is
         run.reflection,
@@ -36,7 +36,7 @@ def prepare(run: Run) -> Trainer:
 
 
 def train(run: Run) -> FitResult:
-    """The search, and what it gained on messages in other words."""
+    """Search for a better prompt, and print its reward on the held-out messages."""
     trainer = prepare(run)
     result = trainer.fit(route, train_tasks(), held_out_tasks(), resume=run.options.resume)
     run.reporter.line(result.prompts[NAME].diff() or "the prompt stays as it was")
