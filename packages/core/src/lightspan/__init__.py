@@ -86,7 +86,7 @@ _NAMES = {
     "lightspan.runners.app": ("rollout",),
     "lightspan.training.data": ("tasks_from_store",),
 }
-"""Module → names of `lightspan` in it."""
+"""Module → names that `lightspan` exports from it."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 _OF_PLUGINS = (
@@ -117,7 +117,12 @@ def __getattr__(name: str) -> Any:
 
 
 def _find(name: str) -> Any:
-    """Import and return `lightspan.<name>`, from the core or from a plugin (`lightspan.api`)."""
+    """Import and return the object `lightspan.<name>`, from the core or an installed plugin.
+
+    Raises:
+        ModuleNotFoundError: the plugin that has the object is not installed.
+        AttributeError: there is no such object.
+    """
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     from lightspan.plugins import extra_of, installed_plugins

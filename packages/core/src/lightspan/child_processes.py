@@ -1,4 +1,4 @@
-"""Search and termination of the child processes that a process would leave running.
+"""Find and kill the child processes that a process would leave running.
 
 Processes in another session are left out: the programs of a `Command` have a watchdog, and a
 process that an app detaches must continue. Without `/proc` nothing is found.
@@ -25,7 +25,7 @@ class _Process(NamedTuple):
 
 
 def left_by(pid: int) -> list[_Process]:
-    """Return all descendants of a process that are in the same session."""
+    """Return all descendants of process `pid` that are in its session; empty without `/proc`."""
     processes = [process for path in _PROC.glob("[0-9]*") if (process := _read(path)) is not None]
     session = next((process.session for process in processes if process.pid == pid), None)
     pids, descendants = {pid}, list[_Process]()
@@ -36,7 +36,7 @@ def left_by(pid: int) -> list[_Process]:
 
 
 def kill(processes: Iterable[_Process]) -> None:
-    """Kill the processes that still run."""
+    """Kill those of `processes` that still run, but no later process that has the same pid."""
     for process in processes:
         current = _read(_PROC / str(process.pid))
         if current is not None and current.started == process.started:
@@ -45,7 +45,7 @@ def kill(processes: Iterable[_Process]) -> None:
 
 
 def _read(path: Path) -> _Process | None:
-    """Return the process of a folder in `/proc`; None if it has ended or cannot be read."""
+    """Return the process of `path`, a folder in `/proc`; None if it has ended or cannot be read."""
     try:
         fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -52,10 +52,11 @@ class Adapter:
         name: name of the adapter's module.
         scopes: OpenTelemetry's instrumentation scopes whose spans describe the same agents; these
             spans are ignored while the adapter is enabled.
-        resolver: returns the context of the acting agent, given that of the pushed frames; for a
-            framework whose callbacks cannot push frames. None for other frameworks.
-        open_calls: returns the framework's model calls that are open in a context; None if the
-            adapter records none.
+        resolver: function that returns the context of the acting agent, given the context of the
+            agents that code has entered (`set_agent`). It is for a framework whose callbacks cannot
+            enter and leave an agent reliably; None for other frameworks.
+        open_calls: function that returns the framework's model calls that are open in a context;
+            None if the adapter records no model calls.
     """
 
     name: str
@@ -65,9 +66,10 @@ class Adapter:
     open_calls: Callable[[AgentContext], Iterable[FrameworkCall]] | None = None
 
     def call_listener(self, context: AgentContext) -> CallEnd | None:
-        """Record that a recorded model call begins inside the framework's open calls.
+        """Record that a captured model call begins inside the framework's open calls.
 
-        Returns the function to call at its end; None if no call of the framework is open.
+        Returns the function to call at the end of the captured call; None if no call of the
+        framework is open. `open_calls` finds the open calls in `context`.
         """
         calls = () if self.open_calls is None else self.open_calls(context)
         ends = [call.start_inner() for call in calls]
@@ -92,7 +94,7 @@ class Adapter:
         record.hold(self.name)
 
     def disable(self) -> None:
-        """Undo `listen` and `enable`."""
+        """Undo `enable`: unregister the adapter and stop its recording in production."""
         if self.resolver is not None:
             context.unregister_resolver(self.resolver)
         context.remove_call_listener(self.call_listener)
@@ -102,11 +104,12 @@ class Adapter:
     def start_call(
         self, context: AgentContext, around: Iterable[FrameworkCall] | None = None
     ) -> FrameworkCall:
-        """Announce that a model call of the framework begins, and return the call.
+        """Announce that a model call of the framework begins, and return an object for the call.
 
         Args:
             context: context of the calling agent.
-            around: framework calls inside which the call is made; None for those of `open_calls`.
+            around: framework calls inside which the call is made; None uses the calls of
+                `open_calls`.
         """
         if around is None:
             return FrameworkCall(context)

@@ -64,7 +64,10 @@ def extra_of(kind: str, name: str) -> str | None:
 
 @functools.cache
 def installed_plugins(kind: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a kind by name, sorted; the first of several with one name."""
+    """Return name → entry point of the installed plugins of a kind, sorted by name.
+
+    If several plugins have the same name, the first one found is used.
+    """
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=f"lightspan.{kind}"):
         points.setdefault(point.name, point)

@@ -9,7 +9,7 @@ import time
 from typing import Any, Final, Protocol, TextIO
 
 PLAIN_INTERVAL_S: Final = 10.0
-"""Seconds between two lines of progress."""
+"""Minimum number of seconds between two lines of progress."""
 
 _CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters except newline and tab, and characters that change the writing direction."""
@@ -36,27 +36,27 @@ def print_line(text: str, stream: TextIO | None = None) -> None:
 
 
 class Reporter(Protocol):
-    """A destination of progress."""
+    """A destination of progress messages."""
 
     def start(self, title: str, total: int) -> None:
-        """Begin to show a piece of work of `total` units; end the piece of work before."""
+        """Begin to show the progress of a new task of `total` units; end the previous task."""
 
     def advance(self, count: int = 1, **values: float | str) -> None:
-        """Report that `count` more units are done, with values to show."""
+        """Report that `count` more units are done, and show `values` as current figures."""
 
     def finish(self, summary: str = "") -> None:
-        """End the piece of work, and print `summary` unless it is empty."""
+        """End the current task, and print `summary` unless it is empty."""
 
     def line(self, text: str) -> None:
         """Print a line of text that stays when the progress is updated."""
 
 
 class PlainReporter:
-    """A reporter of plain lines: the summary, and before it at most one line per `interval_s`.
+    """A reporter that prints plain lines: progress at most every `interval_s`, and each summary.
 
     Args:
         stream: destination of the lines; None for `sys.stdout` at the time of each line.
-        interval_s: seconds between two lines of progress.
+        interval_s: minimum number of seconds between two lines of progress.
     """
 
     def __init__(self, stream: TextIO | None = None, interval_s: float = PLAIN_INTERVAL_S) -> None:
@@ -95,10 +95,10 @@ class PlainReporter:
 
 
 class TerminalReporter:
-    """A reporter with progress bars of rich.
+    """A reporter that shows progress bars with the package rich.
 
     Args:
-        console: console of rich; None for one on the standard output.
+        console: console of rich; None for a console on the standard output.
     """
 
     def __init__(self, console: Any = None) -> None:
@@ -149,12 +149,12 @@ class SilentReporter(PlainReporter):
 
 
 def default_reporter() -> Reporter:
-    """Return a reporter with bars on a terminal, and with plain lines elsewhere."""
+    """Return a reporter with bars if the standard output is a terminal, else with plain lines."""
     return TerminalReporter() if sys.stdout.isatty() else PlainReporter()
 
 
 def describe(values: dict[str, float | str]) -> str:
-    """Return values as text, such as `reward 0.61  tokens/s 1810`."""
+    """Return `values` as text, such as `reward 0.61  tokens/s 1810`."""
     return "  ".join(f"{_name(key)} {_value(value)}" for key, value in values.items())
 
 

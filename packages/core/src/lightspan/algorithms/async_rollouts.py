@@ -23,7 +23,9 @@ async def next_episodes(
     still in flight.
 
     Args:
-        overlap: maximum publications between the submission of a group and its training.
+        trainer: the running trainer.
+        overlap: maximum number of weight publications between the submission of a group and its
+            training.
         per_step: groups per step.
         group_size: rollouts per group.
     """
@@ -51,7 +53,9 @@ def check_overlap(
     to repeat a dropout mask would make the engine sample with the same random numbers twice.
 
     Args:
-        overlap: see `next_episodes`.
+        overlap: maximum number of weight publications between a group's submission and its
+            training.
+        engine: capabilities of the engine.
         adapters: LoRA settings of each policy; None for a policy without LoRA.
     """
     if overlap and not engine.in_place_update:

@@ -1,4 +1,4 @@
-"""Grammar check: rejects calls that the learner cannot compute under their grammar."""
+"""Grammar check: reject calls that the learner cannot compute under their grammar."""
 
 from __future__ import annotations
 

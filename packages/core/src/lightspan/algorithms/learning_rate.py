@@ -32,19 +32,19 @@ from lightspan.errors import ModelError
 from lightspan.plugins import load_plugin
 
 SMALL: Final = 0.8e6
-"""Parameters of the examples' small model."""
+"""Number of parameters of the examples' small model."""
 SMALL_RATE: Final = 4e-4
 EXPONENT: Final = 0.75
 MIN_RATE: Final = 1e-6
-"""Minimum for full weights."""
+"""Minimum rate for training of full weights."""
 MAX_RATE: Final = 1e-3
 LORA_FACTOR: Final = 20
 UNKNOWN: Final = 3_000_000_000
-"""Parameters assumed for a model of unknown size; they give the minimum rate."""
+"""Number of parameters assumed for a model of unknown size; it gives the minimum rate."""
 
 
 class Rate(NamedTuple):
-    """Learning rate and the reason for it."""
+    """A learning rate with the reason for it."""
 
     value: float
     why: str
@@ -73,7 +73,7 @@ def choose_rate(
     them.
 
     Args:
-        policies: policy → its starting weights and parametrisation.
+        policies: policy → its starting weights and LoRA settings.
         count: function that counts the parameters of a model and raises `ModelError` if it cannot;
             None for the plugin `count_parameters`.
     """

@@ -14,15 +14,16 @@ from lightspan.schema.spans import SpanKind
 from lightspan.stores.protocol import Store
 
 READ_AT_ONCE: Final = 500
-"""Number of rollouts whose spans are read together."""
+"""Number of rollouts whose spans are read in one request."""
 _ELSEWHERE: Final = (Route.APP.value, Route.ENDPOINT.value)
 
 
 class CallBudget:
-    """Counter of a run's calls to endpoints, across restarts (`endpoint_calls`).
+    """Counter of a run's calls to endpoints outside lightspan's own engine, across restarts.
 
     Args:
-        limit: `max_frozen_calls`; None for no limit, so that no call is counted.
+        limit: maximum number of calls (`max_frozen_calls`); None for no limit, so that no call is
+            counted.
         folder: folder of the run, for the error message.
     """
 
@@ -38,7 +39,7 @@ class CallBudget:
             await self.count(store, [state.rollout for state in states])
 
     async def count(self, store: Store, rollouts: Sequence[Rollout]) -> None:
-        """Add the calls of `rollouts`, except rollouts of a dry run."""
+        """Add the calls to endpoints that `rollouts` made; rollouts of a dry run are ignored."""
         if self._limit is not None:
             ids = [rollout.rollout_id for rollout in rollouts if rollout.mode is not Mode.DEV]
             self._calls += await endpoint_calls(store, ids)
@@ -48,8 +49,7 @@ class CallBudget:
         return self._limit is not None and self._calls > self._limit
 
     def check(self, step: int) -> None:
-        """Raise `BudgetError` if the run's frozen agents have made more calls to endpoints than the
-        limit.
+        """Raise `BudgetError` if more calls than the limit were counted.
 
         Args:
             step: the last step, for the message.
