@@ -1,7 +1,7 @@
-"""Compare GEPA with other ways of choosing from the same texts, with as many rollouts.
+"""Compare GEPA with simpler ways to choose among the same prompts, with as many rollouts.
 
-python examples/desk/compare.py            measure what measured.jsonl has not yet; the tables
-python examples/desk/compare.py --table    the tables alone
+python examples/desk/compare.py            add missing results to measured.jsonl; print tables
+python examples/desk/compare.py --table    print the tables only
 """
 
 from __future__ import annotations

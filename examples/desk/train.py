@@ -5,7 +5,7 @@ python examples/desk/train.py --resume         go on after Ctrl-C, a crash or `k
 python examples/desk/train.py --dev            look first: a few messages, how many it would take
 python examples/desk/train.py --good-seed      begin with a prompt that is good already
 python examples/desk/train.py --reflection-url https://api.openai.com/v1 \\
-    --reflection-model gpt-5-mini --reflection-key-env OPENAI_API_KEY      a real one reflects
+    --reflection-model gpt-5-mini --reflection-key-env OPENAI_API_KEY      a real model reflects
 """
 
 from __future__ import annotations

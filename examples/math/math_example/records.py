@@ -1,4 +1,4 @@
-"""Published data sets, read as records: a folder's files of a split, line by line or row by row.
+"""Read the records of a split of a published data set, from the files of its folder.
 
 DIR/train.jsonl  DIR/test.jsonl                          one JSON object on each line
 DIR/train.parquet  DIR/test.parquet                      as agent-lightning's tutorial has them

@@ -1,7 +1,7 @@
 """The API for adapters of agent frameworks; docs/adapters.md explains how to write one.
 
 An adapter sets the acting agent while the framework's code runs, and records AGENT and TOOL spans.
-Of lightspan it imports only this module, `lightspan` itself and `lightspan.errors`.
+It imports nothing from lightspan but this module, `lightspan` itself and `lightspan.errors`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ class Adapter:
             context.add_call_listener(self.call_listener)
 
     def enable(self) -> None:
-        """Register the adapter (`listen`), and record in production if the environment says so."""
+        """Register the adapter (`listen`), and ignore spans of its `scopes` from OpenTelemetry.
+
+        If the environment variables of lightspan are set, the app is recorded in production.
+        """
         self.listen()
         adapter.claim_scope(self.name, self.scopes)
         record.hold(self.name)
@@ -116,7 +119,12 @@ class Adapter:
         return FrameworkCall(context, around, besides=self.call_listener)
 
     def add_capture_error(self, recorder: Recorder, error: Exception) -> None:
-        """Record the adapter's error as a capture error: the attempt is excluded from training."""
+        """Record an error of the adapter, so that the attempt is excluded from training.
+
+        Args:
+            recorder: recorder of the attempt.
+            error: exception that the adapter's code raised.
+        """
         adapter.add_capture_error(recorder, self.name, error)
 
 

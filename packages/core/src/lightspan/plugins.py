@@ -58,7 +58,9 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
 
 
 def extra_of(kind: str, name: str) -> str | None:
-    """Return the extra that installs a plugin; None if the plugin is not of this repository."""
+    """Return the extra of `lightspan` that installs a plugin; None if this repository lacks the
+    plugin.
+    """
     return _EXTRAS.get(kind, {}).get(name)
 
 

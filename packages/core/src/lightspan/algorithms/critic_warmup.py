@@ -31,15 +31,15 @@ class CriticWarmup(msgspec.Struct):
         )
 
     def update(self, batch: Batch, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Update the state after an iteration.
+        """Update the state with the results of an iteration.
 
         Args:
             batch: batch of the iteration.
             metrics: the learner's metrics of the iteration.
 
         Returns:
-            The explained variance of the whole iteration, which replaces the value in `metrics`;
-            empty if the critic was not fitted or the variance is unknown.
+            The metric `explained_variance` of the whole iteration, which replaces the value in
+            `metrics`. Empty if the critic was not fitted or the variance is unknown.
         """
         if "value_loss" not in metrics:  # the critic was not fitted
             return {}

@@ -54,11 +54,13 @@ class Rate(NamedTuple):
 
 
 def default_rate(parameters: int, *, lora: bool) -> float:
-    """Return the default learning rate by the rule in this module's docstring.
+    """Return the default learning rate for a model size.
+
+    The rate falls with the size by a power law, and is 20 times as high for LoRA.
 
     Args:
         parameters: number of parameters of the whole model, without adapters.
-        lora: whether adapters are trained.
+        lora: whether LoRA adapters are trained.
     """
     full = max(MIN_RATE, SMALL_RATE * (SMALL / max(1, parameters)) ** EXPONENT)
     return float(f"{min(MAX_RATE, full * (LORA_FACTOR if lora else 1)):.0e}")

@@ -301,7 +301,7 @@ class LightningRL(LightningSettings, Algorithm):
 
     @property
     def batch_config(self) -> BatchConfig:
-        """Settings of the batch, taken from the settings of the same names."""
+        """Settings by which batches are built, with the values of this algorithm's settings."""
         return self._batch_config
 
     def check(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> None:
@@ -381,9 +381,9 @@ class LightningRL(LightningSettings, Algorithm):
     async def collect(self, trainer: TrainerContext) -> list[Episode]:
         """Run the next tasks and return all their episodes.
 
-        With `resample`, further tasks run until the returns of enough groups vary; the episodes
-        include those of replaced groups, which `build` leaves out. With `overlap`, the episodes
-        may belong to groups that an earlier step submitted.
+        With `resample`, further tasks run until the returns (total rewards) of enough groups vary;
+        the episodes include those of replaced groups, which `build` leaves out. With `overlap`, the
+        episodes may belong to groups that an earlier step submitted.
         """
         if self.overlap:
             episodes, self._overlap_metrics = await next_episodes(
@@ -403,7 +403,7 @@ class LightningRL(LightningSettings, Algorithm):
         return episodes
 
     def _missing_groups(self, episodes: Sequence[Episode]) -> int:
-        """Return how many more groups with varying returns the step needs (`tasks_per_step`)."""
+        """Return how many more groups with different returns (total rewards) the step needs."""
         rewards = self._returns(episodes)
         varying = len(rewards) - len(advantages.groups_without_variance(rewards))
         return max(0, self.tasks_per_step - varying)
@@ -490,7 +490,10 @@ class LightningRL(LightningSettings, Algorithm):
 
     # --- one iteration --------------------------------------------------------------------
     async def run_step(self, trainer: TrainerContext) -> Metrics:
-        """Run rollouts, build the batch, update by minibatches, and publish the weights."""
+        """Run one iteration, and return its metrics.
+
+        It runs rollouts, builds the batch, updates the weights by minibatches and publishes them.
+        """
         episodes = await self.collect(trainer)
         if not self._was_scored:
             self._was_scored = check_scored(

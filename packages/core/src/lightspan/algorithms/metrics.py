@@ -1,4 +1,4 @@
-"""Metrics of one iteration, and alarms about them."""
+"""Metrics of one iteration, and warnings about them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def batch_metrics(batch: Batch) -> Metrics:
 
 
 def _coverage(batch: Batch) -> Counter[str]:
-    """Return status of calls → number of calls."""
+    """Return the number of the batch's calls per status, such as `trained`."""
     calls: Counter[str] = Counter()
     for coverage in batch.coverages:
         calls.update(coverage.counts())

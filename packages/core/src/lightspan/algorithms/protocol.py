@@ -164,7 +164,7 @@ class TrainerContext(Protocol):
 
         Args:
             count: number of groups.
-            first: ids of groups to wait for, at most `count`.
+            first: ids of groups that must be among them, at most `count`.
 
         Raises:
             ConfigError: fewer than `count` groups are in flight, a group of `first` is not in
@@ -253,7 +253,7 @@ class Algorithm(Protocol):
 
     @property
     def batch_config(self) -> BatchConfig:
-        """Settings for building a batch from episodes."""
+        """Settings by which batches are built from episodes."""
         return BatchConfig()
 
     def coverages(
@@ -325,7 +325,7 @@ class Algorithm(Protocol):
         return {}
 
     def routing(self) -> Routing:
-        """Return the rules that send each agent's calls to a policy or an endpoint."""
+        """Return the rules that decide which policy or endpoint answers each agent's calls."""
 
     async def run_step(self, trainer: TrainerContext) -> Metrics:
         """Run one iteration (rollouts, update, publish), and return its metrics."""

@@ -44,7 +44,7 @@ class RecordedAttempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Filter of recorded attempts by service and start time."""
+    """Filter that selects recorded attempts by service and start time."""
 
     service: str | None = None
     """Name of the service; None for all."""

@@ -81,7 +81,7 @@ class Observed(NamedTuple):
 
 
 class ToolSuccess(msgspec.Struct, frozen=True, kw_only=True, tag="tool_success"):
-    """Signal: 1 for each tool call that succeeded, 0 for each that failed."""
+    """Signal of AIR with the value 1 for each tool call that succeeded, 0 for each that failed."""
 
     tools: str = "*"
     """Glob on names of tools."""
@@ -266,7 +266,7 @@ def bonuses(
 
 
 def turn_positions(turns: Turns) -> list[int]:
-    """Return, per turn, the sequence number at which its first call began, in ascending order.
+    """Return, per turn, the gateway's sequence number at which its first call began, ascending.
 
     0 for a turn without a call through the gateway.
     """
@@ -341,9 +341,10 @@ def _bonuses(air: AIR, credit: Credit, trace: Trace, turns: Turns) -> Shaping:
 def _bonus_credits(
     credit: Credit, own: Mapping[CallKey, float], shared: Sequence[float], turns: Turns
 ) -> dict[CallKey, float]:
-    """Return call → bonuses credited to it.
+    """Return call → sum of the bonuses credited to it.
 
-    With reward-to-go a call gets its own bonuses and later ones; else every call gets the sum.
+    If the credit rule is a `RewardToGo`, a call gets its own and later bonuses; else every call
+    gets the sum of all.
 
     Args:
         own: call → sum of the bonuses that the call caused.

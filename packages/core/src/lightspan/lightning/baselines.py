@@ -82,7 +82,7 @@ class CallCredit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rewards(self) -> float:
-        """`credit` without `shaping` and `penalty`, from which scales are computed."""
+        """Part of `credit` that comes from rewards: without `shaping` and `penalty`."""
         return self.credit - self.shaping - self.penalty
 
 
@@ -145,12 +145,14 @@ def by_turn(calls: Sequence[CallCredit], estimator: Estimator) -> list[Compariso
 
 
 def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) -> list[Comparison]:
-    """Return, per call, the comparison with other rollouts' calls in the same state (`anchor`).
+    """Return, per call, the comparison with other rollouts' calls in the same state.
 
-    The baseline is their mean credit, shrunk towards the mean of the turn. A call without a key is
-    compared with its turn.
+    The baseline is their mean credit, shrunk towards the mean of the turn. A call without a state
+    key is compared with the calls of its turn.
 
     Args:
+        calls: selected calls of a batch.
+        estimator: estimator of the advantages.
         prior: number of calls that the turn's mean counts for.
     """
     rest, turns = _Others(calls, _population), _Others(calls, _turn)
@@ -239,10 +241,10 @@ def _scale(statistics: BaselineScale, estimator: Estimator) -> float:
 
 
 def _mean_and_spread(calls: Sequence[CallCredit]) -> tuple[float, float | None]:
-    """Return (mean of credits, standard deviation of rewards).
+    """Return the mean of the calls' credits, and the standard deviation of their rewards.
 
-    The standard deviation is None for a single call and for identical rewards, where shaping would
-    be the only difference.
+    The standard deviation is None for a single call, or if the rewards are identical, because
+    shaping would then be the only difference.
     """
     mean = math.fsum(call.credit for call in calls) / len(calls)
     rewards = [call.rewards for call in calls]
@@ -265,7 +267,7 @@ def _state(call: CallCredit) -> Hashable:
 
 
 class _Others:
-    """Sums of credits over those calls of a group that belong to other rollouts.
+    """Sums of the credits of other rollouts' calls, by group of calls.
 
     Args:
         calls: calls of any rollouts, in any order, because sums are exact.

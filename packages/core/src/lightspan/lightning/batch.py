@@ -138,7 +138,7 @@ def _check_baseline(estimator: Estimator, credit: Credit) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The rows of one optimiser step of every policy, with explanations and counters."""
+    """The rows of one optimiser step of all policies, with explanations and counters."""
 
     rows: list[Row]
     """Rows of all policies; the rows of a rollout are contiguous."""
@@ -252,7 +252,7 @@ class BatchBuilder:
     def finish(
         self, values: Mapping[str, Mapping[CallKey, float]] | None = None, *, lam: float = 1.0
     ) -> Batch:
-        """Return the batch.
+        """Compute advantages and rows, and return the batch.
 
         Args:
             values: rollout id → call → the critic's value; None unless the credit rule needs a
@@ -267,8 +267,8 @@ class BatchBuilder:
 
         Raises:
             ConfigError: `values` is missing and the credit rule needs a critic, or the reverse.
-            DataError: `values` lacks a usable call, or has a value that is not finite or belongs to
-                no selected call.
+            DataError: `values` lacks a call that can be trained, or has a value that is not finite
+                or belongs to no call of an agent to train.
         """
         config, members, counters = self.config, self.members, Counter(self.counters)
         if (values is None) == (baseline_of(config.credit) == "critic"):
@@ -305,9 +305,9 @@ def split_minibatches(batch: Batch, k: int, seed: int = 0) -> list[Batch]:
     """Split a batch at random into `k` minibatches of whole rollouts.
 
     The weights of a minibatch are divided by its own number of scored rollouts. Every scored
-    rollout, with or without rows, is in exactly one minibatch. The numbers of rollouts, and of
-    rollouts with rows, differ by at most one between minibatches. A batch of fewer than `k`
-    rollouts has one minibatch per rollout.
+    rollout, with or without rows, is in exactly one minibatch. Minibatches differ by at most one in
+    their numbers of rollouts, and of rollouts with rows. A batch of fewer than `k` rollouts has one
+    minibatch per rollout.
 
     Raises:
         ConfigError: `k` is not positive.

@@ -225,7 +225,7 @@ class GAE(RewardToGo, frozen=True):
 
 
 def rewards_after(own: Sequence[float], shared: Sequence[float], gamma: float) -> list[float]:
-    """Return, per turn, the credit of a call without its own reward.
+    """Return, per turn, what is credited to a call in addition to its own reward.
 
     It is the sum of the rewards that the turn shares and the discounted rewards of later turns.
 
@@ -319,7 +319,7 @@ def final_reward(episode: Episode) -> float:
 
 
 def _own_reward(call: Call) -> float:
-    """Return the reward on a selected call; 0 if it has none or bypassed the gateway."""
+    """Return the reward on a call; 0 if it has none, or if the call bypassed the gateway."""
     return 0.0 if call.sequence_start is None else call.reward or 0.0
 
 

@@ -60,7 +60,7 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def free(self) -> int:
-        """Maximum tokens without a penalty: L - B."""
+        """Maximum number of tokens without a penalty: `max_tokens - buffer`."""
         return self.max_tokens - self.buffer
 
     def of(self, tokens: int) -> float:
@@ -93,8 +93,8 @@ def overlong_metrics(
 ) -> dict[str, float]:
     """Return metrics of the length penalties of a batch.
 
-    `penalised` is the share of selected calls with a penalty, `whole` the share with the whole
-    penalty, `penalty` the mean penalty; all are 0 without calls.
+    `penalised` is the share of calls with a penalty, `whole` the share with the whole penalty,
+    `penalty` the mean penalty; all are 0 without calls.
 
     Args:
         overlong: settings of the penalty.

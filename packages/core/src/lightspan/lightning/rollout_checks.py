@@ -1,4 +1,4 @@
-"""Checks of rollouts: failures, missing rewards, unknown agents, untrainable calls."""
+"""Check rollouts for failures, missing rewards, unknown agents and calls that cannot be trained."""
 
 from __future__ import annotations
 
@@ -120,7 +120,9 @@ class RolloutChecks:
                 )
 
     def _note_damaged(self, episodes: Sequence[Episode]) -> None:
-        """Report damaged rollouts: the first time, and later only if a batch has many."""
+        """Report rollouts with recording errors: the first time, and later only if a batch has
+        many.
+        """
         damaged = [episode for episode in episodes if episode.capture_errors]
         if not damaged or (
             self._capture_errors_noted and len(damaged) <= FAILURE_WARNING * len(episodes)

@@ -103,7 +103,9 @@ class RowBuild(NamedTuple):
 
 
 def usable_transitions(transitions: Sequence[Transition], max_length: int | None = None) -> Usable:
-    """Return the transitions that a learner accepts; longer ones are rejected, never cut.
+    """Return the transitions (trained calls) that a learner accepts, and why others are rejected.
+
+    Transitions that are too long are rejected, never cut.
 
     Args:
         transitions: transitions of any rollouts.
@@ -198,8 +200,8 @@ def _row(
     """Return the row of `chain`.
 
     Args:
-        chain: transitions, each of which is a prefix of the next.
-        values: transition key → (advantage, token weight, value target).
+        chain: transitions, each of which is an exact prefix of the next.
+        values: (attempt id, call id, choice) → (advantage, token weight, value target).
         with_targets: whether the row gets value targets.
     """
     last = chain[-1]

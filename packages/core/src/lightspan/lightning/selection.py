@@ -106,7 +106,10 @@ class CallCoverage(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """Status of every call of an episode; `classify_calls` creates it."""
+    """Status of every call of an episode: trained, frozen or rejected.
+
+    `classify_calls` creates it.
+    """
 
     attempt_id: str
     entries: tuple[CallCoverage, ...]
@@ -124,7 +127,7 @@ class Coverage:
 
     @cached_property
     def selected(self) -> list[CallCoverage]:
-        """Trained and rejected calls, without calls that are rejected as late."""
+        """Trained and rejected calls, which are those of agents to train, except late calls."""
         return [
             entry
             for entry in self.entries

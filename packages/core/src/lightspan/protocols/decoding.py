@@ -52,7 +52,9 @@ class IncrementalDecoder:
         return rest
 
     def _advance(self) -> None:
-        """Move the window to the start of the last delta, once the text of all ids was returned."""
+        """Move the window to the start of the last returned text, once the text of all ids was
+        returned.
+        """
         self._start, self._read, self._early = self._read, len(self._ids), 0
         self._base = self._decode(self._start)
 

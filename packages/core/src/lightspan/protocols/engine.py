@@ -131,7 +131,7 @@ class ChatTokenizer(Protocol):
 
     @property
     def tool_parser(self) -> ToolParserName:
-        """Parser of this model's tool calls."""
+        """Name of the parser that reads this model's tool calls."""
 
     def render(
         self,
@@ -238,7 +238,8 @@ class TokenEngine(Protocol):
         """
 
     def usage(self) -> dict[str, float]:
-        """Return counters: `tokens`, `requests`, `cpu_s` (CPU-seconds of the engine's threads).
+        """Return the counters `tokens`, `requests` and `cpu_s` (CPU-seconds of the engine's
+        threads).
 
         Raises:
             EngineError: the engine has ended, so that every request would fail.
@@ -246,7 +247,7 @@ class TokenEngine(Protocol):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Models that an engine is built for."""
+    """What an engine is built for: models, LoRA ranks and a device."""
 
     models: Mapping[str, Any]
     """Policy → model: a name, a folder, or a loaded model."""

@@ -311,7 +311,7 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def refusals(self, loss: Loss) -> list[str]:
-        """Return the settings of a loss that are not supported, as texts; empty if all are."""
+        """Return the unsupported settings of a loss, as texts; empty if all are supported."""
         if not isinstance(loss, PolicyLoss):
             return []
         refused = {
@@ -374,7 +374,9 @@ class Learner(Protocol):
         raise ConfigError("this learner has no critic: its capabilities say values=False")
 
     def score_and_values(self, rows: Sequence[Row]) -> tuple[list[list[float]], list[list[float]]]:
-        """Return `score` and `values`, in one pass if the learner can."""
+        """Return the results of `score` and `values`, computed in one pass if the learner can do
+        so.
+        """
         return self.score(rows), self.values(rows)
 
     def update(
@@ -419,8 +421,10 @@ class Learner(Protocol):
         """
 
     def save(self, folder: Path) -> None:
-        """Write the complete state to `folder`, without pickle: weights, optimiser, step counts,
-        random state, critic."""
+        """Write the complete state to `folder`, without pickle.
+
+        It has weights, optimiser, step counts, random state and critic.
+        """
 
     def load(self, folder: Path) -> None:
         """Restore the state that `save` wrote; without a critic in it, the critic starts anew.
@@ -443,14 +447,14 @@ class Learner(Protocol):
         """Return the SHA-256 of the policy's weights."""
 
     def usage(self) -> dict[str, float]:
-        """Return counters: `cpu_s` (CPU-seconds of the learner), `tokens`, `updates`."""
+        """Return the counters `cpu_s` (CPU-seconds of the learner), `tokens` and `updates`."""
 
     def state(self) -> dict[str, Any]:
         """Return the learner's settings and library versions, as JSON values."""
 
 
 class LearnerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Models and settings that a learner is built for."""
+    """What a learner is built for: models, adapters, optimiser, critic and a device."""
 
     models: Mapping[str, Any]
     """Policy → model: a name, a folder, or a loaded model."""

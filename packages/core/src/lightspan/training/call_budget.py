@@ -33,7 +33,7 @@ class CallBudget:
         self._calls = 0
 
     async def count_earlier(self, store: Store, run_id: str) -> None:
-        """Add the calls that the run made before its last restart."""
+        """Add the calls to endpoints that the run made before its last restart."""
         if self._limit is not None:
             states = await store.rollouts(run_id=run_id)
             await self.count(store, [state.rollout for state in states])
@@ -66,7 +66,7 @@ class CallBudget:
 async def endpoint_calls(store: Store, rollout_ids: Sequence[str]) -> int:
     """Return the number of calls that rollouts made to the app's own endpoint or to an `LLM`.
 
-    All attempts of a rollout count, also lost attempts, and so do calls that arrived late.
+    All attempts of a rollout count, also lost attempts, and late calls count too.
     """
     count = 0
     for start in range(0, len(rollout_ids), READ_AT_ONCE):

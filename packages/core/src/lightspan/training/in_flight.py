@@ -56,10 +56,11 @@ class InFlight:
         """Record rollouts that have ended.
 
         Args:
-            states: final states of rollouts, also of recorded ones and of unknown groups.
+            states: final states of rollouts; states that were recorded before, or belong to no
+                group in flight, are ignored.
 
         Returns:
-            The states that were not recorded before, without those of unknown groups.
+            The newly recorded states.
         """
         new = []
         for state in states:

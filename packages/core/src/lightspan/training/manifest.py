@@ -1,5 +1,7 @@
-"""The manifest of a run: the data in `config.json`, the result and the served policies in
-`result.json`."""
+"""Describe a run in its folder: its data in `config.json`, its result in `result.json`.
+
+`result.json` also has the trained policies, from which the run can be served.
+"""
 
 from __future__ import annotations
 

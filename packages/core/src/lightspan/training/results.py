@@ -145,7 +145,7 @@ def _temperatures(episodes: Sequence[Episode], routing: Routing) -> dict[str, li
 
 
 class Outcomes(NamedTuple):
-    """Counts of a run's training rollouts, across restarts."""
+    """Counts of a run's training rollouts, including those before restarts."""
 
     rollouts: int = 0
     unscored: int = 0
@@ -155,10 +155,10 @@ class Outcomes(NamedTuple):
 
     @classmethod
     def of(cls, metrics: Sequence[Mapping[str, Any]]) -> Outcomes:
-        """Return the counts summed over the training steps.
+        """Return the counts, summed over the training steps.
 
-        Steps without numbers for `rollouts`, `scored` and `failed` are left out; a user's own
-        algorithm may lack these metrics.
+        Steps without the metrics `rollouts`, `scored` and `failed`, which a user's algorithm may
+        lack, are left out.
 
         Args:
             metrics: lines of `metrics.jsonl`.
@@ -228,9 +228,9 @@ class FitResult:
     def summary(self, metric: str = "reward") -> str:
         """Describe the result in one line.
 
-        It has the mean reward of the first and the last evaluation, the interval of the gain, and
-        the numbers of unscored and failed tasks and rollouts. Means are over scored tasks, the gain
-        is over tasks that were scored in both evaluations.
+        It has the mean reward of the first and the last evaluation, the confidence interval of the
+        gain, and the numbers of unscored and failed tasks and rollouts. Means are over scored
+        tasks; the gain is over tasks that were scored in both evaluations.
 
         Args:
             metric: name of the reward.

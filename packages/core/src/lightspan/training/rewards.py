@@ -1,8 +1,8 @@
-"""Rewards by a scorer, a function or a `Judge`, in place of the app's rewards.
+"""Score rollouts by a *scorer*, a function or a `Judge`, in place of the app's rewards.
 
 `Session.rollouts` scores episodes before the algorithm gets them, so every algorithm learns from a
 scorer's rewards without any code for scorers. The trainer's process makes the model calls of a
-scorer after the attempt is sealed, so these calls are never among the attempt's calls. The app's
+scorer after the attempt has ended, so these calls are never among the attempt's calls. The app's
 own reward stays in the store and becomes a dimension of the episode. The scorer's reward is stored
 in the run's folder under its name.
 """
@@ -119,10 +119,10 @@ class Scorer(Protocol):
 
 
 def as_scorer(reward: Scorer | Callable[..., Any] | str) -> Scorer:
-    """Return the scorer for a `reward=` argument.
+    """Return the scorer for a `reward=` argument; a function is wrapped in a `FunctionScorer`.
 
     Args:
-        reward: a scorer, a reward function, or the name `module:name` of either.
+        reward: a scorer such as a `Judge`, a reward function, or the name `module:name` of either.
 
     Raises:
         AppError: the name cannot be imported.
@@ -174,7 +174,11 @@ class FunctionScorer:
 
     @cached_property
     def _parameters(self) -> list[str]:
-        """Names in `ARGUMENTS` that are parameters of the function."""
+        """Names in `ARGUMENTS` that the function has as parameters.
+
+        Raises:
+            ConfigError: the function has further required parameters, or its signature is unknown.
+        """
         try:
             parameters = inspect.signature(self.function).parameters.values()
         except (TypeError, ValueError) as error:
@@ -388,7 +392,7 @@ class Rewards:
 
 
 def own_reward(episodes: Sequence[Episode]) -> str:
-    """Describe the mean of the app's own rewards in scored episodes; empty if the app gave none."""
+    """Return a text on the mean of the app's own rewards in scored episodes; empty without any."""
     own = [
         e.dimensions[OWN] for e in episodes if e.reward_source == "scored" and OWN in e.dimensions
     ]

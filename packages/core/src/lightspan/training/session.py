@@ -222,7 +222,7 @@ class Session:
             await self._span_export.close(is_patient=not self._is_stopped)
 
     async def _serve(self) -> None:
-        """Open the gateway, the runners and the scorer."""
+        """Open the gateway, the runners and the judge or reward function."""
         host, port = self.settings.gateway_place
         gateway = load_plugin("gateway", "default")(self.store, self._engine, host=host, port=port)
         await self._stack.enter_async_context(gateway)
@@ -539,7 +539,7 @@ class Session:
 
     # --- after a step -----------------------------------------------------------------------
     def send_spans(self) -> None:
-        """Export the spans of the step, now that its advantages are known."""
+        """Export the spans of the step, after its advantages were computed."""
         if self._span_export is not None:
             self._span_export.send()
 

@@ -56,7 +56,7 @@ class MetricSink(Protocol):
 
 
 class Sinks:
-    """Several sinks, whose errors do not stop the training.
+    """The sinks of a run; their errors do not stop the training.
 
     Args:
         sinks: sinks, or names of entry points of `lightspan.sinks`.
@@ -112,7 +112,7 @@ class Sinks:
 
 
 def metric_values(line: Mapping[str, Json]) -> dict[str, float]:
-    """Return `<kind>/<metric>` → value for the finite numbers of a line of metrics."""
+    """Return `<kind>/<metric>` → value, for the finite numbers of a line of `metrics.jsonl`."""
     return {
         f"{line['kind']}/{name}": float(value)
         for name, value in line.items()
