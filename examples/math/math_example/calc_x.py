@@ -42,9 +42,6 @@ def task(record: Record) -> Task | str:
 
 
 def _name(record: Record) -> str:
-    """Return the position of a record with its id; older files have no ids.
-
-    Records with equal ids in two files stay two tasks.
-    """
+    """Return a unique name: the position of the record in its file, and its id if it has one."""
     name = record.fields.get("id")
     return f"{record.where} {name}" if isinstance(name, str) and name else record.where

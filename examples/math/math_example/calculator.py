@@ -96,7 +96,7 @@ def _value(node: ast.expr, text: str, depth: int) -> Fraction:
 
 
 def _literal(node: ast.Constant, text: str) -> Fraction:
-    """Return a number exactly as it is written; a float would round it."""
+    """Return the number at `node` exactly as it is written in `text`; a float would round it."""
     if not isinstance(node.value, int | float):
         raise CalculatorError(f"{text!r} is no arithmetic expression")
     return Fraction(text[node.col_offset : node.end_col_offset])

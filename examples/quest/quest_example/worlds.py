@@ -207,9 +207,7 @@ def _sketch(rng: random.Random) -> World:
 
 
 def _build(sketch: _Sketch, rng: random.Random) -> bool:
-    """Add zones, things and dead ends; return False if a room had no free direction or no zone was
-    free.
-    """
+    """Add zones, things and dead ends; return False if there was no room for one of them."""
     colours = rng.sample(COLOURS, 2)
     gates = rng.choice([["slide", *colours], [colours[0], "slide", colours[1]]])
     for zone in range(4):

@@ -42,8 +42,13 @@ def chat_model(
 ) -> ChatOpenAI:
     """Return a client of an OpenAI-compatible endpoint.
 
-    None for `model`, `base_url` or `api_key` takes the value of the variable ROUTER_MODEL,
-    OPENAI_BASE_URL or OPENAI_API_KEY.
+    Args:
+        model: name of the model; None for the environment variable ROUTER_MODEL, or else the
+            default.
+        base_url: URL of the endpoint; None for OPENAI_BASE_URL.
+        api_key: key of the endpoint; None for OPENAI_API_KEY.
+        temperature: sampling temperature; None for the endpoint's default.
+        max_tokens: maximum tokens of an answer; None for the endpoint's default.
     """
     options: dict[str, Any] = {
         "model": model or os.environ.get(MODEL_VARIABLE) or DEFAULT_MODEL,

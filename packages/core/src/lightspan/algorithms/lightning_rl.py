@@ -543,7 +543,7 @@ class LightningRL(LightningSettings, Algorithm):
         return constants if isinstance(constants, Mapping) else {}
 
     def _update_constants(self, batch: Batch) -> None:
-        """Fix the divisor of the loss of each policy that `batch` trains first.
+        """Fix the divisor of the loss of each policy for which `batch` is the first to train it.
 
         `batch` was already built with the same divisor.
         """

@@ -232,7 +232,12 @@ def _compare_turns(
 def _scale(statistics: BaselineScale, estimator: Estimator) -> float:
     """Return the scale for a baseline that excludes the call's own rollout.
 
-    It is divided by (n - 1)/n if the estimator's own mean includes the rollout, for n rollouts.
+    If the estimator's own mean includes that rollout, the scale is divided by (n - 1)/n for n
+    rollouts.
+
+    Args:
+        statistics: baseline and scale of the call's rollout.
+        estimator: estimator that computed them.
     """
     size = statistics.size
     if statistics.zero_reason is not None or estimator in LEAVE_ONE_OUT or size < 2:

@@ -85,11 +85,12 @@ class RolloutChecks:
             self._calls_checked = self._trainable(episodes)
 
     def _trainable(self, episodes: Sequence[Episode]) -> bool:
-        """Return whether any call can be trained; if few tasks raise an error, print it instead.
+        """Return whether any call of an agent to train can be trained.
 
-        A single task with, for example, a picture must not stop the training of other tasks. If the
-        gateway serves no agent, rollouts without calls are ignored once the app has made a call,
-        because it may have a cache.
+        As long as few tasks lack such a call, the error is printed and not raised: a single task
+        with, for example, a picture must not stop the training of other tasks. If the gateway
+        serves no agent, rollouts without calls are ignored once the app has made a call, because it
+        may have a cache.
 
         Raises:
             UnsupportedError: `ENOUGH_TASKS` tasks, or all tasks, have no trainable call.
