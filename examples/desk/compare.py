@@ -1,7 +1,7 @@
-"""Compare GEPA with other ways of choosing from the same texts, with as many rollouts.
+"""Compare GEPA with simpler ways to choose among the same prompts, with as many rollouts.
 
-python examples/desk/compare.py            measure what measured.jsonl has not yet; the tables
-python examples/desk/compare.py --table    the tables alone
+python examples/desk/compare.py            add missing results to measured.jsonl; print tables
+python examples/desk/compare.py --table    print the tables only
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ AT_ONCE = 8
 
 
 def right(text: str, tasks: list[Task]) -> str:
-    """1 for each message that the app routes right with this text, else 0."""
+    """Return one character per message: 1 if the app with the prompt `text` routes it right, else
+    0.
+    """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         said = pool.map(lambda task: route(task["message"], text), tasks)
         pairs = zip(said, tasks, strict=True)
@@ -37,7 +39,7 @@ def right(text: str, tasks: list[Task]) -> str:
 
 
 def measure(path: Path, model: Path, folders: Path) -> None:
-    """Measure what the file does not have."""
+    """Measure every prompt and run every search whose result is missing in the file `path`."""
     known = comparison.read(path)
     line = default_reporter().line
     with served(model) as (url, name), app_asks(url, name):
@@ -60,7 +62,7 @@ def measure(path: Path, model: Path, folders: Path) -> None:
 
 
 def replay(path: Path) -> None:
-    """Search further orders with what the model has answered."""
+    """Run GEPA's searches in further orders, with the recorded answers in place of the model."""
     known = comparison.read(path)
     done = {each.order for each in known.searches if each.replayed}
     for order in comparison.MORE_ORDERS:
@@ -69,7 +71,14 @@ def replay(path: Path) -> None:
 
 
 def searched(begins: str, order: int, flags: list[str], folders: Path) -> Search:
-    """One search of `train.py`."""
+    """Run one search of `train.py`, and return its result.
+
+    Args:
+        begins: prompt that the search starts from.
+        order: seed of the search.
+        flags: command-line arguments of `train.py`.
+        folders: folder in which the search's folder is made.
+    """
     folder = folders / f"{'good' if '--good-seed' in flags else 'poor'}-{order}"
     given = [*flags, "--folder", str(folder)]
     given += ["--resume"] if folder.exists() else []
@@ -91,7 +100,7 @@ def searched(begins: str, order: int, flags: list[str], folders: Path) -> Search
 
 
 def main() -> int:
-    """Measure, and print the tables."""
+    """Measure what is missing, and print the tables; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -5,7 +5,7 @@ python examples/desk/train.py --resume         go on after Ctrl-C, a crash or `k
 python examples/desk/train.py --dev            look first: a few messages, how many it would take
 python examples/desk/train.py --good-seed      begin with a prompt that is good already
 python examples/desk/train.py --reflection-url https://api.openai.com/v1 \\
-    --reflection-model gpt-5-mini --reflection-key-env OPENAI_API_KEY      a real one reflects
+    --reflection-model gpt-5-mini --reflection-key-env OPENAI_API_KEY      a real model reflects
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lightspan import GEPA, FitResult, Trainer
 
 
 def prepare(run: Run) -> Trainer:
-    """The search for other instructions, as the command line asks for it."""
+    """Return the trainer of the search that the command line describes."""
     algorithm = GEPA(
         {NAME: run.prompt},  # the argument of `route`, as it is
         run.reflection,
@@ -36,7 +36,7 @@ def prepare(run: Run) -> Trainer:
 
 
 def train(run: Run) -> FitResult:
-    """The search, and what it gained on messages in other words."""
+    """Search for a better prompt, and print its reward on the held-out messages."""
     trainer = prepare(run)
     result = trainer.fit(route, train_tasks(), held_out_tasks(), resume=run.options.resume)
     run.reporter.line(result.prompts[NAME].diff() or "the prompt stays as it was")

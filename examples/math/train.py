@@ -22,7 +22,7 @@ METRIC = "exact answers"
 
 
 def prepare(run: Run) -> Prepared:
-    """The trainer and its data, as the command line asks for them."""
+    """Return the trainer and its data for the options of the command line."""
     problems = run.tasks("train")  # generated, or read from --data
     held_out = run.tasks("test")
     algorithm = LightningRL(
@@ -36,7 +36,7 @@ def prepare(run: Run) -> Prepared:
 
 
 def train(run: Run) -> FitResult:
-    """Reinforcement learning, and what it gained on problems that were not trained on."""
+    """Train, and print the reward on problems that were not trained on."""
     trainer, problems, held_out = prepare(run)
     result = trainer.fit(
         answer, problems, held_out, selection=run.selection, agents=AGENTS, resume=run.resume

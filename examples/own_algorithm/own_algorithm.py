@@ -1,6 +1,7 @@
-"""RAFT (reward-ranked fine-tuning, arXiv 2304.06767) as an algorithm of one's own.
+"""RAFT (reward-ranked fine-tuning, arXiv 2304.06767) as a custom algorithm.
 
-Of the rollouts of each task, those with the best reward are imitated, if others did worse.
+Per task, the rollouts with the highest reward are imitated, unless all rollouts have the same
+reward.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from lightspan.schema.token_records import Sampling
 
 @dataclass(kw_only=True)
 class RAFT(Algorithm):
-    """A field named as something of `Algorithm` (`seed`, `optimizer`, …) is that setting."""
+    """RAFT as an `Algorithm`; a field replaces the setting of the same name in `Algorithm`."""
 
     model: str
     optimize: str = "*"
@@ -57,8 +58,10 @@ class RAFT(Algorithm):
 
 
 def best_of_each_task(episodes: list[Episode]) -> list[Episode]:
-    """Those with the highest reward of their group, where a group's rewards differ. Unscored and
-    damaged rollouts, and those that did not end, are neither imitated nor compared with."""
+    """Return the episodes with the highest reward of their group, if the group's rewards differ.
+
+    Episodes that are unscored, damaged or unfinished are ignored.
+    """
     groups: dict[str, list[tuple[float, Episode]]] = {}
     for e in episodes:
         if e.finished and not e.capture_errors and e.reward is not None:

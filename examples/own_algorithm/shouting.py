@@ -13,7 +13,7 @@ client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")
 
 @lightspan.rollout
 def shout(task: dict[str, Any]) -> float:
-    """The reward: the share of capital letters in the answer."""
+    """Run the app on a task; return the share of capital letters in the answer."""
     with lightspan.agent("writer"):
         reply = client.chat.completions.create(
             model="any", max_tokens=6, messages=[{"role": "user", "content": task["question"]}]

@@ -19,7 +19,7 @@ from shouting import shout
 def train(
     folder: Path, steps: int = 6, *, resume: bool = False, reporter: Reporter | None = None
 ) -> FitResult:
-    """Train, with an evaluation before and one after."""
+    """Train the toy app, with an evaluation before and after training."""
     model = folder.with_name(f"{folder.name}-start")
     if not model.exists():
         tiny_model(model, seed=0)

@@ -22,7 +22,7 @@ METRIC = "quests solved"
 
 
 def prepare(run: Run) -> Prepared:
-    """The trainer and its data, as the command line asks for them."""
+    """Return the trainer and its data for the options of the command line."""
     quests = run.tasks("train")
     held_out = run.tasks("test")
     algorithm = LightningRL(
@@ -36,7 +36,7 @@ def prepare(run: Run) -> Prepared:
 
 
 def train(run: Run) -> FitResult:
-    """Reinforcement learning, and what it gained in worlds that were not trained on."""
+    """Train, and print the reward in worlds that were not trained on."""
     trainer, quests, held_out = prepare(run)
     result = trainer.fit(
         answer, quests, held_out, selection=run.selection, agents=AGENTS, resume=run.resume

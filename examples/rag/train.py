@@ -23,7 +23,7 @@ METRIC = "0.9 F1 + 0.1 form"
 
 
 def prepare(run: Run) -> Prepared:
-    """The trainer and its data, as the command line asks for them."""
+    """Return the trainer and its data for the options of the command line."""
     questions = run.tasks("train")  # generated, or read from --data
     held_out = run.tasks("test")
     algorithm = LightningRL(
@@ -45,7 +45,7 @@ def prepare(run: Run) -> Prepared:
 
 
 def train(run: Run) -> FitResult:
-    """Reinforcement learning, and what it gained on questions that were not trained on."""
+    """Train, and print the reward on questions that were not trained on."""
     app = run.training  # rag_example.training, or rag_example.crew_training with CrewAI
     trainer, questions, held_out = prepare(run)
     result = trainer.fit(

@@ -23,7 +23,7 @@ METRIC = "department and product right"
 
 
 def prepare(run: Run) -> Prepared:
-    """The trainer and its data, as the command line asks for them."""
+    """Return the trainer and its data for the options of the command line."""
     messages = run.tasks("train")
     held_out = run.tasks("test")  # other products in other words
     algorithm = LightningRL(
@@ -43,7 +43,7 @@ def prepare(run: Run) -> Prepared:
 
 
 def train(run: Run) -> FitResult:
-    """Reinforcement learning, and what it gained on messages that were not trained on."""
+    """Train, and print the reward on messages that were not trained on."""
     app = run.training  # router_example.training, or router_example.pydantic_ai_training
     trainer, messages, held_out = prepare(run)
     result = trainer.fit(

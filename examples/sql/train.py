@@ -23,7 +23,7 @@ METRIC = "execution accuracy"
 
 
 def prepare(run: Run) -> Prepared:
-    """The trainer and its data, as the command line asks for them."""
+    """Return the trainer and its data for the options of the command line."""
     questions = run.tasks("train")  # generated, or read from --data
     held_out = run.tasks("test")
     algorithm = LightningRL(
@@ -44,7 +44,7 @@ def prepare(run: Run) -> Prepared:
 
 
 def train(run: Run) -> FitResult:
-    """Reinforcement learning, and what it gained on questions that were not trained on."""
+    """Train, and print the reward on questions that were not trained on."""
     trainer, questions, held_out = prepare(run)
     result = trainer.fit(
         answer, questions, held_out, selection=run.selection, agents=AGENTS, resume=run.resume

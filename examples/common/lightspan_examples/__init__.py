@@ -1,1 +1,1 @@
-"""What the examples share: a small model, its warm start, and the command that trains."""
+"""Code that all examples share: a small model, its warm start, and the command line of training."""

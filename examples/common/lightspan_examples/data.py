@@ -1,4 +1,4 @@
-"""Data that is generated once, and what is said of data that was read."""
+"""Generate data once and cache it; print how many tasks were read from published data."""
 
 from __future__ import annotations
 
@@ -16,24 +16,28 @@ Task = TypeVar("Task")
 
 
 class Loaded(NamedTuple, Generic[Task]):
-    """The tasks of a split of published data, and what was left out."""
+    """Tasks of one split of a published data set, with the entries that were left out."""
 
     tasks: list[Task]
     files: list[Path]
     """The files that were read."""
     skipped: list[str]
-    """Entries that cannot be scored: which, and why."""
+    """One line per entry that cannot be scored: where it is, and why."""
 
 
 def generated(
     cache: Path, generate: Callable[[Path], object], content: str, reporter: Reporter | None
 ) -> Path:
-    """The folder of generated data; made on the first call, whole or not at all, and again when the
-    module that makes it has changed.
+    """Return the folder of generated data, and generate the data if the folder is missing.
+
+    The data is generated again when the source code of the module of `generate` has changed. After
+    an interrupted generation everything is generated anew.
 
     Args:
-        generate: writes the data to the folder that it is given.
-        content: what is generated, for people.
+        cache: folder in which the folder `data` is made.
+        generate: function that writes the data to the folder that is passed to it.
+        content: name of the data for the printed line, such as `worlds`.
+        reporter: destination of the printed line; None prints nothing.
     """
     folder = cache / "data"
     complete = folder / "complete"
@@ -49,7 +53,7 @@ def generated(
 
 
 def _digest(generate: Callable[[Path], object]) -> str:
-    """What tells the data of one version of its module from those of another."""
+    """Return a hash of the source code of the module in which `generate` is defined."""
     function = getattr(generate, "func", generate)  # of a partial
     module = sys.modules[function.__module__]
     return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()[:12]
@@ -58,11 +62,12 @@ def _digest(generate: Callable[[Path], object]) -> str:
 def report_loaded(
     split: str, loaded: Loaded[Any], unit: str, reporter: Reporter, *, beside: str = ""
 ) -> None:
-    """Say what was read, and what was left out.
+    """Print how many tasks of a split were read from which files, and how many entries were left
+    out.
 
     Args:
-        unit: what the tasks are called, for people.
-        beside: what was read beside the tasks.
+        unit: plural noun for the tasks, such as `problems`.
+        beside: what else was read, as text for the same line; empty for nothing else.
     """
     files = ", ".join(file.name for file in loaded.files)
     extras = f", {beside}" if beside else ""

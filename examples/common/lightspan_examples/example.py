@@ -1,4 +1,4 @@
-"""An example, and one run of its `train.py`."""
+"""Hold the settings of an example (`Example`) and of one run of its `train.py` (`Run`)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from lightspan_tools.dry_run.token_estimates import peak_bytes
 Split: TypeAlias = Literal["train", "dev", "test"]
 
 ON_THE_WAY: Final = 200
-"""Tasks that are evaluated while training, at most."""
+"""Maximum number of tasks in an evaluation between steps."""
 ON_CPU: Final = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-"""What a server of vLLM's is told: GiB of keys and values, and to take no core that others need."""
+"""Environment of a vLLM server on the CPU: 1 GiB of KV cache, one thread, bound to no core."""
 SHARE: Final = 0.02
-"""Of the training tasks of `--data`, taken for that."""
+"""Share of the training tasks of `--data` that are evaluated between steps instead of trained on.
+"""
 
 
 class Prepared(NamedTuple):
-    """A trainer and its data."""
+    """A trainer with its training tasks and held-out tasks."""
 
     trainer: Trainer
     train_tasks: Sequence[Any]
@@ -41,26 +42,28 @@ class Prepared(NamedTuple):
 
 
 class Example:
-    """What the command of one example is made of; `script.main` runs it.
+    """Names and functions of one example; `script.main` runs its `train.py`.
 
-    Its training module has `answer` (the app with its reward), `AGENTS` (the paths of all of its
-    agents), `RECIPE` and `REAL_MODEL` (a `Recipe` for the small model and for one that was not
-    built here), `load_tasks(cache, split, recipe, reporter)` and
-    `warm_start(cache, seed, reporter, recipe)`; with `data_help` also
-    `load_data(data, split, reporter, recipe, limit=)`.
+    `training` names a module with these attributes:
+
+    - `answer`: the app with its reward.
+    - `AGENTS`: paths of all of the app's agents.
+    - `RECIPE` and `REAL_MODEL`: the `Recipe` for the small model, and for a model from `--model`.
+    - `load_tasks(cache, split, recipe, reporter)` and `warm_start(cache, seed, reporter, recipe)`.
+    - `load_data(data, split, reporter, recipe, limit=)`, if `data_help` is set.
 
     Args:
-        prepare: the algorithm and its trainer, with their data, for a run.
-        train: what follows: it trains and says what came of it.
-        cache: where generated data and warm starts are kept, unless `--cache` says otherwise.
+        prepare: function that returns the trainer and its data for a run.
+        train: function that trains, prints the result and returns it.
+        cache: default of `--cache`, the folder of generated data and warm starts.
     """
 
     name: str
-    """What its runs' folders begin with: `runs/<name>-seed0`."""
+    """Name of the example, with which the folders of its runs begin: `runs/<name>-seed0`."""
     training: str
-    """The name of the training module; it is imported when it is needed."""
+    """Name of the training module, which is imported at its first use."""
     data_help: str | None = None
-    """What `--data DIR` takes; None if the example has no such option."""
+    """Help text of `--data DIR`; None if the example has no such option."""
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class Example:
         self.cache = cache
 
     def parser(self, description: str) -> argparse.ArgumentParser:
-        """The options of `train.py`."""
+        """Return the parser of `train.py`, with the shared options and the example's own."""
         parser = argparse.ArgumentParser(
             description=description.strip(), formatter_class=argparse.RawDescriptionHelpFormatter
         )
@@ -84,33 +87,33 @@ class Example:
 
     # --- what an example may say otherwise ---------------------------------------------------
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Options of this example's own; none by default."""
+        """Add the options that only this example has. The default adds none."""
         del parser
 
     def module(self, options: argparse.Namespace) -> Any:
-        """The training module."""
+        """Import and return the training module."""
         del options
         return importlib.import_module(self.training)
 
     def algorithm_options(self, options: argparse.Namespace) -> dict[str, Any]:
-        """The arguments of LightningRL that the command line gives."""
+        """Return the arguments of `LightningRL` that the command line sets."""
         return {"seed": options.seed, "lora": LoRA(rank=16) if options.lora else None}
 
     def data_options(self, options: argparse.Namespace) -> dict[str, Any]:
-        """Further arguments of `load_data`."""
+        """Return further arguments of `load_data`. The default returns none."""
         del options
         return {}
 
     def run_name(self, options: argparse.Namespace) -> str:
-        """The name of the run's folder, without its seed."""
+        """Return the name of the run's folder, without its seed."""
         return self.name if options.model is None else f"{self.name}-{Path(options.model).name}"
 
 
 class Run:
-    """One run of an example's `train.py`, as its command line asks for it.
+    """One run of an example's `train.py`, with the options of its command line.
 
     Args:
-        sinks: where metrics go, beside those of `--sink`.
+        sinks: destinations of metrics in addition to those of `--sink`.
     """
 
     def __init__(
@@ -125,13 +128,13 @@ class Run:
         self.reporter = reporter
         self.training = example.module(options)
         self.is_small = options.model is None
-        """Whether the small model, which is built here, is what learns."""
+        """Whether the small model is trained, which is built on this machine (no `--model`)."""
         self._example = example
         self._sinks = sinks
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The settings for the model that learns, with `--steps` and `--demonstrations`."""
+        """Return the training settings, with the values of `--steps` and `--demonstrations`."""
         recipe: Recipe = self.training.RECIPE if self.is_small else self.training.REAL_MODEL
         options = self.options
         if options.steps is not None:
@@ -142,8 +145,11 @@ class Run:
         return recipe
 
     def tasks(self, split: Split) -> Sequence[Any]:
-        """The tasks of a split: generated by `load_tasks`, or read from `--data` by `load_data`;
-        `--held-out` of the test's; of `dev`, which `--data` has not, no more either."""
+        """Return the tasks of a split, from `load_data` with `--data`, else from `load_tasks`.
+
+        At most `--held-out` tasks of `test` are returned, and of `dev` also at most `ON_THE_WAY`.
+        Data of `--data` has no split `dev`.
+        """
         options = self.options
         limits = {"test": options.held_out, "dev": min(ON_THE_WAY, options.held_out)}
         limit = limits.get(split)
@@ -163,8 +169,11 @@ class Run:
 
     @property
     def selection(self) -> Sequence[Any] | float | None:
-        """What is evaluated on the way, so that the test is looked at before and after only: tasks
-        of `dev`; of `--data` a share of the training tasks. None: nothing is."""
+        """Return the tasks of the evaluations between steps, which use no held-out task.
+
+        They are tasks of `dev`, or with `--data` a share of the training tasks (`SHARE`). None if
+        `--validate-every 0` turns these evaluations off.
+        """
         if not self._validate_every:
             return None
         return self.tasks("dev") if self.options.data is None else SHARE
@@ -176,12 +185,12 @@ class Run:
 
     @property
     def model(self) -> str | None:
-        """`--model`; None where the small model learns."""
+        """The value of `--model`; None if the small model is trained."""
         model: str | None = self.options.model
         return model
 
     def warm_start(self) -> str:
-        """The small model, after it has imitated demonstrations."""
+        """Build the small model and train it on demonstrations; return its folder."""
         options = self.options
         model, seconds = self.training.warm_start(
             options.cache, options.seed, self.reporter, self.recipe
@@ -191,12 +200,12 @@ class Run:
 
     @property
     def algorithm_options(self) -> dict[str, Any]:
-        """The arguments of LightningRL that the command line gives."""
+        """The arguments of `LightningRL` that the command line sets."""
         return self._example.algorithm_options(self.options)
 
     @property
     def trainer_options(self) -> dict[str, Any]:
-        """The arguments of Trainer that follow from the command line."""
+        """The arguments of `Trainer` that the command line sets."""
         options = self.options
         return {
             "runners": options.runners,
@@ -212,17 +221,17 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Where the run is kept."""
+        """The folder of the run."""
         options = self.options
         return Path(options.folder or f"runs/{self._example.run_name(options)}-seed{options.seed}")
 
     @property
     def resume(self) -> bool:
-        """Whether to go on from the last checkpoint."""
+        """Whether to resume from the latest checkpoint."""
         return bool(self.options.resume)
 
     def report(self, result: FitResult) -> None:
-        """Say what training cost and where to find what it left."""
+        """Print the CPU time and peak memory of the training, and the paths of its results."""
         line = self.reporter.line
         spent = ", ".join(f"{part} {seconds:.1f}" for part, seconds in result.seconds.items())
         line(f"CPU-seconds: {spent}")
@@ -253,7 +262,9 @@ def _learner_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _one_torch_thread(device: str) -> None:
-    """Limit torch to one: at this size a second gives nothing, and the app needs the other core."""
+    """Let torch use one thread on the CPU: a small model gains nothing from more, and the app needs
+    the other cores.
+    """
     if device == "cpu":
         import torch
 

@@ -12,12 +12,12 @@ from lightspan_tools.dry_run.report_model import STDOUT
 def add_options(
     parser: argparse.ArgumentParser, name: str, cache: Path, data_help: str | None
 ) -> None:
-    """Declare the options.
+    """Add the options to `parser`.
 
     Args:
-        name: of the example, as its folder is called.
-        cache: the default of `--cache`.
-        data_help: what `--data DIR` takes; None if the example has no such option.
+        name: name of the example's folder.
+        cache: default of `--cache`.
+        data_help: help text of `--data DIR`; None if the example has no such option.
     """
     parser.add_argument("--seed", type=int, default=0, help="of the warm start and training (0)")
     parser.add_argument(
@@ -89,7 +89,7 @@ def add_options(
 
 
 def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """End with status 2 where options contradict one another."""
+    """End the program with exit status 2 if options contradict one another."""
     if not options.dev:
         if options.json is not None:
             parser.error("--json applies only to a dry run: give --dev too")

@@ -1,4 +1,4 @@
-"""Every setting of an example's training, and the arguments of LightningRL that follow."""
+"""Settings of an example's training, and the arguments of `LightningRL` made from them."""
 
 from __future__ import annotations
 
@@ -13,49 +13,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Imitation:
-    """The warm start of the small model."""
+    """Settings of the small model's warm start: supervised fine-tuning on demonstrations."""
 
     demonstrations: int = 16_000
     batch: int = 16
     learning_rate: float = 3e-3
-    """AdamW's, which learns all but the hidden matrices."""
+    """Learning rate of AdamW, which trains all parameters except the hidden matrices."""
     muon_learning_rate: float = 0.01
     warmup_steps: int = 30
     prompt_weight: float = 0.2
-    """Weight of the prompt's tokens in the loss; an answer's token has 1."""
+    """Weight of a prompt token in the loss; the weight of an answer token is 1."""
     turns: Turns = "last"
-    """Which of a chat's answers are imitated."""
+    """Which assistant messages of a chat are trained on."""
     vocabulary: int = 896
-    """Pieces of the tokenizer, the bytes and the special tokens included."""
+    """Size of the tokenizer's vocabulary, including bytes and special tokens."""
     context: int = 512
-    """Tokens."""
+    """Maximum number of tokens of a prompt with its answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Every setting of an example's training."""
+    """Settings of an example's training."""
 
     imitation: Imitation = field(default_factory=Imitation)
     steps: int
     group_size: int
-    """Rollouts of each task."""
+    """Rollouts per task."""
     tasks_per_step: int
     minibatches: int
-    """Updates in each step."""
+    """Optimiser steps per iteration."""
     learning_rate: float | None = None
-    """None: LightningRL's own choice, by the model's size."""
+    """Learning rate of AdamW; None lets LightningRL choose one from the model's size."""
     warmup: int = 0
-    """Updates over which a given rate rises: AdamW's first ones are as long in every direction."""
+    """Optimiser steps over which `learning_rate` rises to its value. Without a warm-up, AdamW's
+    first steps would be equally large in every direction.
+    """
     decay: float | None = None
-    """Share of the run over which a given rate falls to a twentieth; None keeps it."""
+    """Share of the run, 0 to 1, over which `learning_rate` falls to a twentieth; None keeps it
+    constant.
+    """
     temperature: float
-    """What rollouts and evaluations are sampled at, before, while and after training."""
+    """Sampling temperature of training rollouts and of all evaluations."""
     max_tokens: int
-    """How long one answer of the model may be."""
+    """Maximum number of tokens of one answer of the model."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments of LightningRL that it fixes."""
+        """The arguments of `LightningRL` that the recipe sets."""
         return {
             "group_size": self.group_size,
             "tasks_per_step": self.tasks_per_step,
@@ -75,7 +79,9 @@ class Recipe:
         )
 
     def _decay_steps(self) -> int | None:
-        """Updates over which the learning rate falls."""
+        """Return the number of optimiser steps over which the learning rate falls; None if `decay`
+        is None.
+        """
         if self.decay is None:
             return None
         return max(1, round(self.decay * self.steps * self.minibatches))

@@ -1,4 +1,4 @@
-"""The command of each example's `train.py`: train, go on, look before training."""
+"""The `main` function of every example's `train.py`: train, resume, or make a dry run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from lightspan_tools.dry_run.report_model import STDOUT
 
 
 def main(example: Example, description: str | None, arguments: Sequence[str] | None = None) -> int:
-    """Train, or with `--dev` look; return the exit status."""
+    """Train, or with `--dev` make a dry run; return the exit status.
+
+    Args:
+        description: text above the options in `--help`; None for no text.
+        arguments: command-line arguments; None for `sys.argv[1:]`.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = example.parser(description or "")
     options = parser.parse_args(given)
@@ -35,7 +40,7 @@ def main(example: Example, description: str | None, arguments: Sequence[str] | N
 
 
 def _dry_run(example: Example, options: argparse.Namespace, reporter: Reporter) -> int:
-    """A few tasks, and what training would do with them; returns the exit status."""
+    """Run a few tasks, print what training would do, and return the exit status."""
     if options.json == STDOUT:  # which the JSON has alone
         reporter = PlainReporter(sys.stderr)
     run = Run(example, options, reporter)

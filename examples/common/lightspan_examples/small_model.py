@@ -1,4 +1,4 @@
-"""The small model that learns on a laptop: a Qwen2 of 0.8 M parameters, built from nothing.
+"""Build a small model that trains on a laptop: a Qwen2 of 0.8 M parameters with random weights.
 
 Tokenizer and model are saved as an ordinary transformers folder, which `AutoTokenizer` and
 `AutoModelForCausalLM` load.
@@ -18,7 +18,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from lightspan_torch.engine.weights import without_bars
 
 Chat: TypeAlias = Mapping[str, Any]
-"""`{"messages": [...]}`, with `"tools"` where there are any."""
+"""`{"messages": [...]}`, and `"tools"` if the chat has tools."""
 
 START = "<|im_start|>"
 END = "<|im_end|>"
@@ -68,11 +68,11 @@ def build_model(
     vocabulary: int = 896,
     context: int = 512,
 ) -> None:
-    """Save an untrained model and a tokenizer fitted to the text of `chats`.
+    """Save an untrained model, and a tokenizer trained on the text of `chats`, in `directory`.
 
     Args:
-        vocabulary: pieces of the tokenizer.
-        context: tokens that a prompt and its answer may have together.
+        vocabulary: size of the tokenizer's vocabulary.
+        context: maximum number of tokens of a prompt with its answer.
     """
     tokenizer = build_tokenizer(chats, vocabulary=vocabulary, context=context)
     tokenizer.save_pretrained(directory)
@@ -86,7 +86,7 @@ def build_model(
 
 
 def model_config(tokenizer: Qwen2Tokenizer) -> Qwen2Config:
-    """The architecture."""
+    """Return the architecture of the model, with the vocabulary and context of `tokenizer`."""
     return Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -105,10 +105,15 @@ def model_config(tokenizer: Qwen2Tokenizer) -> Qwen2Config:
 def build_tokenizer(
     chats: Iterable[Chat], *, vocabulary: int = 896, context: int = 512
 ) -> Qwen2Tokenizer:
-    """A byte-level BPE fitted to `chats`; any other text can be spelled with it.
+    """Return a byte-level BPE tokenizer trained on `chats`; it can encode any other text byte by
+    byte.
 
-    It is a `Qwen2Tokenizer` because that is what `AutoTokenizer` makes of any tokenizer beside a
-    Qwen2 model; its rules split numbers into single digits.
+    It is a `Qwen2Tokenizer`, because `AutoTokenizer` loads every tokenizer in the folder of a Qwen2
+    model as one. Its rules split numbers into single digits.
+
+    Args:
+        vocabulary: size of the vocabulary.
+        context: maximum number of tokens of a prompt with its answer.
     """
     empty = Qwen2Tokenizer()
     bpe = Tokenizer(models.BPE())
@@ -136,7 +141,9 @@ def build_tokenizer(
 
 
 def _texts(chats: Iterable[Chat]) -> Iterator[str]:
-    """What the chat template renders, but for its own words."""
+    """Yield the text that the chat template renders for each chat, without the template's own
+    words.
+    """
     for chat in chats:
         for tool in chat.get("tools") or []:
             yield json.dumps(tool)

@@ -1,4 +1,4 @@
-"""A small model's warm start: it imitates imperfect demonstrations before it is reinforced."""
+"""Warm start of a small model: supervised fine-tuning on imperfect demonstrations, before RL."""
 
 from __future__ import annotations
 
@@ -20,27 +20,31 @@ if TYPE_CHECKING:
     from lightspan import SFT
 
 TOKENIZER_CHATS = 3000
-"""Demonstrations that the tokenizer is fitted to."""
+"""Number of demonstrations that the tokenizer is trained on."""
 
 
 @dataclass(frozen=True)
 class WarmStart:
-    """The warm start of an example's small model: `start(cache_dir, seed, reporter)`."""
+    """Warm start of an example's small model; call it as `start(cache_dir, seed, reporter)`."""
 
     recipe: Recipe
-    """The recipe of a caller that gives none."""
+    """Recipe that is used if the caller passes none."""
     demonstrate: Callable[[int, int], Sequence[Mapping[str, Any]]]
-    """(how many, seed) → as many demonstrations, the assistant's message last."""
+    """Function (count, seed) → `count` demonstrations, each a chat that ends with the assistant's
+    message.
+    """
     sources: Sequence[ModuleType]
-    """The modules that the demonstrations depend on."""
+    """Modules that generate the demonstrations. A change of their code invalidates the cache."""
 
     def __call__(
         self, cache_dir: Path, seed: int, reporter: Reporter, recipe: Recipe | None = None
     ) -> tuple[Path, float]:
-        """The small model, taught by demonstrations; cached by seed, settings and their sources.
+        """Return a small model trained on demonstrations, from the cache if it was made before.
+
+        The cache key is the seed, the settings and the source code of `sources`.
 
         Returns:
-            Its folder, and the CPU-seconds that the learner spent, now or when it was cached.
+            The folder of the model, and the CPU-seconds that its training took.
         """
         # It loads torch, which runners do without: they import this module with the app.
         from lightspan_examples import small_model
@@ -70,11 +74,12 @@ class WarmStart:
 
 
 def make_sft(model: Path, seed: int, settings: Imitation, *, updates: int | None = None) -> SFT:
-    """Supervised fine-tuning as the warm start does it: once through the demonstrations, while the
-    rate falls to a twentieth.
+    """Return the supervised fine-tuning of the warm start.
+
+    It passes once over the demonstrations, while the learning rate falls to a twentieth.
 
     Args:
-        updates: as many instead, over which the rate falls likewise.
+        updates: number of optimiser steps in place of one pass; None for one pass.
     """
     from lightspan import SFT  # of lightspan-torch, which runners do without
 
@@ -98,7 +103,7 @@ def make_sft(model: Path, seed: int, settings: Imitation, *, updates: int | None
 
 
 def _digest(settings: Imitation, sources: Iterable[ModuleType]) -> str:
-    """A name that changes with what a warm start depends on."""
+    """Return a hash of the settings and of the source code of `sources`."""
     text = json.dumps(asdict(settings), sort_keys=True)
     for module in sources:
         text += inspect.getsource(module)

@@ -1,7 +1,7 @@
 """An ordinary app that says which department a customer's message is for: one call of a model.
 
-Its prompt is written as chats often are: a line that begins with `system:`, `user:` or `assistant:`
-begins a turn. The one that it has says too little: it was written for a larger model.
+In its prompt, a line that begins with `system:`, `user:` or `assistant:` begins a message of the
+chat. The default prompt was written for a larger model, so a small model often answers wrongly.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ user: {message}"""
 _TURN = re.compile(r"(system|user|assistant): ?(.*)", re.DOTALL)
 _BEGINS = re.compile(r"^(?=(?:system|user|assistant):)", re.MULTILINE)
 _AROUND = " \t\n\"'.,!*"
-"""What an answer may be wrapped in."""
+"""Characters that are removed from both ends of an answer."""
 
 
 def route(message: str, prompt: str = PROMPT, model: str | None = None) -> str | None:
-    """The department that a message is for; None: the model named none that there is.
+    """Return the department that a message is for; None if the model names no department.
 
-    The endpoint is that of OPENAI_BASE_URL, its key that of OPENAI_API_KEY.
+    The client reads OPENAI_BASE_URL and OPENAI_API_KEY.
+
+    Args:
+        prompt: prompt in which `{message}` stands for the message.
+        model: name of the model; None for the variable DESK_MODEL, or for `DEFAULT_MODEL`.
     """
     reply = _client(os.environ.get("OPENAI_BASE_URL")).chat.completions.create(
         model=model or os.environ.get(MODEL_VARIABLE) or DEFAULT_MODEL,
@@ -42,7 +46,11 @@ def route(message: str, prompt: str = PROMPT, model: str | None = None) -> str |
 
 
 def turns(prompt: str, message: str) -> list[Any]:
-    """The turns of a prompt; what is no turn is the user's. A message begins none."""
+    """Return the chat messages of a prompt, with `{message}` replaced by `message`.
+
+    Text before the first line that begins with a role becomes a user message. Role names inside
+    `message` begin no chat message.
+    """
     made: list[Any] = []
     for part in filter(str.strip, _BEGINS.split(prompt)):
         turn = _TURN.fullmatch(part)
@@ -52,7 +60,7 @@ def turns(prompt: str, message: str) -> list[Any]:
 
 
 def parse_department(reply: str) -> str | None:
-    """The department that a reply names and nothing else; None if it does not."""
+    """Return the department if `reply` is the name of one and nothing else, else None."""
     said = reply.strip(_AROUND).lower()
     return said if said in DEPARTMENTS else None
 

@@ -1,8 +1,8 @@
-"""The prompts that the scripted reflections propose: written by hand, for this example.
+"""Handwritten prompts that the scripted reflection proposes to the search.
 
-A small model does as it is shown rather than as it is told. So those that only tell it more are
-useless to it, however good they sound; those that show it messages with their answers, as earlier
-turns, are of use, some much more than others. Nobody has told the search which are which.
+A small model imitates examples better than it follows instructions. Prompts with instructions alone
+therefore help it little; prompts with example messages and answers, as earlier turns of the chat,
+help it more or less. The search does not know which prompts are which.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 Shown = Sequence[tuple[str, str]]
-"""Messages about products that no task is about, and whose they are."""
+"""Pairs of a message and its department; their products occur in no task."""
 
 _FOUR: Final[Shown] = (
     ("My toy box is broken.", "repair"),
@@ -46,7 +46,7 @@ _OTHERS: Final[Shown] = (
 
 
 def _shown(told: str, messages: Shown) -> str:
-    """A prompt that shows messages with their answers as earlier turns."""
+    """Return a prompt with instructions `told`, and with answered `messages` as earlier turns."""
     earlier = "".join(f"user: {message}\nassistant: {answer}\n" for message, answer in messages)
     return f"system: {told}\n{earlier}user: {{message}}"
 
@@ -62,7 +62,7 @@ _WHAT: Final = (
 )
 
 GOOD: Final = _shown(_WHICH, _EIGHT)
-"""What the app begins with in the searches that have nothing to gain."""
+"""Prompt with which the searches of `--good-seed` begin; it is good already."""
 
 CANDIDATES: Final = (
     # told: the model answers the customer, or talks about the message

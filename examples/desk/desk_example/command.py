@@ -14,7 +14,7 @@ from desk_example.app import DEFAULT_MODEL, MODEL_VARIABLE, PROMPT, route
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Say whose one message is; return the exit status."""
+    """Print the department that one message is for; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="app.py",
         description="Say which department a customer's message is for.",

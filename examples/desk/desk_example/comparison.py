@@ -1,8 +1,8 @@
-"""What `compare.py` measures, and the ways of choosing that it compares.
+"""Compare GEPA with simpler ways of choosing a prompt; `compare.py` makes the measurements.
 
-The model answers without sampling, so that a text is right about the same messages each time. So
-each text of the list is run on every message once, and what other ways than GEPA would have chosen
-with so many rollouts is read from that. GEPA's searches are real ones.
+The model answers greedily, so a prompt always routes the same messages right. Therefore every
+prompt is run on every message once, and from these answers follows what a simpler way would have
+chosen with as many rollouts. GEPA's searches are real runs.
 """
 
 from __future__ import annotations
@@ -23,52 +23,52 @@ from desk_example.reflection import in_order
 from desk_example.training import Task, held_out_tasks
 
 ORDERS: Final = range(5)
-"""Of real searches."""
+"""Seeds of the real searches."""
 MORE_ORDERS: Final = range(100)
-"""Of searches whose rollouts were read from what the model had answered."""
+"""Seeds of the replayed searches, whose rollouts are read from recorded answers."""
 SELECTION: Final = 24
-"""Messages that GEPA compares candidates by: half of those of training."""
+"""Number of messages by which GEPA compares candidates: half of the training messages."""
 RESAMPLES: Final = 1_000
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True, tag="answers"):
-    """How a text did."""
+    """Which messages were routed right with one prompt."""
 
     text: str
     train: str
-    """Of each message of training 1 where the answer was right, else 0."""
+    """One character per training message: 1 if it was routed right, else 0."""
     held_out: str
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True, tag="search"):
-    """One search by GEPA."""
+    """Result of one search by GEPA."""
 
     order: int
     begins: str
-    """The prompt that the app had."""
+    """Prompt that the search started from."""
     chosen: str
     rollouts: int
     reflections: int
     candidates: int
     held_out: str
-    """As in `Answers`, with the text that was chosen."""
+    """Result of the chosen prompt on the held-out messages, in the form of `Answers.held_out`."""
     replayed: bool = False
-    """Whether its rollouts are those of `Answers`: what the model had answered before."""
+    """Whether the rollouts were read from recorded `Answers` in place of calls of the model."""
 
 
 Line = Answers | Search
 
 
 class Measured(NamedTuple):
-    """All that was measured."""
+    """All measurements of a file."""
 
     answers: dict[str, Answers]
-    """Text → how it did."""
+    """Prompt → its results."""
     searches: list[Search]
 
 
 def read(path: Path) -> Measured:
-    """What a file has."""
+    """Return the measurements in a file; none if the file does not exist."""
     lines = path.read_bytes().splitlines() if path.is_file() else []
     found: list[Line] = [msgspec.json.decode(line, type=Line) for line in lines]
     answers = [line for line in found if isinstance(line, Answers)]
@@ -79,15 +79,23 @@ def read(path: Path) -> Measured:
 
 
 def add(path: Path, line: Line) -> None:
-    """Keep what was measured."""
+    """Append one measurement to a file."""
     with path.open("ab") as file:
         file.write(msgspec.json.encode(line) + b"\n")
 
 
 # --- ways of choosing -----------------------------------------------------------------------
 def equal_shares(order: int, answers: Mapping[str, Answers], begins: str) -> str:
-    """Every text of the list, and the one that the app has, on as many messages of training: the
-    same ones. The first of equals."""
+    """Return the best prompt if every prompt is run on equally many messages.
+
+    All prompts, `begins` included, are run on the same messages. Of equally good prompts the first
+    wins.
+
+    Args:
+        order: seed of the order of the prompts.
+        answers: prompt → its results.
+        begins: prompt of the app.
+    """
     texts = [begins, *in_order(order)]
     count = MAX_ROLLOUTS // len(texts)
     places = random.Random(f"shares {order}").sample(range(len(answers[begins].train)), count)
@@ -95,8 +103,10 @@ def equal_shares(order: int, answers: Mapping[str, Answers], begins: str) -> str
 
 
 def one_by_one(order: int, answers: Mapping[str, Answers], begins: str) -> str:
-    """The texts in order, each on as many messages as GEPA's selection split has, as long as there
-    are rollouts."""
+    """Return the best prompt if prompts are run in order until the rollouts are spent.
+
+    Each prompt is run on `SELECTION` messages. The arguments are those of `equal_shares`.
+    """
     texts = [begins, *in_order(order)][: MAX_ROLLOUTS // SELECTION]
     places = random.Random(f"one by one {order}").sample(
         range(len(answers[begins].train)), SELECTION
@@ -116,11 +126,16 @@ WAYS: Final[Mapping[str, Callable[[int, Mapping[str, Answers], str], str]]] = {
 
 # --- the table ------------------------------------------------------------------------------
 Rewards = list[list[float]]
-"""Of each order, of each held-out phrasing: the mean."""
+"""[orders][phrasings] Mean reward on the held-out messages of a phrasing."""
 
 
 def by_phrasing(right: str, tasks: Sequence[Task]) -> list[float]:
-    """The mean of each phrasing, in the order of their names."""
+    """Return the share of messages that were routed right, per phrasing, sorted by its name.
+
+    Args:
+        right: one character per task: 1 if it was routed right, else 0.
+        tasks: messages, each with its phrasing.
+    """
     found: dict[str, list[float]] = defaultdict(list)
     for task, one in zip(tasks, right, strict=True):
         found[task["phrasing"]].append(float(one))
@@ -128,7 +143,12 @@ def by_phrasing(right: str, tasks: Sequence[Task]) -> list[float]:
 
 
 def table(measured: Measured, begins: str = PROMPT, *, replayed: bool = False) -> str:
-    """What each way chose, on the held-out messages, as Markdown."""
+    """Return a Markdown table of each way's results on the held-out messages.
+
+    Args:
+        begins: prompt that the searches started from.
+        replayed: whether to use the replayed searches in place of the real ones.
+    """
     tasks, answers = held_out_tasks(), measured.answers
     searches = [
         each for each in measured.searches if (each.begins, each.replayed) == (begins, replayed)
@@ -175,7 +195,9 @@ def _mean(rewards: Rewards) -> float:
 
 
 def interval(rewards: Rewards) -> tuple[float, float]:
-    """95 % of the means of as many orders and phrasings drawn from these, with replacement."""
+    """Return a 95 % confidence interval of the mean reward, by a bootstrap over orders and
+    phrasings.
+    """
     rng = random.Random(0)
     orders, phrasings = range(len(rewards)), range(len(rewards[0]))
     means = []
@@ -188,7 +210,7 @@ def interval(rewards: Rewards) -> tuple[float, float]:
 
 
 def texts_table(measured: Measured) -> str:
-    """How each text did, the best first."""
+    """Return a Markdown table of the results of each prompt, the best first."""
     rows = sorted(measured.answers.values(), key=lambda each: -each.held_out.count("1"))
     named = {PROMPT: "as it was", GOOD: "good"}
     named |= {text: str(n) for n, text in enumerate(CANDIDATES)}

@@ -1,4 +1,4 @@
-"""The command line of `train.py`, and what follows from it."""
+"""The command line of `train.py`, and the servers that one run needs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from router_example.pretrained import pretrained
 
 MAX_ROLLOUTS: Final = 200
 CACHE: Final = Path(__file__).parents[2] / "router" / ".cache"
-"""Where the router example keeps the model too."""
+"""Cache of the router example, so that both examples share one pretrained model."""
 
 
 class Run(NamedTuple):
-    """One run of `train.py`, as its command line asks for it."""
+    """One run of `train.py`, with the options of its command line."""
 
     options: argparse.Namespace
     reporter: Reporter
@@ -35,7 +35,7 @@ class Run(NamedTuple):
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options."""
+    """Return the argument parser of `train.py`."""
     made = argparse.ArgumentParser(
         description=description.strip(), formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -65,7 +65,14 @@ def main(
     description: str | None,
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Search, or with `--dev` look; return the exit status."""
+    """Search for a prompt, or with `--dev` make a dry run; return the exit status.
+
+    Args:
+        prepare: function that returns the trainer of a run.
+        train: function that searches and prints the result.
+        description: text above the options in `--help`; None for no text.
+        arguments: command-line arguments; None for `sys.argv[1:]`.
+    """
     made = parser(description or "")
     options = made.parse_args(arguments)
     for url, name in (("base_url", "endpoint_model"), ("reflection_url", "reflection_model")):
@@ -90,7 +97,9 @@ def main(
 
 @contextmanager
 def opened(options: argparse.Namespace, reporter: Reporter | None = None) -> Iterator[Run]:
-    """What answers the app and what reflects, as long as the block lasts."""
+    """Start the model that answers the app and the endpoint that reflects; stop both after the
+    block.
+    """
     reporter = reporter or default_reporter()
     start = "-good" if options.good_seed else ""
     folder = options.folder or Path(f"runs/desk{start}-order{options.order}")

@@ -1,4 +1,4 @@
-"""What proposes texts: a script that goes through a list, or a language model."""
+"""Propose prompts to the search: by a script that goes through a list, or by a language model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NO_MORE: Final = "I have no other text."
 
 
 class Script:
-    """Proposes the texts of a list one after another, each once, whatever it is shown.
+    """A scripted model that proposes each text of a list once, whatever the request contains.
 
     Args:
-        order: the seed of their order.
-        begin: how many were proposed before.
+        order: seed of the order of `texts`.
+        begin: number of texts that were proposed before, and are skipped.
     """
 
     def __init__(self, order: int, begin: int = 0, texts: Sequence[str] = CANDIDATES) -> None:
@@ -28,19 +28,19 @@ class Script:
         self.proposed = begin
 
     def __call__(self, request: Request) -> str:
-        """The next answer."""
+        """Return the next text in the form of GEPA's answers; `NO_MORE` after the last text."""
         rest = self.texts[self.proposed : self.proposed + 1]
         self.proposed += 1
         return f"<prompt>\n{rest[0]}\n</prompt>" if rest else NO_MORE
 
 
 def in_order(order: int, texts: Sequence[str] = CANDIDATES) -> list[str]:
-    """The texts in the order of a seed."""
+    """Return `texts` shuffled with the seed `order`."""
     return random.Random(f"order {order}").sample(list(texts), len(texts))
 
 
 def answered(folder: Path) -> int:
-    """The reflections that the run in this folder has in its journal."""
+    """Return how many reflections the journal in a run's `folder` contains; 0 without a journal."""
     try:
         lines = (folder / "journal" / "gepa.jsonl").read_text("utf-8").splitlines()
     except FileNotFoundError:
@@ -50,6 +50,6 @@ def answered(folder: Path) -> int:
 
 @contextmanager
 def scripted(order: int, folder: Path) -> Iterator[LLM]:
-    """The endpoint of a script, which goes on where the run in this folder stopped."""
+    """Serve a `Script` over HTTP within the block; it resumes where the run in `folder` stopped."""
     with ScriptedServer(Script(order, answered(folder))) as server:
         yield LLM(base_url=server.url, model="scripted")

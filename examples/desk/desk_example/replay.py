@@ -1,7 +1,7 @@
-"""GEPA's search, whose rollouts are what the model had answered before.
+"""Run GEPA's search with recorded answers in place of the model.
 
-A prompt is right about the same messages each time, so that a search decides as it would with the
-model. Only the model is left out: the algorithm, the script and the splits are those of `train.py`.
+A prompt always routes the same messages right, so the search decides as it would with the model.
+The algorithm, the script of proposals and the splits are those of `train.py`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from lightspan.schema.records import AttemptStatus, Json, Mode, Outcome, task_id
 
 
 class Replay:
-    """A world, as far as a search needs one.
+    """Stand-in for the `TrainerContext` that GEPA's search uses.
 
     Args:
         path: an empty folder.
-        answers: text → how it did.
+        answers: prompt → its results.
     """
 
     def __init__(self, path: Path, answers: Mapping[str, Answers]) -> None:
@@ -43,7 +43,7 @@ class Replay:
         *,
         resources: Sequence[Mapping[str, Any]],
     ) -> list[Episode]:
-        """What came of them."""
+        """Return one episode per task, with the recorded reward of the prompt in `resources`."""
         return [
             self._episode(task, offered[NAME].text)
             for task, offered in zip(tasks, resources, strict=True)
@@ -64,11 +64,11 @@ class Replay:
         )
 
     def note(self, text: str) -> None:
-        """Nobody watches."""
+        """Ignore a message for the run's output."""
 
 
 def replayed(order: int, begins: str, answers: Mapping[str, Answers]) -> Search:
-    """The search of an order."""
+    """Run the search with seed `order` from the prompt `begins`, and return its result."""
     with tempfile.TemporaryDirectory() as folder, scripted(order, Path(folder)) as llm:
         algorithm = GEPA({NAME: PromptTemplate(begins)}, llm, max_rollouts=MAX_ROLLOUTS, seed=order)
         world: Any = Replay(Path(folder), answers)

@@ -1,4 +1,4 @@
-"""The model that answers the app: `lightspan serve MODEL_FOLDER` in a process of its own."""
+"""Serve the model that answers the app: `lightspan serve MODEL_FOLDER` in a child process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from lightspan.errors import ModelError
 
 @contextmanager
 def served(model: Path) -> Iterator[tuple[str, str]]:
-    """The endpoint of a model that is served as long as the block lasts, and what to ask it for.
+    """Serve a model within the block; yield the URL of its endpoint and the model's name there.
 
     Raises:
-        ModelError: it cannot be served.
+        ModelError: `model` cannot be served.
     """
     command = [sys.executable, "-m", "lightspan.cli", "serve", str(model), "--port", "0"]
     process = subprocess.Popen(
@@ -44,7 +44,7 @@ def served(model: Path) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def app_asks(url: str, model: str, key: str = "unused") -> Iterator[None]:
-    """Have the app ask this endpoint, as its users do: by the environment."""
+    """Set the environment variables within the block so that the app calls the endpoint `url`."""
     names = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "DESK_MODEL": model}
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(names)

@@ -1,7 +1,7 @@
-"""The app with its reward, and the messages.
+"""The app with its reward, and its messages as tasks.
 
-They are the router example's: each phrasing is asked about several products, and the held-out
-messages share neither a phrasing nor a product with those that prompts are learned from.
+The messages are those of the router example. Each phrasing is used with several products. Held-out
+messages share neither a phrasing nor a product with training messages.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ from router_example import messages
 
 METRIC: Final = "routed right"
 NAME: Final = "prompt"
-"""Of the prompt: `route` takes it as an argument."""
+"""Name of the prompt, and of the argument of `route` that takes it."""
 PROMPT: Final = PromptTemplate(app.PROMPT)
 PER_PHRASING: Final = 2
 """Held-out messages of each phrasing."""
 
 
 class Task(TypedDict):
-    """A message, and whose it is; the app gets the message alone."""
+    """A message with its department; the app gets the message alone."""
 
     id: str
     message: str
     department: str
     phrasing: str
-    """Messages of one resemble each other."""
+    """Phrasing of the message; messages of one phrasing resemble each other."""
 
 
 @rollout
 def route(task: Task, prompt: PromptTemplate = PROMPT) -> float:
-    """Run the app on a message."""
+    """Run the app on a message; return 1 if it names the right department, else 0."""
     department = app.route(task["message"], prompt.text)
     emit_message(f"the right answer is the one word {task['department']}")
     return float(department == task["department"])
 
 
 def train_tasks() -> list[Task]:
-    """48 messages of 48 phrasings."""
+    """Return 48 training messages, one of each of 48 phrasings."""
     return _some("train", 1)
 
 
 def held_out_tasks() -> list[Task]:
-    """80 messages of 40 other phrasings, about other products."""
+    """Return 80 held-out messages, two of each of 40 phrasings that training does not use."""
     return _some("test", PER_PHRASING)
 
 
 def _some(split: messages.Split, each: int) -> list[Task]:
-    """So many messages of each phrasing of a split."""
+    """Return the first `each` messages of each phrasing of a split."""
     taken: dict[str, int] = {}
     tasks = []
     for given in messages.tasks(split):

@@ -1,8 +1,8 @@
 """An ordinary AutoGen agent that solves word problems with a calculator.
 
-The calculator is a tool of an MCP server, which is started beside the app or reached by URL. The
-agent asks its model, runs the tool calls in the answer and asks again, at most `max_calls` times;
-its last message is the answer.
+The calculator is a tool of an MCP server. The app starts the server as a child process, or connects
+to its URL. The agent calls its model, runs the tool calls of the answer and calls the model again,
+at most `max_calls` times; its last message is the answer.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MODEL_VARIABLE: Final = "MATH_MODEL"
 SERVER_VARIABLE: Final = "MATH_MCP_URL"
 DEFAULT_MODEL: Final = "gpt-5-mini"
 TIMEOUT_S: Final = 60.0
-"""Seconds that the calculator may take; AutoGen's own 5 are short for a busy machine."""
+"""Timeout of a calculation in seconds; AutoGen's default of 5 is too short on a busy machine."""
 ALIVE_TIMEOUT_S: Final = 5.0
-"""Seconds that a calculator in doubt is given to say that it lives."""
+"""Timeout in seconds of the request that checks whether a calculator still runs."""
 
 
 def chat_client(
@@ -44,9 +44,14 @@ def chat_client(
     temperature: float | None = None,
     max_tokens: int | None = None,
 ) -> OpenAIChatCompletionClient:
-    """A client of any OpenAI-compatible endpoint.
+    """Return a client of an OpenAI-compatible endpoint.
 
-    What is left out comes from the environment: MATH_MODEL, OPENAI_BASE_URL, OPENAI_API_KEY.
+    Args:
+        model: name of the model; None for the environment variable MATH_MODEL, or else the default.
+        base_url: URL of the endpoint; None for OPENAI_BASE_URL.
+        api_key: key of the endpoint; None for OPENAI_API_KEY.
+        temperature: sampling temperature; None for the endpoint's default.
+        max_tokens: maximum tokens of an answer; None for the endpoint's default.
     """
     options: dict[str, Any] = {
         "base_url": base_url,
@@ -69,11 +74,11 @@ def chat_client(
 
 
 def calculator(url: str | None = None) -> McpWorkbench:
-    """The calculator's tools; use it as an async context manager.
+    """Return the calculator's tools; use the result as an async context manager.
 
     Args:
-        url: of a server that runs already, such as `http://127.0.0.1:8765/mcp`. Without it, and
-            without MATH_MCP_URL, a server is started over stdio and ends with the workbench.
+        url: URL of a running server, such as `http://127.0.0.1:8765/mcp`. None takes MATH_MCP_URL;
+            if that is not set, a server is started over stdio and ends with the workbench.
     """
     url = url or os.environ.get(SERVER_VARIABLE)
     if url:
@@ -93,10 +98,13 @@ def calculator(url: str | None = None) -> McpWorkbench:
 def make_agent(
     client: ChatCompletionClient, workbench: Workbench, *, max_calls: int = MAX_CALLS
 ) -> AssistantAgent:
-    """The agent; one is made for each problem, as it remembers its conversation.
+    """Return an agent for one problem; an agent remembers its conversation.
 
     Args:
-        max_calls: how often the model is asked at most.
+        max_calls: maximum number of calls of the model.
+
+    Raises:
+        ValueError: `max_calls` is below 1.
     """
     if max_calls < 1:
         raise ValueError(f"max_calls is {max_calls}; the model has to be asked at least once")
@@ -116,7 +124,7 @@ async def solve(
     *,
     max_calls: int = MAX_CALLS,
 ) -> str:
-    """The agent's reply to a word problem; empty if it still called tools at its last chance."""
+    """Return the agent's reply to a word problem; empty if its last allowed call called a tool."""
     agent = make_agent(client, workbench, max_calls=max_calls)
     final = (await agent.run(task=problem)).messages[-1]
     return final.content.strip() if isinstance(final, TextMessage) else ""
@@ -124,7 +132,11 @@ async def solve(
 
 # --- one calculator for many problems -------------------------------------------------------
 class _Kept(NamedTuple):
-    """An open calculator: what holds it open, and what becomes its workbench."""
+    """An open calculator of an event loop.
+
+    `keeper` is the generator that holds the calculator open. `started` is the task that returns its
+    workbench.
+    """
 
     keeper: AsyncGenerator[McpWorkbench, None]
     started: asyncio.Task[McpWorkbench]
@@ -135,10 +147,11 @@ _kept: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Kept]] = WeakKeyDicti
 
 @asynccontextmanager
 async def shared_calculator() -> AsyncIterator[McpWorkbench]:
-    """The calculator of this event loop: started by the first to enter, ended with the loop.
+    """Yield the calculator of this event loop: the first caller starts it, and it ends with the
+    loop.
 
-    A program that solves many problems at once needs one server and one session. A server that
-    died fails those who were using it; the next to enter starts another.
+    A program that solves many problems at once needs one server and one session. If the server
+    dies, its current callers fail, and the next caller starts a new server.
     """
     loop = asyncio.get_running_loop()
     kept = _kept.get(loop) or _kept.setdefault(loop, _keep(loop))

@@ -19,17 +19,17 @@ from math_example.reward import exact_answer, is_one_number
 from math_example.worlds import Task
 
 FIELD: Final = "result"
-"""The field that tells this layout from others."""
+"""Field that marks a record of this data set."""
 
 _RESULT: Final = re.compile(r"<result>(.*?)</result>", re.DOTALL)
 _WORD: Final = re.compile(r"\w+")
 
 
 def task(record: Record) -> Task | str:
-    """The task that a record is, or why it is none.
+    """Return the task of a record, or as text the reason why the record cannot be used.
 
     Raises:
-        DataError: a field is missing, no text or empty.
+        DataError: a field is missing, not text, or blank.
     """
     problem, result = record.text("question"), record.text("result")
     if not is_one_number(result) and not _WORD.fullmatch(result.strip()):
@@ -42,6 +42,6 @@ def task(record: Record) -> Task | str:
 
 
 def _name(record: Record) -> str:
-    """Its id, which older files lack; records of one id in two files stay two tasks."""
+    """Return a unique name: the position of the record in its file, and its id if it has one."""
     name = record.fields.get("id")
     return f"{record.where} {name}" if isinstance(name, str) and name else record.where

@@ -18,11 +18,11 @@ from fractions import Fraction
 from typing import Final
 
 MAX_LENGTH: Final = 200
-"""Characters of an expression; also bounds its operations."""
+"""Maximum length of an expression in characters, which also limits its number of operations."""
 MAX_DEPTH: Final = 40
-"""Operations inside one another."""
+"""Maximum depth of nested operations."""
 MAX_BITS: Final = 256
-"""Bits of the numerator and of the denominator of every intermediate result."""
+"""Maximum bits of the numerator and of the denominator of each intermediate result."""
 
 _FOREIGN: Final = re.compile(r"[^0-9.+\-*/%()\s]", re.ASCII)
 _THOUSANDS: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -30,17 +30,17 @@ _SPELLINGS: Final = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", 
 
 
 class CalculatorError(ValueError):
-    """The expression has no value here; the message says why, briefly enough for a model."""
+    """The expression cannot be evaluated; the message gives a model the reason in a few words."""
 
 
 def evaluate(expression: str) -> Fraction:
-    """The exact value of an arithmetic expression.
+    """Return the exact value of an arithmetic expression.
 
-    Known are decimal numbers (`1,200` too), `+ - * / // % **`, parentheses and signs; `×`, `÷`
+    Allowed are decimal numbers (`1,200` too), `+ - * / // % **`, parentheses and signs; `×`, `÷`
     and `^` are read as `*`, `/` and `**`.
 
     Raises:
-        CalculatorError: it is no such expression, divides by zero, or exceeds a limit.
+        CalculatorError: `expression` is not arithmetic, divides by zero, or exceeds a limit.
     """
     if len(expression) > MAX_LENGTH:
         raise CalculatorError(f"{len(expression)} characters are too many, at most {MAX_LENGTH}")
@@ -53,7 +53,7 @@ def evaluate(expression: str) -> Fraction:
 
 
 def format_number(value: Fraction) -> str:
-    """`51`, `2.5`, or `2/3` where decimals never end."""
+    """Return a number as text: `51`, `2.5`, or `2/3` if its decimals never end."""
     digits = _decimals(value.denominator)
     if digits is None:
         return f"{value.numerator}/{value.denominator}"
@@ -64,7 +64,7 @@ def format_number(value: Fraction) -> str:
 
 
 def _decimals(denominator: int) -> int | None:
-    """The decimal places of a reduced fraction; None if there is no end of them."""
+    """Return how many decimal places a reduced fraction has; None if its decimals never end."""
     twos = fives = 0
     while denominator % 2 == 0:
         denominator, twos = denominator // 2, twos + 1
@@ -96,7 +96,7 @@ def _value(node: ast.expr, text: str, depth: int) -> Fraction:
 
 
 def _literal(node: ast.Constant, text: str) -> Fraction:
-    """The number as it is written: as a float it would not be exact."""
+    """Return the number at `node` exactly as it is written in `text`; a float would round it."""
     if not isinstance(node.value, int | float):
         raise CalculatorError(f"{text!r} is no arithmetic expression")
     return Fraction(text[node.col_offset : node.end_col_offset])

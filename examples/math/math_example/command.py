@@ -29,7 +29,7 @@ environment:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Solve one problem; return the exit status."""
+    """Solve one problem and print the reply; return the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if not os.environ.get("OPENAI_API_KEY"):

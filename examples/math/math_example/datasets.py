@@ -1,4 +1,4 @@
-"""Tasks from a folder of published data, whichever of the known layouts it has."""
+"""Read tasks from a folder of Calc-X or GSM8K."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ LAYOUTS: Final[Mapping[str, Callable[[Record], Task | str]]] = {
     calc_x.FIELD: calc_x.task,
     gsm8k.FIELD: gsm8k.task,
 }
-"""How a record is read, by a field that it has."""
+"""Field of a record → function that reads records with this field."""
 
 
 def load(directory: Path, split: Split, *, limit: int | None = None) -> Loaded[Task]:
-    """The tasks of a split of Calc-X or GSM8K, in the order of the files.
+    """Return the tasks of a split of Calc-X or GSM8K, in the order of the files.
 
     Args:
-        directory: the data set's folder; see `math_example.records` for what is found in it.
-        limit: tasks at most.
+        directory: the data set's folder; `math_example.records` lists the files that are read.
+        limit: maximum number of tasks; None for no limit.
 
     Raises:
-        DataError: no file of the split, or a malformed one: file, line and field are named.
+        DataError: no file of the split exists, a file is malformed, or no record can be scored.
     """
     files = files_of(Path(directory), split)
     tasks: list[Task] = []

@@ -1,10 +1,10 @@
-"""Imperfect demonstrations of the agent: the warm start before reinforcement learning.
+"""Imperfect demonstrations of the agent, for the warm start before reinforcement learning.
 
-They teach the model to read the app's prompts, to call the calculator and to answer, and leave it
-something to learn: each kind of mistake occurs at a rate of its own. Systematic errors (left-out
-parentheses, an answer without the calculator, a number of the problem given as the answer) are
-frequent. What depends on a phrase (plus or minus) is mostly right, because a model that ignores
-the phrase altogether can't be brought back by reinforcement.
+They teach the model to read the app's prompts, to call the calculator and to answer. They also
+contain mistakes that reinforcement learning can remove; each kind of mistake has its own rate.
+Systematic errors are frequent: left-out parentheses, an answer without the calculator, a number of
+the problem as the answer. Mistakes about the meaning of a phrase (plus or minus) are rare, because
+reinforcement cannot help a model that ignores the phrase altogether.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from math_example.expressions import Mistake, mistakes, numbers, write
 from math_example.worlds import Problem, make_problem
 
 COUNT: Final = 16_000
-"""Demonstrations of a warm start."""
+"""Number of demonstrations of a warm start."""
 
 MISTAKE_RATES: Final[Mapping[Mistake, float]] = {
     "parentheses": 0.6,
@@ -27,21 +27,25 @@ MISTAKE_RATES: Final[Mapping[Mistake, float]] = {
     "order": 0.25,
     "step": 0.1,
 }
-"""How often a demonstrated expression makes a mistake that it leaves room for; one at most."""
+"""Mistake → its probability, in an expression in which it is possible; at most one is made."""
 
 GUESS_RATE: Final = 0.6
-"""How often the calculator is not asked at all."""
+"""Probability of an answer without the calculator, where a call of it is due."""
 
 ECHO_RATE: Final = 0.3
-"""How often the answer is a number of the problem instead of the calculator's. Well below one half:
-a model without a preference may settle on the wrong one, and whole groups without variance then
-teach it nothing."""
+"""Probability that the answer is a number of the problem instead of the calculator's result.
+
+It is well below one half. A model without a preference may settle on the wrong number; whole groups
+of rollouts then have no variance and teach it nothing.
+"""
 
 ANSWER_SHARE: Final = 0.45
-"""Demonstrations of the answer; the others are of the call before it."""
+"""Share of demonstrations that show an answer after the calculator's result; the others show the
+turn before.
+"""
 
 SYSTEM: Final = "Use the calculator. End with #### and the answer."
-"""What the app says first."""
+"""System message of the app."""
 
 TOOL: Final[Mapping[str, Any]] = {
     "type": "function",
@@ -61,7 +65,7 @@ TOOL: Final[Mapping[str, Any]] = {
 
 
 def demonstrate(count: int = COUNT, seed: int = 0) -> list[dict[str, Any]]:
-    """Demonstrations about problems of their own, with the words and plots of train.
+    """Return demonstrations on newly generated problems with the words and plots of train.
 
     Each is a chat, `{"messages": [...], "tools": [...]}`, whose last message is to be imitated.
     Equal arguments give equal lists.
@@ -88,7 +92,7 @@ def _demonstration(problem: Problem, rng: random.Random) -> dict[str, Any]:
 
 
 def spoil(problem: Problem, rng: random.Random) -> str:
-    """The problem's expression as text, perhaps with a mistake."""
+    """Return the problem's expression as text, sometimes with a mistake."""
     for mistake, text in mistakes(problem.expression).items():
         if rng.random() < MISTAKE_RATES[mistake]:
             return text
@@ -96,12 +100,12 @@ def spoil(problem: Problem, rng: random.Random) -> str:
 
 
 def _echo(problem: Problem, rng: random.Random) -> str:
-    """One of the problem's numbers; never the answer (see `worlds`)."""
+    """Return one of the problem's numbers at random; none of them is the answer (see `worlds`)."""
     return str(rng.choice(numbers(problem.expression)))
 
 
 def _result(expression: str) -> str:
-    """What the calculator says."""
+    """Return the calculator's output for an expression."""
     try:
         return format_number(evaluate(expression))
     except CalculatorError as error:

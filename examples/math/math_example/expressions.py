@@ -1,7 +1,7 @@
-"""The arithmetic that problems are made of, as data: written out, and spoilt on purpose.
+"""Arithmetic expressions as trees: render them as text, evaluate them, and make mistakes in them.
 
-An expression is kept as a tree so that a demonstration can contain one well-defined mistake and a
-generated problem can be checked to tell each mistake from the right answer.
+With a tree, a demonstration can contain one well-defined mistake, and the generator can check that
+no mistake gives the right answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Operator = Literal["+", "-", "*", "/"]
 
 @dataclass(frozen=True)
 class Operation:
-    """Two expressions and what is done with them."""
+    """An operator with its two operands."""
 
     operator: Operator
     left: Expression
@@ -26,15 +26,20 @@ class Operation:
 Expression: TypeAlias = int | Operation
 
 Mistake = Literal["parentheses", "operation", "order", "step"]
-"""left-out parentheses; the opposite last operation; a subtraction the wrong way round; a missing
-last step."""
+"""Kinds of mistakes: left-out parentheses; the opposite last operation; swapped operands of a
+subtraction; a missing last step.
+"""
 
 _RANK: Final = {"+": 1, "-": 1, "*": 2, "/": 2}
 _OPPOSITE: Final[dict[Operator, Operator]] = {"+": "-", "-": "+", "*": "/", "/": "*"}
 
 
 def write(expression: Expression, *, parentheses: bool = True) -> str:
-    """The expression as text, such as `(12+5)*3`, with no more parentheses than it needs."""
+    """Return the expression as text, such as `(12+5)*3`, with the necessary parentheses only.
+
+    Args:
+        parentheses: False leaves out all parentheses, which may change the value.
+    """
     if isinstance(expression, int):
         return str(expression)
     rank = _RANK[expression.operator]
@@ -51,7 +56,11 @@ def _inner(expression: Expression, rank: int, parentheses: bool) -> str:
 
 
 def value(expression: Expression) -> Fraction:
-    """The exact value; ZeroDivisionError where there is none."""
+    """Return the exact value.
+
+    Raises:
+        ZeroDivisionError: the expression divides by zero.
+    """
     if isinstance(expression, int):
         return Fraction(expression)
     left, right = value(expression.left), value(expression.right)
@@ -67,7 +76,7 @@ def value(expression: Expression) -> Fraction:
 
 
 def steps(expression: Expression) -> Iterator[Operation]:
-    """Every operation in it, the innermost first."""
+    """Yield every operation of the expression, inner operations before outer ones."""
     if isinstance(expression, Operation):
         yield from steps(expression.left)
         yield from steps(expression.right)
@@ -75,14 +84,14 @@ def steps(expression: Expression) -> Iterator[Operation]:
 
 
 def numbers(expression: Expression) -> list[int]:
-    """The numbers in it, from left to right."""
+    """Return the numbers of the expression, from left to right."""
     if isinstance(expression, int):
         return [expression]
     return numbers(expression.left) + numbers(expression.right)
 
 
 def mistakes(expression: Operation) -> dict[Mistake, str]:
-    """Every mistake that the expression leaves room for, and its text with that mistake in it."""
+    """Return each mistake that is possible in the expression → the text with this mistake."""
     spoilt: dict[Mistake, str] = {}
     bare = write(expression, parentheses=False)
     if bare != write(expression):

@@ -15,14 +15,14 @@ from math_example.reward import MARK, final_answer, number
 from math_example.worlds import Task
 
 FIELD: Final = "answer"
-"""The field that tells this layout from others."""
+"""Field that marks a record of this data set."""
 
 
 def task(record: Record) -> Task | str:
-    """The task that a record is, or why it is none.
+    """Return the task of a record, or as text the reason why the record cannot be used.
 
     Raises:
-        DataError: a field is missing, no text or empty, or the answer has no `####`.
+        DataError: a field is missing, not text, or blank, or the answer has no `####`.
     """
     problem, solution = record.text("question"), record.text("answer")
     if MARK not in solution:

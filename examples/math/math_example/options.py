@@ -1,4 +1,4 @@
-"""The command line of `train.py`, and the names that follow from it."""
+"""The example's names and options for the command line of `train.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from lightspan_examples.example import Example
 
 
 class MathExample(Example):
-    """The word problem agent."""
+    """The word problem agent as an `Example`."""
 
     name = "math"
     training = "math_example.training"

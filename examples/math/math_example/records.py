@@ -1,4 +1,4 @@
-"""Published data sets, read as records: a folder's files of a split, line by line or row by row.
+"""Read the records of a split of a published data set, from the files of its folder.
 
 DIR/train.jsonl  DIR/test.jsonl                          one JSON object on each line
 DIR/train.parquet  DIR/test.parquet                      as agent-lightning's tutorial has them
@@ -22,21 +22,21 @@ PATTERNS: Final[Sequence[str]] = (
     "data/{split}-*.parquet",
     "main/{split}-*.parquet",
 )
-"""Where a split's records are looked for; the first pattern that finds files is read."""
+"""Patterns of a split's files; only the first pattern that finds files is used."""
 
 
 class Record(NamedTuple):
-    """One record and where it stands."""
+    """A record of a data set, with its position."""
 
     where: str
-    """File and line or row, counted from 1."""
+    """File and line or row of the record, counted from 1."""
     fields: Mapping[str, Any]
 
     def text(self, name: str) -> str:
-        """A field that has to be a text with something in it.
+        """Return a field that must be text and not blank.
 
         Raises:
-            DataError: it is missing, no text, or blank.
+            DataError: the field is missing, not text, or blank.
         """
         if name not in self.fields:
             names = ", ".join(map(str, self.fields)) or "none"
@@ -50,10 +50,10 @@ class Record(NamedTuple):
 
 
 def files_of(directory: Path, split: Split) -> list[Path]:
-    """The files that hold a split.
+    """Return the files of a split, sorted.
 
     Raises:
-        DataError: there is no such folder, or nothing in it.
+        DataError: `directory` does not exist or has no file of the split.
     """
     if not directory.is_dir():
         raise DataError(f"--data {directory}: there is no such folder")
@@ -66,10 +66,10 @@ def files_of(directory: Path, split: Split) -> list[Path]:
 
 
 def read(file: Path) -> Iterator[Record]:
-    """The records of a file, in order.
+    """Yield the records of a file, in order.
 
     Raises:
-        DataError: the file cannot be read, or a line of it is no JSON object.
+        DataError: the file cannot be read, or a line of it is not a JSON object.
     """
     rows = _parquet(file) if file.suffix == ".parquet" else _json_lines(file)
     for number, row in rows:

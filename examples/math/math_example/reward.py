@@ -1,4 +1,4 @@
-"""The reward: is the answer exactly right?"""
+"""The reward: 1 if the answer is exactly right, else 0."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fractions import Fraction
 from typing import Final
 
 MARK: Final = "####"
-"""Stands before the final answer, as in GSM8K."""
+"""Text before the final answer, as in GSM8K."""
 
 _BOXED: Final = re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
-"""Two levels of braces inside, as in `\\boxed{\\frac{3}{4}}`."""
+r"""Matches `\boxed{…}` with up to two levels of braces inside, as in `\boxed{\frac{3}{4}}`."""
 _FRACTION: Final = re.compile(r"(\d?)\s*\\[dt]?frac\s*\{\s*([^{}]*?)\s*\}\s*\{\s*([^{}]*?)\s*\}")
 _WHOLE: Final = r"(?:\d{1,3}(?:[,_]\d{3})+|\d+)"
 _NUMBER: Final = re.compile(
@@ -28,16 +28,16 @@ _NUMBER: Final = re.compile(
 )
 _UNIT: Final = re.compile(r"[^\d+*^()=,-]*")
 _READ: Final = 2000
-"""Characters at the end of a reply that are read."""
+"""Number of characters at the end of a reply in which the answer is looked for."""
 _LONGEST: Final = 200
-"""Characters of a number; a longer one is none."""
+"""Maximum length of a number in characters; a longer number does not count."""
 
 
 def exact_answer(reply: str, answer: str) -> float:
-    """1.0 if the final answer of a reply is exactly `answer`, else 0.0.
+    """Return 1.0 if the final answer of a reply is exactly `answer`, else 0.0.
 
     Numbers are compared as rationals: `1,200`, `1200.0` and `$1200` are equal, `2/3` and `0.667`
-    are not. An answer that is no number (a choice, such as `C`) is compared as a word.
+    are not. If `answer` is not a number (a choice, such as `C`), it is compared as a word.
     """
     final = final_answer(reply)
     wanted = number(answer)
@@ -50,7 +50,7 @@ def exact_answer(reply: str, answer: str) -> float:
 
 
 def final_answer(reply: str) -> str:
-    r"""What a reply says last: behind `####`, in `\boxed{}`, or all of it if there is neither."""
+    r"""Return the final answer of a reply: after `####`, else in `\boxed{}`, else all of it."""
     if MARK in reply:
         lines = reply.rpartition(MARK)[2].strip().splitlines()
         return lines[0] if lines else ""
@@ -59,10 +59,10 @@ def final_answer(reply: str) -> str:
 
 
 def number(text: str) -> Fraction | None:
-    """The last number in a text, exactly; None if there is none.
+    """Return the last number in a text exactly; None if the text has no number.
 
-    Read are `-3`, `1,200`, `1_200`, `12.50`, `$12`, `3/4`, `1 1/2` and LaTeX's fractions; units and
-    `%` are left out.
+    It reads `-3`, `1,200`, `1_200`, `12.50`, `$12`, `3/4`, `1 1/2` and LaTeX fractions; it ignores
+    units and `%`.
     """
     matches = list(_NUMBER.finditer(_plain(text[-_READ:])))
     if not matches or len(matches[-1].group()) > _LONGEST:
@@ -79,14 +79,14 @@ def number(text: str) -> Fraction | None:
 
 
 def is_one_number(text: str) -> bool:
-    """Whether a text is a number and at most its unit: `12 km/h`, but not `1 hour 30 minutes`."""
+    """Return whether a text is one number with at most a unit: `12 km/h`, not `1 h 30 min`."""
     plain = _plain(text).strip()
     match = _NUMBER.match(plain)
     return match is not None and _UNIT.fullmatch(plain, match.end()) is not None
 
 
 def _plain(text: str) -> str:
-    """LaTeX's numbers written as people type them: `1\\frac{1}{2}` is `1 1/2`."""
+    r"""Return the text with LaTeX numbers in plain form: `1\frac{1}{2}` becomes `1 1/2`."""
 
     def typed(fraction: re.Match[str]) -> str:
         before, top, bottom = fraction.groups()
@@ -98,6 +98,10 @@ def _plain(text: str) -> str:
 
 
 def constant_answer_scores(answers: Iterable[str]) -> Mapping[str, float]:
-    """The reward over tasks with these answers of giving the same answer to all of them."""
+    """Return answer → mean reward for giving this answer to every task, the highest first.
+
+    Args:
+        answers: the right answers of the tasks.
+    """
     counted = Counter(answers)
     return {answer: count / counted.total() for answer, count in counted.most_common()}

@@ -19,7 +19,7 @@ DESCRIPTION = "Evaluate arithmetic exactly."
 
 
 def make_server(*, host: str = "127.0.0.1", port: int = 8765) -> FastMCP:
-    """The server; host and port matter over HTTP only."""
+    """Return the MCP server; `host` and `port` are used with HTTP only."""
     # a line on stderr for each request would drown what else is printed there
     server = FastMCP(NAME, host=host, port=port, log_level="WARNING", stateless_http=True)
     server.add_tool(calculate, NAME, description=DESCRIPTION, structured_output=False)
@@ -27,7 +27,11 @@ def make_server(*, host: str = "127.0.0.1", port: int = 8765) -> FastMCP:
 
 
 def calculate(expression: str) -> str:
-    """The value of an arithmetic expression, as text."""
+    """Return the value of an arithmetic expression as text.
+
+    Raises:
+        ToolError: the expression cannot be evaluated.
+    """
     try:
         return format_number(evaluate(expression))
     except CalculatorError as error:

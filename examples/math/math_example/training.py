@@ -1,8 +1,7 @@
-"""The app as lightspan trains it, and the one frozen recipe that the README's figures come from.
+"""The app with its reward, and the recipe with which the README's figures were measured.
 
-This is all that the example needs beside the app: `answer` runs the untouched agent on a problem
-and scores its reply. Settings were chosen on the development stories; that earlier recipes failed
-was seen on the test stories (see the README).
+`answer` runs the unchanged agent on a problem and scores its reply. Settings were chosen on the
+development stories; that earlier recipes failed was seen on the test stories (see the README).
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from math_example.words import Split
 from math_example.worlds import Task
 
 TRAINED = [AGENT]
-"""The agents that learn."""
+"""The agents that are trained."""
 AGENTS = (AGENT,)
-"""Every agent of the app: a misspelt name is an error before anything runs."""
+"""All agents of the app, so that a misspelt name raises an error before training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(common.Recipe):
-    """Every setting of the example's training."""
+    """Settings of the example's training; `max_calls` is the maximum of model calls per problem."""
 
     max_calls: int = 2
 
@@ -60,11 +59,11 @@ RECIPE = Recipe(
     max_tokens=48,
 )
 REAL_MODEL = replace(RECIPE, steps=400, learning_rate=None, decay=None, max_tokens=512, max_calls=6)
-"""The recipe for a model that was not built here; not yet run on a GPU."""
+"""Recipe for a model of `--model`; it has not been run on a GPU yet."""
 
 
 class TrainingTask(Task):
-    """A task with how the app is to be run."""
+    """A task with the app's settings."""
 
     max_tokens: int
     max_calls: int
@@ -75,7 +74,10 @@ lightspan_autogen.instrument()
 
 @rollout
 async def answer(task: TrainingTask) -> float:
-    """Run the app on a problem; the reward is exact. The answer stays out here."""
+    """Run the app on a problem; return 1 if its answer is exactly right, else 0.
+
+    The app does not see the right answer.
+    """
     client = _client(task["max_tokens"])
     async with shared_calculator() as workbench:
         reply = await solve(task["problem"], client, workbench, max_calls=task["max_calls"])
@@ -101,7 +103,7 @@ def load_tasks(
     recipe: Recipe = RECIPE,
     reporter: Reporter | None = None,
 ) -> list[TrainingTask]:
-    """The tasks of a split as `answer` takes them; they are generated in a second, not cached."""
+    """Return the tasks of a split for `answer`; they are generated anew in a second."""
     del cache_dir, reporter
     return [_training_task(task, recipe) for task in worlds.make_tasks(split)]
 
@@ -114,7 +116,7 @@ def load_data(
     *,
     limit: int | None = None,
 ) -> list[TrainingTask]:
-    """The tasks of a split of Calc-X or GSM8K as `answer` takes them (see `datasets`)."""
+    """Return the tasks of a split of Calc-X or GSM8K for `answer` (see `datasets`)."""
     loaded = datasets.load(data, split, limit=limit)
     report_loaded(split, loaded, "problems", reporter)
     return [_training_task(task, recipe) for task in loaded.tasks]
@@ -125,7 +127,7 @@ def _training_task(task: Task, recipe: Recipe) -> TrainingTask:
 
 
 def chats(count: int, seed: int) -> list[dict[str, Any]]:
-    """The demonstrations as chats."""
+    """Return `count` demonstrations as chats."""
     return demonstrations.demonstrate(count, seed)
 
 
@@ -133,5 +135,5 @@ warm_start = WarmStart(RECIPE, chats, [demonstrations, worlds, words, expression
 
 
 def rl_options(seed: int, recipe: Recipe = RECIPE) -> dict[str, Any]:
-    """The arguments of LightningRL that the recipe fixes."""
+    """Return the arguments of `LightningRL` that the recipe sets."""
     return {"optimize": TRAINED, "seed": seed, **recipe.settings}

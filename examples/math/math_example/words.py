@@ -1,9 +1,9 @@
-"""The words of the generated problems: people, things, and phrases that say what happens.
+"""The words of the generated problems: names, things, and phrases for what happens.
 
-A person's name is made up of syllables, and a thing is of a kind: `Tamoli has 12 red plums.` Each
-name, and each kind of thing, belongs to one split (`split_of`). Syllables, single words and phrases
-are shared: a model of less than a million parameters learns to read no words but those that it has
-seen, and what a phrase does with a number cannot be learned from other phrases.
+A person's name is made of syllables, and a thing is of a kind: `Tamoli has 12 red plums.` Each name
+and each kind of thing belongs to one split (`split_of`). All splits share syllables, single words
+and phrases. A model of less than a million parameters can read only words that it was trained on,
+and it cannot learn the effect of a phrase from other phrases.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SYLLABLES: Final = (
     *("ma", "mi", "mo", "na", "ne", "no", "pa", "pe", "ra", "ri", "ro", "sa", "so", "ta", "ti"),
     *("to", "va", "vi", "wa", "za", "zo"),
 )
-"""Parts of a name."""
+"""Syllables of names."""
 
 KINDS: Final = tuple(
     """
@@ -28,7 +28,7 @@ KINDS: Final = tuple(
     hard clean broad dark light sweet
     """.split()  # noqa: SIM905
 )
-"""Kinds of things."""
+"""Adjectives that make a kind of thing, such as `red`."""
 
 THINGS: Final = tuple(
     """
@@ -59,23 +59,23 @@ PHRASES: Final[Mapping[Frame, tuple[str, ...]]] = {
     "subtract bags": ("{who} sells {n} bags of {m}.", "{n} friends take {m} each."),
     "missing": ("{who} wants {n}. How many are missing?", "A box holds {n}. How many still fit?"),
 }
-"""Sentences, by what they do with the number of things so far."""
+"""Frame → sentences; a frame is the effect of a sentence on the number of things."""
 
 QUESTIONS: Final = ("How many are there now?", "How many {things} has {who}?")
-"""What a problem ends with, unless its last sentence asks."""
+"""Last sentence of a problem, unless its last phrase already asks."""
 
 
 def split_of(words: str) -> Split:
-    """The split that a name, a kind of thing or a plot belongs to.
+    """Return the split of a name, a kind of thing or a plot, by a hash of its words.
 
-    Seven in ten are for training, one for development, two for the test.
+    Seven in ten are for train, one for dev, two for test.
     """
     bucket = zlib.crc32(words.encode()) % 10
     return "test" if bucket < 2 else "dev" if bucket == 2 else "train"
 
 
 def person(split: Split, rng: random.Random) -> str:
-    """A name of a split."""
+    """Return a random name of a split."""
     while True:
         name = "".join(rng.choices(SYLLABLES, k=rng.choice((2, 2, 3)))).capitalize()
         if split_of(name) == split:
@@ -83,7 +83,7 @@ def person(split: Split, rng: random.Random) -> str:
 
 
 def kind_of_thing(split: Split, rng: random.Random) -> str:
-    """A kind of thing of a split, such as `red plums`."""
+    """Return a random kind of thing of a split, such as `red plums`."""
     while True:
         things = f"{rng.choice(KINDS)} {rng.choice(THINGS)}"
         if split_of(things) == split:

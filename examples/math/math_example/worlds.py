@@ -1,17 +1,17 @@
 """Generated word problems of one to three operations, with their answers.
 
-A problem is a story: it starts with a number of things, each sentence does something with that
-number, and the last asks for it. The chain of phrases is the story's *plot*.
+A problem is a story: it starts with a number of things, each sentence changes that number, and the
+last sentence asks for it. The sequence of phrases is the story's *plot*.
 
-Splits are by story. Each plot belongs to one split, and so does each name and each kind of thing
-(`words.split_of`): in the test, unknown people do with unknown kinds of things what happens in that
-order in no training story. Demonstrations keep to the plots, names and kinds of train. Shared by
-all splits are the phrases and the single words.
+Splits are by story. Each plot, each name and each kind of thing belongs to one split
+(`words.split_of`). So the test has people, kinds of things and sequences of events that occur in no
+training story. Demonstrations use the plots, names and kinds of train. All splits share phrases and
+single words.
 
 A problem is kept only if no mistake of `expressions.mistakes` gives its answer, and if its answer
-is none of the numbers in it: neither a sloppy expression nor an echo is ever rewarded.
+is none of its numbers. So neither a mistake nor a repeated number is ever rewarded.
 
-Everything follows from the seed.
+The seed determines everything.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from math_example.words import (
 )
 
 COUNTS: Final[Mapping[Split, int]] = {"train": 2000, "dev": 500, "test": 600}
-"""Problems of each split."""
+"""Number of problems per split."""
 
 OPERATIONS: Final[Mapping[int, float]] = {1: 1, 2: 2, 3: 2}
-"""How often problems of so many operations are tried."""
+"""Number of operations → weight with which such problems are drawn."""
 
 LARGEST: Final = 600
 """The largest number of things at any point of a story."""
@@ -53,11 +53,11 @@ _MIDDLE: Final[Mapping[Frame, float]] = {
 }
 
 _MAKES: Final[Mapping[Frame, int]] = {"start": 0, "add bags": 2, "subtract bags": 2}
-"""Operations that a frame makes, where it is not one."""
+"""Number of operations that a frame adds, if not one."""
 
 
 class Task(TypedDict):
-    """One problem with its answer; the app is given the problem only."""
+    """A problem with its answer; the app gets the problem only."""
 
     id: str
     problem: str
@@ -65,7 +65,7 @@ class Task(TypedDict):
 
 
 class Step(NamedTuple):
-    """A phrase, as frame and index."""
+    """A phrase of a plot: its frame, and its index in `PHRASES[frame]`."""
 
     frame: Frame
     phrase: int
@@ -76,7 +76,7 @@ Plot = tuple[Step, ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """A word problem and what has to be computed."""
+    """A word problem with the expression that solves it."""
 
     text: str
     expression: Operation
@@ -84,12 +84,12 @@ class Problem:
 
     @property
     def answer(self) -> str:
-        """The exact answer."""
+        """The exact answer as text."""
         return format_number(value(self.expression))
 
 
 def make_tasks(split: Split, *, seed: int = 0, count: int | None = None) -> list[Task]:
-    """The tasks of a split, all different; by default as many as `COUNTS` says."""
+    """Return `count` different tasks of a split; None for the number in `COUNTS`."""
     rng = random.Random(f"{split} {seed}")
     problems: dict[str, Problem] = {}
     while len(problems) < (COUNTS[split] if count is None else count):
@@ -102,7 +102,7 @@ def make_tasks(split: Split, *, seed: int = 0, count: int | None = None) -> list
 
 
 def make_problem(split: Split, rng: random.Random) -> Problem:
-    """A problem of a split."""
+    """Return a random problem of a split."""
     while True:
         plot = _draw_plot(rng)
         if plot_split(plot) != split:
@@ -113,12 +113,12 @@ def make_problem(split: Split, rng: random.Random) -> Problem:
 
 
 def plot_split(plot: Plot) -> Split:
-    """The split that a plot belongs to."""
+    """Return the split of a plot."""
     return split_of(" ".join(f"{frame}:{phrase}" for frame, phrase in plot))
 
 
 def is_telling(expression: Operation) -> bool:
-    """Whether every mistake, and every number of the problem, differs from the answer."""
+    """Return whether no mistake, and no number of the problem, equals the answer."""
     answer = value(expression)
     if answer in numbers(expression):
         return False
@@ -133,7 +133,7 @@ def _evaluated(text: str) -> Fraction | None:
 
 
 def _draw_plot(rng: random.Random) -> Plot:
-    """Phrases that make one to three operations."""
+    """Return a random plot with one to three operations."""
     (wanted,) = rng.choices(list(OPERATIONS), list(OPERATIONS.values()))
     frames: list[Frame] = ["bags" if rng.random() < 0.25 else "start"]
     made = _MAKES.get(frames[0], 1)
@@ -148,7 +148,7 @@ def _draw_plot(rng: random.Random) -> Plot:
 
 
 def _tell(plot: Plot, split: Split, rng: random.Random) -> Problem | None:
-    """A story with this plot; None if the numbers drawn do not work out."""
+    """Return a story with this plot; None if the random numbers give no valid problem."""
     who, things = person(split, rng), kind_of_thing(split, rng)
     expression: Expression = 0
     sentences = []
@@ -168,13 +168,13 @@ def _tell(plot: Plot, split: Split, rng: random.Random) -> Problem | None:
 
 
 def _works_out(expression: Operation) -> bool:
-    """Whether every number of things is whole, positive and not too large."""
+    """Return whether every intermediate number of things is whole and from 1 to `LARGEST`."""
     values = [value(step) for step in steps(expression)]
     return all(number.denominator == 1 and 0 < number <= LARGEST for number in values)
 
 
 _MANY: Final = ("start", "add", "subtract")
-"""Frames whose number may be above nine."""
+"""Frames whose number may be above 9."""
 
 _APPLIED: Final[Mapping[Frame, Callable[[Expression, int, int], Expression]]] = {
     "start": lambda _, n, m: n,
@@ -187,4 +187,4 @@ _APPLIED: Final[Mapping[Frame, Callable[[Expression, int, int], Expression]]] = 
     "subtract bags": lambda so_far, n, m: Operation("-", so_far, Operation("*", n, m)),
     "missing": lambda so_far, n, _: Operation("-", n, so_far),
 }
-"""What a sentence does with the number of things so far."""
+"""Frame → function (expression so far, n, m) that returns the expression after the sentence."""

@@ -1,9 +1,9 @@
 """An ordinary LangGraph app that plays a text adventure with tools.
 
-    explore -> tools -> explore -> ... until the crown is taken or `max_calls` calls are spent
+    explore -> tools -> explore -> ... until the crown is taken or `max_calls` calls are made
 
-One agent, the explorer, has three tools: `go`, `take` and `unlock`. Each of its prompts is one
-state of the world (see `prompts`), so that it is as long at the end as at the beginning.
+Its one agent, the explorer, has three tools: `go`, `take` and `unlock`. A prompt shows only the
+current state of the world (see `prompts`), so prompts do not grow during a quest.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ DEFAULT_MODEL: Final = "gpt-5-mini"
 
 
 class State(TypedDict, total=False):
-    """A quest on its way through the graph; the caller gives `world`."""
+    """State of the graph; the caller passes `world`."""
 
     world: Required[World]
     position: Position
     messages: Sequence[AnyMessage]
-    """The last call, and once it was made what it told: nothing of what came before."""
+    """The last tool call, and after its execution its result; earlier messages are dropped."""
     calls: int
-    """Calls of the model so far."""
+    """Number of model calls so far."""
 
 
 Graph = CompiledStateGraph[State, None, State, State]
@@ -92,9 +92,15 @@ def chat_model(
     temperature: float | None = None,
     max_tokens: int | None = None,
 ) -> ChatOpenAI:
-    """A client of any OpenAI-compatible endpoint.
+    """Return a client of an OpenAI-compatible endpoint.
 
-    What is left out comes from the environment: QUEST_MODEL, OPENAI_BASE_URL, OPENAI_API_KEY.
+    Args:
+        model: name of the model; None for the environment variable QUEST_MODEL, or else the
+            default.
+        base_url: URL of the endpoint; None for OPENAI_BASE_URL.
+        api_key: key of the endpoint; None for OPENAI_API_KEY.
+        temperature: sampling temperature; None for the endpoint's default.
+        max_tokens: maximum tokens of an answer; None for the endpoint's default.
     """
     options: dict[str, Any] = {
         "model": model or os.environ.get(MODEL_VARIABLE) or DEFAULT_MODEL,
@@ -109,10 +115,12 @@ def chat_model(
 def build_graph(model: BaseChatModel | None = None, *, max_calls: int = MAX_CALLS) -> Graph:
     """Compile the app.
 
-    Without `model` the first call builds one from the environment.
-
     Args:
-        max_calls: how often the model is asked at most.
+        model: chat model; None makes one from environment variables at the first call.
+        max_calls: maximum number of calls of the model.
+
+    Raises:
+        ValueError: `max_calls` is below 1.
     """
     if max_calls < 1:
         raise ValueError(f"max_calls is {max_calls}; the model has to be asked at least once")
@@ -129,7 +137,7 @@ def build_graph(model: BaseChatModel | None = None, *, max_calls: int = MAX_CALL
 
 
 class _Explorer:
-    """The agent, and when it is asked again."""
+    """The agent's node, and the edges that decide whether the model is called again."""
 
     def __init__(self, get_model: Callable[[], BaseChatModel], max_calls: int) -> None:
         self._get_model = cache(lambda: get_model().bind_tools(TOOLS))
@@ -154,7 +162,7 @@ class _Explorer:
 
 
 def told(state: State) -> str:
-    """What came of the last call."""
+    """Return the result of the last tool call as text, or the text that replaces a missing one."""
     messages = state.get("messages")
     if not messages:
         return BEGINNING
@@ -162,10 +170,10 @@ def told(state: State) -> str:
 
 
 def is_asked(state: State) -> bool:
-    """Whether a tool was called that has not answered yet."""
+    """Return whether the last message calls a tool that has not run yet."""
     last = state["messages"][-1]
     return isinstance(last, AIMessage) and bool(last.tool_calls)
 
 
 graph = build_graph()
-"""The app with its defaults, compiled at import; its client is built by the first call."""
+"""The app with its defaults, compiled at import; the first call makes its client."""

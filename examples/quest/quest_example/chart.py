@@ -1,6 +1,6 @@
-"""What can still be won, by exhaustive search: for generating worlds, and for tests.
+"""Find out by exhaustive search which positions can still be won.
 
-The app and the player know none of it.
+The generator and tests use it; the app and the player do not.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from quest_example.world import Action, Position, World, act, actions
 
 
 class Chart:
-    """Every position of a world that can be reached, and how far it is from winning.
+    """Every reachable position of a world, with its distance from winning.
 
     Args:
-        start: where the quest begins.
+        start: first position of the quest.
     """
 
     def __init__(self, world: World, start: Position = Position()) -> None:  # noqa: B008
@@ -32,15 +32,17 @@ class Chart:
                     waiting.append(there)
                 came[there].append(here)
         self.reachable = len(came)
-        """Positions."""
+        """Number of reachable positions."""
         self._calls = _distances(came)
 
     def calls_to_win(self, position: Position) -> int | None:
-        """The fewest calls that win from a position that can be reached; None if none do."""
+        """Return the fewest calls that win from a reachable position; None if it cannot be won."""
         return self._calls.get(position)
 
     def fatal(self, position: Position) -> list[Action]:
-        """What can be done here after which the quest cannot be won; all of it, if it is lost."""
+        """Return the actions after which the quest cannot be won; all actions if it is already
+        lost.
+        """
         return [
             action
             for action in actions(self._world, position)
@@ -49,10 +51,10 @@ class Chart:
 
 
 def _distances(came: dict[Position, list[Position]]) -> dict[Position, int]:
-    """How many steps back from a position that is won, for each that has a way there.
+    """Return position → fewest calls to a won position; positions that cannot be won are left out.
 
     Args:
-        came: position → those from which one call leads to it.
+        came: position → positions from which one call leads there.
     """
     found = {position: 0 for position in came if position.is_won}
     waiting = deque(found)

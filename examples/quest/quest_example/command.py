@@ -54,12 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def world_of(seed: int) -> World:
-    """A quest of one's own."""
+    """Return the world of a seed."""
     return next(worlds("train", f"demo {seed}"))
 
 
 def _play(graph: Graph, world: World) -> Any:
-    """The final state; what came of each call is printed as it comes."""
+    """Play a quest, print the result of each call, and return the graph's final state."""
     final: Any = {}
     for final in graph.stream({"world": world}, stream_mode="values"):
         if final.get("messages") and not is_asked(final):

@@ -1,12 +1,12 @@
-"""Imperfect demonstrations of the explorer: the warm start before reinforcement learning.
+"""Imperfect demonstrations of the explorer, for the warm start before reinforcement learning.
 
-They teach the model to read an observation and to call the tools, and leave it something to learn:
-each kind of mistake occurs at a rate of its own where there is an occasion for it. Three of them
-lose the quest for good (`worlds.Ruin`), two cost calls. All stay below one half: a model that
-ignores the cue altogether can't be brought back by reinforcement.
+They teach the model to read an observation and to call the tools. They also contain mistakes that
+reinforcement learning can remove; each kind has its own rate where it is possible. Three kinds lose
+the quest for good (`worlds.Ruin`), two cost calls. All rates stay below one half, because
+reinforcement cannot help a model that ignores the light altogether.
 
-Most of what loses the quest is demonstrated and then taken back: the run goes on as if the player
-had been careful. Otherwise few runs would show the rooms behind the doors.
+Most mistakes that lose the quest are demonstrated without being executed: the run then continues as
+if the right call had been made. Otherwise few runs would show the rooms behind the doors.
 """
 
 from __future__ import annotations
@@ -40,11 +40,15 @@ Chat: TypeAlias = dict[str, Any]
 Mistake: TypeAlias = Literal["key", "door", "slide", "turn", "locked"]
 
 COUNT: Final = 16_000
-"""Demonstrations of a warm start: calls. With half as many it is chance whether a model has learned
-to name the key of a door."""
+"""Number of demonstrated calls of a warm start. With half as many, only some models learn to name
+the key of a door.
+"""
 KEPT: Final[Mapping[str, float]] = {"go": 0.25, "take": 0.15, "unlock": 1.0}
-"""The share of calls that are demonstrated, by the tool that is right there: `unlock` takes most to
-learn. By the tool that was called, mistakes would be demonstrated at other rates."""
+"""Right tool of a call → share of such calls that are demonstrated.
+
+`unlock` is the hardest to learn. The share goes by the right tool and not by the demonstrated tool,
+which would change the rates of mistakes.
+"""
 MISTAKE_RATES: Final[Mapping[Mistake, float]] = {
     "key": 0.25,
     "door": 0.35,
@@ -52,19 +56,26 @@ MISTAKE_RATES: Final[Mapping[Mistake, float]] = {
     "turn": 0.2,
     "locked": 0.1,
 }
-"""How often another key is put into the lit door, a dark door is unlocked that a key in the bag
-fits, the slide is taken while something else is lit, a dark passage is taken, a locked door is
-walked into: at each occasion."""
+"""Mistake → its probability wherever it is possible.
+
+- `key`: a wrong key is used on the lit door.
+- `door`: a dark door is unlocked with a fitting key from the bag.
+- `slide`: the slide is taken while another exit is lit.
+- `turn`: a dark passage is taken.
+- `locked`: the player walks into a locked door.
+"""
 FATAL: Final[frozenset[Mistake]] = frozenset({"key", "door", "slide"})
 TAKEN_BACK: Final = 0.75
-"""How often a run goes on as if a fatal mistake had not been made."""
+"""Probability that a fatal mistake is not executed, and the run continues with the right call."""
 RUNS_PER_WORLD: Final = 3
 TOOLS: Final[list[dict[str, Any]]] = [convert_to_openai_tool(tool) for tool in app.TOOLS]
 """The tools as LangChain describes them to the model."""
 
 
 class Demonstrated(NamedTuple):
-    """One call: the prompt after the rules, what the demonstrator did, and what was right."""
+    """A demonstrated call: the prompt after the rules, the demonstrated action, and the right
+    action.
+    """
 
     prompt: str
     action: Action
@@ -72,14 +83,14 @@ class Demonstrated(NamedTuple):
 
 
 class Mistaken(NamedTuple):
-    """What is done in place of what is right."""
+    """A mistake: its kind, and the action that replaces the right action."""
 
     kind: Mistake
     action: Action
 
 
 def demonstrate(count: int = COUNT, seed: int = 0) -> list[Chat]:
-    """Calls of the explorer in worlds of train, their own, in random order.
+    """Return demonstrated calls in random order, from newly generated worlds of train.
 
     Equal arguments give equal lists.
     """
@@ -95,7 +106,7 @@ def demonstrate(count: int = COUNT, seed: int = 0) -> list[Chat]:
 
 
 def play(world: World, rng: random.Random) -> list[Demonstrated]:
-    """One imperfect run of the app; it ends early where no key is left for the lit door."""
+    """Return the calls of an imperfect run; it ends early if no key is left for the lit door."""
     calls: list[Demonstrated] = []
     position, told = Position(), BEGINNING
     while not position.is_won and len(calls) < MAX_CALLS:
@@ -113,7 +124,7 @@ def play(world: World, rng: random.Random) -> list[Demonstrated]:
 
 
 def mistaken(world: World, position: Position, rng: random.Random) -> Mistaken | None:
-    """A mistake that is made here: at each occasion one, at its rate."""
+    """Return a mistake for this position, at random by its rate; None for no mistake."""
     for kind, occasions in _occasions(world, position):
         if occasions and rng.random() < MISTAKE_RATES[kind]:
             return Mistaken(kind, rng.choice(occasions))
@@ -121,7 +132,7 @@ def mistaken(world: World, position: Position, rng: random.Random) -> Mistaken |
 
 
 def _occasions(world: World, position: Position) -> Iterator[tuple[Mistake, Sequence[Action]]]:
-    """Each kind of mistake, and what it would be here."""
+    """Yield each kind of mistake with the actions that make it in this position."""
     if thing_here(world, position) is not None:
         return
     light = lit(world, position)

@@ -1,4 +1,4 @@
-"""The command line of `train.py`, and the names that follow from it."""
+"""The example's names and options for the command line of `train.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightspan_examples.example import Example
 
 
 class QuestExample(Example):
-    """The text adventure."""
+    """The text adventure as an `Example`."""
 
     name = "quest"
     training = "quest_example.training"

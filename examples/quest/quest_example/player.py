@@ -1,4 +1,4 @@
-"""What a careful player does: it knows no more than the observation tells."""
+"""A careful player, which uses only what the observation shows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from quest_example.world import (
 
 
 def careful(world: World, position: Position) -> Action | None:
-    """Take what lies here, else follow the light, with the key of a door's colour.
+    """Return the next action: take what lies here, else follow the light and unlock its door.
 
-    None where the light leads to a door whose key is not in the bag: the quest is lost.
+    None if the light leads to a door whose key is not in the bag, so that the quest is lost.
     """
     if thing_here(world, position) is not None:
         return Action("take", {})
@@ -32,7 +32,7 @@ def careful(world: World, position: Position) -> Action | None:
 
 
 def careful_path(world: World, limit: int) -> list[tuple[Position, Action]] | None:
-    """Where a careful player is, and what it does there; None if that does not win."""
+    """Return the positions and actions of a careful player; None without a win in `limit` calls."""
     path: list[tuple[Position, Action]] = []
     position = Position()
     while not position.is_won:

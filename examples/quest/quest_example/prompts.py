@@ -1,8 +1,8 @@
-"""What the agent reads.
+"""The texts that the agent reads.
 
-A prompt is one state, not the story so far: the rules, what came of the last call, and after an
-empty line the observation, which is all that a choice depends on. The texts are short on purpose:
-the model trained on a laptop pays for every token.
+A prompt shows one state, not the history: the rules, the result of the last call, an empty line,
+and the observation, on which the right choice depends alone. The texts are short, because every
+token costs time on a laptop.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ RULES = (
     "Take the crown. Call one tool. What is lit leads to the nearest thing to take. "
     "A key works once. A slide goes one way."
 )
-"""The instructions of the agent."""
+"""System message of the agent."""
 SAID_NOTHING = "Call a tool."
-"""What comes of an answer without one."""
+"""Text in place of a call's result if the model called no tool."""
 
 
 def describe(told: str, observation: str) -> str:
-    """The prompt after the rules."""
+    """Return the user message: the result of the last call, and the observation."""
     return f"{told}\n\n{observation}"
 
 
 def observation_of(prompt: str) -> str:
-    """The observation in a prompt: equal for two calls in the same state."""
+    """Return the observation of a prompt; it is equal for two calls in the same state."""
     return prompt.rpartition("\n\n")[2]

@@ -1,4 +1,4 @@
-"""The reward: one number at the end."""
+"""The reward: one number at the end of a quest."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from quest_example.world import Action, Position, World, act, actions
 
 
 def solved(position: Position) -> float:
-    """1.0 if the crown was taken, else 0.0: nothing on the way is paid, and no time saved."""
+    """Return 1.0 if the crown was taken, else 0.0. Progress and speed are not rewarded."""
     return 1.0 if position.is_won else 0.0
 
 
 def plan_scores(
     plans: Mapping[str, Sequence[Action]], worlds: Sequence[World], max_calls: int
 ) -> dict[str, float]:
-    """The share of worlds that each fixed plan solves, whatever is seen: what cannot be done costs
-    its call, and what is left after `max_calls` is not done."""
+    """Return name of a plan → share of the worlds that it solves.
+
+    A plan is a fixed list of actions, carried out whatever is observed. An impossible action counts
+    as a call; actions after the first `max_calls` are dropped.
+    """
     return {
         name: sum(map(solved, (_follow(world, plan[:max_calls]) for world in worlds))) / len(worlds)
         for name, plan in plans.items()
@@ -25,7 +28,7 @@ def plan_scores(
 
 
 def random_score(worlds: Sequence[World], max_calls: int, *, seed: int = 0) -> float:
-    """The share of worlds solved by choosing among all actions that do something."""
+    """Return the share of worlds solved by random choices among the actions that have an effect."""
     rng = random.Random(seed)
     return sum(solved(_wander(world, max_calls, rng)) for world in worlds) / len(worlds)
 

@@ -1,8 +1,7 @@
-"""The app as lightspan trains it, and the one frozen recipe that the README's figures come from.
+"""The app with its reward, and the recipe with which the README's figures were measured.
 
-This is all that the example needs beside the app: `answer` runs the untouched graph on a quest and
-scores where it ends. Everything is tuned on the development worlds; the test worlds are for the
-report.
+`answer` runs the unchanged graph on a quest and scores its last position. Everything was tuned on
+the development worlds; the test worlds are for the report.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from quest_example.world import Action, World
 from quest_example.worlds import Task
 
 TRAINED = ["explore"]
-"""The agents that learn."""
+"""The agents that are trained."""
 AGENTS = lightspan_langgraph.agents(build_graph()).paths
-"""Every agent of the app: a misspelt name is an error before anything runs."""
+"""All agents of the app, so that a misspelt name raises an error before training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(common.Recipe):
-    """Every setting of the example's training."""
+    """Settings of the example's training; `max_calls` is the maximum of model calls per quest."""
 
     max_calls: int = MAX_CALLS
 
@@ -53,11 +52,11 @@ RECIPE = Recipe(
     max_tokens=48,
 )
 REAL_MODEL = replace(RECIPE, steps=400, learning_rate=None, warmup=0, decay=None, max_tokens=512)
-"""The recipe for a model that was not built here; not yet run on a GPU."""
+"""Recipe for a model of `--model`; it has not been run on a GPU yet."""
 
 
 class TrainingTask(Task):
-    """A quest with how the app is to be run."""
+    """A quest with the app's settings."""
 
     max_tokens: int
     max_calls: int
@@ -68,7 +67,7 @@ lightspan_langgraph.instrument()
 
 @rollout
 def answer(task: TrainingTask) -> float:
-    """Play a quest; the reward is whether it was solved."""
+    """Play a quest; return 1 if it was solved, else 0."""
     graph = _graph(task["max_tokens"], task["max_calls"])
     final = graph.invoke({"world": World.from_json(task["world"])})
     return solved(final["position"])
@@ -93,7 +92,7 @@ def load_tasks(
     recipe: Recipe = RECIPE,
     reporter: Reporter | None = None,
 ) -> list[TrainingTask]:
-    """The quests of a split as `answer` takes them; worlds are generated on the first call."""
+    """Return the quests of a split for `answer`; the first call generates the worlds."""
     data = generated(cache_dir, worlds.generate, "worlds", reporter)
     return [
         TrainingTask(**task, max_tokens=recipe.max_tokens, max_calls=recipe.max_calls)
@@ -102,7 +101,9 @@ def load_tasks(
 
 
 def plans_of(tasks: Sequence[Task]) -> dict[str, list[Action]]:
-    """What a careful player does in each quest, by the quest's name: answers to no other one."""
+    """Return id of a quest → actions of a careful player; quests that the player loses are left
+    out.
+    """
     return {
         task["id"]: [action for _, action in path]
         for task in tasks
@@ -111,7 +112,7 @@ def plans_of(tasks: Sequence[Task]) -> dict[str, list[Action]]:
 
 
 def chats(count: int, seed: int) -> list[dict[str, Any]]:
-    """The demonstrations as chats."""
+    """Return `count` demonstrations as chats."""
     return demonstrations.demonstrate(count, seed)
 
 
@@ -119,5 +120,5 @@ warm_start = WarmStart(RECIPE, chats, [demonstrations, app, player, prompts, wor
 
 
 def rl_options(seed: int, recipe: Recipe = RECIPE) -> dict[str, Any]:
-    """The arguments of LightningRL that the recipe fixes."""
+    """Return the arguments of `LightningRL` that the recipe sets."""
     return {"optimize": TRAINED, "frozen": None, "seed": seed, **recipe.settings}

@@ -1,9 +1,8 @@
-"""A text world of rooms, keys and doors: pure Python, no state but what is passed in.
+"""A text world of rooms, keys and doors, as pure functions of a world and a position.
 
-Rooms are a tree. An exit is a passage, a door that is locked with a colour, or a slide, which goes
-one way. A key opens one lock of its colour and is then used up; put into another lock it is used up
-too, and nothing opens. The world goes on whatever was done: nothing says that it can no longer be
-won.
+Rooms form a tree. An exit is a passage, a locked door with a colour, or a slide, which goes one
+way. A key opens one lock of its colour and is then used up; in another lock it is used up too, and
+nothing opens. The game never says that it can no longer be won.
 """
 
 from __future__ import annotations
@@ -14,27 +13,30 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 CROWN: Final = "crown"
-"""What the quest is about."""
+"""The thing that wins the quest."""
 COLOURS: Final = ("red", "blue", "green", "white", "black", "yellow")
 COMPASS: Final = ("north", "east", "south", "west")
 OPPOSITE: Final = {"north": "south", "south": "north", "east": "west", "west": "east"}
 DOWN: Final = "down"
-"""Where a slide goes."""
+"""Direction of a slide."""
 BEGINNING: Final = "The quest begins."
 
 _CLOSED_DOOR, _SLIDE = 20, 400
-"""How far a thing behind it is for the light, in rooms: first what lies about, then what is behind
-doors, and what is below a slide last."""
+"""Distances in rooms that the light counts for a closed door and for a slide.
+
+So the light leads first to things that lie in reach, then to things behind doors, and last to
+things below a slide.
+"""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """A way out of a room."""
+    """An exit of a room."""
 
     direction: str
     to: int
     lock: str | None = None
-    """The colour of its door; None for a passage or a slide."""
+    """Colour of the door; None for a passage or a slide."""
 
     @property
     def is_slide(self) -> bool:
@@ -43,21 +45,21 @@ class Exit:
 
 @dataclass(frozen=True)
 class World:
-    """What never changes; the quest begins in room 0."""
+    """The part of a quest that never changes; the quest begins in room 0."""
 
     rooms: tuple[str, ...]
-    """The name of each."""
+    """Name of each room."""
     exits: tuple[tuple[Exit, ...], ...]
-    """Of each room, as they are listed."""
+    """Exits of each room, in the order of the observation."""
     things: Mapping[int, str]
-    """Room → what lies there: a key, by its colour, or the crown."""
+    """Room → thing there: the colour of a key, or the crown."""
 
     def exit(self, room: int, direction: str) -> Exit | None:
-        """The way out in a direction."""
+        """Return the exit of a room in a direction; None if there is none."""
         return next((way for way in self.exits[room] if way.direction == direction), None)
 
     def to_json(self) -> dict[str, Any]:
-        """As a task holds it."""
+        """Return the world as JSON values, for a task."""
         return {
             "rooms": list(self.rooms),
             "exits": [[[way.direction, way.to, way.lock] for way in ways] for ways in self.exits],
@@ -66,7 +68,7 @@ class World:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> World:
-        """What `to_json` gave."""
+        """Return the world from the JSON values of `to_json`."""
         return cls(
             rooms=tuple(found["rooms"]),
             exits=tuple(tuple(Exit(*way) for way in ways) for ways in found["exits"]),
@@ -75,26 +77,26 @@ class World:
 
 
 class Position(NamedTuple):
-    """What changes."""
+    """The part of a quest that changes."""
 
     room: int = 0
     bag: tuple[str, ...] = ()
-    """The colours of the keys, in the order in which they were taken."""
+    """Colours of the keys in the bag, in the order in which they were taken."""
     taken: frozenset[int] = frozenset()
-    """The rooms whose thing was taken."""
+    """Rooms whose thing was taken."""
     opened: frozenset[tuple[int, int]] = frozenset()
-    """The doors that are open, each as its two rooms, the lower first."""
+    """Open doors, each as its two rooms in ascending order."""
     is_won: bool = False
     """Whether the crown was taken."""
 
 
 class Outcome(NamedTuple):
-    """What came of an action."""
+    """Result of an action: the new position, and the text for the player."""
 
     position: Position
     told: str
     is_done: bool
-    """Whether anything was done; if not, the position is the one before."""
+    """Whether the action was possible; if not, `position` is unchanged."""
 
 
 class Action(NamedTuple):
@@ -105,7 +107,7 @@ class Action(NamedTuple):
 
 
 def act(world: World, position: Position, action: Action) -> Outcome:
-    """Do what an action says."""
+    """Carry out an action."""
     tools: Mapping[str, Callable[..., Outcome]] = {"go": go, "take": take, "unlock": unlock}
     return tools[action.tool](world, position, **action.arguments)
 
@@ -122,7 +124,7 @@ def go(world: World, position: Position, exit: str) -> Outcome:
 
 
 def take(world: World, position: Position) -> Outcome:
-    """Take what lies here."""
+    """Take the thing in this room."""
     thing = thing_here(world, position)
     if thing is None:
         return Outcome(position, "Nothing lies here.", False)
@@ -134,10 +136,11 @@ def take(world: World, position: Position) -> Outcome:
 
 
 def unlock(world: World, position: Position, exit: str, key: str) -> Outcome:
-    """Put a key into the lock of a door; it is used up, whether it fits or not.
+    """Use a key on a door; the key is used up, whether it fits or not.
 
     Args:
-        key: its colour; "red key" is understood too.
+        exit: direction of the door.
+        key: colour of the key, such as `red`; `red key` is accepted too.
     """
     colour = key.removesuffix(" key")
     way = world.exit(position.room, exit)
@@ -156,17 +159,17 @@ def unlock(world: World, position: Position, exit: str, key: str) -> Outcome:
 
 
 def thing_here(world: World, position: Position) -> str | None:
-    """What lies in the room."""
+    """Return the thing in this room; None if there is none or it was taken."""
     return None if position.room in position.taken else world.things.get(position.room)
 
 
 def is_closed(way: Exit, position: Position) -> bool:
-    """Whether it is a door that is locked still."""
+    """Return whether an exit of this room is a door that is still locked."""
     return way.lock is not None and _door(position.room, way.to) not in position.opened
 
 
 def actions(world: World, position: Position) -> Iterator[Action]:
-    """Every action that does something."""
+    """Yield every action that has an effect."""
     if thing_here(world, position) is not None:
         yield Action("take", {})
     for way in world.exits[position.room]:
@@ -178,10 +181,11 @@ def actions(world: World, position: Position) -> Iterator[Action]:
 
 
 def lit(world: World, position: Position) -> str | None:
-    """The direction of the nearest thing that was not taken; None if there is none, or it is here.
+    """Return the direction of the nearest thing that was not taken; None if nothing is left or the
+    thing is in this room.
 
-    Doors count as far and slides as farther, whichever keys are in the bag: the light stays where
-    it is when a key was wasted, and it never tells what is lost.
+    The keys in the bag do not matter, so the light stays where it is after a key was wasted, and
+    never shows that the quest is lost.
     """
     if thing_here(world, position) is not None:
         return None
@@ -194,10 +198,10 @@ def lit(world: World, position: Position) -> str | None:
 
 
 def observation(world: World, position: Position) -> str:
-    """What the player sees: the room, its exits, what lies there and what is in the bag.
+    """Return the text that the player sees: the room, its exits, the thing there, and the bag.
 
-    It is the state: which actions win from here follows from it, but for what the player has left
-    behind. It does not say how often the player has acted.
+    It determines which actions still win, except for what the player left behind. It does not
+    contain the number of past actions.
     """
     light = lit(world, position)
     lines = [f"You are in the {world.rooms[position.room]}."]
@@ -222,7 +226,7 @@ def _described(way: Exit, position: Position) -> str:
 
 
 def _distance(world: World, position: Position, room: int, way: Exit) -> float:
-    """How far the nearest thing behind an exit is."""
+    """Return the distance of the nearest thing behind an exit; infinity if there is none."""
     step: float = 1
     if way.is_slide:
         step = _SLIDE

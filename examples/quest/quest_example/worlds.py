@@ -1,15 +1,15 @@
-"""Generated worlds: rooms, keys and doors, from a seed.
+"""Generated worlds of rooms, keys and doors.
 
-A world is four zones in a row, joined by two locked doors and a slide before the last. The keys of
-the doors lie about before they are needed, the crown lies in the last zone; further rooms and
-further doors lead nowhere. A world is kept only if a careful player wins it with MIN_CALLS to
-MAX_CALLS calls, as few as are possible, and on the way may ruin it in each of the three ways: the
-wrong key in a lock, a key for a door that leads nowhere, the slide before all keys are taken.
+A world has four zones in a row, joined by two locked doors and by one slide. The keys lie in zones
+before their doors, the crown lies in the last zone; further rooms and doors lead nowhere. A world
+is kept only if a careful player wins it with MIN_CALLS to MAX_CALLS calls, and no shorter way
+exists. On this way each of the three fatal mistakes must be possible: the wrong key in a lock, a
+key for a door that leads nowhere, the slide before all keys are taken.
 
-Splits are by structure (`structure`): two worlds that differ by the names of rooms, colours and
-directions alone are one structure, and each structure belongs to one split (`structure_split`).
+Splits are by structure: worlds that differ only in the names of rooms, colours and directions have
+one structure (`structure`), and each structure belongs to one split (`structure_split`).
 
-Everything follows from the seed.
+The seed determines everything.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from quest_example.world import (
 
 Split: TypeAlias = Literal["train", "dev", "test"]
 Ruin: TypeAlias = Literal["wrong key", "dark door", "early slide"]
-"""The ways to lose a quest for good."""
+"""Actions that lose a quest for good."""
 
 SPLITS: Final[tuple[Split, ...]] = ("train", "dev", "test")
 COUNTS: Final[Mapping[Split, int]] = {"train": 400, "dev": 150, "test": 250}
-"""Worlds of each split, no two of one structure."""
+"""Number of worlds per split, all of different structures."""
 RUINS: Final[tuple[Ruin, ...]] = ("wrong key", "dark door", "early slide")
 MIN_CALLS, MAX_CALLS = 12, 14
-"""Calls that a careful player needs."""
+"""Fewest and most calls that a careful player may need."""
 ROOMS: Final = (
     *("attic", "barn", "cave", "cellar", "chapel", "cloister", "court", "crypt", "den"),
     *("forge", "gallery", "garden", "hall", "hut", "kitchen", "library", "loft", "mill"),
@@ -55,18 +55,18 @@ ROOMS: Final = (
 
 
 class Task(TypedDict):
-    """One quest, as it is stored."""
+    """A quest as it is stored."""
 
     id: str
     world: dict[str, Any]
-    """As `World.from_json` reads it."""
+    """The world in the form of `World.to_json`."""
 
 
 # --- generating -----------------------------------------------------------------------------
 def generate(
     data_dir: Path, *, seed: int = 0, counts: Mapping[Split, int] = COUNTS
 ) -> dict[Split, list[Task]]:
-    """Write the quests of every split to `data_dir`; return them."""
+    """Write the quests of every split to `data_dir`, and return them."""
     tasks: dict[Split, list[Task]] = {}
     for split, count in counts.items():
         found = itertools.islice(different_worlds(split, f"{seed} {split}"), count)
@@ -86,7 +86,7 @@ def load(data_dir: Path, split: Split) -> list[Task]:
 
 
 def different_worlds(split: Split, seed: str) -> Iterator[World]:
-    """Worlds of a split, each of a structure of its own, without end."""
+    """Yield worlds of a split without end, all of different structures."""
     seen: set[str] = set()
     for world in worlds(split, seed):
         name = structure(world)
@@ -96,7 +96,7 @@ def different_worlds(split: Split, seed: str) -> Iterator[World]:
 
 
 def worlds(split: Split, seed: str) -> Iterator[World]:
-    """Worlds of a split, without end."""
+    """Yield worlds of a split without end."""
     rng = random.Random(f"worlds {seed}")
     while True:
         world = _sketch(rng)
@@ -105,7 +105,9 @@ def worlds(split: Split, seed: str) -> Iterator[World]:
 
 
 def is_good(world: World) -> bool:
-    """Whether a careful player wins in as few calls as possible, not too many, past each ruin."""
+    """Return whether a careful player wins by a shortest way on which each fatal mistake is
+    possible.
+    """
     path = careful_path(world, MAX_CALLS)
     if path is None or len(path) < MIN_CALLS:
         return False
@@ -115,13 +117,13 @@ def is_good(world: World) -> bool:
 
 
 def _is_long(world: World) -> bool:
-    """Whether a careful player needs enough calls, and not too many."""
+    """Return whether a careful player wins with MIN_CALLS to MAX_CALLS calls."""
     path = careful_path(world, MAX_CALLS)
     return path is not None and len(path) >= MIN_CALLS
 
 
 def ruins(world: World, chart: Chart, position: Position) -> set[Ruin]:
-    """Which kinds of action lose the quest here, of a position from which it can be won."""
+    """Return the kinds of actions that lose the quest from a position that can be won."""
     kinds: set[Ruin] = set()
     light = lit(world, position)
     for action in chart.fatal(position):
@@ -145,14 +147,14 @@ class _Room:
 
 
 class _Sketch:
-    """A world that is being made."""
+    """A world under construction."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.rooms = [_Room(0, [])]
 
     def zone(self, zone: int) -> list[int]:
-        """The rooms of a zone that have nothing yet."""
+        """Return the rooms of a zone that have no thing yet."""
         return [
             number
             for number, room in enumerate(self.rooms)
@@ -160,10 +162,13 @@ class _Sketch:
         ]
 
     def add(self, zone: int, beside: int, kind: str) -> int | None:
-        """A further room behind an exit of another; None if there is no direction left.
+        """Add a room behind a new exit of the room `beside`, and return its number.
+
+        None if the room `beside` has no free direction.
 
         Args:
-            kind: "passage", "slide" or the colour of a door.
+            zone: zone of the new room.
+            kind: kind of the exit: `"passage"`, `"slide"` or the colour of a door.
         """
         there, here = len(self.rooms), self.rooms[beside]
         if kind == "slide":
@@ -181,7 +186,7 @@ class _Sketch:
         return there
 
     def world(self) -> World:
-        """As it is, with names for its rooms."""
+        """Return the sketch as a world, with random names for its rooms."""
         order = [*COMPASS, DOWN]
         return World(
             rooms=tuple(self.rng.sample(ROOMS, len(self.rooms))),
@@ -194,7 +199,7 @@ class _Sketch:
 
 
 def _sketch(rng: random.Random) -> World:
-    """A world from chance; most are not good."""
+    """Return a random world; most are not good (`is_good`)."""
     while True:
         sketch = _Sketch(rng)
         if _build(sketch, rng):
@@ -202,7 +207,7 @@ def _sketch(rng: random.Random) -> World:
 
 
 def _build(sketch: _Sketch, rng: random.Random) -> bool:
-    """Zones, things and ways that lead nowhere; False if there was no room for one."""
+    """Add zones, things and dead ends; return False if there was no room for one of them."""
     colours = rng.sample(COLOURS, 2)
     gates = rng.choice([["slide", *colours], [colours[0], "slide", colours[1]]])
     for zone in range(4):
@@ -227,9 +232,11 @@ def _build(sketch: _Sketch, rng: random.Random) -> bool:
 
 # --- structures and splits ------------------------------------------------------------------
 def structure(world: World) -> str:
-    """The world without its names: equal for two worlds if and only if renaming rooms, colours and
-    directions makes one the other. (Rooms are a tree: Aho, Hopcroft and Ullman's canonical form,
-    the least over the renamings of colours.)"""
+    """Return a text that is equal for two worlds if they differ only in names.
+
+    Names are those of rooms, colours and directions. The text is the canonical form of a tree (Aho,
+    Hopcroft and Ullman), the smallest over all renamings of colours.
+    """
     colours = sorted({way.lock for ways in world.exits for way in ways if way.lock is not None})
     letters = "abcdef"[: len(colours)]
     forms = (
@@ -254,7 +261,7 @@ def _kind(way: Exit, names: Mapping[str, str]) -> str:
 
 
 def structure_split(name: str) -> Split:
-    """The split that a structure belongs to: a quarter of all for dev, a quarter for test."""
+    """Return the split of a structure: a quarter of all for dev, a quarter for test."""
     digest = hashlib.sha256(name.encode()).digest()[0]
     shares: dict[int, Split] = {0: "dev", 1: "test"}
     return shares.get(digest % 4, "train")

@@ -1,7 +1,7 @@
 """An ordinary app on the OpenAI Agents SDK that answers questions from documents.
 
-One agent, the researcher, has one tool: a search of the documents. It searches as often as it
-needs to, at most `max_searches` times, each search with what the ones before it found, and answers.
+Its one agent, the researcher, has one tool, which searches the documents. The agent searches step
+by step, at most `max_searches` times, and then answers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEFAULT_MODEL = "gpt-5-mini"
 
 @function_tool(description_override=SEARCH)
 def search(context: RunContextWrapper[Library], query: str) -> str:
-    """The agent's tool."""
+    """Return the passages that a search finds; the agent's only tool."""
     return context.context.search(query)
 
 
@@ -41,7 +41,7 @@ researcher = Agent[Library](
     tools=[search],
     model_settings=ModelSettings(),
 )
-"""The agent; which model it asks, and where, is a matter of the run."""
+"""The agent; `run_config` sets its model and endpoint."""
 
 
 def run_config(
@@ -51,13 +51,13 @@ def run_config(
     temperature: float | None = None,
     max_tokens: int | None = None,
 ) -> RunConfig:
-    """Runs with any OpenAI-compatible endpoint.
+    """Return the settings of a run with an OpenAI-compatible endpoint.
 
-    What is left out comes from the environment: RAG_MODEL, OPENAI_BASE_URL, OPENAI_API_KEY. Traces
-    are not sent to OpenAI.
+    None for `model` takes the variable RAG_MODEL; without `client`, OPENAI_BASE_URL and
+    OPENAI_API_KEY are used. No traces are sent to OpenAI.
 
     Args:
-        client: stays open; close it in the event loop that it was used in.
+        client: client of the endpoint, which the caller closes in the event loop that uses it.
     """
     return RunConfig(
         model=model or os.environ.get(MODEL_VARIABLE) or DEFAULT_MODEL,
@@ -74,12 +74,12 @@ async def ask(
     config: RunConfig | None = None,
     max_searches: int = MAX_SEARCHES,
 ) -> str:
-    """What the agent says last; nothing if it still searches after `max_searches`.
+    """Return the agent's answer; empty if the agent still searches after `max_searches`.
 
     Raises:
-        ValueError: no search at all is allowed.
+        ValueError: `max_searches` is below 1.
         openai.OpenAIError: the endpoint does not answer.
-        agents.ModelBehaviorError: the model calls a tool that there is not.
+        agents.ModelBehaviorError: the model calls a tool that does not exist.
     """
     if max_searches < 1:
         raise ValueError(f"max_searches is {max_searches}; at least one search has to be allowed")

@@ -35,7 +35,7 @@ _DEMO = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Answer one question; return the exit status."""
+    """Answer one question and print the answer; return the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if not os.environ.get("OPENAI_API_KEY"):
@@ -103,7 +103,7 @@ def _demo() -> list[Passage]:
 
 
 def _read(folder: Path, parser: argparse.ArgumentParser) -> list[Passage]:
-    """The passages of a folder; what was left out is said."""
+    """Return the passages of a folder, and print the files that were left out."""
     from lightspan.errors import DataError
     from rag_example.documents import read_passages
 

@@ -1,4 +1,4 @@
-"""What a reader of other people's data gives: questions, passages, and what it left out.
+"""Questions and passages read from other people's data, in one form (`Corpus`).
 
 corpus = musique.read("musique/data", "train")     or documents.read("handbook", "train")
 data = corpus.save_index("cache")                  built once for these passages
@@ -22,22 +22,22 @@ Split: TypeAlias = Literal["train", "test"]
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Questions about passages."""
+    """Questions, and the passages with their answers."""
 
     name: str
-    """The index's name, in file names."""
+    """Name of the index's folder."""
     tasks: list[Task]
     passages: list[Passage]
     files: list[Path]
-    """What was read."""
+    """Files that were read."""
     skipped: list[str]
-    """What was not, and why."""
+    """One line per entry or file that was left out: which, and why."""
 
     def save_index(self, folder: str | Path) -> Path:
-        """Build the index of the passages in a folder, unless it is there already.
+        """Build the index of the passages below `folder`, unless it exists.
 
         Returns:
-            The folder of the index: `folder` with the `documents` of every task.
+            The path of the index: `folder` joined with the field `documents` of every task.
         """
         path = Path(folder) / self.name
         if not path.exists():
@@ -46,7 +46,7 @@ class Corpus:
 
 
 def index_name(kind: str, passages: Sequence[Passage]) -> str:
-    """A name that changes with the passages, so that an index is never one of others."""
+    """Return the name of an index: `kind`, and a hash of the passages."""
     digest = hashlib.sha256()
     for passage in passages:
         digest.update(json.dumps(passage).encode())
@@ -54,10 +54,10 @@ def index_name(kind: str, passages: Sequence[Passage]) -> str:
 
 
 def json_lines(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(file and line, object) for each line that is not blank.
+    """Yield (file name and line number, object) for each line that is not blank.
 
     Raises:
-        DataError: the file cannot be read, or a line is no JSON object.
+        DataError: the file cannot be read, or a line is not a JSON object.
     """
     try:
         with file.open(encoding="utf-8-sig") as lines:
@@ -80,10 +80,10 @@ def _object(line: str, where: str) -> Mapping[str, Any]:
 
 
 def text_of(entry: Mapping[str, Any], key: str, where: str) -> str:
-    """A field that has to be text with something in it.
+    """Return a field that must be text and not blank.
 
     Raises:
-        DataError: it is missing, empty or something else.
+        DataError: the field is missing, blank or not text.
     """
     value = entry.get(key)
     if not isinstance(value, str) or not value.strip():
@@ -92,10 +92,10 @@ def text_of(entry: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def texts_of(entry: Mapping[str, Any], key: str, where: str) -> list[str]:
-    """A field that is a list of texts, or is missing.
+    """Return a field that is a list of texts; an empty list if the field is missing.
 
     Raises:
-        DataError: it is something else.
+        DataError: the field is not a list of texts.
     """
     values = entry.get(key, [])
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):

@@ -1,7 +1,7 @@
-"""The same app as a crew of CrewAI: a searcher finds the passage, an answerer reads it.
+"""The app as a CrewAI crew of two agents: a searcher finds the passage, an answerer reads it.
 
-The searcher has the tool that searches the documents; what it says last is what the answerer is
-shown beside the question.
+The searcher has the tool that searches the documents. Its last message is passed to the answerer
+with the question.
 """
 
 from __future__ import annotations
@@ -29,9 +29,14 @@ def chat_model(
     temperature: float | None = None,
     max_tokens: int | None = None,
 ) -> LLM:
-    """A client of any OpenAI-compatible endpoint.
+    """Return a client of an OpenAI-compatible endpoint.
 
-    What is left out comes from the environment: RAG_MODEL, OPENAI_BASE_URL, OPENAI_API_KEY.
+    Args:
+        model: name of the model; None for the environment variable RAG_MODEL, or else the default.
+        base_url: URL of the endpoint; None for OPENAI_BASE_URL.
+        api_key: key of the endpoint; None for OPENAI_API_KEY.
+        temperature: sampling temperature; None for the endpoint's default.
+        max_tokens: maximum tokens of an answer; None for the endpoint's default.
     """
     options: dict[str, Any] = {
         "base_url": base_url,
@@ -45,7 +50,7 @@ def chat_model(
 
 
 def build_crew(library: Library, llm: LLM, *, max_searches: int = MAX_SEARCHES) -> Crew:
-    """A crew that answers from these documents; a crew answers one question at a time."""
+    """Return a crew that answers from the documents of `library`, one question at a time."""
     searcher = _agent(SEARCHER, llm, [search_tool(library)], max_iter=max_searches + 1)
     answerer = _agent(ANSWERER, llm, [])
     search = Task(
@@ -62,11 +67,11 @@ def build_crew(library: Library, llm: LLM, *, max_searches: int = MAX_SEARCHES) 
 
 
 def ask(question: str, crew: Crew) -> str:
-    """What the answerer says.
+    """Return the answerer's last message.
 
     Raises:
         openai.OpenAIError: the endpoint does not answer.
-        ValueError: the model says nothing at all.
+        ValueError: the model's answer is empty.
     """
     said = crew.kickoff(inputs={"question": question})
     assert isinstance(said, CrewOutput)  # another class only for a crew that streams
@@ -74,7 +79,7 @@ def ask(question: str, crew: Crew) -> str:
 
 
 def search_tool(library: Library) -> BaseTool:
-    """The tool that searches these documents."""
+    """Return the tool that searches the documents of `library`."""
 
     @tool("search")
     def search(query: str) -> str:

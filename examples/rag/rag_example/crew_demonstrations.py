@@ -1,7 +1,7 @@
-"""Imperfect demonstrations of the crew: searcher and answerer.
+"""Imperfect demonstrations of the crew's searcher and answerer.
 
-The searcher makes the mistakes of `demonstrations` that are about searching, the answerer the one
-about the answer, and one more: it names what was asked about, not what was found.
+The searcher makes the mistakes in searching of `demonstrations`. The answerer may leave out the
+form, and may give the name that was asked about in place of the name that was found.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rag_example.prompts import ANSWERER, SEARCH, SEARCHER, Part
 from rag_example.worlds import Question, make_questions, make_world
 
 SIDE_RATE = 0.25
-"""How often the answerer takes the wrong one of the two names in the line that it is shown."""
+"""Probability that the answerer gives the wrong one of the two names in its line."""
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -42,13 +42,13 @@ TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
-"""The tool as CrewAI describes it to the model."""
+"""The tool in the form in which CrewAI describes it to the model."""
 
 
 def demonstrate(count: int, seed: int = 0) -> list[Chat]:
-    """Runs of the searcher, and what the answerer says, as many of each, in random order.
+    """Return chats of the searcher and of the answerer, equally many, in random order.
 
-    The worlds are of train, and their own. Equal arguments give equal lists.
+    They are about newly generated worlds of train. Equal arguments give equal lists.
     """
     rng = random.Random(f"crew {seed}")
     chats: list[Chat] = []
@@ -64,7 +64,7 @@ def demonstrate(count: int, seed: int = 0) -> list[Chat]:
 
 
 def work(question: Question, index: Index, rng: random.Random) -> list[Chat]:
-    """One imperfect run of the crew: the searcher's chat and the answerer's."""
+    """Return the two chats of an imperfect run: the searcher's and the answerer's."""
     steps = search_through(question, index, rng)
     last_hit = steps[-1].hit
     line = describe([last_hit])
@@ -74,10 +74,10 @@ def work(question: Question, index: Index, rng: random.Random) -> list[Chat]:
 
 
 def opening(part: Part, question: str, context: str | None = None) -> list[dict[str, Any]]:
-    """How CrewAI asks an agent.
+    """Return the messages with which CrewAI calls an agent.
 
     Args:
-        context: what the task before gave.
+        context: result of the previous task; None for the first task.
     """
     shown = (
         ""

@@ -1,4 +1,4 @@
-"""The crew as lightspan trains it: what `training` is to the app on the OpenAI Agents SDK."""
+"""The crew with its reward; `training` is the same for the app on the OpenAI Agents SDK."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from rag_example.recipes import REAL_MODEL, Recipe, TrainingTask, library_of, lo
 from rag_example.reward import score
 
 TRAINED = [SEARCHER.role, ANSWERER.role]
-"""The agents that learn."""
+"""The agents that are trained."""
 FROZEN = "base"
-"""What answers an agent that does not: the weights that training begins with."""
+"""Model of agents that are not trained: the starting weights."""
 AGENTS = (SEARCHER.role, ANSWERER.role)
-"""Every agent of the crew: a misspelt name is an error before anything runs."""
+"""All agents of the crew, so that a misspelt name raises an error before training."""
 RECIPE = recipes.CREW
 
 # it warns at every call that it cannot count the tokens of a model that it does not know
@@ -47,7 +47,7 @@ lightspan_crewai.instrument()
 
 @rollout
 def answer(task: TrainingTask) -> float:
-    """Run the crew on a question and score its answer. The gold answers stay out here."""
+    """Run the crew on a question and score its answer; the crew does not see the gold answers."""
     crew = build_crew(library_of(task), _llm(task["max_tokens"]), max_searches=task["max_searches"])
     return score(ask(task["question"], crew), task["answers"])
 
@@ -66,7 +66,7 @@ def _llm(max_tokens: int) -> LLM:
 
 
 def chats(count: int, seed: int) -> list[dict[str, Any]]:
-    """The demonstrations as chats."""
+    """Return `count` demonstrations as chats."""
     return crew_demonstrations.demonstrate(count, seed)
 
 
@@ -76,8 +76,10 @@ warm_start = WarmStart(
 
 
 def rl_options(seed: int, recipe: Recipe = RECIPE) -> dict[str, Any]:
-    """The arguments of LightningRL that the recipe fixes; an agent left out of `optimize` stays at
-    the starting weights."""
+    """Return the arguments of `LightningRL` that the recipe sets.
+
+    An agent that is not in `optimize` uses the starting weights.
+    """
     return {"optimize": TRAINED, "frozen": FROZEN, "seed": seed, **recipe.settings}
 
 

@@ -1,10 +1,10 @@
-"""Imperfect demonstrations of the agent: the warm start before reinforcement learning.
+"""Imperfect demonstrations of the agent, for the warm start before reinforcement learning.
 
-They teach the model to read the app's prompts, to call the tool and to copy names, and leave it
-something to learn: each kind of mistake occurs at a rate of its own. Systematic errors (searching
-for the question's word where the documents use another, answering without the form that the
-instructions ask for) are frequent. Whether to go on stays well below one half, because a model that
-ignores the cue altogether can't be brought back by reinforcement.
+They teach the model to read the app's prompts, to call the tool and to copy names. They also
+contain mistakes that reinforcement learning can remove; each kind has its own rate. Systematic
+errors are frequent: a search for the question's word where the documents use another, an answer
+without the required form. An answer before the last hop is rare, because reinforcement cannot help
+a model that ignores the number of hops altogether.
 """
 
 from __future__ import annotations
@@ -24,21 +24,25 @@ Chat: TypeAlias = dict[str, Any]
 Mistake: TypeAlias = Literal["word", "early", "form"]
 
 COUNT = 8_000
-"""Demonstrations of a warm start: runs of the agent, each with all that it says."""
+"""Number of demonstrations of a warm start; each is a whole run of the agent."""
 
 MISTAKE_RATES: Mapping[Mistake, float] = {
     "word": 0.5,
     "early": 0.12,
     "form": 0.6,
 }
-"""How often the agent searches with the question's word, answers before the last hop, or leaves
-"Answer:" out."""
+"""Mistake → its probability.
+
+- `word`: the agent searches with the question's word.
+- `early`: the agent answers before the last hop.
+- `form`: the agent leaves out "Answer:".
+"""
 
 PASSAGES = 1
-"""Passages that a search shows the small model; its app has to use the same."""
+"""Passages that a search shows the small model; the app must use the same number."""
 
 QUESTIONS_PER_WORLD = 200
-"""Questions about each of the demonstrations' worlds."""
+"""Number of questions about each world of the demonstrations."""
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -57,11 +61,11 @@ TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
-"""The tool as the OpenAI Agents SDK describes it to the model."""
+"""The tool in the form in which the OpenAI Agents SDK describes it to the model."""
 
 
 def demonstrate(count: int = COUNT, seed: int = 0) -> list[Chat]:
-    """Runs of the agent, in random order; the worlds are of train, and their own.
+    """Return runs of the agent as chats, in random order, about newly generated worlds of train.
 
     Equal arguments give equal lists.
     """
@@ -79,7 +83,7 @@ def demonstrate(count: int = COUNT, seed: int = 0) -> list[Chat]:
 
 
 def research(question: Question, index: Index, rng: random.Random) -> list[dict[str, Any]]:
-    """One imperfect run of the agent, as the messages that the SDK sends."""
+    """Return the messages of an imperfect run of the agent, in the form of the SDK."""
     steps = search_through(question, index, rng)
     return [
         {"role": "system", "content": RESEARCH},
@@ -90,14 +94,14 @@ def research(question: Question, index: Index, rng: random.Random) -> list[dict[
 
 
 class Step(NamedTuple):
-    """One search, and what it finds."""
+    """A search query with the passage that it finds."""
 
     query: str
     hit: Hit
 
 
 def search_through(question: Question, index: Index, rng: random.Random) -> list[Step]:
-    """Imperfect searches for the answer, each for the name that the one before it found."""
+    """Return imperfect searches for the answer; each uses the name that the previous one found."""
     steps: list[Step] = []
     name = question.facts[0].subject
     for fact in question.facts:
@@ -111,7 +115,7 @@ def search_through(question: Question, index: Index, rng: random.Random) -> list
 
 
 def tool_messages(steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """The searches as calls of the tool, and what it gives."""
+    """Return the messages of searches: calls of the tool, each with its result."""
     messages: list[dict[str, Any]] = []
     for number, step in enumerate(steps):
         function = {"name": "search", "arguments": json.dumps({"query": step.query})}
@@ -124,17 +128,17 @@ def tool_messages(steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def search_word(fact: Fact, rng: random.Random) -> str:
-    """What is searched for beside the name."""
+    """Return the word that is searched for in addition to the name."""
     return fact.relation.asked if _slips("word", rng) else fact.relation.keyword
 
 
 def told(hit: Hit) -> str:
-    """The name that a passage ends with."""
+    """Return the name at the end of a passage."""
     return hit.passage.text.rstrip(".").split()[-1]
 
 
 def spoken(name: str, rng: random.Random) -> str:
-    """The answer as it is demonstrated."""
+    """Return the demonstrated answer, sometimes without the required form."""
     return name if _slips("form", rng) else f"{MARK} {name}"
 
 

@@ -1,12 +1,12 @@
-"""A folder of one's own documents, and questions about them.
+"""Read questions and documents from a folder of your own.
 
     DIR/train.jsonl, DIR/test.jsonl       {"question": ..., "answer": ..., "answer_aliases": [...]}
     DIR/**/*.txt, *.md, *.markdown        the documents
 
-Documents are cut into passages of up to `words` words (what spaces divide): paragraphs are kept
-together where they fit, and divided at the ends of sentences where they do not. A passage's title
-is its file's name and, in Markdown, the headings above it. Files are UTF-8, or UTF-16 with a byte
-order mark; whatever else lies in the folder is left out and reported.
+Documents are cut into passages of up to `words` words, which are separated by spaces. Paragraphs
+stay together if they fit; longer paragraphs are cut at the ends of sentences. The title of a
+passage is its file's name and, in Markdown, the headings above it. Files are UTF-8, or UTF-16 with
+a byte order mark. All other files in the folder are left out and reported.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from rag_example.index import Passage
 from rag_example.worlds import Task
 
 LISTS: Final[Mapping[Split, str]] = {"train": "train.jsonl", "test": "test.jsonl"}
-"""The questions of each split, in the folder itself."""
+"""Split → name of its file of questions."""
 MARKDOWN: Final = (".md", ".markdown")
 KINDS: Final = (".txt", *MARKDOWN)
-"""Files that are read, by the end of their names."""
+"""Suffixes of the files that are read."""
 WORDS: Final = 100
-"""Words that a passage has at most."""
+"""Maximum number of words of a passage."""
 LARGEST: Final = 64 << 20
-"""Bytes of one file."""
+"""Maximum size of a file in bytes."""
 
 _HEADING: Final = re.compile(r"(#{1,6})\s+(.*?)(?:\s+#+)?\s*$")
 _FENCE: Final = re.compile(r"\s{0,3}(`{3,}(?=[^`]*$)|~{3,})")
-"""Opens fenced code; three backticks with others behind them on the line are code in the text."""
+"""Matches the beginning of fenced code. Three backticks with more backticks later on the line are
+inline code.
+"""
 _FENCE_END: Final = re.compile(r"\s{0,3}(`{3,}|~{3,})\s*$")
 _SENTENCE: Final = re.compile(r"(?<=[.!?…。])\s+")
 
@@ -44,18 +46,19 @@ class Section(NamedTuple):
     """Paragraphs under one heading."""
 
     headings: tuple[str, ...]
-    """From the top down; none for plain text."""
+    """Headings above the paragraphs, from the top level down; empty for plain text."""
     paragraphs: list[str]
 
 
 def read(directory: str | Path, split: Split, *, limit: int | None = None) -> Corpus:
-    """The questions of a split, and the passages of the documents.
+    """Return the questions of a split, and the passages of the documents.
 
     Args:
-        limit: questions at most.
+        limit: maximum number of questions; None for no limit.
 
     Raises:
-        DataError: no such folder, no or malformed questions, or no document that can be read.
+        DataError: the folder does not exist, its questions are missing or malformed, or none of its
+            documents can be read.
     """
     directory = Path(directory)
     passages, skipped = read_passages(directory)
@@ -73,16 +76,16 @@ def read(directory: str | Path, split: Split, *, limit: int | None = None) -> Co
 
 
 def read_passages(directory: str | Path, *, words: int = WORDS) -> tuple[list[Passage], list[str]]:
-    """The passages of all documents in a folder and those in it, in the order of their names.
+    """Return the passages of all documents in a folder and its subfolders, sorted by file name.
 
     Args:
-        words: of a passage at most; 1 or more.
+        words: maximum number of words of a passage, at least 1.
 
     Returns:
-        The passages, and what was left out and why.
+        The passages, and one line per file that was left out: which, and why.
 
     Raises:
-        DataError: there is no such folder, or nothing in it that can be read.
+        DataError: the folder does not exist, or none of its files can be read.
     """
     directory = Path(directory)
     if words < 1:
@@ -107,11 +110,11 @@ def read_passages(directory: str | Path, *, words: int = WORDS) -> tuple[list[Pa
 
 
 def cut(text: str, name: str, *, words: int = WORDS) -> Iterator[Passage]:
-    """The passages of one document.
+    """Yield the passages of one document.
 
     Args:
-        name: of its file; what ends as Markdown does is read as Markdown.
-        words: of a passage at most.
+        name: name of the file; `.md` or `.markdown` at its end means that `text` is Markdown.
+        words: maximum number of words of a passage.
     """
     is_markdown = name.lower().endswith(MARKDOWN)
     stem = Path(name).stem
@@ -124,10 +127,11 @@ def cut(text: str, name: str, *, words: int = WORDS) -> Iterator[Passage]:
 
 
 def sections(markdown: str) -> Iterator[Section]:
-    """The parts of a Markdown text between its headings (those that begin with `#`).
+    """Yield the parts of a Markdown text between its headings, which begin with `#`.
 
-    A heading over nothing but further headings is in their titles; one over nothing at all is kept
-    as its own text.
+    A heading without text before its first subheading yields no section, but stays in the headings
+    of the following sections. A heading with nothing below it yields a section with the heading as
+    its text.
     """
     headings: list[tuple[int, str]] = []
     lines: list[str] = []
@@ -144,7 +148,10 @@ def sections(markdown: str) -> Iterator[Section]:
 
 
 def _marked(markdown: str) -> Iterator[tuple[tuple[int, str] | None, str]]:
-    """Each line, with level and text if it is a heading; none is inside fenced code."""
+    """Yield (level and text if the line is a heading, else None; line) for each line.
+
+    Lines in fenced code are no headings.
+    """
     fence = ""
     for line in markdown.splitlines():
         if fence:
@@ -159,7 +166,9 @@ def _marked(markdown: str) -> Iterator[tuple[tuple[int, str] | None, str]]:
 def _section(
     headings: Iterable[tuple[int, str]], lines: Iterable[str], *, keep: bool
 ) -> Iterator[Section]:
-    """The section, if it has text; else, to be kept, with its heading as its text."""
+    """Yield the section if it has text. Without text and with `keep`, yield its heading as its
+    text.
+    """
     names = tuple(text for _, text in headings)
     paragraphs = _paragraphs("\n".join(lines)) or (list(names[-1:]) if keep else [])
     if paragraphs:
@@ -167,16 +176,16 @@ def _section(
 
 
 def _paragraphs(text: str) -> list[str]:
-    """What blank lines divide, each on one line."""
+    """Return the paragraphs of a text, which blank lines separate, each joined to one line."""
     return [" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if part.strip()]
 
 
 def pack(paragraphs: Iterable[str], words: int) -> Iterator[str]:
-    """Texts of up to `words` words, with all words of the paragraphs in their order.
+    r"""Yield texts of up to `words` words; together they have all words of the paragraphs in order.
 
     Example:
         >>> list(pack(["a b", "c", "d e f g. h"], 3))
-        ['a b\\n\\nc', 'd e f', 'g. h']
+        ['a b\n\nc', 'd e f', 'g. h']
     """
     held: list[str] = []
     size = 0
@@ -192,7 +201,7 @@ def pack(paragraphs: Iterable[str], words: int) -> Iterator[str]:
 
 
 def _divided(paragraph: str, words: int) -> Iterator[str]:
-    """A paragraph whole, else by sentences, else by words."""
+    """Yield a paragraph whole if it fits into `words`, else cut at sentences, else at words."""
     if len(paragraph.split()) <= words:
         yield paragraph
         return
@@ -212,7 +221,10 @@ def _divided(paragraph: str, words: int) -> Iterator[str]:
 
 # --- files ----------------------------------------------------------------------------------
 def _files(directory: Path) -> Iterator[tuple[Path, str | None]]:
-    """Files by name, with why they are not read; of a folder that is not entered only itself."""
+    """Yield (file, why it is not read, or None) for each file, sorted by name.
+
+    A folder that is not searched is yielded once, in place of its files.
+    """
     shut: list[OSError] = []
     for folder, folders, names in os.walk(directory, onerror=shut.append):
         here = Path(folder)
@@ -229,7 +241,7 @@ def _files(directory: Path) -> Iterator[tuple[Path, str | None]]:
 
 
 def _shown(name: str) -> str:
-    """The name without bytes that are no text, which are shown as such."""
+    """Return the name with bytes that are not UTF-8 written as escapes."""
     return name.encode(errors="backslashreplace").decode()
 
 
@@ -251,7 +263,7 @@ def _unread(file: Path) -> str | None:
 
 
 def _text(file: Path) -> tuple[str, str | None]:
-    """What a file says, or why that is not known."""
+    """Return (text of a file, None), or (empty, why the file cannot be read)."""
     try:
         data = file.read_bytes()
     except OSError as error:

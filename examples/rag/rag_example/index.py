@@ -1,19 +1,19 @@
-"""A BM25 index of passages, on tantivy: a search library made for it, like Lucene.
+"""A BM25 index of passages, built with tantivy, a search library like Lucene.
 
     index = Index.build(passages)
     index.search("who founded Oslo", 5)       # the best first
     index.save("corpus")                      # Index.load("corpus") in the app
 
-Title and text are searched as one: words are runs of letters and digits, compared without case and
-accents, so writing without spaces between words (Chinese, Japanese, Thai) is not divided. A passage
-scores by BM25 with k1 = 1.2 and b = 0.75 (Robertson and Zaragoza 2009; the idf that is never
-negative, as Lucene has it), summed over the different words of the query:
+Title and text are searched together. Words are runs of letters and digits, compared without case
+and accents. Text without spaces between words (Chinese, Japanese, Thai) is therefore not divided
+into words. A passage scores by BM25 with k1 = 1.2 and b = 0.75 (Robertson and Zaragoza 2009, with
+Lucene's idf, which is never negative), summed over the different words of the query:
 
     ln(1 + (N - n + 0.5) / (n + 0.5)) · f · (k1 + 1) / (f + k1 · (1 - b + b · length / mean))
 
-with N passages, n of them with the word, f times in this one. Lengths above 40 words are rounded
-down to one of some 200 steps. The files are mapped into memory, not read into it, and nothing in
-them is executed.
+N is the number of passages, n the number of passages with the word, f the count of the word in this
+passage. Lengths above 40 words are rounded down to one of about 200 steps. Files are memory-mapped,
+and nothing in them is executed.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ from typing import Final, NamedTuple
 import tantivy
 
 VERSION: Final = 1
-"""The layout of a saved index."""
+"""Version of the format of a saved index."""
 
 _ABOUT: Final = "passages.json"
 _WRITER_BYTES: Final = 128 << 20
-"""Words collected in memory before they are written."""
+"""Size of the writer's memory buffer in bytes."""
 _ANALYZER: Final = "words"
 _LONGEST_WORD: Final = 100
-"""Bytes; longer words are left out."""
+"""Maximum length of a word in bytes; longer words are not indexed."""
 _DECIMALS: Final = 4
-"""Scores are sums of 32-bit floats: alike passages may differ behind these."""
+"""Number of decimals to which scores are rounded: sums of 32-bit floats of equal passages may
+differ after them.
+"""
 
 
 class Passage(NamedTuple):
-    """What is searched for."""
+    """A text that can be found by a search."""
 
     id: str
     title: str
@@ -50,17 +52,17 @@ class Passage(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """A passage found."""
+    """A passage that a search found."""
 
     passage: Passage
     score: float
-    """BM25, above 0."""
+    """BM25 score, above 0."""
 
 
 class Index:
-    """Passages that can be searched; safe to use from several threads.
+    """A search index of passages; safe to use from several threads.
 
-    Made by `Index.build` or `Index.load`.
+    Use `Index.build` or `Index.load` to make one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,13 +76,13 @@ class Index:
 
     @classmethod
     def build(cls, passages: Iterable[Passage]) -> Index:
-        """An index in a temporary folder, until it is saved.
+        """Build an index in a temporary folder, which is deleted with the `Index` object.
 
         Args:
-            passages: each is looked at once; a generator need not fit into memory.
+            passages: passages, read once in order, so a generator need not fit into memory.
 
         Raises:
-            ValueError: two passages have one id.
+            ValueError: two passages have the same id.
         """
         folder = Path(mkdtemp(prefix="passages-"))
         try:
@@ -95,11 +97,11 @@ class Index:
 
     @classmethod
     def load(cls, folder: str | Path) -> Index:
-        """A saved index.
+        """Load a saved index.
 
         Raises:
-            FileNotFoundError: there is none.
-            ValueError: it is damaged, or of another version.
+            FileNotFoundError: `folder` has no index.
+            ValueError: the index is damaged, or of another version.
         """
         folder = Path(folder)
         about = folder / _ABOUT
@@ -123,10 +125,12 @@ class Index:
         return loaded
 
     def save(self, folder: str | Path) -> None:
-        """Write the index to a folder that does not exist or is empty; whole, or not at all.
+        """Write the index to a folder that does not exist or is empty.
+
+        After a failure the folder does not exist, or is empty as before.
 
         Raises:
-            FileExistsError: there is something in it.
+            FileExistsError: `folder` is not empty.
         """
         folder = Path(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -141,16 +145,16 @@ class Index:
         return self._searcher.num_docs
 
     def search(self, query: str, k: int = 10) -> list[Hit]:
-        """The k best passages that have a word of the query, the best first.
+        """Return the `k` best passages that contain a word of the query, the best first.
 
-        Passages of equal score come in the order that the index was built from.
+        Passages of equal score are in the order in which the index was built.
 
         Args:
-            query: any text; none of it is syntax.
-            k: passages at most.
+            query: any text; it has no special syntax.
+            k: maximum number of passages.
 
         Returns:
-            Fewer than `k` where fewer match; none for a query without known words.
+            Fewer than `k` passages if fewer match; none if no word of the query is in the index.
 
         Raises:
             ValueError: `k` is negative.
@@ -169,9 +173,10 @@ class Index:
         return [Hit(self._passage(address), score) for score, address in best]
 
     def _best(self, query: tantivy.Query, k: int) -> list[tuple[float, tantivy.DocAddress]]:
-        """The k best by score, then place.
+        """Return the `k` best (score, address), by score and then by position in the index.
 
-        More are asked for until all that equal the last are seen.
+        The limit of the underlying search is raised until all passages with the score of the last
+        one are found.
         """
         limit = min(k + 1, len(self))
         while True:
@@ -234,5 +239,5 @@ def _documents(passages: Iterable[Passage]) -> Iterator[tantivy.Document]:
 
 
 def _utf8(text: str) -> str:
-    """The text without what cannot be encoded: halves of surrogate pairs."""
+    """Return the text with unpaired surrogates, which UTF-8 cannot encode, replaced."""
     return text.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""The documents as an agent reads them: what a search shows."""
+"""Documents with the form in which an agent sees the results of a search."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ NOTHING = "nothing found"
 
 @dataclass(frozen=True)
 class Library:
-    """An index, and how much of it a search shows."""
+    """An index, with the size of the results that a search shows."""
 
     index: Index
     passages: int = PASSAGES
-    """Passages that a search shows at most."""
+    """Maximum number of passages that a search shows."""
     characters: int = CHARACTERS
-    """Characters of each passage."""
+    """Maximum number of characters of each passage."""
 
     def search(self, query: str) -> str:
-        """What an agent reads of a search."""
+        """Return the result of a search as text for an agent."""
         return describe(self.index.search(query, self.passages), self.characters)
 
 
 def describe(hits: Iterable[Hit], characters: int = CHARACTERS) -> str:
-    """What a search found, "title: text" a line, each cut to so many characters."""
+    """Return hits as lines of "title: text", each cut to `characters`; a fixed text if there are
+    none.
+    """
     lines = [f"{hit.passage.title}: {hit.passage.text}" for hit in hits]
     shown = [line if len(line) <= characters else f"{line[:characters]}..." for line in lines]
     return "\n".join(shown) or NOTHING

@@ -3,9 +3,9 @@
     DIR/musique_ans_v1.0_train.jsonl      or musique_full_v1.0_train.jsonl
     DIR/musique_ans_v1.0_dev.jsonl        or musique_full_v1.0_dev.jsonl
 
-The files may lie in DIR/data, as the archive has them. A line is a question with some twenty
-paragraphs; here the paragraphs of all questions of a split are one corpus, so that they have to be
-searched for. What cannot be answered is left out: the files named "full" have such questions.
+The files may also be in DIR/data, as in the published archive. Each line has a question and about
+twenty paragraphs. Here the paragraphs of all questions of a split form one corpus, so that the
+right ones must be searched for. Unanswerable questions, which the "full" files have, are left out.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ LISTS: Final[Mapping[Split, Sequence[str]]] = {
     "train": ("musique_ans_v1.0_train.jsonl", "musique_full_v1.0_train.jsonl"),
     "test": ("musique_ans_v1.0_dev.jsonl", "musique_full_v1.0_dev.jsonl"),
 }
-"""The file of each split, the preferred first; the published test set has no answers."""
+"""Split → names of its file, the preferred first. The published test set has no answers, so `test`
+is the development set.
+"""
 
 
 def is_here(directory: str | Path) -> bool:
-    """Whether a folder has a file of MuSiQue."""
+    """Return whether a folder has a file of MuSiQue."""
     return any(_find(Path(directory), names) is not None for names in LISTS.values())
 
 
 def read(directory: str | Path, split: Split, *, limit: int | None = None) -> Corpus:
-    """The questions of a split in the order of the file, and all its paragraphs.
+    """Return the questions of a split in the order of the file, and all paragraphs as passages.
 
     Args:
-        split: `test` is MuSiQue's development set: its own test set has no answers.
-        limit: questions at most; the passages are those of all.
+        split: `test` reads MuSiQue's development set, because its test set has no answers.
+        limit: maximum number of questions; None for no limit. Passages are not limited.
 
     Raises:
-        DataError: no such file, a malformed one, or no question that can be answered.
+        DataError: the file is missing or malformed, or has no answerable question.
     """
     file = _find(Path(directory), LISTS[split])
     if file is None:
@@ -71,7 +73,7 @@ def _find(directory: Path, names: Sequence[str]) -> Path | None:
 def _add_paragraphs(
     passages: dict[tuple[str, str], Passage], entry: Mapping[str, Any], split: Split, where: str
 ) -> None:
-    """Add the paragraphs that no earlier question had."""
+    """Add those paragraphs of a question that `passages` does not have yet."""
     paragraphs = entry.get("paragraphs")
     if not isinstance(paragraphs, list) or not all(isinstance(p, Mapping) for p in paragraphs):
         raise DataError(f"{where}: paragraphs has to be a list of objects")

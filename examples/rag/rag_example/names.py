@@ -38,6 +38,6 @@ NAMES: Mapping[Kind, tuple[str, ...]] = {
         """.split()  # noqa: SIM905
     ),
 }
-"""The names of each kind."""
+"""Kind → names."""
 
 KINDS: tuple[Kind, ...] = ("person", "place", "company", "work")

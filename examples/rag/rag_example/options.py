@@ -1,4 +1,4 @@
-"""The command line of `train.py`, and the names that follow from it."""
+"""The example's names and options for the command line of `train.py`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Final
 from lightspan_examples.example import Example, Run
 
 MODULES: Final = {"openai-agents": "rag_example.training", "crewai": "rag_example.crew_training"}
-"""The app of each framework, with its reward and data; only the chosen one is imported."""
+"""Framework → module of its app with reward and data; only the chosen module is imported."""
 BOTH: Final = "both"
 
 
 class RagExample(Example):
-    """The question answering app."""
+    """The question answering app as an `Example`."""
 
     name = "rag"
     data_help = "MuSiQue's folder, or one of your own documents and questions"
@@ -47,6 +47,6 @@ class RagExample(Example):
 
 
 def trained_agents(run: Run) -> list[str]:
-    """The agents that learn: those of the app, or the one of `--optimize`."""
+    """Return the agents to train: the agent of `--optimize`, or all trained agents of the app."""
     chosen = run.options.optimize
     return [chosen] if chosen != BOTH else list(run.training.TRAINED)

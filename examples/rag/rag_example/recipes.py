@@ -1,7 +1,7 @@
-"""What training has in common, whichever framework the app is written with.
+"""Settings and data of training, which are the same for both frameworks.
 
-The recipes are frozen: the README's figures come from them. Settings were chosen on the development
-worlds; the test worlds were looked at once, to report.
+With these recipes the README's figures were measured. Settings were chosen on the development
+worlds; the test worlds were used once, for the report.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rag_example.worlds import Split, Task
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(common.Recipe):
-    """Every setting of the example's training."""
+    """Settings of the example's training; `max_searches` is the app's maximum of searches."""
 
     max_searches: int = 3
     passages: int = PASSAGES
-    """Passages that a search shows."""
+    """Number of passages that a search shows."""
 
 
 RECIPE = Recipe(
@@ -40,7 +40,7 @@ RECIPE = Recipe(
     max_tokens=48,
 )
 CREW = replace(RECIPE, imitation=replace(RECIPE.imitation, demonstrations=3 * COUNT // 2))
-"""The crew's recipe: its demonstrations are shared by two agents."""
+"""The crew's recipe; it has more demonstrations, because two agents share them."""
 REAL_MODEL = replace(
     RECIPE,
     steps=400,
@@ -49,11 +49,11 @@ REAL_MODEL = replace(
     max_searches=6,
     passages=4,
 )
-"""The recipe for a model that was not built here; not yet run on a GPU."""
+"""Recipe for a model of `--model`; it has not been run on a GPU yet."""
 
 
 class TrainingTask(Task):
-    """A task with where its documents are, and how the app is to be run."""
+    """A task with the folder of its documents and the app's settings."""
 
     data: str
     max_tokens: int
@@ -64,7 +64,7 @@ class TrainingTask(Task):
 def load_tasks(
     cache_dir: Path, split: Split, recipe: Recipe = RECIPE, reporter: Reporter | None = None
 ) -> list[TrainingTask]:
-    """The tasks of a split as the app takes them; the worlds are generated on the first call."""
+    """Return the tasks of a split for `answer`; the first call generates the worlds."""
     data = generated(cache_dir, worlds.generate, "documents and questions", reporter)
     return [_training_task(task, data, recipe) for task in worlds.load(data, split)]
 
@@ -78,7 +78,7 @@ def load_data(
     cache: Path,
     limit: int | None = None,
 ) -> list[TrainingTask]:
-    """The tasks of MuSiQue's files, or of a folder of one's own (see `musique`, `documents`)."""
+    """Return tasks of MuSiQue's files (`musique`), or of a folder of your own (`documents`)."""
     reader = musique if musique.is_here(source) else documents
     corpus = reader.read(source, split, limit=limit)
     beside = f"{len(corpus.passages):,} passages"
@@ -89,7 +89,7 @@ def load_data(
 
 
 def library_of(task: TrainingTask) -> Library:
-    """The documents that a task asks about."""
+    """Return the documents of a task's question."""
     return _library(Path(task["data"]) / task["documents"], task["passages"])
 
 

@@ -21,14 +21,14 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def score(said: str, answers: Sequence[str]) -> float:
-    """What the app's last words are worth, from 0.0 to 1.0.
+    """Return the reward of the app's answer, from 0.0 to 1.0.
 
     Args:
-        said: all that the model said last; the answer is what follows "Answer:", or all of it.
+        said: the model's last message; the answer in it is the text after "Answer:", or all of it.
         answers: the gold answer and its aliases.
 
     Raises:
-        ValueError: there is no gold answer.
+        ValueError: `answers` is empty.
     """
     if not answers:
         raise ValueError("a question without a gold answer cannot be scored")
@@ -38,7 +38,7 @@ def score(said: str, answers: Sequence[str]) -> float:
 
 
 def f1(answered: str, gold: str) -> float:
-    """The harmonic mean of precision and recall of normalised words; 1.0 if neither has any."""
+    """Return the F1 score of the normalised words; 1.0 if neither text has a word."""
     left, right = Counter(normalised(answered)), Counter(normalised(gold))
     if not left or not right:
         return float(left == right)
@@ -47,14 +47,14 @@ def f1(answered: str, gold: str) -> float:
 
 
 def normalised(text: str) -> list[str]:
-    """The words of a text: lower case, no punctuation, no articles."""
+    """Return the words of a text in lower case, without punctuation and articles."""
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
 def constant_answer_scores(
     candidates: Iterable[str], golds: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """The mean score over questions of answering each of them with the same words.
+    """Return candidate → mean score for giving this answer to every question.
 
     Args:
         golds: the gold answers of each question.

@@ -1,7 +1,7 @@
-"""The app as lightspan trains it.
+"""The app on the OpenAI Agents SDK with its reward.
 
-This is all that the example needs beside the app: `answer` runs the untouched agent on a question
-and scores what it says last. The recipe is in `recipes`.
+`answer` runs the unchanged agent on a question and scores its last message. The recipe is in
+`recipes`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from rag_example.recipes import (
 from rag_example.reward import score
 
 TRAINED = ["researcher"]
-"""The agents that learn."""
+"""The agents that are trained."""
 FROZEN = None
-"""No agent is left that does not."""
+"""Model of agents that are not trained; None, because the app has no further agent."""
 AGENTS = lightspan_openai_agents.agents(researcher).paths
-"""Every agent of the app: a misspelt name is an error before anything runs."""
+"""All agents of the app, so that a misspelt name raises an error before training."""
 
 lightspan_openai_agents.instrument()
 
 
 @rollout
 async def answer(task: TrainingTask) -> float:
-    """Run the app on a question and score its answer. The gold answers stay out here."""
+    """Run the app on a question and score its answer; the app does not see the gold answers."""
     said = await ask(
         task["question"],
         library_of(task),
@@ -62,7 +62,7 @@ def _config(max_tokens: int) -> RunConfig:
 
 
 def chats(count: int, seed: int) -> list[dict[str, Any]]:
-    """The demonstrations as chats."""
+    """Return `count` demonstrations as chats."""
     return demonstrations.demonstrate(count, seed)
 
 
@@ -70,7 +70,7 @@ warm_start = WarmStart(RECIPE, chats, [demonstrations, index, library, names, pr
 
 
 def rl_options(seed: int, recipe: Recipe = RECIPE) -> dict[str, Any]:
-    """The arguments of LightningRL that the recipe fixes."""
+    """Return the arguments of `LightningRL` that the recipe sets."""
     return {"optimize": TRAINED, "frozen": FROZEN, "seed": seed, **recipe.settings}
 
 

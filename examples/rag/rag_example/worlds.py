@@ -1,17 +1,17 @@
-"""Generated worlds: fictional people, places, companies and works, documents, and questions.
+"""Generated worlds: fictional people, places, companies and works, with documents and questions.
 
 A world is a set of facts about named entities. Each fact is one short passage, titled with its
-entity ("Ada", "Born in Alder."). A question asks for what two or three facts lead to: "What is the
-birthplace of the author of Winter?". It says *birthplace* where the documents say *born*: a search
-by words finds the passage only with the documents' word.
+entity ("Ada", "Born in Alder."). A question asks for the last of two or three linked facts: "What
+is the birthplace of the author of Winter?". It says *birthplace* where the documents say *born*: a
+search finds the passage only with the documents' word.
 
-Each world has passages and an index of its own. Splits are by fact and by question: each pair of
-linked names belongs to one split (`pair_split`), and so does each question (`question_split`), so
-that no passage of the test and not the words of any of its questions occur in train or dev, nor in
-the demonstrations, which come from further worlds of train. Names, relations and phrasing are
-shared by all splits: every chain of relations is asked about in each, of other names.
+Each world has its own passages and index. Splits are by fact and by question: each pair of linked
+names belongs to one split (`pair_split`), and so does each question (`question_split`). So no
+passage and no question of test occurs in train, in dev or in the demonstrations, which come from
+further worlds of train. All splits share names, relations and phrasing: each chain of relations is
+asked about in every split, with different names.
 
-Everything follows from the seed.
+The seed determines everything.
 """
 
 from __future__ import annotations
@@ -32,46 +32,49 @@ Split: TypeAlias = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 
 WORLDS: Mapping[Split, int] = {"train": 20, "dev": 12, "test": 18}
-"""Worlds of each split."""
+"""Number of worlds per split."""
 
 QUESTIONS: Mapping[Split, int] = {"train": 150, "dev": 50, "test": 50}
-"""Questions of each world, as many of two as of three hops. Of dev and of test a world has a
-quarter of those that one of train has."""
+"""Number of questions per world, half of them with two hops and half with three.
+
+A world of dev or test has a quarter of the possible questions of a world of train.
+"""
 
 HOPS = (2, 3)
 
 HELD_OUT: Mapping[Split, int] = {"dev": 4, "test": 4}
-"""Of the 24 names that each chain of relations can begin with: those that are of another split than
-train."""
+"""Number of names, of the 24 that can start a chain of relations, whose questions belong to dev and
+to test. The questions of all other names belong to train.
+"""
 
 
 class Task(TypedDict):
-    """One question, as it is stored; the app gets `question` and the documents."""
+    """A question as it is stored; the app gets `question` and the documents."""
 
     id: str
     question: str
     answers: list[str]
-    """What is right; the first is the gold answer, the others its aliases."""
+    """The gold answer, followed by its aliases."""
     hops: int
-    """Facts that lead to the answer."""
+    """Number of facts that lead to the answer."""
     documents: str
-    """The index, relative to the data directory."""
+    """Path of the index, relative to the data folder."""
 
 
 @dataclass(frozen=True)
 class Relation:
-    """What a fact says, in the words of questions and in those of documents."""
+    """A relation of two entities, with its words in questions and in documents."""
 
     asked: str
-    """What a question calls it: "the birthplace of ..."."""
+    """Word in questions, as in "the birthplace of ..."."""
     told: str
-    """What a passage calls it: "Born in ..."; its first word is what a search needs."""
+    """Words in passages, as in "Born in ..."; a search needs the first of them."""
     subject: Kind
     object: Kind
 
     @property
     def keyword(self) -> str:
-        """The word that the documents use."""
+        """The word that a search needs."""
         return self.told.split()[0].lower()
 
 
@@ -85,13 +88,14 @@ RELATIONS = (
     Relation("author", "Written by", "work", "person"),
     Relation("publisher", "Printed by", "work", "company"),
 )
-"""Every relation; none is between names of one kind: a search finds "Ada: Married to Ben." as well
-for Ben."""
+"""All relations. None links names of one kind, because a search for Ben would then also find "Ada:
+Married to Ben.".
+"""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact, and the passage that tells it."""
+    """A fact, with the passage that states it."""
 
     subject: str
     relation: Relation
@@ -99,20 +103,20 @@ class Fact:
 
     @property
     def text(self) -> str:
-        """The passage, without its title."""
+        """The text of the passage, without its title."""
         return f"{self.relation.told} {self.object}."
 
 
 @dataclass(frozen=True)
 class World:
-    """Entities and facts."""
+    """Entities and facts; `facts` is (subject, relation) → fact."""
 
     name: str
     split: Split
     facts: Mapping[tuple[str, Relation], Fact]
 
     def passages(self) -> list[Passage]:
-        """The documents, in random order."""
+        """Return the documents in random order."""
         told = sorted(self.facts.values(), key=lambda fact: (fact.subject, fact.relation.asked))
         random.Random(f"passages {self.name}").shuffle(told)
         return [
@@ -123,13 +127,15 @@ class World:
 
 @dataclass(frozen=True)
 class Question:
-    """A question, and the facts that lead to its answer, in the order of their search."""
+    """A question, as the facts that lead to its answer, in the order in which they are searched
+    for.
+    """
 
     facts: tuple[Fact, ...]
 
     @property
     def text(self) -> str:
-        """The question in words."""
+        """The question as a sentence."""
         asked = " of the ".join(fact.relation.asked for fact in reversed(self.facts))
         word = "Who" if self.facts[-1].relation.object == "person" else "What"
         return f"{word} is the {asked} of {self.facts[0].subject}?"
@@ -147,9 +153,9 @@ def generate(
     worlds: Mapping[Split, int] = WORLDS,
     questions: Mapping[Split, int] = QUESTIONS,
 ) -> dict[Split, list[Task]]:
-    """Write the indexes and questions of every split to `data_dir`; return the tasks.
+    """Write the indexes and questions of every split to `data_dir`, and return the tasks.
 
-    A split's questions are in random order, those of all worlds together.
+    The questions of all worlds of a split are mixed in random order.
     """
     tasks: dict[Split, list[Task]] = {}
     for split, count in worlds.items():
@@ -171,7 +177,7 @@ def load(data_dir: Path, split: Split) -> list[Task]:
 
 
 def pair_split(subject: str, object: str) -> Split:
-    """The split that a fact with these two names belongs to, whichever is the subject.
+    """Return the split of a fact with these two names, in either order.
 
     A sixth of all pairs is for dev and a sixth for test.
     """
@@ -181,16 +187,21 @@ def pair_split(subject: str, object: str) -> Split:
 
 
 def question_split(facts: Sequence[Fact]) -> Split:
-    """The split that a question belongs to, by its words alone: the relations that it names, and
-    the name that it begins with. What the facts say does not matter.
+    """Return the split of a question, by its relations and its name: the subject of its first fact.
+
+    These are the words of the question, so the answer does not matter.
     """
     return _starts(tuple(fact.relation for fact in facts)).get(facts[0].subject, "train")
 
 
 @cache
 def _starts(relations: tuple[Relation, ...]) -> Mapping[str, Split]:
-    """Which names a chain of relations begins with in dev and in test. Drawn, as the numbers of
-    names decide which are linked: a question's words are to say nothing of its answer."""
+    """Return name → split, for the names whose questions with these relations belong to dev or
+    test.
+
+    The names are drawn at random. If their index decided, as in `pair_split`, a question's words
+    would give a hint at its answer.
+    """
     asked = " ".join(relation.asked for relation in relations)
     wanted = [split for split, count in HELD_OUT.items() for _ in range(count)]
     pool = names.NAMES[relations[0].subject]
@@ -204,7 +215,7 @@ def _kinds(*entities: str) -> Iterator[tuple[Kind, str]]:
 
 
 def make_world(name: str, split: Split, *, seed: int) -> World:
-    """A world whose facts belong to a split; `name` and `seed` decide them."""
+    """Return the world that `name` and `seed` determine, with facts of the split."""
     rng = random.Random(f"world {seed} {name}")
     facts: dict[tuple[str, Relation], Fact] = {}
     for relation in RELATIONS:
@@ -219,10 +230,11 @@ def _linked(subject: str, objects: Sequence[str], split: Split, rng: random.Rand
 
 
 def make_questions(world: World, count: int, *, seed: int) -> list[Question]:
-    """Different questions of the world's split, in random order, as many of each number of hops.
+    """Return `count` different questions of the world's split in random order, half of them with
+    two hops.
 
     Raises:
-        ValueError: the world has not so many.
+        ValueError: the world has fewer questions.
     """
     rng = random.Random(f"questions {seed} {world.name}")
     questions: list[Question] = []
@@ -237,7 +249,7 @@ def make_questions(world: World, count: int, *, seed: int) -> list[Question]:
 
 
 def _chains(world: World, hops: int) -> Iterator[Question]:
-    """Every chain of facts that never comes back to an entity and is of the world's split."""
+    """Yield every question of the world's split whose facts never return to an earlier entity."""
     for fact in world.facts.values():
         for facts in _longer(world, (fact,), hops):
             if question_split(facts) == world.split:

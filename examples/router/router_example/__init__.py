@@ -1,10 +1,10 @@
-"""A customer service app on LangGraph, the same with Pydantic AI, and everything needed to train
-them on a laptop.
+"""A customer service app on LangGraph and on Pydantic AI, and the code that trains it on a laptop.
 
-`app` and `pydantic_ai_app` are the programs themselves and know nothing of lightspan; `prompts` and
-`state` are what they share. `phrasings` and `messages` are the data, `reward` scores an outcome,
-`pretrained` makes an ordinary folder of the published model, `recipes` says how it is trained.
-`training` and `pydantic_ai_training` put them together, for `train.py`.
+- `app` and `pydantic_ai_app` are the programs, which do not import lightspan.
+- `prompts` and `state` are shared by both programs.
+- `phrasings` and `messages` are the data; `reward` scores an outcome.
+- `pretrained` makes a folder of the pretrained model; `recipes` has the settings of training.
+- `training` and `pydantic_ai_training` run the apps for `train.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`router_example:answer` is what training runs; the app itself does not need it."""
+    """Import `answer`, the app with its reward, at its first use; the app does not need it."""
     if name != "answer":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module("router_example.training").answer

@@ -2,8 +2,8 @@
 
     route -> answer -> done
 
-Two agents share one chat model: the first names the department that the message is for, the second
-the product that it is about. The answer is the department's text about that product.
+Two agents share one chat model: the first names the department for the message, the second the
+product in it. The answer is the department's text about that product.
 """
 
 from __future__ import annotations
@@ -40,9 +40,15 @@ def chat_model(
     temperature: float | None = None,
     max_tokens: int | None = None,
 ) -> ChatOpenAI:
-    """A client of any OpenAI-compatible endpoint.
+    """Return a client of an OpenAI-compatible endpoint.
 
-    What is left out comes from the environment: ROUTER_MODEL, OPENAI_BASE_URL, OPENAI_API_KEY.
+    Args:
+        model: name of the model; None for the environment variable ROUTER_MODEL, or else the
+            default.
+        base_url: URL of the endpoint; None for OPENAI_BASE_URL.
+        api_key: key of the endpoint; None for OPENAI_API_KEY.
+        temperature: sampling temperature; None for the endpoint's default.
+        max_tokens: maximum tokens of an answer; None for the endpoint's default.
     """
     options: dict[str, Any] = {
         "model": model or os.environ.get(MODEL_VARIABLE) or DEFAULT_MODEL,
@@ -55,7 +61,7 @@ def chat_model(
 
 
 def build_graph(model: BaseChatModel | None = None) -> Graph:
-    """Compile the app. Without `model` the first call builds one from the environment."""
+    """Compile the app. None for `model` makes one from environment variables at the first call."""
     agents = _Agents((lambda: model) if model is not None else cache(chat_model))
     builder = StateGraph(State)
     builder.add_node("route", agents.route)
@@ -83,4 +89,4 @@ class _Agents:
 
 
 graph = build_graph()
-"""The app with its defaults, compiled at import; its client is built by the first call."""
+"""The app with its defaults, compiled at import; the first call makes its client."""

@@ -20,7 +20,7 @@ environment:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Route and answer one message; return the exit status."""
+    """Route and answer one message, and print the result; return the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if not os.environ.get("OPENAI_API_KEY"):

@@ -1,7 +1,7 @@
-"""The tasks: a message, the department that it is for and the product that it is about.
+"""The tasks: messages, each with its department and its product.
 
-Splits share neither a phrasing nor a product: each list of `phrasings` is cut into the phrasings
-and products of train, dev and test. Every phrasing is asked about eight of its split's products.
+Splits share neither a phrasing nor a product: each list of `phrasings` is cut into a part for
+train, for dev and for test. Each phrasing is used with eight products of its split.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ PHRASINGS_OF: Final[Mapping[Split, slice]] = {
     "dev": slice(12, 16),
     "test": slice(16, 26),
 }
-"""Of each department's phrasings."""
+"""Split → its slice of each department's list of phrasings."""
 PRODUCTS_OF: Final[Mapping[Split, slice]] = {
     "train": slice(0, 40),
     "dev": slice(40, 52),
     "test": slice(52, 84),
 }
 REPEATS: Final = 8
-"""Products that each phrasing is asked about."""
+"""Number of products with which each phrasing is used."""
 
 
 class Task(TypedDict):
-    """One message, as `reward` needs it; the app gets the message alone."""
+    """A message with the labels that `reward` needs; the app gets the message alone."""
 
     id: str
     message: str
     department: str
     product: str
     phrasing: str
-    """Department and place in its list: tasks of one phrasing resemble each other."""
+    """Department, and index of the phrasing in its list; tasks of one phrasing are similar."""
 
 
 def tasks(split: Split) -> list[Task]:
-    """Those of a split, in an order without rhyme: 384 of train, 128 of dev, 320 of test."""
+    """Return the tasks of a split in random order: 384 of train, 128 of dev, 320 of test."""
     rng = random.Random(split)
     products = PRODUCTS[PRODUCTS_OF[split]]
     made = [

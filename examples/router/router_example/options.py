@@ -1,4 +1,4 @@
-"""The command line of `train.py`, and the names that follow from it."""
+"""The example's names and options for the command line of `train.py`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MODULES: Final = {
     "langgraph": "router_example.training",
     "pydantic-ai": "router_example.pydantic_ai_training",
 }
-"""The app of each framework, with its reward and data; only the chosen one is imported."""
+"""Framework → module of its app with reward and data; only the chosen module is imported."""
 
 
 class RouterExample(Example):
-    """The customer service app."""
+    """The customer service app as an `Example`."""
 
     name = "router"
 

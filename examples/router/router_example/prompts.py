@@ -1,8 +1,8 @@
-"""What the app's agents read and how their answers are understood.
+"""The texts that the app's agents read, and functions that read their answers.
 
-A small pretrained model does as it is shown rather than as it is told, so each agent is shown a few
-messages with their answers, as earlier turns of the chat. There are few of them and they are short,
-because the model trained on a laptop pays for every token.
+A small pretrained model imitates examples better than it follows instructions. So each agent's
+prompt has a few messages with their answers, as earlier turns of the chat. They are few and short,
+because every token costs time on a laptop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from router_example.phrasings import DEPARTMENTS
 
 MODEL_VARIABLE = "ROUTER_MODEL"
 DEFAULT_MODEL = "gpt-5-mini"
-"""What is asked, unless the variable names another one."""
+"""Name of the model, unless the variable ROUTER_MODEL names another."""
 
 ROUTE = f"Which department: {', '.join(DEPARTMENTS)}?"
 ROUTED = (
@@ -22,14 +22,14 @@ ROUTED = (
     ("There is a mistake on my bill for the rug.", "payment"),
     ("I want to send the mug back and get my money.", "return"),
 )
-"""What the router is shown: messages about products that no task is about."""
+"""Example messages for the router; no task is about their products."""
 
 ANSWER = "Which product?"
 ANSWERED = (
     ("My toy box is broken.", "toy box"),
     ("My shirt has not arrived yet.", "shirt"),
 )
-"""What the answerer is shown."""
+"""Example messages for the answerer."""
 
 TEXTS = {
     "payment": "our accountants look into it and write to you within two days.",
@@ -37,31 +37,31 @@ TEXTS = {
     "return": "here is a label with which you can send it back for free.",
     "repair": "our workshop writes to you today with a date.",
 }
-"""What a department answers, after the product."""
+"""Department → its answer, which follows the product."""
 OTHERWISE = "somebody reads your message and writes to you."
 
 _AROUND = " \t\n\"'.,!"
-"""What an answer may be wrapped in."""
+"""Characters that are removed from both ends of an answer."""
 
 
 def route_prompt(message: str) -> list[tuple[str, str]]:
-    """Ask for the department: roles and texts."""
+    """Return the prompt that asks for the department, as (role, text) pairs."""
     return _shown(ROUTE, ROUTED, message)
 
 
 def answer_prompt(message: str) -> list[tuple[str, str]]:
-    """Ask for the product: roles and texts."""
+    """Return the prompt that asks for the product, as (role, text) pairs."""
     return _shown(ANSWER, ANSWERED, message)
 
 
 def parse_department(reply: str) -> str | None:
-    """The department that a reply names and nothing else; None if it does not."""
+    """Return the department if `reply` is the name of one and nothing else, else None."""
     said = reply.strip(_AROUND).lower()
     return said if said in DEPARTMENTS else None
 
 
 def parse_product(reply: str) -> str:
-    """The product that a reply names, without an article."""
+    """Return the product that a reply names, in lower case and without an article."""
     said = reply.strip(_AROUND).lower()
     for article in ("the ", "a ", "an "):
         said = said.removeprefix(article)
@@ -69,7 +69,7 @@ def parse_product(reply: str) -> str:
 
 
 def compose(department: str | None, product: str) -> str:
-    """What the customer gets."""
+    """Return the answer to the customer; None for `department` gives a general answer."""
     text = OTHERWISE if department is None else TEXTS[department]
     return f"About your {product}: {text}"
 

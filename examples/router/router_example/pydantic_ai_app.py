@@ -1,6 +1,6 @@
-"""The same app with Pydantic AI: two agents, the prompts that the LangGraph app has, no graph.
+"""The app with Pydantic AI: two agents with the prompts of the LangGraph app, and no graph.
 
-It needs the extra `pydantic-ai`, and knows nothing of lightspan either.
+It needs the extra `pydantic-ai`, and does not import lightspan.
 """
 
 from __future__ import annotations
@@ -44,9 +44,15 @@ def chat_model(
     temperature: float | None = None,
     max_tokens: int | None = None,
 ) -> OpenAIChatModel:
-    """A client of any OpenAI-compatible endpoint.
+    """Return a client of an OpenAI-compatible endpoint.
 
-    What is left out comes from the environment: ROUTER_MODEL, OPENAI_BASE_URL, OPENAI_API_KEY.
+    Args:
+        model: name of the model; None for the environment variable ROUTER_MODEL, or else the
+            default.
+        base_url: URL of the endpoint; None for OPENAI_BASE_URL.
+        api_key: key of the endpoint; None for OPENAI_API_KEY.
+        temperature: sampling temperature; None for the endpoint's default.
+        max_tokens: maximum tokens of an answer; None for the endpoint's default.
     """
     settings = ModelSettings()
     if temperature is not None:
@@ -61,7 +67,7 @@ def chat_model(
 
 
 class CustomerService:
-    """The two agents, one after the other."""
+    """The app's two agents, which are called one after the other."""
 
     def __init__(self, model: OpenAIChatModel) -> None:
         # an agent that says nothing is not asked again: that message goes to nobody
@@ -82,7 +88,11 @@ class CustomerService:
 
 
 async def _asked(agent: Agent[object, str], shown: Sequence[tuple[str, str]], message: str) -> str:
-    """What an agent says of a message; nothing where its model said nothing."""
+    """Return an agent's answer to a message; empty if its model gave no usable answer.
+
+    Args:
+        shown: example messages with their answers, as earlier turns.
+    """
     history: list[ModelMessage] = []
     for asked, said in shown:
         history.append(ModelRequest(parts=[UserPromptPart(asked)]))

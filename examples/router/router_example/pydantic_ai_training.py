@@ -1,6 +1,6 @@
-"""The app of Pydantic AI as lightspan trains it: what `training` is to the LangGraph app.
+"""The Pydantic AI app with its reward; `training` is the same for the LangGraph app.
 
-No adapter: the framework's own spans say which agent acts (`lightspan_otel`).
+It uses no adapter: the framework's own spans show which agent acts (`lightspan_otel`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from router_example.recipes import (
 from router_example.reward import score
 
 AGENTS = ("route", "answer")
-"""Every agent of the app: a misspelt name is an error before anything runs."""
+"""All agents of the app, so that a misspelt name raises an error before training."""
 
 otel.instrument("pydantic-ai")
 
 
 @rollout
 async def answer(task: TrainingTask) -> dict[str, float]:
-    """Run the app on a message. Department and product stay out here."""
+    """Run the app on a message and score the outcome; the app does not see the labels."""
     return score(await _service(task["max_tokens"]).serve(task["message"]), task)
 
 

@@ -1,8 +1,7 @@
-"""What the training of the app has, whichever framework it is written with: data, recipe, model.
+"""Model, settings and data of training, which are the same for both frameworks.
 
-The recipe is that of every model: the published one that training begins with is no other case than
-a folder or a name of yours. Settings were chosen on the development messages; those of the test
-were looked at once, to report.
+The recipe is the same for the pretrained model and for a model of `--model`. Settings were chosen
+on the development messages; the test messages were used once, for the report.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from router_example.messages import Split, Task
 from router_example.pretrained import pretrained
 
 TRAINED = ["route", "answer"]
-"""The agents that learn: all that there are."""
+"""The agents that are trained: all agents of the app."""
 LORA = LoRA(rank=16)
-"""Adapters: a fraction of the memory and of the time to save."""
+"""LoRA adapters, which need a fraction of the memory and of the time to save."""
 
 RECIPE = Recipe(
     steps=24,
@@ -31,13 +30,13 @@ RECIPE = Recipe(
     max_tokens=6,
 )
 REAL_MODEL = RECIPE
-"""The recipe for a model that is named: the same."""
+"""Recipe for a model of `--model`: the same as `RECIPE`."""
 
 Policies = Literal["shared", "separate"]
 
 
 class TrainingTask(Task):
-    """A task with how the app is to be run."""
+    """A task with the app's settings."""
 
     max_tokens: int
 
@@ -45,7 +44,7 @@ class TrainingTask(Task):
 def load_tasks(
     cache_dir: Path, split: Split, recipe: Recipe = RECIPE, reporter: Reporter | None = None
 ) -> list[TrainingTask]:
-    """The tasks of a split as `answer` takes them."""
+    """Return the tasks of a split for `answer`."""
     del cache_dir, reporter  # nothing has to be kept
     return [TrainingTask(**task, max_tokens=recipe.max_tokens) for task in messages.tasks(split)]
 
@@ -53,18 +52,21 @@ def load_tasks(
 def warm_start(
     cache_dir: Path, seed: int, reporter: Reporter, recipe: Recipe | None = None
 ) -> tuple[Path, float]:
-    """What training begins with: the published model as it is, for every seed, after 0 s."""
+    """Return the folder of the pretrained model, and 0.0 CPU-seconds, for every seed."""
     del seed, recipe
     return pretrained(cache_dir, reporter), 0.0
 
 
 def optimized(policies: Policies, lora: LoRA | None = LORA) -> list[str] | dict[str, str | Policy]:
-    """The argument `optimize` of LightningRL: one policy behind both agents, or one behind each."""
+    """Return the argument `optimize` of `LightningRL`.
+
+    It gives one policy to both agents ("shared"), or one to each ("separate").
+    """
     if policies == "shared":
         return list(TRAINED)
     return {agent: Policy(lora=lora) for agent in TRAINED}
 
 
 def rl_options(seed: int, recipe: Recipe = RECIPE) -> dict[str, Any]:
-    """The arguments of LightningRL that the recipe fixes."""
+    """Return the arguments of `LightningRL` that the recipe sets."""
     return {"optimize": optimized("shared"), "lora": LORA, "seed": seed, **recipe.settings}

@@ -1,4 +1,4 @@
-"""How good an outcome is."""
+"""The reward of an outcome of the app."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from router_example.state import State
 
 
 def score(final: State, task: Task) -> dict[str, float]:
-    """Half for the right department, half for the right product; `reward` is what is trained."""
+    """Return the rewards of an outcome: 1 or 0 each for the department and for the product.
+
+    `reward`, their mean, is trained on.
+    """
     department = float(final.get("department") == task["department"])
     product = float(final.get("product") == task["product"])
     return {"reward": (department + product) / 2, "department": department, "product": product}

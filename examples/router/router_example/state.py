@@ -1,4 +1,4 @@
-"""What is known of a message on its way through the app, whichever framework it is written with."""
+"""State of a message in the app, which both frameworks share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Required, TypedDict
 
 
 class State(TypedDict, total=False):
-    """The caller gives `message`; the app adds the rest."""
+    """A message with the app's results; the caller passes `message`."""
 
     message: Required[str]
     department: str | None
-    """None: the router named none that there is."""
+    """The department that the router named; None if it named none."""
     product: str
     answer: str
-    """What the customer gets."""
+    """Answer to the customer."""

@@ -1,7 +1,7 @@
-"""The app as lightspan trains it, and the one frozen recipe that the README's figures come from.
+"""The LangGraph app with its reward.
 
-This is all that the example needs beside the app: `answer` runs the untouched graph on a message
-and scores where it went and what it was taken to be about. The rest is in `recipes`.
+`answer` runs the unchanged graph on a message, and scores the department and the product that it
+finds. The recipe and the data are in `recipes`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from router_example.reward import score
 from router_example.state import State
 
 AGENTS = lightspan_langgraph.agents(build_graph()).paths
-"""Every agent of the app: a misspelt name is an error before anything runs."""
+"""All agents of the app, so that a misspelt name raises an error before training."""
 
 lightspan_langgraph.instrument()
 
 
 @rollout
 def answer(task: TrainingTask) -> dict[str, float]:
-    """Run the app on a message. Department and product stay out here."""
+    """Run the app on a message and score the outcome; the app does not see the labels."""
     final = _graph(task["max_tokens"]).invoke({"message": task["message"]})
     return score(cast(State, final), task)
 

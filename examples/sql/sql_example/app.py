@@ -38,20 +38,20 @@ DEFAULT_MODEL = "gpt-5-mini"
 
 
 class State(TypedDict, total=False):
-    """A question on its way through the graph; the caller gives `question` and `db`."""
+    """State of the graph; the caller passes `question` and `db`."""
 
     question: Required[str]
     db: Required[str]
-    """The database file."""
+    """Path of the database file."""
     schema: str
-    """What the agents read about the database; made from the file if the caller leaves it out."""
+    """Description of the database for the agents; made from the file if the caller omits it."""
     query: str
     outcome: str
-    """The result of `query`, or its error, as the agents read it."""
+    """Result of `query`, or its error, as text for the agents."""
     feedback: str
     """The checker's reply."""
     turns: int
-    """Queries written so far."""
+    """Number of queries written so far."""
 
 
 Graph = CompiledStateGraph[State, None, State, State]
@@ -65,9 +65,14 @@ def chat_model(
     temperature: float | None = None,
     max_tokens: int | None = None,
 ) -> ChatOpenAI:
-    """A client of any OpenAI-compatible endpoint.
+    """Return a client of an OpenAI-compatible endpoint.
 
-    What is left out comes from the environment: SQL_MODEL, OPENAI_BASE_URL, OPENAI_API_KEY.
+    Args:
+        model: name of the model; None for the environment variable SQL_MODEL, or else the default.
+        base_url: URL of the endpoint; None for OPENAI_BASE_URL.
+        api_key: key of the endpoint; None for OPENAI_API_KEY.
+        temperature: sampling temperature; None for the endpoint's default.
+        max_tokens: maximum tokens of an answer; None for the endpoint's default.
     """
     options: dict[str, Any] = {
         "model": model or os.environ.get(MODEL_VARIABLE) or DEFAULT_MODEL,
@@ -87,8 +92,13 @@ def build_graph(
 ) -> Graph:
     """Compile the app.
 
-    Without `model` the first call builds one from the environment. `truncate_length` is how many
-    characters of an execution's outcome the agents are shown.
+    Args:
+        model: chat model; None makes one from environment variables at the first call.
+        max_turns: maximum number of queries that are written.
+        truncate_length: maximum number of characters of a result that the agents see.
+
+    Raises:
+        ValueError: `max_turns` is below 1.
     """
     if max_turns < 1:
         raise ValueError(f"max_turns is {max_turns}; at least one query has to be written")
@@ -150,4 +160,4 @@ class _Agents:
 
 
 graph = build_graph()
-"""The app with its defaults, compiled at import; its client is built by the first call."""
+"""The app with its defaults, compiled at import; the first call makes its client."""

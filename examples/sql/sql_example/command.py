@@ -38,7 +38,7 @@ INSERT INTO concerts VALUES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Answer one question; return the exit status."""
+    """Answer one question, and print the query and its result; return the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if not os.environ.get("OPENAI_API_KEY"):

@@ -1,9 +1,9 @@
-"""Run a query that nobody has reviewed against a real SQLite file.
+"""Run untrusted SQL queries on a SQLite file, with limits on every resource.
 
-The query comes from a model, so every resource it could take is bounded: the connection is
-read-only, an authorizer permits SELECT, reads of the file's own tables and the functions listed
-here, and time, virtual machine steps, string length, rows and result size have limits. The step
-limit makes the verdict on an expensive query independent of how busy the machine is.
+The connection is read-only. An authorizer permits only SELECT, reads of the file's own tables, and
+the functions in `FUNCTIONS`. Time, virtual machine steps, string length, rows and the size of the
+result have limits. Because of the limit of steps, an expensive query is refused no matter how busy
+the machine is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Value = int | float | str | bytes | None
-"""What SQLite returns in a cell."""
+"""Value of a cell that SQLite returns."""
 
 FUNCTIONS = frozenset(
     """
@@ -29,23 +29,24 @@ FUNCTIONS = frozenset(
     row_number rank dense_rank ntile lag lead first_value last_value
     """.split()  # noqa: SIM905
 )
-"""The SQL functions that a query may call; all others are refused.
+"""SQL functions that a query may call.
 
-A function can't be interrupted, so none is here that takes more than a millisecond or two on texts
-of the longest length permitted: `trim(text, letters)` takes their product.
+A running function cannot be interrupted, so each of these takes at most one or two milliseconds on
+texts of the maximum length. `trim(text, letters)` is missing, because its time grows with the
+product of both lengths.
 """
 
 MAX_STEPS = 5_000_000
-"""Virtual machine steps that a query may take."""
+"""Maximum number of virtual machine steps of a query."""
 
 MAX_AUTHORIZATIONS = 20_000
-"""Authorizer calls that compiling a query may take; stops a query that expands exponentially."""
+"""Maximum number of authorizer calls while a query is compiled; stops exponential expansion."""
 
 MAX_EXPANSION = 64
-"""How many copies of its common table expressions a query may ask for."""
+"""Maximum number of copies of a query's common table expressions."""
 
 MAX_RESULT_BYTES = 1_000_000
-"""Text and blobs that a result may hold in all."""
+"""Maximum total size of the texts and blobs of a result."""
 
 _STEPS_PER_CHECK = 100
 
@@ -66,7 +67,7 @@ _LIMITS = {
 
 
 class QueryError(Exception):
-    """The query was refused, failed or exceeded a limit; the message says which."""
+    """The query was refused, failed or exceeded a limit; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +76,22 @@ class Result:
 
     rows: tuple[tuple[Value, ...], ...]
     truncated: bool = False
-    """The query had more rows than `max_rows`."""
+    """Whether the query had more rows than `max_rows`."""
 
 
 def execute(
     db_path: str | Path, query: str, *, timeout: float = 2.0, max_rows: int = 1_000
 ) -> Result:
-    """Run one SELECT statement and return its rows; raise `QueryError` if that can't be done.
+    """Run one SELECT statement and return its rows.
 
-    `timeout` is in seconds. Rows beyond `max_rows` are not read and the result says so. A missing
-    or foreign file is not the query's fault: `FileNotFoundError` or `ValueError`.
+    Args:
+        timeout: limit in seconds.
+        max_rows: maximum number of rows; if there are more, the result is `truncated`.
+
+    Raises:
+        QueryError: the query was refused, failed or exceeded a limit.
+        FileNotFoundError: the database file does not exist.
+        ValueError: the file is not a SQLite database.
     """
     _check_text(query)
     guard = _Guard(deadline=time.monotonic() + timeout)
@@ -97,7 +104,7 @@ def execute(
 
 
 def schema_text(db_path: str | Path) -> str:
-    """Describe a database to a model: one line `table NAME: COLUMN …` for each table."""
+    """Return a description of a database for a model: one line `table NAME: COLUMN …` per table."""
     with closing(_connect(db_path)) as connection:
         lines = []
         for table in sorted(_tables(connection)):
@@ -116,7 +123,10 @@ _TOKEN = re.compile(
 
 
 def _check_text(query: str) -> None:
-    """Refuse what SQLite can't refuse in time: it compiles a query before any limit applies."""
+    """Raise `QueryError` for a query that could take too long to compile.
+
+    SQLite compiles a query before its limits apply.
+    """
     if "\0" in query:
         raise QueryError("the query contains a null character")
     try:
@@ -130,10 +140,10 @@ def _check_text(query: str) -> None:
 
 
 def _expansion(query: str) -> int:
-    """An upper bound of the copies of common table expressions that compiling `query` makes.
+    """Return an upper bound of the copies of common table expressions that compiling `query` makes.
 
-    SQLite copies an expression at each mention, and with it whatever it mentions, so that thirty
-    expressions that each mention the one before twice become a billion copies.
+    SQLite copies an expression, and all that it mentions, at each mention. Thirty expressions that
+    each mention the previous one twice would become a billion copies.
     """
     texts = (match.group() for match in _TOKEN.finditer(query))
     tokens = [token.lower() for token in texts if not token.startswith(("--", "/*"))]
@@ -142,7 +152,14 @@ def _expansion(query: str) -> int:
 
 
 def _common_table_names(tokens: list[str]) -> set[str]:
-    """The names in `NAME [(COLUMNS)] AS [[NOT] MATERIALIZED] (`; tokens are in lower case."""
+    """Return the names in `NAME [(COLUMNS)] AS [[NOT] MATERIALIZED] (`.
+
+    Args:
+        tokens: tokens of the query in lower case.
+
+    Raises:
+        QueryError: a name contains quotes.
+    """
     names = set()
     for position, token in enumerate(tokens):
         following = [word for word in tokens[position + 1 : position + 4] if word not in _HINTS]
@@ -164,7 +181,7 @@ _HINTS = ("not", "materialized")
 
 
 class _Guard:
-    """Refuses whatever is not a bounded read, and remembers which limit was exceeded."""
+    """Limits on a connection: it permits bounded reads only, and records the exceeded limit."""
 
     def __init__(self, deadline: float) -> None:
         self.exceeded: str | None = None
@@ -174,7 +191,7 @@ class _Guard:
         self._tables: frozenset[str] = frozenset()
 
     def attach(self, connection: sqlite3.Connection) -> None:
-        """Put `connection` under this guard for the rest of its life."""
+        """Apply the limits to `connection` until it is closed."""
         self._tables = frozenset(name.lower() for name in _tables(connection))
         for limit, value in _LIMITS.items():
             connection.setlimit(limit, value)

@@ -1,11 +1,11 @@
-"""Imperfect demonstrations of the three agents: the warm start before reinforcement learning.
+"""Imperfect demonstrations of the three agents, for the warm start before reinforcement learning.
 
-They teach the model to read the app's prompts and to speak SQL, and leave it something to learn:
-each kind of mistake occurs at a rate of its own. Systematic errors (text without quotes, `>` for
-"at least") are the majority behaviour. A choice between two equals (ascending or descending, sum
-or average) stays well below one half, because a model that ignores the cue altogether can't be
-brought back by reinforcement. The checker is demonstrated without noise: it flags errors and
-empty results, which is what so small a model can check.
+They teach the model to read the app's prompts and to write SQL. They also contain mistakes that
+reinforcement learning can remove; each kind has its own rate. Systematic errors (text without
+quotes, `>` for "at least") are made more often than not. A wrong choice between two alternatives
+(ascending or descending, sum or average) is rare, because reinforcement cannot help a model that
+ignores the word in question altogether. The checker is demonstrated without mistakes: it flags
+errors and empty results, which is all that so small a model can check.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from sql_example.worlds import (
 Agent = Literal["write_query", "check_query", "rewrite_query"]
 
 COUNT = 16_000
-"""Demonstrations of a warm start."""
+"""Number of demonstrations of a warm start."""
 
 QUESTIONS_PER_WORLD = 2
-"""Questions about each of the demonstrations' worlds."""
+"""Number of questions about each world of the demonstrations."""
 
 MISTAKE_RATES: Mapping[Mistake, float] = {
     "quotes": 0.6,
@@ -53,25 +53,25 @@ MISTAKE_RATES: Mapping[Mistake, float] = {
     "condition": 0.02,
     "limit": 0.02,
 }
-"""How often a demonstrated query makes a mistake that it leaves room for."""
+"""Mistake → its probability, in a query in which it is possible."""
 
 STRICT_BOUND_RATE = 0.05
-"""How often `>` is demonstrated as `>=`, or `<` as `<=`."""
+"""Probability of the mistake that `>` becomes `>=`, or `<` becomes `<=`."""
 
 TRUNCATE_LENGTH = 36
-"""Characters of an outcome that the small model is shown; its app has to use the same."""
+"""Maximum number of characters of a result that the small model sees; the app must use the same."""
 
 CHECK_SHARE = 0.15
-"""Demonstrations of the checker for each of the writer."""
+"""Number of demonstrations of the checker per demonstration of the writer."""
 
 REWRITE_SHARE = 0.25
-"""Demonstrations of the rewriter for each of the writer."""
+"""Number of demonstrations of the rewriter per demonstration of the writer."""
 
 _EMPTY = ("no rows", "NULL", "0")
 
 
 class Message(TypedDict):
-    """One chat message."""
+    """A chat message."""
 
     role: Literal["user", "assistant"]
     content: str
@@ -79,17 +79,18 @@ class Message(TypedDict):
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One call of an agent: the prompt that the app renders, and an answer."""
+    """A demonstrated call of an agent: the prompt of the app, and an answer."""
 
     agent: Agent
     messages: tuple[Message, Message]
 
 
 def demonstrate(count: int = COUNT, *, seed: int = 0) -> list[Demonstration]:
-    """Demonstrations on worlds of their own, with the vocabulary of train, in random order.
+    """Return demonstrations in random order, about newly generated worlds with the vocabulary of
+    train.
 
-    Equal arguments give equal lists. There are many worlds and few questions about each, so that
-    the model has to learn to copy names.
+    Equal arguments give equal lists. There are many worlds with few questions each, so that the
+    model must learn to copy names.
     """
     rng = random.Random(f"demonstrations {seed}")
     demonstrations: list[Demonstration] = []
@@ -136,12 +137,12 @@ def _rewriter(world: World, question: Question, db: str, rng: random.Random) -> 
 
 
 def verdict(outcome: str) -> str:
-    """What the demonstrated checker says of an outcome."""
+    """Return the answer of the demonstrated checker to a result."""
     return WRONG if outcome.startswith("Error") or outcome in _EMPTY else CORRECT
 
 
 def spoil(query: Query, rng: random.Random) -> Query:
-    """`query` with each mistake made at its rate."""
+    """Return `query` with random mistakes, each at its rate."""
     for mistake in mistakes(query):
         if rng.random() < _rate(mistake, query):
             query = mistakes(query)[mistake]
@@ -156,7 +157,7 @@ def _rate(mistake: Mistake, query: Query) -> float:
 
 
 def _failing(query: Query, rng: random.Random) -> Query:
-    """`query` as a draft that does not run: text without quotes, or a name misspelt."""
+    """Return `query` as a draft that fails: text without quotes, or a misspelt name."""
     unquoted = mistakes(query).get("quotes")
     if unquoted and rng.random() < 0.7:
         return unquoted

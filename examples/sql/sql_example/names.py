@@ -25,7 +25,7 @@ NUMBERS = (
 """Integer columns."""
 
 RANGE = range(10, 100)
-"""The values of integer columns."""
+"""Values of integer columns."""
 
 TEXTS: dict[str, tuple[str, ...]] = {
     "country": ("France", "Spain", "Italy", "Japan"),
@@ -37,7 +37,7 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "level": ("junior", "senior", "expert", "novice"),
     "region": ("north", "south", "east", "west"),
 }
-"""Text columns and the pool of their values."""
+"""Text column → its possible values."""
 
 SYLLABLES = ("ba", "co", "da", "fi", "go", "ha", "ka", "li", "mo", "na", "pe", "ri", "so", "tu")
-"""Parts of the made-up values of label columns."""
+"""Syllables of the values of label columns."""

@@ -1,4 +1,4 @@
-"""The command line of `train.py`, and the names that follow from it."""
+"""The example's names and options for the command line of `train.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightspan_examples.example import Example
 
 
 class SqlExample(Example):
-    """The text-to-SQL app."""
+    """The text-to-SQL app as an `Example`."""
 
     name = "sql"
     training = "sql_example.training"

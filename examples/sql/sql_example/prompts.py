@@ -1,6 +1,6 @@
-"""What the app's agents read and how their answers are understood.
+"""The texts that the app's agents read, and functions that read their answers.
 
-The prompts are short on purpose: the model trained on a laptop pays for every token.
+The texts are short, because every token costs time on a laptop.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ _VERDICT = re.compile(r"\b(CORRECT|INCORRECT|WRONG)\b", re.IGNORECASE)
 
 
 def write_prompt(schema: str, question: str) -> str:
-    """Ask for a first query."""
+    """Return the prompt that asks for a first query."""
     return f"Write one SQLite query.\n{schema}\n{question}"
 
 
 def check_prompt(question: str, query: str, outcome: str) -> str:
-    """Ask whether a query answers the question."""
+    """Return the prompt that asks whether a query answers the question."""
     return f"Is it {CORRECT} or {WRONG}?\n{question}\n{query}\n{outcome}"
 
 
 def rewrite_prompt(schema: str, question: str, query: str, outcome: str, feedback: str) -> str:
-    """Ask for a better query."""
+    """Return the prompt that asks for a corrected query."""
     return f"Fix the SQLite query.\n{schema}\n{question}\n{query}\n{outcome}\n{feedback}"
 
 
 def parse_query(reply: str) -> str:
-    """The query in a model's reply: the first fenced block, or all of it."""
+    """Return the query of a model's reply: its first fenced block, or all of it without one."""
     fenced = _FENCE.search(reply)
     return (fenced.group(1) if fenced else reply).strip()
 
 
 def approves(reply: str) -> bool:
-    """Whether a checker's reply calls the query correct; the last verdict in it counts."""
+    """Return whether a checker's reply calls the query correct; the last verdict counts."""
     verdicts = _VERDICT.findall(reply)
     return bool(verdicts) and verdicts[-1].upper() == CORRECT
 
 
 def run_query(db: str, query: str, truncate_length: int) -> str:
-    """Execute a query and describe the outcome in at most about `truncate_length` characters."""
+    """Return the result or the error of a query as text, cut after `truncate_length` characters."""
     try:
         outcome = _describe(execute(db, query))
     except QueryError as error:

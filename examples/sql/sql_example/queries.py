@@ -1,7 +1,7 @@
-"""The queries that questions are made of, as data: rendered to SQL, and spoilt on purpose.
+"""SQL queries as data: render them as SQL, and make mistakes in them.
 
-A `Query` is kept as a structure so that a demonstration can contain one well-defined mistake and
-a generated question can be checked to tell each mistake from the right answer.
+With a structure, a demonstration can contain one well-defined mistake, and the generator can check
+that no mistake gives the right answer.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ Operator = Literal[">", ">=", "<", "<=", "="]
 
 @dataclass(frozen=True)
 class Condition:
-    """`column operator value`; a str value is a text."""
+    """The SQL condition `column operator value`; a `str` value is text."""
 
     column: str
     operator: Operator
     value: int | str
     quoted: bool = True
-    """False leaves out the quotes of a text, which is a mistake."""
+    """Whether a text value is in quotes; False is a mistake."""
 
     def sql(self) -> str:
-        """The condition as it stands behind WHERE."""
+        """Return the condition as SQL, without WHERE."""
         value = f"'{self.value}'" if isinstance(self.value, str) and self.quoted else self.value
         return f"{self.column} {self.operator} {value}"
 
 
 @dataclass(frozen=True)
 class Query:
-    """One SELECT over a table, perhaps joined with the table that it refers to."""
+    """A SELECT of one table, or of a table joined with the table that it references."""
 
     table: str
     column: str = "*"
-    """The column shown or aggregated; `*` only counts rows."""
+    """Column to show or aggregate; `*` is used to count rows."""
     aggregate: Aggregate | Literal["count"] | None = None
     distinct: bool = False
     parent: str | None = None
-    """The joined table; `table` has a column `<parent>_id`."""
+    """Table to join, which `table` references by its column `<parent>_id`; None for no join."""
     condition: Condition | None = None
     group: str | None = None
     order: str | None = None
@@ -48,11 +48,11 @@ class Query:
 
     @property
     def ordered(self) -> bool:
-        """Whether the order of the result's rows is part of the answer."""
+        """Whether the order of rows belongs to the answer."""
         return self.order is not None
 
     def sql(self) -> str:
-        """The query as one line of SQL."""
+        """Return the query as one line of SQL."""
         parts = [f"SELECT {self._selection()} FROM {self.table}"]
         if self.parent:
             parts.append(f"JOIN {self.parent} ON {self.parent}_id = {self.parent}.id")
@@ -74,15 +74,16 @@ class Query:
 
 
 Mistake = Literal["quotes", "bound", "direction", "aggregate", "distinct", "condition", "limit"]
-"""unquoted text; `>` for `>=` and the like; ascending for descending; the wrong aggregate;
-a missing DISTINCT; a missing WHERE; a missing LIMIT."""
+"""Kinds of mistakes: unquoted text; `>` for `>=` and the like; the opposite direction of an order;
+the wrong aggregate; a missing DISTINCT; a missing WHERE; a missing LIMIT.
+"""
 
 _OTHER_BOUND: dict[Operator, Operator] = {">": ">=", ">=": ">", "<": "<=", "<=": "<", "=": ">="}
 _OTHER_AGGREGATE: dict[str, Aggregate] = {"avg": "sum", "sum": "avg", "min": "max", "max": "min"}
 
 
 def mistakes(query: Query) -> dict[Mistake, Query]:
-    """Every mistake that `query` leaves room for, and the query with that mistake in it."""
+    """Return each mistake that is possible in `query` → the query with this mistake."""
     spoilt: dict[Mistake, Query] = {}
     if query.condition:
         spoilt["condition"] = replace(query, condition=None)

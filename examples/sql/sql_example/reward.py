@@ -1,4 +1,4 @@
-"""The reward: does the query answer the question on every population of the schema?"""
+"""The reward: 1 if the query gives the right result on every database of the schema, else 0."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from sql_example.worlds import Task
 
 
 def execution_accuracy(query: str, task: Task, data_dir: str | Path) -> float:
-    """1.0 if `query` gives the gold query's result on all populations of the task, else 0.0.
+    """Return 1.0 if `query` and the gold query have equal results on all databases of a task, else
+    0.0.
 
-    The order of rows matters only where the gold query orders. A query that fails, is refused or
-    exceeds a limit scores 0.0; a failing gold query or a missing file raises, as the task is at
-    fault.
+    The order of rows matters only if the gold query orders them. The reward is 0.0 if `query`
+    fails, is refused or exceeds a limit.
+
+    Raises:
+        QueryError: the gold query fails.
+        FileNotFoundError: a database file does not exist.
     """
     for name in task["databases"]:
         path = Path(data_dir) / name
@@ -32,10 +36,11 @@ def execution_accuracy(query: str, task: Task, data_dir: str | Path) -> float:
 
 
 def same_result(answered: Result, expected: Result, *, ordered: bool) -> bool:
-    """Whether two results are equal as lists of rows, or as bags of rows unless `ordered`.
+    """Return whether two results are equal, in the same order of rows if `ordered`, else in any
+    order.
 
     Numbers are equal up to nine significant digits, whatever their type; a number never equals a
-    text. A truncated result equals nothing.
+    text. A truncated result equals no result.
     """
     if answered.truncated or expected.truncated or len(answered.rows) != len(expected.rows):
         return False
@@ -46,7 +51,7 @@ def same_result(answered: Result, expected: Result, *, ordered: bool) -> bool:
 def constant_query_scores(
     queries: Iterable[str], tasks: Sequence[Task], data_dir: str | Path
 ) -> dict[str, float]:
-    """The execution accuracy over `tasks` of answering every question with the same query."""
+    """Return query → execution accuracy over `tasks` of giving this query to every question."""
     candidates = list(dict.fromkeys(queries))
     hits = dict.fromkeys(candidates, 0)
     by_schema: dict[tuple[str, ...], list[Task]] = {}
@@ -60,7 +65,7 @@ def constant_query_scores(
 
 
 def _runnable(queries: Iterable[str], path: Path) -> list[str]:
-    """The queries that compile against a schema; the others would score 0.0 one by one."""
+    """Return the queries that compile with the schema of a database; all others would score 0.0."""
     compiled = []
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         for query in queries:

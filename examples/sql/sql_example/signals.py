@@ -1,7 +1,7 @@
-"""What the app's records say of the state in which a query is rewritten: the signal of `--air`.
+"""The intermediate reward of `--air`, read from the app's recorded calls.
 
-The app executes queries itself, not as a tool that a model calls; what came of a draft is known
-from what the checker was asked about it.
+The app executes queries itself and not by a tool call. So the result of a draft is read from the
+prompt of the checker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ CHECKER = "check_query"
 
 
 def draft_error(history: History) -> float:
-    """-1.0 if the newest query that the checker was shown failed; else, or without one, 0.0."""
+    """Return -1.0 if the checker's latest prompt shows a failed query, else 0.0."""
     asked = [call.span for call in history.calls if call.agent == CHECKER and call.span is not None]
     if not asked:
         return 0.0

@@ -1,13 +1,13 @@
-"""Spider: questions about real schemas, read from the published folder or the tutorial's files.
+"""Spider: questions about real schemas, read from its published folder or the tutorial's files.
 
     DIR/train_spider.json, train_others.json, dev.json     the published lists of questions
     DIR/train_spider.parquet, test_dev_500.parquet         the lists of agent-lightning's tutorial
     DIR/database/<db>/<db>.sqlite                          the databases
-    DIR/test_database/<db>/<db>.sqlite                     those of held-out questions, where apart
+    DIR/test_database/<db>/<db>.sqlite                     databases of held-out questions, if apart
 
-An entry needs `db_id`, `question` and `query`. Where both kinds of list lie there, the parquet
-files are read. Spider has one population of each schema, so a wrong query may agree with the gold
-query by chance; the reward is the usual execution accuracy.
+An entry needs `db_id`, `question` and `query`. If both kinds of lists exist, the parquet files are
+read. Spider has one database per schema, so a wrong query may have the right result by chance; the
+reward is the usual execution accuracy.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ LISTS: Final[Mapping[Split, Sequence[tuple[str, ...]]]] = {
     "train": (("train_spider.parquet",), ("train_spider.json", "train_others.json")),
     "test": (("test_dev_500.parquet",), ("test_dev.parquet",), ("dev.json",)),
 }
-"""The lists of each split, the preferred first; files of one alternative are read together."""
+"""Split → alternatives, the preferred first. All files of one alternative are read."""
 
 DATABASES: Final[Mapping[Split, Sequence[str]]] = {
     "train": ("database",),
     "test": ("test_database", "database"),
 }
-"""Where a split's databases are looked for, in this order."""
+"""Split → folders in which its databases are looked for, in this order."""
 
 _FIELDS: Final = ("db_id", "question", "query")
 _ORDER_BY: Final = re.compile(r"\border\s+by\b", re.IGNORECASE)
 
 
 def load(directory: Path, split: Split, *, limit: int | None = None) -> Loaded[Task]:
-    """The questions of a split whose gold query runs, in the order of the files.
+    """Return the questions of a split whose gold query runs, in the order of the files.
 
     Args:
         directory: Spider's folder.
-        split: `test` is Spider's development set: the labels of its own test set came later.
-        limit: tasks at most.
+        split: `test` reads Spider's development set, because its test set had no labels at first.
+        limit: maximum number of tasks; None for no limit.
 
     Raises:
-        DataError: no list, a malformed one, or a database that is not there.
+        DataError: a list or a database is missing, a list is malformed, or no question can be
+            scored.
     """
     files = _files(Path(directory), split)
     tasks: list[Task] = []
@@ -82,7 +83,7 @@ def _files(directory: Path, split: Split) -> list[Path]:
 
 
 def _entries(file: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """(file and number, entry) for each question."""
+    """Yield (file name and index, entry) for each question."""
     try:
         questions = _parquet(file) if file.suffix == ".parquet" else json.loads(file.read_bytes())
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
@@ -120,7 +121,7 @@ def _database(directory: Path, split: Split, db_id: str, where: str) -> Path:
 
 
 def _unscorable(database: Path, gold: str) -> str | None:
-    """Why no answer could be right, if that is so."""
+    """Return why a question cannot be scored; None if it can."""
     try:
         result = execute(database, gold)
     except (QueryError, ValueError) as error:
@@ -145,7 +146,7 @@ def _schema(database: Path) -> str:
 
 
 def _orders(query: str) -> bool:
-    """Whether the outermost query orders its rows; an ORDER BY in parentheses does not."""
+    """Return whether the outermost query has an ORDER BY; one in parentheses does not count."""
     outer, depth = [], 0
     for part in re.split(r"('(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|[()])", query):
         depth += (part == "(") - (part == ")")

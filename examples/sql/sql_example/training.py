@@ -1,8 +1,7 @@
-"""The app as lightspan trains it, and the one frozen recipe that the README's figures come from.
+"""The app with its reward, and the recipe with which the README's figures were measured.
 
-This is all that the example needs beside the app: `answer` runs the untouched graph on a task and
-scores the query that it ends with. Everything was tuned on the development schemas; the test
-schemas were looked at once, to report.
+`answer` runs the unchanged graph on a task and scores its last query. Everything was tuned on the
+development schemas; the test schemas were used once, for the report.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from sql_example.signals import draft_error
 from sql_example.worlds import Task, app_input
 
 TRAINED = ["write_query", "rewrite_query"]
-"""The agents that learn; the checker stays frozen."""
+"""The agents that are trained; the checker stays frozen."""
 AGENTS = lightspan_langgraph.agents(build_graph()).paths
-"""Every agent of the app: a misspelt name is an error before anything runs."""
+"""All agents of the app, so that a misspelt name raises an error before training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(common.Recipe):
-    """Every setting of the example's training."""
+    """Settings of the example's training; `max_turns` is the maximum of queries per question."""
 
     max_turns: int = 2
 
@@ -50,17 +49,17 @@ RECIPE = Recipe(
     max_tokens=48,
 )
 REAL_MODEL = replace(RECIPE, steps=400, max_tokens=512, max_turns=3)
-"""The recipe for a model that was not built here; not yet run on a GPU."""
+"""Recipe for a model of `--model`; it has not been run on a GPU yet."""
 AIR_OPTIONS: Mapping[str, Any] = {"air": AIR(signals=(draft_error,), scale=0.6)}
-"""Intermediate rewards, as arguments of LightningRL; chosen on the development schemas.
+"""Arguments of `LightningRL` for intermediate rewards, chosen on the development schemas.
 
-A query is rewritten after an error only, and is then right far less often than a first draft: on
+A query is rewritten only after an error, and is then right much less often than a first draft: on
 the training schemas 0.17, against 0.82 over all questions. The scale is about that difference.
 """
 
 
 class TrainingTask(Task):
-    """A task with where its databases are, and how the app is to be run."""
+    """A task with the folder of its databases and the app's settings."""
 
     data: str
     max_tokens: int
@@ -72,7 +71,7 @@ lightspan_langgraph.instrument()
 
 @rollout
 def answer(task: TrainingTask) -> float:
-    """Run the app on a task; the reward is execution accuracy. The gold query stays out here."""
+    """Run the app on a task; return its execution accuracy. The app does not see the gold query."""
     data = Path(task["data"])
     graph = _graph(task["max_tokens"], task["max_turns"])
     final = graph.invoke(cast(State, app_input(task, data)))
@@ -99,7 +98,7 @@ def load_tasks(
     recipe: Recipe = RECIPE,
     reporter: Reporter | None = None,
 ) -> list[TrainingTask]:
-    """The tasks of a split as `answer` takes them; databases are generated on the first call."""
+    """Return the tasks of a split for `answer`; the first call generates the databases."""
     data = generated(cache_dir, worlds.generate, "databases and questions", reporter)
     return [_training_task(task, data, recipe) for task in worlds.load(data, split)]
 
@@ -112,7 +111,7 @@ def load_data(
     *,
     limit: int | None = None,
 ) -> list[TrainingTask]:
-    """The tasks of a split of Spider as `answer` takes them (see `sql_example.spider`)."""
+    """Return the tasks of a split of Spider for `answer` (see `sql_example.spider`)."""
     loaded = spider.load(data, split, limit=limit)
     report_loaded(split, loaded, "questions", reporter)
     return [_training_task(task, data, recipe) for task in loaded.tasks]
@@ -128,7 +127,7 @@ def _training_task(task: Task, data: Path, recipe: Recipe) -> TrainingTask:
 
 
 def chats(count: int, seed: int) -> list[dict[str, Any]]:
-    """The demonstrations as chats."""
+    """Return `count` demonstrations as chats."""
     return [
         {"messages": list(demonstration.messages)}
         for demonstration in demonstrations.demonstrate(count, seed=seed)
@@ -146,15 +145,16 @@ def make_algorithm(
     lora: LoRA | None = None,
     air: bool = False,
 ) -> LightningRL:
-    """LightningRL as the example uses it: writer and rewriter learn, the checker is frozen.
+    """Return `LightningRL` for the example: writer and rewriter are trained, the checker is frozen.
 
     Args:
-        air: with intermediate rewards (`AIR_OPTIONS`).
+        lora: LoRA settings; None trains the full weights.
+        air: whether to use intermediate rewards (`AIR_OPTIONS`).
     """
     options = {**rl_options(seed, recipe), **(AIR_OPTIONS if air else {})}
     return LightningRL(str(model), lora=lora, **options)
 
 
 def rl_options(seed: int, recipe: Recipe = RECIPE) -> dict[str, Any]:
-    """The arguments of LightningRL that the recipe fixes."""
+    """Return the arguments of `LightningRL` that the recipe sets."""
     return {"optimize": TRAINED, "frozen": "base", "seed": seed, **recipe.settings}

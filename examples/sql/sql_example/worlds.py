@@ -1,19 +1,19 @@
-"""Generated worlds: a schema, three populations of it, and questions with gold SQL.
+"""Generated worlds: a schema, three databases with that schema, and questions with gold SQL.
 
-A world is a schema of two or three tables, the second of which refers to the first. Each schema
-is populated three times, into three SQLite files; an answer must be right on all three. A
-question's values come from the first population, and a question is kept only if its answer
-differs between the populations and every mistake of `queries.mistakes` gives another answer on
-at least one of them: `>` for `>=` is always caught.
+A world is a schema of two or three tables, the second of which references the first. Each schema is
+filled three times with different rows (*populations*), into three SQLite files; an answer must be
+right on all three. A question's values come from the first population. A question is kept only if
+its answer differs between the populations, and if every mistake of `queries.mistakes` gives another
+answer on at least one of them: `>` for `>=` is always caught.
 
 Splits are by schema: each pair of linked tables belongs to one split (`schema_split`), so no two
-linked tables of a test schema are linked in a schema of train or dev. Each query, too, belongs to
-one split (`query_split`), so that not even a short question about a single table is asked in two.
-Demonstrations keep to the queries and schemas of train. Shared by all splits are the vocabulary
-(table names, column names, values of text columns; see `names`) and the phrasing of questions.
-`overlap` measures this for generated data.
+linked tables of a test schema are linked in a schema of train or dev. Each query belongs to one
+split too (`query_split`), so that no short question about a single table is in two splits.
+Demonstrations use the queries and schemas of train. All splits share the vocabulary (table names,
+column names, values of text columns; see `names`) and the phrasing of questions. `overlap` measures
+this for generated data.
 
-Everything follows from the seed.
+The seed determines everything.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ Split = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 
 POPULATIONS = 3
-"""Databases of each schema."""
+"""Number of databases per schema."""
 
 WORLDS: Mapping[Split, int] = {"train": 200, "dev": 40, "test": 60}
-"""Schemas of each split."""
+"""Number of schemas per split."""
 
 QUESTIONS_PER_WORLD = 10
-"""Questions of each schema."""
+"""Number of questions per schema."""
 
 _MAX_ATTEMPTS = 5_000
 _ROWS = (7, 14)
 
 
 class Task(TypedDict):
-    """One question, as it is stored; `reward` needs all of it, the app gets `app_input`."""
+    """A question as it is stored; `reward` needs all of it, the app gets the part `AppInput`."""
 
     id: str
     question: str
     schema: str
     databases: list[str]
-    """Files relative to the data directory; the app is given the first."""
+    """Database files, relative to the data folder; the app gets the first."""
     gold: str
     ordered: bool
 
 
 class AppInput(TypedDict):
-    """What the app is given of a task."""
+    """The part of a task that the app gets."""
 
     question: str
     schema: str
@@ -70,7 +70,7 @@ class AppInput(TypedDict):
 
 @dataclass(frozen=True)
 class Table:
-    """A table: `id`, a label, numbers and texts, and perhaps a reference to another table."""
+    """A table: `id`, a label, numbers, texts, and a reference to `parent` unless that is None."""
 
     name: str
     label: str
@@ -80,14 +80,14 @@ class Table:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All columns, in the order of the file."""
+        """All columns, in the order of the database."""
         reference = (f"{self.parent}_id",) if self.parent else ()
         return ("id", self.label, *self.numbers, *self.texts, *reference)
 
 
 @dataclass(frozen=True)
 class World:
-    """A schema and the pools that its text values are drawn from."""
+    """A schema, with the possible values of each text column."""
 
     name: str
     split: Split
@@ -96,17 +96,19 @@ class World:
 
     @property
     def schema(self) -> str:
-        """The schema as models see it; equals `database.schema_text` up to the tables' order."""
+        """The schema as text for a model; it equals `database.schema_text` except for the order of
+        tables.
+        """
         return "\n".join(f"table {table.name}: {' '.join(table.columns)}" for table in self.tables)
 
     def files(self, data_dir: Path, populations: int = POPULATIONS) -> list[Path]:
-        """Where the populations are kept."""
+        """Return the paths of the world's databases."""
         return [data_dir / "databases" / f"{self.name}-{i}.sqlite" for i in range(populations)]
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question and the query that answers it."""
+    """A question with the query that answers it."""
 
     text: str
     query: Query
@@ -119,7 +121,9 @@ def generate(
     worlds: Mapping[Split, int] = WORLDS,
     questions_per_world: int = QUESTIONS_PER_WORLD,
 ) -> dict[Split, list[Task]]:
-    """Write the databases and `<split>.jsonl` of every split below `data_dir`; return the tasks."""
+    """Write the databases and `<split>.jsonl` of every split below `data_dir`, and return the
+    tasks.
+    """
     tasks: dict[Split, list[Task]] = {}
     for split, count in worlds.items():
         tasks[split] = []
@@ -140,7 +144,7 @@ def load(data_dir: Path, split: Split) -> list[Task]:
 
 
 def app_input(task: Task, data_dir: Path) -> AppInput:
-    """The part of `task` that the app may see: never the gold query."""
+    """Return the part of `task` that the app may see, without the gold query."""
     return {
         "question": task["question"],
         "schema": task["schema"],
@@ -149,7 +153,7 @@ def app_input(task: Task, data_dir: Path) -> AppInput:
 
 
 def overlap(tasks: Sequence[Task], others: Sequence[Task]) -> dict[str, float]:
-    """The share of `tasks` whose schema, question or gold query occurs among `others`."""
+    """Return the shares of `tasks` whose schema, question or gold query occurs in `others`."""
     keys: tuple[Literal["schema", "question", "gold"], ...] = ("schema", "question", "gold")
     return {
         key: sum(task[key] in {other[key] for other in others} for task in tasks) / len(tasks)
@@ -158,7 +162,7 @@ def overlap(tasks: Sequence[Task], others: Sequence[Task]) -> dict[str, float]:
 
 
 def schema_split(parent: str, child: str) -> Split:
-    """The split that a schema with these two linked tables belongs to, whichever is the parent.
+    """Return the split of a schema with these two linked tables, in either order.
 
     A tenth of all pairs is for dev and a tenth for test.
     """
@@ -166,7 +170,7 @@ def schema_split(parent: str, child: str) -> Split:
 
 
 def query_split(sql: str) -> Split:
-    """The split that a gold query belongs to: a tenth for dev and a tenth for test."""
+    """Return the split of a gold query: a tenth is for dev and a tenth for test."""
     return _split(zlib.crc32(sql.encode()))
 
 
@@ -179,12 +183,12 @@ def _split(number: int) -> Split:
 
 
 def make_worlds(split: Split, *, seed: int, count: int) -> list[World]:
-    """The schemas of a split."""
+    """Return `count` schemas of a split."""
     return [make_world(f"{split}-{index:03d}", split, seed=seed) for index in range(count)]
 
 
 def make_world(name: str, split: Split, *, seed: int) -> World:
-    """One schema of `split`; its name decides which."""
+    """Return the schema of `split` that `name` and `seed` determine."""
     rng = random.Random(f"world {seed} {name}")
     size = 3 if rng.random() < 0.15 else 2
     table_names = _table_names(split, size, rng)
@@ -225,7 +229,7 @@ def _take(items: Iterator[str], count: int) -> tuple[str, ...]:
 def populate(
     world: World, data_dir: Path, *, seed: int, populations: int = POPULATIONS
 ) -> list[Path]:
-    """Write the SQLite files of `world`, replacing what is there; return where they are."""
+    """Write the SQLite files of `world`, replacing existing files, and return their paths."""
     paths = world.files(data_dir, populations)
     for index, path in enumerate(paths):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -281,7 +285,7 @@ def _labels(count: int, rng: random.Random) -> list[str]:
 
 
 class Populations:
-    """The databases of a world, open for the generator's own queries."""
+    """Open databases of a world, for the generator's own queries."""
 
     def __init__(self, world: World, paths: Sequence[Path]) -> None:
         self.world = world
@@ -295,11 +299,13 @@ class Populations:
             connection.close()
 
     def values(self, table: str, column: str) -> list[Value]:
-        """The values of a column in the first population."""
+        """Return the values of a column in the first population."""
         return [value for (value,) in self._rows(0, f"SELECT {column} FROM {table} ORDER BY id")]
 
     def results(self, query: Query) -> list[object]:
-        """The answers of `query` on the populations, to be compared with `==`."""
+        """Return the results of `query` on each population, in a form that can be compared with
+        `==`.
+        """
         answers: list[object] = []
         for index in range(len(self._connections)):
             try:
@@ -314,7 +320,13 @@ class Populations:
 
 
 def make_question(populations: Populations, rng: random.Random) -> Question:
-    """A question of the world's split whose answer varies and to which no mistake leads."""
+    """Return a random question of the world's split that is worth asking.
+
+    Its answer differs between populations, and every mistake changes the answer.
+
+    Raises:
+        RuntimeError: no such question was found.
+    """
     for _ in range(_MAX_ATTEMPTS):
         (shape,) = rng.choices(list(_SHAPES), weights=list(_SHAPES.values()))
         question = shape(_Draw(populations, rng))
@@ -361,7 +373,7 @@ def _worth_asking(query: Query, populations: Populations) -> bool:
 
 @dataclass(frozen=True)
 class _Draw:
-    """Draws the parts of a question."""
+    """Random parts of a question."""
 
     populations: Populations
     rng: random.Random
@@ -370,7 +382,7 @@ class _Draw:
         return self.rng.choice(self.populations.world.tables)
 
     def linked(self) -> tuple[Table, Table]:
-        """A table and the table it refers to."""
+        """Return a table and the table that it references."""
         parent, child = self.populations.world.tables[:2]
         return child, parent
 
@@ -381,11 +393,11 @@ class _Draw:
         return self.rng.choice(table.texts)
 
     def shown(self, table: Table) -> str:
-        """A column to list."""
+        """Return a column to list."""
         return self.rng.choice((table.label, table.label, *table.numbers, *table.texts))
 
     def condition(self, table: Table) -> tuple[str, Condition]:
-        """A condition in words, and the condition."""
+        """Return a condition in words, and the condition."""
         if self.rng.random() < 0.5:
             return self.equality(table)
         column = self.number(table)
@@ -522,4 +534,4 @@ _SHAPES: Mapping[Callable[[_Draw], Question | None], float] = {
     _join_count: 0.8,
     _join_list: 0.8,
 }
-"""The shapes of questions and how often each is tried."""
+"""Function that makes a question of one shape → weight with which it is drawn."""

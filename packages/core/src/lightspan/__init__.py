@@ -86,7 +86,7 @@ _NAMES = {
     "lightspan.runners.app": ("rollout",),
     "lightspan.training.data": ("tasks_from_store",),
 }
-"""Module → names of `lightspan` in it."""
+"""Module → names that `lightspan` exports from it."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 _OF_PLUGINS = (

@@ -97,7 +97,7 @@ class Adapter:
         record.hold(self.name)
 
     def disable(self) -> None:
-        """Undo `listen` and `enable`."""
+        """Undo `enable`: unregister the adapter and stop its recording in production."""
         if self.resolver is not None:
             context.unregister_resolver(self.resolver)
         context.remove_call_listener(self.call_listener)

@@ -9,7 +9,7 @@ import time
 from typing import Any, Final, Protocol, TextIO
 
 PLAIN_INTERVAL_S: Final = 10.0
-"""Seconds between two lines of progress."""
+"""Minimum number of seconds between two lines of progress."""
 
 _CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters except newline and tab, and characters that change the writing direction."""
@@ -49,7 +49,7 @@ class Reporter(Protocol):
         """
 
     def finish(self, summary: str = "") -> None:
-        """End the piece of work, and print `summary` unless it is empty."""
+        """End the current task, and print `summary` unless it is empty."""
 
     def line(self, text: str) -> None:
         """Print a line of text that stays when the progress is updated."""
@@ -156,12 +156,12 @@ class SilentReporter:
 
 
 def default_reporter() -> Reporter:
-    """Return a reporter with bars on a terminal, and with plain lines elsewhere."""
+    """Return a reporter with bars if the standard output is a terminal, else with plain lines."""
     return TerminalReporter() if sys.stdout.isatty() else PlainReporter()
 
 
 def describe(values: dict[str, float | str]) -> str:
-    """Return values as text, such as `reward 0.61  tokens/s 1810`."""
+    """Return `values` as text, such as `reward 0.61  tokens/s 1810`."""
     return "  ".join(f"{_name(key)} {_value(value)}" for key, value in values.items())
 
 

@@ -126,12 +126,21 @@ class Trainer:
                 upwards. None for no split.
             agents: paths of all agents (an adapter's `agents()`), so that a pattern that matches
                 none of them is an error at once; None for those of the app, if it names any.
-            resume: whether to resume from the folder's latest checkpoint. Without a checkpoint
-                the run starts anew; a complete run is not trained again.
+            resume: whether to resume from the folder's latest checkpoint. Without a checkpoint the
+                run starts anew; a complete run is not trained again.
 
         Raises:
-            AppError, BudgetError, CheckpointError, ConfigError, DataError, ModelError, RankError,
-            RewardError, StoreError, UnknownAgentError: see their messages.
+            AppError: the app cannot be imported or called.
+            BudgetError: frozen agents made more than `max_frozen_calls` calls.
+            CheckpointError: a checkpoint cannot be read or written.
+            ConfigError: an argument or a setting is invalid, or contradicts another.
+            DataError: tasks are malformed.
+            EngineError: the engine failed, or does not serve the learner's weights.
+            ModelError: a model or tokenizer cannot be loaded.
+            RankError: a process of the learner has ended, or does not answer.
+            RewardError: a reward is not a number, or no rollout has a reward.
+            StoreError: the store cannot be used.
+            UnknownAgentError: a pattern of `optimize=` or `frozen=` matches no agent.
         """
         splits = self._splits(load_tasks(train, "train"), val, selection)
         program = self._check_app(as_app(app))
@@ -146,7 +155,7 @@ class Trainer:
     ) -> Evaluation:
         """Run the app once per task in val mode and return the evaluation.
 
-        What the folder records of the training stays unchanged.
+        The files about the training in the folder stay unchanged.
 
         Args:
             app: as for `fit`.
@@ -155,7 +164,7 @@ class Trainer:
                 those of the best step.
 
         Raises:
-            The errors of `fit`.
+            LightspanError: an error for the reasons listed in `fit`.
         """
         held_out = load_distinct(tasks, "tasks")
         clusters_of(held_out, self.settings.cluster)
@@ -190,8 +199,7 @@ class Trainer:
                 nothing. The trainer's own folder stays unchanged.
 
         Raises:
-            AppError, ConfigError, DataError, EngineError, ModelError, RewardError: see their
-                messages.
+            AppError, ConfigError, DataError, EngineError, ModelError, RewardError: see `fit`.
         """
         program = self._check_app(as_app(app))
         splits = self._splits(load_tasks(tasks, "tasks"), val, selection)

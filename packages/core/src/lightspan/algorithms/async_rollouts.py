@@ -1,4 +1,4 @@
-"""Asynchronous rollouts: groups run while weights update, with bounded staleness."""
+"""Asynchronous rollouts: groups run while weights are updated, with bounded staleness."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ async def next_episodes(
     still in flight.
 
     Args:
-        overlap: maximum publications between the submission of a group and its training.
+        trainer: the running trainer.
+        overlap: maximum number of weight publications between the submission of a group and its
+            training.
         per_step: groups per step.
         group_size: rollouts per group.
     """
@@ -51,7 +53,9 @@ def check_overlap(
     to repeat a dropout mask would make the engine sample with the same random numbers twice.
 
     Args:
-        overlap: see `next_episodes`.
+        overlap: maximum number of weight publications between a group's submission and its
+            training.
+        engine: capabilities of the engine.
         adapters: LoRA settings of each policy; None for a policy without LoRA.
     """
     if overlap and not engine.in_place_update:
@@ -67,11 +71,11 @@ def check_overlap(
 
 
 def due_groups(steps_left: Sequence[int], per_step: int) -> int:
-    """Return how many of the oldest groups this step has to train, so that none becomes too old.
+    """Return how many of the oldest groups this step must train, so that no group becomes too old.
 
-    The n steps after this step can train `n * per_step` groups. Of the groups with at most n steps
-    left, the current step has to train the rest. The result is the maximum of this rest over n; 0
-    if no group is due.
+    The next n steps together can train `n * per_step` groups. If more groups than that have at most
+    n later steps left, this step must train the excess. The result is the largest excess over all
+    n; 0 if there is none.
 
     Args:
         steps_left: per group in ascending order, the number of later steps that may still train the

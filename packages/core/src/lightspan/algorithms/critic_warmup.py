@@ -1,4 +1,4 @@
-"""Critic warm-up: whether a critic's values are good enough for lambda below 1."""
+"""Critic warm-up: decide whether a critic's values are good enough for lambda below 1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightspan.protocols.learner import Critic
 
 
 class CriticWarmup(msgspec.Struct):
-    """State of a run's critic."""
+    """State of the decision when to use a critic's values in a run."""
 
     fits: int = 0
     """Iterations in which the critic was fitted."""
@@ -22,21 +22,24 @@ class CriticWarmup(msgspec.Struct):
     them; the minimum over policies. None before the first fit, or if no policy has a value."""
 
     def lambda_(self, critic: Critic) -> float:
-        """Return lambda of GAE for the next iteration (`warmup_lambda`)."""
+        """Return lambda of generalised advantage estimation for the next iteration.
+
+        It is `critic.lam` once the critic is trusted (`warmup_lambda`), else 1, which is unbiased.
+        """
         return warmup_lambda(
             critic.lam, fits=self.fits, warmup=critic.warmup, explained=self.explained
         )
 
     def update(self, batch: Batch, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Update the state after an iteration.
+        """Update the state with the results of an iteration.
 
         Args:
             batch: batch of the iteration.
             metrics: the learner's metrics of the iteration.
 
         Returns:
-            The explained variance of the whole iteration, which replaces the value in `metrics`;
-            empty if the critic was not fitted or the variance is unknown.
+            The metric `explained_variance` of the whole iteration, which replaces the value in
+            `metrics`. Empty if the critic was not fitted or the variance is unknown.
         """
         if "value_loss" not in metrics:  # the critic was not fitted
             return {}
@@ -49,11 +52,11 @@ class CriticWarmup(msgspec.Struct):
 
 
 def _explained(batch: Batch) -> float | None:
-    """Return the explained variance of the rewards-to-go before any update, the minimum over
-    policies; None if no policy has a value.
+    """Return the explained variance of the rewards-to-go before any update.
 
-    The learner's metrics of minibatches cannot be used: rollouts of a group are in several
-    minibatches, so from the second minibatch on the critic was already fitted to the group.
+    It is the minimum over policies; None if no policy has a critic's value. The learner's metrics
+    of minibatches cannot be used: rollouts of a group are in several minibatches, so from the
+    second minibatch on the critic was already fitted to the group.
     """
     expected = {
         (why.rollout_id, *call): why.expected for (_, *call), why in batch.explanations.items()

@@ -1,4 +1,4 @@
-"""Grammar check: rejects calls that the learner cannot compute under their grammar."""
+"""Grammar check: reject calls that the learner cannot compute under their grammar."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from lightspan.lightning.transitions import TransitionKey
 async def reject_mismatches(
     trainer: TrainerContext, coverages: Sequence[Coverage]
 ) -> list[Coverage]:
-    """Reject trained calls whose tokens do not follow their grammar as the learner compiles it.
+    """Reject trained calls whose tokens violate their grammar as the learner compiles it.
 
     The trainer records the reasons and prints a note.
+
+    Args:
+        trainer: the running trainer.
+        coverages: status of the calls, per episode.
 
     Returns:
         The coverages in the same order, with these calls rejected.

@@ -12,15 +12,16 @@ from lightspan.schema.records import Json
 
 
 def read_jsonl(path: Path, what: str, one: str) -> list[Json]:
-    """Return the JSON values of the lines of a file, without empty lines.
+    """Return the JSON values of a file, one per line; empty lines are skipped.
 
     Args:
+        path: path of the file.
         what: name of the data in error messages, such as `train`.
         one: name of one line's value in error messages: `task` or `chat`.
 
     Raises:
-        DataError: the file cannot be read, a line is not JSON, or the only line is a list of all
-            values; a single line may be a chat, which is a list of messages.
+        DataError: the file cannot be read, a line is not JSON, or the file is one list of all tasks
+            or chats instead of one per line.
     """
     try:
         # split at \n only, because JSON texts may contain other line separators

@@ -32,19 +32,19 @@ from lightspan.errors import ModelError
 from lightspan.plugins import load_plugin
 
 SMALL: Final = 0.8e6
-"""Parameters of the examples' small model."""
+"""Number of parameters of the examples' small model."""
 SMALL_RATE: Final = 4e-4
 EXPONENT: Final = 0.75
 MIN_RATE: Final = 1e-6
-"""Minimum for full weights."""
+"""Minimum rate for training of full weights."""
 MAX_RATE: Final = 1e-3
 LORA_FACTOR: Final = 20
 UNKNOWN: Final = 3_000_000_000
-"""Parameters assumed for a model of unknown size; they give the minimum rate."""
+"""Number of parameters assumed for a model of unknown size; it gives the minimum rate."""
 
 
 class Rate(NamedTuple):
-    """Learning rate and the reason for it."""
+    """A learning rate with the reason for it."""
 
     value: float
     why: str
@@ -54,11 +54,13 @@ class Rate(NamedTuple):
 
 
 def default_rate(parameters: int, *, lora: bool) -> float:
-    """Return the default learning rate by the rule in this module's docstring.
+    """Return the default learning rate for a model size.
+
+    The rate falls with the size by a power law, and is 20 times as high for LoRA.
 
     Args:
         parameters: number of parameters of the whole model, without adapters.
-        lora: whether adapters are trained.
+        lora: whether LoRA adapters are trained.
     """
     full = max(MIN_RATE, SMALL_RATE * (SMALL / max(1, parameters)) ** EXPONENT)
     return float(f"{min(MAX_RATE, full * (LORA_FACTOR if lora else 1)):.0e}")
@@ -73,7 +75,7 @@ def choose_rate(
     them.
 
     Args:
-        policies: policy → its starting weights and parametrisation.
+        policies: policy → its starting weights and LoRA settings.
         count: function that counts the parameters of a model and raises `ModelError` if it cannot;
             None for the plugin `count_parameters`.
     """

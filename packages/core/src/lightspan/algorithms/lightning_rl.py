@@ -292,7 +292,7 @@ class LightningRL(LightningSettings, Algorithm):
         self._unscored_tasks: set[str] = set()
         self._critic_warmup = CriticWarmup()
         self.last_batch: Batch | None = None
-        """Batch of the latest step."""
+        """Batch of the latest step; None before the first."""
 
     # --- interface of `Algorithm` ---------------------------------------------------------
     @property
@@ -301,7 +301,7 @@ class LightningRL(LightningSettings, Algorithm):
 
     @property
     def batch_config(self) -> BatchConfig:
-        """Settings of the batch, taken from the settings of the same names."""
+        """Settings by which batches are built, with the values of this algorithm's settings."""
         return self._batch_config
 
     def check(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> None:
@@ -330,7 +330,7 @@ class LightningRL(LightningSettings, Algorithm):
                 f"LightningRL(temperature={self.temperature:g}): the engine samples at "
                 f"temperatures from {low:g} to {high:g}: use one of these, or another engine"
             )
-        # rejections that do not apply: engine and learner both declare support (design law 11)
+        # rejections that do not apply: engine and learner both declare support
         declared = {
             Rejection.TRUNCATED_SAMPLING: (
                 engine.trainable_truncation and learner.trainable_truncation
@@ -381,9 +381,9 @@ class LightningRL(LightningSettings, Algorithm):
     async def collect(self, trainer: TrainerContext) -> list[Episode]:
         """Run the next tasks and return all their episodes.
 
-        With `resample`, further tasks run until the returns of enough groups vary; the episodes
-        include those of replaced groups, which `build` leaves out. With `overlap`, the episodes
-        may belong to groups that an earlier step submitted.
+        With `resample`, further tasks run until the returns (total rewards) of enough groups vary;
+        the episodes include those of replaced groups, which `build` leaves out. With `overlap`, the
+        episodes may belong to groups that an earlier step submitted.
         """
         if self.overlap:
             episodes, self._overlap_metrics = await next_episodes(
@@ -403,13 +403,13 @@ class LightningRL(LightningSettings, Algorithm):
         return episodes
 
     def _missing_groups(self, episodes: Sequence[Episode]) -> int:
-        """Return how many more groups with varying returns the step needs (`tasks_per_step`)."""
+        """Return how many more groups with different returns (total rewards) the step needs."""
         rewards = self._returns(episodes)
         varying = len(rewards) - len(advantages.groups_without_variance(rewards))
         return max(0, self.tasks_per_step - varying)
 
     def _returns(self, episodes: Sequence[Episode]) -> dict[str, list[float | None]]:
-        """Return group id → returns of its rollouts, including AIR's bonuses.
+        """Return group id → return of each rollout, which is its total reward with AIR's bonuses.
 
         None stands for a rollout that is unfinished, damaged or unscored.
         """
@@ -418,9 +418,10 @@ class LightningRL(LightningSettings, Algorithm):
         return group_rewards(episodes, coverages, added)
 
     def replaced(self, episodes: Sequence[Episode]) -> set[str]:
-        """Return the ids of the groups that further groups replace; empty without `resample`.
+        """Return the ids of the groups that `resample` replaces; empty without `resample`.
 
-        They are the earliest groups whose returns do not vary, as many as the groups in excess of
+        `resample` runs further groups in place of groups whose returns are all the same. The
+        replaced groups are the earliest of these, as many as there are groups in excess of
         `tasks_per_step`.
         """
         if not self.resample:
@@ -432,11 +433,12 @@ class LightningRL(LightningSettings, Algorithm):
     def build(
         self, episodes: Sequence[Episode], versions: Mapping[str, int] | None = None
     ) -> Batch:
-        """Return the batch of one iteration, without `replaced` groups.
+        """Return the batch of one iteration, without the groups that `replaced` returns.
 
         With a critic, use `prepare(…).finish(values)` instead, which takes the critic's values.
 
         Args:
+            episodes: episodes of the iteration, from `collect`.
             versions: policy → current version, for `max_staleness`; None without `max_staleness`.
         """
         return self.prepare(episodes, versions).finish()
@@ -447,12 +449,14 @@ class LightningRL(LightningSettings, Algorithm):
         versions: Mapping[str, int] | None = None,
         coverages: Sequence[Coverage] | None = None,
     ) -> BatchBuilder:
-        """Return a builder of the batch; see `build`.
+        """Return a builder, whose `finish` returns the batch of one iteration.
 
         Args:
-            versions: see `build`.
-            coverages: result of the method `coverages`, with calls rejected that break their
-                grammar (`lightspan.algorithms.grammar_check`); None for the plain result.
+            episodes: episodes of the iteration, from `collect`.
+            versions: policy → current version, for `max_staleness`; None without `max_staleness`.
+            coverages: status of each episode's calls. None for the result of the method
+                `coverages`; pass it with further calls rejected after a check of grammars
+                (`lightspan.algorithms.grammar_check`).
         """
         coverages = self.coverages(episodes) if coverages is None else coverages
         if replaced := self.replaced(episodes):
@@ -464,10 +468,13 @@ class LightningRL(LightningSettings, Algorithm):
     def coverages(
         self, episodes: Sequence[Episode], *, modes: Collection[Mode] = (Mode.TRAIN,)
     ) -> list[Coverage]:
-        """Return the status of every call, one coverage per episode.
+        """Return per episode the status of its calls: trained, frozen, or rejected with a reason.
 
         Calls under top-p, top-k or a grammar are trained if engine and learner of the last `check`
-        both declare support.
+        both support it.
+
+        Args:
+            modes: modes of rollouts whose calls may be trained.
         """
         return [
             classify_calls(
@@ -483,7 +490,10 @@ class LightningRL(LightningSettings, Algorithm):
 
     # --- one iteration --------------------------------------------------------------------
     async def run_step(self, trainer: TrainerContext) -> Metrics:
-        """Run rollouts, build the batch, update by minibatches, and publish the weights."""
+        """Run one iteration, and return its metrics.
+
+        It runs rollouts, builds the batch, updates the weights by minibatches and publishes them.
+        """
         episodes = await self.collect(trainer)
         if not self._was_scored:
             self._was_scored = check_scored(
@@ -517,9 +527,10 @@ class LightningRL(LightningSettings, Algorithm):
 
     @property
     def _fixes_constants(self) -> bool:
-        """Whether each policy's token constant is the mean of trained tokens in its first step.
+        """Whether the divisor of a policy's loss (`token_constant`) is fixed after its first step.
 
-        Dr. GRPO divides by the same constant in the whole run.
+        It is then the mean number of trained tokens per rollout in that step: Dr. GRPO divides by
+        the same constant in the whole run.
         """
         return (
             self.estimator == "dr_grpo" and self.weight == "token" and self.token_constant is None
@@ -527,15 +538,14 @@ class LightningRL(LightningSettings, Algorithm):
 
     @property
     def _token_constants(self) -> Mapping[str, float]:
-        """Policy → the divisor of its token-weighted loss (`token_constant`); policies that have
-        not been trained yet are missing."""
+        """Policy → fixed divisor of its loss; policies that were not trained yet are missing."""
         constants = self._batch_config.token_constant
         return constants if isinstance(constants, Mapping) else {}
 
     def _update_constants(self, batch: Batch) -> None:
-        """Store the token constants of policies that `batch` trains first.
+        """Fix the divisor of the loss of each policy for which `batch` is the first to train it.
 
-        `batch` was already built with these constants.
+        `batch` was already built with the same divisor.
         """
         if self._fixes_constants:
             means = {policy: tokens / batch.size for policy, tokens in batch.usable_tokens.items()}
@@ -543,9 +553,9 @@ class LightningRL(LightningSettings, Algorithm):
             self._batch_config = replace(self._batch_config, token_constant=constants)
 
     def _resample_metrics(self, episodes: Sequence[Episode]) -> Metrics:
-        """Return how many groups were replaced, and how many rollouts these had.
+        """Return the number of replaced groups and of their rollouts; empty without `resample`.
 
-        The metric `rollouts` counts those rollouts too. Empty without `resample`.
+        The metric `rollouts` counts those rollouts too.
         """
         if not self.resample:
             return {}
@@ -589,10 +599,10 @@ class LightningRL(LightningSettings, Algorithm):
         return choose_rate(self._specs)
 
     def _policy_specs(self, names: Sequence[str]) -> dict[str, PolicySpec]:
-        """Return policy → its starting weights and parametrisation.
+        """Return policy → its starting weights and LoRA settings.
 
         Raises:
-            ConfigError: two patterns describe one policy in different ways.
+            ConfigError: two patterns of `optimize` describe one policy in different ways.
         """
         specs: dict[str, PolicySpec] = {}
         described = self.optimize if isinstance(self.optimize, Mapping) else {}
@@ -613,11 +623,11 @@ class LightningRL(LightningSettings, Algorithm):
 
 
 def _probe(rows: Sequence[Row], seed: int) -> list[Row]:
-    """Return a random sample of rows, to measure how far an update moves the policy.
+    """Return a random sample of `rows`, to measure how far an update moves the policy.
 
-    The sample is small, because the learner scores it twice, before and after the update. It grows
-    with the number of rows, because in a sample of a few hundred tokens a single improbable token
-    would dominate.
+    The learner scores the sample before and after the update, so the sample is small. It grows with
+    the number of rows, because in a few hundred tokens a single improbable token would dominate the
+    result.
     """
     count = max(PROBE_ROWS, len(rows) // PROBE_SHARE)
     return random.Random(seed).sample(list(rows), min(count, len(rows)))

@@ -1,4 +1,4 @@
-"""Metrics of one iteration, and alarms about them."""
+"""Metrics of one iteration, and warnings about them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from lightspan.lightning.rollout_checks import app_failed
 from lightspan.lightning.rows import Row
 
 GAP_ALARM: Final = 0.05
-"""Mean difference of log-probabilities between engine and learner that raises an alarm. Rounding
-alone causes much smaller differences; a larger one means that their models differ."""
+"""Mean difference of log-probabilities between engine and learner above which a warning is printed.
+Rounding causes much smaller differences; a larger one means that their models differ.
+"""
 
 LOG_RATIO_LIMIT: Final = 20.0
 """Differences of log-probabilities are clamped to ± this number, as in the loss."""
@@ -71,7 +72,7 @@ def _reward_error(episodes: Sequence[Episode], mean: float) -> Metrics:
 
 
 def batch_metrics(batch: Batch) -> Metrics:
-    """Return the metrics of a batch: its counters, calls by status, AIR and length penalty."""
+    """Return a batch's metrics: its counters, its calls by status, AIR and the length penalty."""
     counters = {f"batch/{key}": float(value) for key, value in batch.counters.items()}
     calls = {f"calls/{key}": float(value) for key, value in _coverage(batch).items()}
     air = {f"air/{key}": value for key, value in batch.air.items()}
@@ -80,7 +81,7 @@ def batch_metrics(batch: Batch) -> Metrics:
 
 
 def _coverage(batch: Batch) -> Counter[str]:
-    """Return status of calls → number of calls."""
+    """Return the number of the batch's calls per status, such as `trained`."""
     calls: Counter[str] = Counter()
     for coverage in batch.coverages:
         calls.update(coverage.counts())
@@ -94,7 +95,7 @@ def has_idle_air(batch: Batch) -> bool:
 
 
 def why_no_rows(batch: Batch) -> str:
-    """Return the reason why a batch has no rows, as text for the user."""
+    """Return a text for the user that explains why a batch has no rows."""
     if batch.counters.get("transitions"):
         return "no group varied: nothing to learn from in this step"
     counts = ", ".join(f"{count} {status}" for status, count in _coverage(batch).most_common())
@@ -102,11 +103,12 @@ def why_no_rows(batch: Batch) -> str:
 
 
 def merge_updates(results: Sequence[Mapping[str, float]]) -> Metrics:
-    """Merge the metrics of optimiser steps: maxima of maxima, sums of counts, means of the rest.
+    """Merge the metrics of several optimiser steps into one mapping.
 
-    `logprob_gap*`, the gap between engine and learner, is merged over the steps with fresh tokens
-    only: those sampled by the weights that the step updates. In later minibatches, training itself
-    makes the learner differ from the engine.
+    Maxima (`*_max`) are merged by their maximum, counts by their sum, and other metrics by their
+    mean. `logprob_gap*`, the gap between engine and learner, is merged only over steps with fresh
+    tokens, which were sampled by the weights that the step updates. In later minibatches, training
+    itself makes the learner differ from the engine.
 
     Args:
         results: metrics of each optimiser step.
@@ -167,9 +169,9 @@ def alarms(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _why_skipped(metrics: Mapping[str, float]) -> str:
-    """Return why updates were skipped, from `loss` and `grad_norm`, the means over the updates.
+    """Return why updates were skipped, judged by the mean `loss` and `grad_norm` over the updates.
 
-    A mean is not finite if a single value is not.
+    A mean is not finite if any of its values is not finite.
     """
     values = {name: metrics[name] for name in ("loss", "grad_norm") if name in metrics}
     if len(values) == 2 and all(map(math.isfinite, values.values())):

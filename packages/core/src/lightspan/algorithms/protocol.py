@@ -40,7 +40,7 @@ Metrics = dict[str, float]
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """Policy of an agent with its own model or LoRA: `optimize={"planner": Policy(…)}`."""
+    """Settings of a policy with its own model or LoRA: `optimize={"planner": Policy(…)}`."""
 
     name: str | None = None
     """Name of the policy; agents with the same policy name share weights. None for the agent's
@@ -58,14 +58,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Starting weights and parametrisation of a policy."""
+    """Starting weights of a policy, with its LoRA settings; None trains the full weights."""
 
     model: str
     lora: LoRA | None = None
 
 
 class TrainerContext(Protocol):
-    """Interface of a running trainer for its algorithm."""
+    """The running trainer as its algorithm sees it: an argument of `Algorithm.run_step`."""
 
     @property
     def engine(self) -> TokenEngine:
@@ -102,11 +102,13 @@ class TrainerContext(Protocol):
 
     @property
     def in_flight(self) -> Mapping[str, int]:
-        """Group id → number of publications since its submission, for each group that was submitted
-        and not taken; in order of submission."""
+        """Group id → number of weight publications since the group was submitted.
+
+        It has the groups that were submitted and not yet taken, in order of submission.
+        """
 
     def next_tasks(self, count: int) -> list[Json]:
-        """Return the next training tasks, in shuffled epochs.
+        """Return the next `count` training tasks, in shuffled epochs.
 
         After a resume, the tasks of groups that were interrupted before `take` come first.
         """
@@ -124,6 +126,9 @@ class TrainerContext(Protocol):
         The episodes of one task form a group: they share `group_id` and are contiguous.
 
         Args:
+            tasks: tasks to run.
+            group_size: rollouts per task.
+            mode: mode of the rollouts; only those in train mode are trained.
             resources: resources that extend or override the algorithm's (`Algorithm.resources`):
                 one mapping for all tasks, or one mapping per task, for example to compare
                 candidates in parallel; None for the algorithm's alone.
@@ -146,7 +151,9 @@ class TrainerContext(Protocol):
             One group id per task.
 
         Args:
-            resources: see `rollouts`.
+            tasks: tasks to run.
+            group_size: rollouts per task.
+            resources: resources in addition to the algorithm's, as in `rollouts`.
         """
 
     async def take(self, count: int, first: Sequence[str] = ()) -> list[Episode]:
@@ -157,7 +164,7 @@ class TrainerContext(Protocol):
 
         Args:
             count: number of groups.
-            first: ids of groups to wait for, at most `count`.
+            first: ids of groups that must be among them, at most `count`.
 
         Raises:
             ConfigError: fewer than `count` groups are in flight, a group of `first` is not in
@@ -165,9 +172,10 @@ class TrainerContext(Protocol):
         """
 
     async def learn(self, function: Callable[[], Any]) -> Any:
-        """Run `function` in the learner's thread, and return its result.
+        """Run `function`, which uses the learner, in the learner's thread; return its result.
 
-        Computations of `learner` would block the event loop elsewhere.
+        In another thread it could run concurrently with other uses of the learner, or block the
+        event loop.
         """
 
     async def publish(self) -> None:
@@ -177,19 +185,24 @@ class TrainerContext(Protocol):
         """Print a message in the run's output."""
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
-        """Record the advantage and weight of each transition of this step for `inspect`."""
-
-    def record_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
-        """Record the transitions of this step that the learner cannot compute, for `inspect`.
+        """Record the advantage and weight of each trained call of this step for `inspect`.
 
         Args:
-            mismatches: transition → why it cannot be computed under its grammar.
+            explanations: (attempt id, call id, choice) → advantage and weight with their reasons.
+        """
+
+    def record_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
+        """Record for `inspect` the calls of this step that the learner cannot compute.
+
+        Args:
+            mismatches: (attempt id, call id, choice) → why the call cannot be computed under its
+                grammar.
         """
 
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """A learning algorithm. Members with a body are defaults.
+    """A learning algorithm. Members with a body have a default; override them as needed.
 
     A subclass overrides a default property by a property or a class attribute, such as a dataclass
     field with a default (`seed: int = 0`). An attribute that is only set in `__init__` does not
@@ -216,12 +229,12 @@ class Algorithm(Protocol):
 
     @property
     def tasks_per_step(self) -> int:
-        """Tasks per iteration, from which the trainer computes the iterations per epoch."""
+        """Number of tasks per iteration; the trainer computes an epoch's iterations from it."""
         return 16
 
     @property
     def group_size(self) -> int:
-        """Rollouts per task of an iteration.
+        """Number of rollouts per task of an iteration.
 
         A dry run estimates a step from `group_size`, `minibatches`, `loss`, `batch_config` and
         `coverages`.
@@ -240,16 +253,16 @@ class Algorithm(Protocol):
 
     @property
     def batch_config(self) -> BatchConfig:
-        """Settings for building a batch from episodes."""
+        """Settings by which batches are built from episodes."""
         return BatchConfig()
 
     def coverages(
         self, episodes: Sequence[Episode], *, modes: Collection[Mode] = (Mode.TRAIN,)
     ) -> list[Coverage]:
-        """Return one coverage per episode, which has the status of each call (trained or why not).
+        """Return per episode the status of its calls: trained, frozen, or rejected with a reason.
 
         Args:
-            modes: modes of rollouts whose calls are trained.
+            modes: modes of rollouts whose calls may be trained.
         """
         routing = self.routing()
         return [classify_calls(episode, routing, modes=modes) for episode in episodes]
@@ -272,7 +285,7 @@ class Algorithm(Protocol):
 
     @property
     def searches(self) -> int:
-        """Iterations that search for prompts instead of updating weights."""
+        """Number of iterations that search for prompts instead of updating weights."""
         return 0
 
     @property
@@ -294,14 +307,17 @@ class Algorithm(Protocol):
         return
 
     def policies(self) -> dict[str, PolicySpec]:
-        """Return policy → starting weights and parametrisation, for all policies to train.
+        """Return policy → starting weights and LoRA settings, for all policies to train.
 
         If the mapping is empty, no weights are trained: the run has neither engine nor learner, and
         calls go to the endpoints of the app or of the routing.
         """
 
     def resources(self) -> Resources:
-        """Return name → current resource for the app; the trainer adds `routing`."""
+        """Return name → resource that the app can ask for, such as a prompt.
+
+        The trainer adds the resource `routing`.
+        """
         return {}
 
     def learned_prompts(self) -> Mapping[str, LearnedPrompt]:
@@ -309,7 +325,7 @@ class Algorithm(Protocol):
         return {}
 
     def routing(self) -> Routing:
-        """Return the rules that send each agent's calls to a policy or an endpoint."""
+        """Return the rules that decide which policy or endpoint answers each agent's calls."""
 
     async def run_step(self, trainer: TrainerContext) -> Metrics:
         """Run one iteration (rollouts, update, publish), and return its metrics."""
@@ -326,7 +342,9 @@ class Algorithm(Protocol):
         return
 
     def describe_choices(self) -> list[str]:
-        """Return one line of text for each setting that the algorithm chose itself, with reason."""
+        """Return one line of text for each setting that the algorithm chose itself, with the
+        reason.
+        """
         return []
 
     def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:

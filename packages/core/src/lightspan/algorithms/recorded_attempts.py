@@ -31,11 +31,11 @@ CHUNK_SIZE: Final = 128
 """Rollouts per read, which bounds memory."""
 
 Time = datetime | float | str
-"""Time: a datetime, seconds since the epoch, ISO 8601, or an age (`2h`, `7d`)."""
+"""A time: a datetime, seconds since the epoch, ISO 8601 text, or an age (`2h`, `7d`)."""
 
 
 class RecordedAttempt(NamedTuple):
-    """Attempt recorded in production; rewards of `episode` include late feedback."""
+    """An attempt recorded in production; late feedback counts in the rewards of `episode`."""
 
     state: RolloutState
     attempt: Attempt
@@ -44,7 +44,7 @@ class RecordedAttempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Filter of recorded attempts by service and start time."""
+    """Filter that selects recorded attempts by service and start time."""
 
     service: str | None = None
     """Name of the service; None for all."""
@@ -55,7 +55,12 @@ class Query:
 
     @classmethod
     def of(cls, service: str | None, since: Time | None, until: Time | None) -> Query:
-        """Return the query for a user's options; see `Query` for None.
+        """Return the query for a user's options.
+
+        Args:
+            service: name of the service; None for all.
+            since: earliest start, inclusive; None for no limit.
+            until: latest start, exclusive; None for no limit.
 
         Raises:
             ConfigError: `since` or `until` is not a time.
@@ -133,10 +138,10 @@ async def read_attempts(store: Store, query: Query) -> AsyncIterator[RecordedAtt
 
 
 def apply_feedback(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans with feedback changed so that it counts as the last reward.
+    """Return the spans of an attempt with feedback changed so that it counts as the last reward.
 
-    Of the feedback on the attempt and on each call, only the last to arrive is kept. It is marked
-    as not late and starts after all rewards, so that clocks that differ do not matter.
+    Per target, the attempt or a call, only the last feedback to arrive is kept. It is marked as not
+    late and starts after all rewards, so that it does not matter if clocks differ.
 
     Args:
         spans: spans of one attempt, in order of arrival (`Store.spans`).
@@ -155,12 +160,12 @@ def is_feedback(span: Span) -> bool:
 
 
 def score_of(episode: Episode, call: Call) -> float | None:
-    """Return the call's last reward, or the episode's if the call has none; None if unscored."""
+    """Return the last reward on a call, else the episode's reward; None if it is unscored."""
     return call.reward if call.rewards else episode.reward
 
 
 def reward_bound(name: str, value: float | None) -> float | None:
-    """Return a limit of rewards as float; None for no limit.
+    """Check a limit of rewards and return it as float; None for no limit.
 
     Args:
         name: name of the option, for the error message.

@@ -1,4 +1,4 @@
-"""Task sampler: the order of tasks in shuffled epochs."""
+"""Task sampler: put tasks in shuffled epochs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightspan.schema.records import Json
 
 
 class Epochs:
-    """Tasks in shuffled epochs, each task once per epoch.
+    """An endless order of tasks: one shuffled epoch after another, each with every task once.
 
     Args:
         tasks: the tasks of one epoch.

@@ -49,13 +49,14 @@ Unit = Literal["rollout", "agent"]
 
 RELATIVE_TOLERANCE: Final = 1e-9
 ABSOLUTE_TOLERANCE: Final = 1e-12
-"""Differences up to these tolerances count as none: equal rewards may differ by rounding, because
-they are sums of floats, and division by so small a spread would give full-size advantages."""
+"""Rewards that differ by at most these tolerances are equal. They are sums of floats, so rounding
+can make equal rewards differ, and division by such a small spread would give full-size advantages.
+"""
 T = TypeVar("T")
 
 
 class ZeroReason(StrEnum):
-    """Reason why an advantage is zero by definition."""
+    """Reason why an advantage is zero without a computation."""
 
     GROUP_OF_ONE = "group_of_one"
     IDENTICAL = "identical"
@@ -63,7 +64,7 @@ class ZeroReason(StrEnum):
 
 
 class BaselineScale(msgspec.Struct, frozen=True):
-    """Baseline and scale of one observation."""
+    """Baseline and scale of one observation, from which its advantage is computed."""
 
     baseline: float
     scale: float
@@ -78,13 +79,13 @@ class BaselineScale(msgspec.Struct, frozen=True):
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """Contribution of one unit to the statistics."""
+    """One number of the statistics: the return of a rollout, per agent with unit `agent`."""
 
     rollout_id: str
     group_id: str
     value: float | None
     agent: str = ""
-    """Agent path with unit `agent`, else empty."""
+    """Agent path with unit `agent`; empty with unit `rollout`."""
 
 
 # --- one population ---------------------------------------------------------------------------
@@ -124,8 +125,8 @@ def rloo(values: Sequence[float | None]) -> list[BaselineScale]:
 def ppo(values: Sequence[float | None]) -> list[BaselineScale]:
     """Return per value the mean as baseline and the standard deviation, ddof 1, as scale.
 
-    The scale is 1 for fewer than two values or identical ones. With a critic only the scale is
-    used, because the critic gives the baseline.
+    The scale is 1 for fewer than two values, or if all are identical. With a critic only the scale
+    is used, because the critic gives the baseline.
     """
     scored = _scored(values)
     statistics = BaselineScale(
@@ -151,8 +152,10 @@ def usable(value: float | None) -> float | None:
 
 
 def identical(values: Sequence[float]) -> bool:
-    """Return whether values differ by at most 1e-9 of the largest magnitude, or 1e-12, that is, by
-    rounding."""
+    """Return whether values differ only by rounding.
+
+    That is by at most 1e-9 of the largest magnitude, or by at most 1e-12.
+    """
     low, high = min(values), max(values)
     largest = max(abs(low), abs(high))
     return high - low <= max(RELATIVE_TOLERANCE * largest, ABSOLUTE_TOLERANCE)
@@ -217,7 +220,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 def normalise(estimator: Estimator, observations: Sequence[Observation]) -> list[BaselineScale]:
-    """Return baseline and scale of each observation of a batch.
+    """Return baseline and scale of each observation of a batch, in the same order.
 
     Raises:
         ConfigError: `estimator` is unknown.
@@ -255,8 +258,11 @@ def _apply(
 def _centre_by_group(batch: Sequence[Observation]) -> list[BaselineScale]:
     """Return per observation its group's mean and the batch's scale (`reinforce++_baseline`).
 
-    The scale is the standard deviation of all differences from the group's mean. Groups of one and
-    groups of identical values contribute differences of zero.
+    The scale is the standard deviation, over the batch, of the differences from the group's mean.
+    Groups of one and groups of identical values contribute differences of zero.
+
+    Args:
+        batch: all observations of a batch.
     """
     centred = _apply(batch, lambda o: o.group_id, lambda group: dr_grpo([o.value for o in group]))
     differences = [
@@ -291,7 +297,7 @@ def groups_without_variance(rewards: Mapping[str, Sequence[float | None]]) -> di
 
 
 class CreditTerm(msgspec.Struct, frozen=True):
-    """Summand of an advantage: weight · (credit - baseline) / scale."""
+    """One summand of an advantage: weight · (credit - baseline) / scale."""
 
     name: str
     credit: float
@@ -309,7 +315,7 @@ class CreditTerm(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Advantage and weight of a transition, with everything that led to them."""
+    """Advantage and weight of a trained call, with all numbers that led to them."""
 
     rollout_id: str
     group_id: str
@@ -335,14 +341,15 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     zero_reason: ZeroReason | None = msgspec.field(name="zero")
     turn: int = 0
     others: int = 0
-    """Number of other calls in the baseline: of other rollouts, with `at_grpo` of all rollouts."""
+    """Number of other calls in the baseline: of other rollouts; with `at_grpo` of all rollouts."""
     against: str = "rollouts"
-    """What the other calls share with the call, such as "in its turn"; "rollouts" if the baseline
-    is made of returns."""
+    """What the compared calls have in common with this call, such as "in its turn"; "rollouts" if
+    returns of rollouts are compared.
+    """
     compared: float | None = None
-    """Number from which the baseline is subtracted; None for `credit`."""
+    """Number from which the baseline is subtracted; None if it is `credit`."""
     terms: tuple[CreditTerm, ...] = ()
-    """Further summands of the advantage."""
+    """Further summands, which are added to the advantage."""
     tokens: int
     """Number of trained tokens of the call."""
     token_weight: float

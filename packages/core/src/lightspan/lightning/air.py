@@ -63,21 +63,25 @@ AIRMode = Literal["potential", "bonus"]
 
 
 class Observed(NamedTuple):
-    """One value of a signal."""
+    """One value of a signal (a source of intermediate rewards), with its place in the attempt."""
 
     value: float
     after: int | None
-    """Sequence number; the histories of model calls that began after it include the value. None if
-    no history can include the value."""
+    """Sequence number: a state before a model call that began later includes the value. None if no
+    state can include the value.
+    """
     cause: CallKey | None
-    """The model call that caused the value; None if unknown, so that the last turn that ended by
-    `since` counts as the cause."""
+    """Model call that caused the value. None if it is unknown; then the last turn that ended by
+    `since` counts as the cause.
+    """
     since: int | None
-    """Sequence number up to which model calls ended before the tool call; None if unknown."""
+    """Sequence number at the start of the tool call: model calls that ended up to it came before;
+    None if unknown.
+    """
 
 
 class ToolSuccess(msgspec.Struct, frozen=True, kw_only=True, tag="tool_success"):
-    """Signal: 1 for each tool call that succeeded, 0 for each that failed."""
+    """Signal of AIR with the value 1 for each tool call that succeeded, 0 for each that failed."""
 
     tools: str = "*"
     """Glob on names of tools."""
@@ -125,12 +129,13 @@ def signal_name(signal: Signal) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AIR:
-    """Intermediate rewards from signals (see the module).
+    """Intermediate rewards from signals, such as the success of tool calls.
 
     Args:
         signals: `ToolSuccess()`, or functions of a `History` that return a number.
         scale: factor of a potential or bonus; the default assumes rewards of 0 to 1.
-        mode: `potential` does not change which policy is best; `bonus` may.
+        mode: `potential` adds differences of a potential, which do not change which policy is best;
+            `bonus` adds the values themselves, which may change it.
 
     Raises:
         ConfigError: `signals` is empty or no sequence, contains something that is not a signal, or
@@ -207,21 +212,28 @@ def check_air(air: AIR | None, credit: Credit) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
-    """AIR's part of the credits of an episode's selected calls."""
+    """AIR's part of the credits of an episode's selected calls: the calls of agents to train."""
 
     credits: Mapping[CallKey, float] = field(default_factory=dict)
-    """Call → number to add to its credit: -Phi(s_t), or the bonuses."""
+    """Call → number to add to its credit: minus the potential before its turn, or its bonuses."""
     observed: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Name of a signal → its values."""
     total: float = 0.0
     """Sum of all bonuses, undiscounted, as a part of the rollout's return; 0 for potentials."""
     unplaced: int = 0
-    """Number of values without effect: no history can include them (potential), or no selected call
-    caused them (bonus)."""
+    """Number of values without effect. With potentials, no state can include them; with bonuses, no
+    selected call caused them.
+    """
 
 
 def shape(air: AIR, credit: Credit, episode: Episode, coverage: Coverage) -> Shaping:
     """Return AIR's part of the credit of each selected call.
+
+    Args:
+        air: settings of AIR.
+        credit: credit rule, which decides how bonuses are passed on to earlier calls.
+        episode: episode with the calls.
+        coverage: status of the episode's calls; trained and rejected calls are selected.
 
     Raises:
         ConfigError: a signal's function failed, or returned no finite number.
@@ -238,12 +250,12 @@ def shape(air: AIR, credit: Credit, episode: Episode, coverage: Coverage) -> Sha
 def bonuses(
     air: AIR | None, credit: Credit, episodes: Sequence[Episode], coverages: Sequence[Coverage]
 ) -> dict[str, float]:
-    """Return attempt id → sum of the bonuses, which is a part of the rollout's return.
+    """Return attempt id → sum of its bonuses, which belongs to the rollout's total reward.
 
     Empty unless `air` has `mode="bonus"`.
 
     Raises:
-        ConfigError: see `shape`.
+        ConfigError: a signal's function failed, or returned no finite number.
     """
     if air is None or air.mode != "bonus":
         return {}
@@ -254,7 +266,7 @@ def bonuses(
 
 
 def turn_positions(turns: Turns) -> list[int]:
-    """Return, per turn, the sequence number at which its first call began, in ascending order.
+    """Return, per turn, the gateway's sequence number at which its first call began, ascending.
 
     0 for a turn without a call through the gateway.
     """
@@ -286,11 +298,11 @@ def _potentials(air: AIR, trace: Trace, turns: Turns) -> Shaping:
 
 
 def _means_before(observed: Iterable[Observed], positions: Sequence[int]) -> list[float]:
-    """Return, per position, the mean of the values placed before it; 0 if there are none.
+    """Return, per position, the mean of a signal's values before it; 0 if there are none.
 
     Args:
-        observed: values of a signal.
-        positions: sequence numbers of turns, ascending.
+        observed: values of a signal; those without a place (`after` is None) are ignored.
+        positions: sequence numbers at which turns begin, ascending.
     """
     placed = sorted((each.after, each.value) for each in observed if each.after is not None)
     totals = [0.0, *accumulate(value for _, value in placed)]
@@ -329,9 +341,10 @@ def _bonuses(air: AIR, credit: Credit, trace: Trace, turns: Turns) -> Shaping:
 def _bonus_credits(
     credit: Credit, own: Mapping[CallKey, float], shared: Sequence[float], turns: Turns
 ) -> dict[CallKey, float]:
-    """Return call → bonuses credited to it.
+    """Return call → sum of the bonuses credited to it.
 
-    With reward-to-go a call gets its own bonuses and later ones; else every call gets the sum.
+    If the credit rule is a `RewardToGo`, a call gets its own and later bonuses; else every call
+    gets the sum of all.
 
     Args:
         own: call → sum of the bonuses that the call caused.
@@ -369,8 +382,11 @@ def _evaluate(signal: SignalFunction, history: History) -> float:
 
 
 def shaping_metrics(shapings: Sequence[Shaping]) -> dict[str, float]:
-    """Return AIR's metrics of a step: `shaping_mean` over calls, the mean value of each signal, the
-    number of its values as `<signal>/seen`, and the number of `unplaced` values."""
+    """Return AIR's metrics of a step.
+
+    They are `shaping_mean`, the mean change of a call's credit; per signal its mean value and, as
+    `<signal>/seen`, its number of values; and the number of `unplaced` values.
+    """
     credits = [value for shaping in shapings for value in shaping.credits.values()]
     metrics = {"unplaced": float(sum(shaping.unplaced for shaping in shapings))}
     if credits:

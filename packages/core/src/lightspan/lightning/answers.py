@@ -1,4 +1,4 @@
-"""Answers of calls as text."""
+"""Read the answers of calls as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightspan.schema.token_records import CallOutcome
 
 
 def answer_of(episode: Episode) -> str:
-    """Return the text of the last successful answer of a model; empty if there is none."""
+    """Return the text of the last successful model answer in an episode; empty if there is none."""
     for call in reversed(episode.calls):
         message = answer_message(call)
         if call.outcome is CallOutcome.OK and message is not None:

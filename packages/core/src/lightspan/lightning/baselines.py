@@ -60,7 +60,7 @@ LEAVE_ONE_OUT: Final[frozenset[Estimator]] = frozenset({"rloo", "ppo"})
 
 
 class CallCredit(msgspec.Struct, frozen=True, kw_only=True):
-    """A selected call with its credit, trained or not."""
+    """A selected call (of an agent to train) with its credit and what its baseline depends on."""
 
     rollout_id: str
     population: Hashable
@@ -68,49 +68,57 @@ class CallCredit(msgspec.Struct, frozen=True, kw_only=True):
     agent_path: str
     turn: int
     credit: float
-    """G plus `penalty`, minus the potential if AIR has `mode="potential"`."""
+    """Reward-to-go or final reward, plus `shaping` and `penalty`."""
     shaping: float = 0.0
-    """Minus the potential: part of `credit`."""
+    """Part of `credit` that AIR's potential adds: minus the potential."""
     penalty: float = 0.0
-    """Length penalty, at most 0: part of `credit`."""
+    """Part of `credit` that the length penalty adds; at most 0."""
     value: float
-    """Return of the call's rollout."""
+    """Return (total reward) of the call's rollout."""
     statistics: BaselineScale
-    """Statistics of the observation of the call's rollout."""
+    """Baseline and scale of the rollout's return."""
     key: Hashable = None
-    """Key of the call's state; None if it shares its state with no other call."""
+    """Key of the call's state; None if no other call is in the same state."""
 
     @property
     def rewards(self) -> float:
-        """`credit` without `shaping` and `penalty`, from which scales are computed."""
+        """Part of `credit` that comes from rewards: without `shaping` and `penalty`."""
         return self.credit - self.shaping - self.penalty
 
 
 class Comparison(NamedTuple):
-    """Baseline and scale of a call."""
+    """Baseline and scale of a call, from which its advantage is computed."""
 
     baseline: float
     scale: float
     others: int
-    """Number of other calls in the baseline; with `rollout`, of rollouts with its own included."""
+    """Number of other calls in the baseline; of rollouts, including its own, if `against` is
+    "rollouts".
+    """
     against: str
-    """What the other calls share with the call, for display (`Explanation.against`)."""
+    """What the compared calls have in common with the call, such as "in its turn"; "rollouts" if
+    returns of rollouts are compared.
+    """
     zero_reason: ZeroReason | None = None
     terms: tuple[CreditTerm, ...] = ()
-    """Further summands of the advantage."""
+    """Further summands, which are added to the advantage."""
     expected: float | None = None
     """The critic's value of the call; None without a critic."""
     compared: float | None = None
-    """Number from which the baseline is subtracted; None for the call's credit."""
+    """Number from which the baseline is subtracted; None if it is the call's credit."""
 
 
 def by_rollout(calls: Sequence[CallCredit], estimator: Estimator) -> list[Comparison]:
     """Return, per call, the comparison with the estimator's baseline of returns.
 
     Returns contain no length penalties, so the mean penalty of other rollouts' calls is added to
-    the baseline. Where the estimator's mean includes the rollout itself, the mean penalty does too,
-    else a penalty would weigh n/(n - 1) times as much as a reward. With one call per rollout, the
-    baseline is then that of returns with penalties, as in DAPO.
+    the baseline. If the estimator's mean includes the rollout itself, the mean penalty does so too;
+    otherwise a penalty would weigh n/(n - 1) times as much as a reward. With one call per rollout,
+    the baseline is then that of returns with penalties, as in DAPO.
+
+    Args:
+        calls: selected calls of a batch.
+        estimator: estimator of the advantages.
     """
     if not any(call.penalty for call in calls):
         return [_compare_rollouts(call.statistics) for call in calls]
@@ -127,18 +135,24 @@ def by_rollout(calls: Sequence[CallCredit], estimator: Estimator) -> list[Compar
 
 
 def by_turn(calls: Sequence[CallCredit], estimator: Estimator) -> list[Comparison]:
-    """Return, per call, the comparison with other rollouts' calls of the agent in the same turn."""
+    """Return, per call, the comparison with other rollouts' calls of the agent in the same turn.
+
+    A turn is the depth of a call in the causal order. If no other rollout has a call there, the
+    baseline is made of all calls of other rollouts in the population.
+    """
     rest, turns = _Others(calls, _population), _Others(calls, _turn)
     return [_compare_turns(call, turns, rest, estimator) for call in calls]
 
 
 def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) -> list[Comparison]:
-    """Return, per call, the comparison with other rollouts' calls in the same state (`anchor`).
+    """Return, per call, the comparison with other rollouts' calls in the same state.
 
-    The baseline is their mean credit, shrunk towards the mean of the turn. A call without a key is
-    compared with its turn.
+    The baseline is their mean credit, shrunk towards the mean of the turn. A call without a state
+    key is compared with the calls of its turn.
 
     Args:
+        calls: selected calls of a batch.
+        estimator: estimator of the advantages.
         prior: number of calls that the turn's mean counts for.
     """
     rest, turns = _Others(calls, _population), _Others(calls, _turn)
@@ -159,7 +173,11 @@ def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) ->
 
 
 def at_grpo(calls: Sequence[CallCredit]) -> list[Comparison]:
-    """Return, per call, the comparison by the published AT-GRPO (see the module)."""
+    """Return, per call, the comparison by AT-GRPO as published (arXiv 2510.11062).
+
+    Baseline and scale are the mean and the standard deviation of all calls of the population, the
+    agent and the turn, with the call itself.
+    """
     comparisons: dict[int, Comparison] = {}
     for places in places_by(calls, _turn).values():
         mean, scale = _mean_and_spread([calls[place] for place in places])
@@ -171,9 +189,14 @@ def at_grpo(calls: Sequence[CallCredit]) -> list[Comparison]:
 
 
 def gigpo(calls: Sequence[CallCredit], estimator: Estimator, omega: float) -> list[Comparison]:
-    """Return, per call, the comparison by the published GiGPO (see the module).
+    """Return, per call, the comparison by GiGPO as published (arXiv 2505.10978).
+
+    The advantage is that of the rollout, plus `omega` times the advantage among all calls in the
+    same state.
 
     Args:
+        calls: selected calls of a batch.
+        estimator: `grpo`, which divides by a standard deviation, or `dr_grpo`, which does not.
         omega: weight of the advantage among calls in the same state.
     """
     terms: dict[int, tuple[CreditTerm]] = {}
@@ -209,7 +232,12 @@ def _compare_turns(
 def _scale(statistics: BaselineScale, estimator: Estimator) -> float:
     """Return the scale for a baseline that excludes the call's own rollout.
 
-    It is divided by (n - 1)/n where the estimator's mean includes the rollout.
+    If the estimator's own mean includes that rollout, the scale is divided by (n - 1)/n for n
+    rollouts.
+
+    Args:
+        statistics: baseline and scale of the call's rollout.
+        estimator: estimator that computed them.
     """
     size = statistics.size
     if statistics.zero_reason is not None or estimator in LEAVE_ONE_OUT or size < 2:
@@ -218,10 +246,10 @@ def _scale(statistics: BaselineScale, estimator: Estimator) -> float:
 
 
 def _mean_and_spread(calls: Sequence[CallCredit]) -> tuple[float, float | None]:
-    """Return (mean of credits, standard deviation of rewards).
+    """Return the mean of the calls' credits, and the standard deviation of their rewards.
 
-    The standard deviation is None for a single call and for identical rewards, where shaping would
-    be the only difference.
+    The standard deviation is None for a single call, or if the rewards are identical, because
+    shaping would then be the only difference.
     """
     mean = math.fsum(call.credit for call in calls) / len(calls)
     rewards = [call.rewards for call in calls]
@@ -244,7 +272,7 @@ def _state(call: CallCredit) -> Hashable:
 
 
 class _Others:
-    """Sums of credits over those calls of a group that belong to other rollouts.
+    """Sums of the credits of other rollouts' calls, by group of calls.
 
     Args:
         calls: calls of any rollouts, in any order, because sums are exact.
@@ -274,7 +302,8 @@ class _Others:
         return math.fsum(total for total, _ in others), sum(count for _, count in others)
 
     def mean(self, call: CallCredit) -> float:
-        """Return the mean over other rollouts of the mean credit of their calls in the group.
+        """Return the mean over other rollouts of the mean credit of their calls in the group of
+        `call`.
 
         0 if no other rollout has a call in the group.
         """

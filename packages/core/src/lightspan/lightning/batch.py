@@ -79,7 +79,7 @@ UNITS: Final[tuple[Unit, ...]] = get_args(Unit)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchConfig:
-    """Settings of a batch (see the module)."""
+    """Settings by which a batch is built from episodes."""
 
     estimator: Estimator = "grpo"
     unit: Unit = "rollout"
@@ -88,12 +88,14 @@ class BatchConfig:
     overlong: Overlong | None = None
     weight: Weight = "rollout"
     token_constant: float | Mapping[str, float] | None = None
-    """C of weight `token`, or policy → C. None, or a policy without an entry, stands for the mean
-    number of trained tokens per scored rollout in the step."""
+    """With weight `token`, number C by which tokens' weights are divided, or policy → C. None, or a
+    policy without an entry, stands for the mean number of trained tokens per scored rollout in the
+    step.
+    """
     max_length: int | None = None
     """Maximum tokens of a call; longer calls are rejected, never cut. None for no limit."""
     max_staleness: int | None = None
-    """Maximum number of versions that the sampling weights may lag behind; None for no limit."""
+    """Maximum number of versions that the weights of a rollout may be behind; None for no limit."""
     keep_zero_advantages: bool = False
     """Whether rollouts whose advantages are all zero get rows, for a loss with KL or entropy."""
 
@@ -136,30 +138,36 @@ def _check_baseline(estimator: Estimator, credit: Credit) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The rows of one optimiser step of every policy, with explanations and counters."""
+    """The rows of one optimiser step of all policies, with explanations and counters."""
 
     rows: list[Row]
     """Rows of all policies; the rows of a rollout are contiguous."""
     rollouts: tuple[str, ...]
     """Ids of the scored rollouts, whose number R divides every weight; some may have no rows."""
     explanations: dict[TransitionKey, Explanation]
-    """Explanation of every usable transition, including those without rows because of zero
-    advantage."""
+    """(attempt id, call id, choice) → advantage and weight of each call that could be trained, also
+    of calls without rows because their rollout's advantages are all zero.
+    """
     coverages: tuple[Coverage, ...] = ()
-    """The input coverages, with the batch's own rejections added."""
+    """Status of the calls per input episode, with the rejections of the batch added."""
     counters: dict[str, int] = field(default_factory=dict)
-    """See `BatchBuilder.finish`."""
+    """Numbers of rollouts, groups, calls, tokens and rows by outcome, as `BatchBuilder.finish`
+    lists them.
+    """
     air: dict[str, float] = field(default_factory=dict)
-    """See `lightspan.lightning.air.shaping_metrics`; empty without AIR."""
+    """AIR's metrics (`lightspan.lightning.air.shaping_metrics`); empty without AIR."""
     overlong: dict[str, float] = field(default_factory=dict)
-    """See `lightspan.lightning.length_penalty.overlong_metrics`; empty without `Overlong`."""
+    """Metrics of the length penalty (`lightspan.lightning.length_penalty.overlong_metrics`); empty
+    without `Overlong`.
+    """
     usable_tokens: dict[str, int] = field(default_factory=dict)
-    """Policy → sampled tokens of its usable transitions, including those without rows because of
-    zero advantage. Empty in a minibatch."""
+    """Policy → sampled tokens of its calls that could be trained, also of calls without rows
+    because of zero advantages. Empty in a minibatch.
+    """
 
     @property
     def size(self) -> int:
-        """R, the number of scored rollouts."""
+        """Number of scored rollouts, by which every loss is divided (R)."""
         return len(self.rollouts)
 
 
@@ -170,7 +178,13 @@ def build_batch(
     *,
     versions: Mapping[str, int] | None = None,
 ) -> Batch:
-    """Return the batch of `episodes` for one optimiser step; see `prepare_batch`.
+    """Return the batch of `episodes` for one optimiser step.
+
+    Args:
+        episodes: one per rollout, of whole groups.
+        coverages: status of the calls of each episode, from `classify_calls`.
+        config: settings of the batch; None for the defaults.
+        versions: policy → current version; needed for `max_staleness`.
 
     Raises:
         DataError: `episodes` and `coverages` do not match, or a rollout occurs twice.
@@ -188,16 +202,16 @@ def prepare_batch(
     *,
     versions: Mapping[str, int] | None = None,
 ) -> BatchBuilder:
-    """Return a builder of the batch, whose `finish` takes a critic's values.
+    """Return a builder, whose `finish` returns the batch and can take a critic's values.
 
     Args:
         episodes: one per rollout, of whole groups.
-        coverages: one per episode, made by `classify_calls`.
+        coverages: status of the calls of each episode, from `classify_calls`.
         config: settings of the batch; None for the defaults.
         versions: policy → current version; needed for `max_staleness`.
 
     Raises:
-        DataError, ConfigError: see `build_batch`.
+        DataError, ConfigError: for the reasons listed in `build_batch`.
     """
     config = config or BatchConfig()
     _check(episodes, coverages, config)
@@ -217,9 +231,9 @@ def prepare_batch(
 
 @dataclass(frozen=True, slots=True)
 class BatchBuilder:
-    """The scored rollouts of a step, with the credit of each call.
+    """The scored rollouts of a step, with the credit of each call; `finish` makes the batch.
 
-    With a critic, compute its values of `rows`, and pass them to `finish`.
+    With a critic, compute its values of `rows()` and pass them to `finish`.
     """
 
     config: BatchConfig
@@ -229,16 +243,16 @@ class BatchBuilder:
     counters: Mapping[str, int]
 
     def rows(self) -> list[Row]:
-        """Return rows of every usable transition, as input of a critic.
+        """Return rows of every call that could be trained, as input of a critic.
 
-        They include transitions whose advantage will be zero.
+        They include calls whose advantage will be zero.
         """
         return [row for member in self.members for row in build_rows(member.transitions).rows]
 
     def finish(
         self, values: Mapping[str, Mapping[CallKey, float]] | None = None, *, lam: float = 1.0
     ) -> Batch:
-        """Return the batch.
+        """Compute advantages and rows, and return the batch.
 
         Args:
             values: rollout id → call → the critic's value; None unless the credit rule needs a
@@ -253,8 +267,8 @@ class BatchBuilder:
 
         Raises:
             ConfigError: `values` is missing and the credit rule needs a critic, or the reverse.
-            DataError: `values` lacks a usable call, or has a value that is not finite or belongs to
-                no selected call.
+            DataError: `values` lacks a call that can be trained, or has a value that is not finite
+                or belongs to no call of an agent to train.
         """
         config, members, counters = self.config, self.members, Counter(self.counters)
         if (values is None) == (baseline_of(config.credit) == "critic"):
@@ -291,9 +305,9 @@ def split_minibatches(batch: Batch, k: int, seed: int = 0) -> list[Batch]:
     """Split a batch at random into `k` minibatches of whole rollouts.
 
     The weights of a minibatch are divided by its own number of scored rollouts. Every scored
-    rollout, with or without rows, is in exactly one minibatch. The numbers of rollouts, and of
-    rollouts with rows, differ by at most one between minibatches. A batch of fewer than `k`
-    rollouts has one minibatch per rollout.
+    rollout, with or without rows, is in exactly one minibatch. Minibatches differ by at most one in
+    their numbers of rollouts, and of rollouts with rows. A batch of fewer than `k` rollouts has one
+    minibatch per rollout.
 
     Raises:
         ConfigError: `k` is not positive.
@@ -368,7 +382,12 @@ def _refusal(
 def _is_stale(
     coverage: Coverage, max_staleness: int | None, versions: Mapping[str, int] | None
 ) -> bool:
-    """Return whether any trained token was sampled by weights older than `max_staleness` allows.
+    """Return whether weights older than `max_staleness` allows sampled any trained token.
+
+    Args:
+        coverage: status of the rollout's calls.
+        max_staleness: maximum number of versions behind the current one; None for no limit.
+        versions: policy → current version; None if unknown.
 
     Raises:
         ConfigError: `max_staleness` is set and the version of a policy is missing.
@@ -385,18 +404,20 @@ def _is_stale(
 
 
 class _Member(NamedTuple):
-    """A scored rollout, which counts in the statistics."""
+    """A scored rollout of the batch, with the credits of its calls."""
 
     episode: Episode
     coverage: Coverage
     transitions: list[Transition]
-    """The usable transitions, with their credit."""
+    """The calls that can be trained, with their credit."""
     credits: dict[CallKey, float]
-    """Credit of every selected call, trained or not."""
+    """Credit of every call of an agent to train, whether or not the call can be trained."""
     units: tuple[str, ...]
-    """Units of the rollout's observations: agent paths, or one empty text with unit `rollout`."""
+    """Agent path per number that the rollout adds to the statistics; one empty text with unit
+    `rollout`.
+    """
     value: float
-    """Return of the rollout."""
+    """Return (total reward) of the rollout."""
     shaping: Shaping
     penalties: Mapping[CallKey, float]
     """Length penalties of selected calls, at most 0."""
@@ -405,7 +426,7 @@ class _Member(NamedTuple):
 def _member(
     episode: Episode, coverage: Coverage, config: BatchConfig
 ) -> tuple[_Member, dict[CallKey, Rejection]]:
-    """Return the rollout with its credits, and call → why it cannot become a row."""
+    """Return the rollout with its credits, and call → why the call cannot be trained."""
     rule, air = config.credit, config.air
     shaping = Shaping() if air is None else shape(air, rule, episode, coverage)
     penalties = {} if config.overlong is None else overlong_penalties(config.overlong, coverage)
@@ -432,7 +453,7 @@ def _member(
 
 
 _Statistics = Mapping[tuple[str, str], BaselineScale]
-"""(rollout id, unit) → statistics of its observation."""
+"""(rollout id, unit) → baseline and scale of that number of the statistics."""
 
 
 def _statistics(
@@ -452,7 +473,7 @@ def _statistics(
 def _comparisons(
     members: Sequence[_Member], statistics: _Statistics, config: BatchConfig
 ) -> dict[TransitionKey, baselines.Comparison]:
-    """Return transition key → comparison, for each selected call, by a rule without a critic."""
+    """Return (attempt id, call id, choice) → baseline and scale, by a rule without a critic."""
     has_potential = config.air is not None and config.air.mode == "potential"
     state_key = getattr(config.credit, "key", None)
     keys, calls = [], []
@@ -493,7 +514,7 @@ def _critic_comparisons(
     values: Mapping[str, Mapping[CallKey, float]],
     lam: float,
 ) -> dict[TransitionKey, baselines.Comparison]:
-    """Return transition key → comparison, for each call with a critic's value.
+    """Return (attempt id, call id, choice) → baseline and scale of each call with a critic's value.
 
     The baseline of a call is its credit minus its generalised advantage.
 
@@ -502,7 +523,8 @@ def _critic_comparisons(
         lam: lambda of generalised advantage estimation.
 
     Raises:
-        DataError: see `BatchBuilder.finish`.
+        DataError: `values` lacks a call that can be trained, or has a value that is not finite or
+            belongs to no selected call.
     """
     gamma = getattr(config.credit, "gamma", 1.0)
     comparisons = {}
@@ -581,7 +603,7 @@ def _explain(
 
 
 def _token_weights(members: Sequence[_Member], config: BatchConfig) -> dict[TransitionKey, float]:
-    """Return transition key → weight of each of its tokens, by the table in the module."""
+    """Return (attempt id, call id, choice) → weight of each of the call's tokens in the loss."""
     rollouts = len(members)
     of_policy = _tokens_by_policy(members)
     of_rollout: Counter[tuple[str, str]] = Counter()

@@ -56,12 +56,15 @@ from lightspan.schema.validation import check_number
 DEFAULT_GAMMA: Final = 1.0
 """Discount per turn."""
 DEFAULT_PRIOR: Final = 1.0
-"""Number of calls that the turn's baseline counts for, in addition to the calls of the state."""
+"""Number of calls that the turn's mean counts for when it is averaged with the calls of a state."""
 
 
 class Credit(Protocol):
-    """A credit rule. A user's rule needs the members below, and may have a `baseline` (default
-    "turn")."""
+    """A credit rule: it divides an episode's rewards among its calls.
+
+    A user's rule needs the members below, and may have an attribute `baseline` (default "turn"),
+    the name of the number that credits are compared with.
+    """
 
     @property
     def name(self) -> str: ...
@@ -71,11 +74,16 @@ class Credit(Protocol):
         """Whether rewards on calls count. If so, an episode with such rewards only is scored."""
 
     def __call__(self, episode: Episode, coverage: Coverage) -> dict[CallKey, float]:
-        """Return the credit of each selected call of a scored episode."""
+        """Return the credit of each selected call of a scored episode.
+
+        Args:
+            episode: an episode with a usable reward.
+            coverage: status of its calls; trained and rejected calls are selected.
+        """
 
 
 def baseline_of(credit: Credit) -> Baseline:
-    """Return the baseline of a credit rule; "turn" if it has no `baseline`.
+    """Return the name of the baseline of a credit rule; "turn" if it has no `baseline`.
 
     Raises:
         ConfigError: the baseline is unknown.
@@ -90,7 +98,7 @@ def baseline_of(credit: Credit) -> Baseline:
 
 
 class Terminal(msgspec.Struct, frozen=True):
-    """Final reward for every call."""
+    """Credit rule that gives the final reward to every call."""
 
     name: ClassVar[str] = "terminal"
     baseline: ClassVar[Baseline] = "rollout"
@@ -101,7 +109,7 @@ class Terminal(msgspec.Struct, frozen=True):
 
 
 class RewardToGo(msgspec.Struct, frozen=True):
-    """Base of the rules whose credit is the reward-to-go (see the module).
+    """Base of the credit rules that give a call its own reward and the discounted later rewards.
 
     Raises:
         ConfigError: gamma is not in (0, 1].
@@ -130,17 +138,18 @@ class RewardToGo(msgspec.Struct, frozen=True):
 
 
 class Discounted(RewardToGo, frozen=True):
-    """Reward-to-go, compared with the agent's calls in the same turn."""
+    """Credit rule: reward-to-go, compared with the agent's calls in the same turn."""
 
     baseline: ClassVar[Baseline] = "turn"
 
 
 class Anchor(RewardToGo, frozen=True):
-    """Reward-to-go, compared with the agent's calls in the same state (GiGPO's grouping, arXiv
-    2505.10978, without its bias).
+    """Credit rule: reward-to-go, compared with the agent's calls in the same state.
+
+    States are grouped as in GiGPO (arXiv 2505.10978), without its bias.
 
     Args:
-        key: function that identifies a state (`lightspan.lightning.states`); where it returns None,
+        key: function that identifies a state (`lightspan.lightning.states`); if it returns None,
             the call is compared with its turn.
         prior: number of calls that the turn's baseline counts for, in addition to the calls of the
             state; 0 to ignore the turn wherever another rollout has a call in the state.
@@ -162,10 +171,10 @@ class Anchor(RewardToGo, frozen=True):
 
 
 class ATGRPO(RewardToGo, frozen=True):
-    """Mean and spread per (group, agent, turn), as published (AT-GRPO, arXiv 2510.11062).
+    """Credit rule: reward-to-go, compared as published in AT-GRPO (arXiv 2510.11062).
 
-    Each turn has its own spread, and a call is compared with itself too; this biases the gradient
-    (`docs/credit.md`).
+    Each turn of an agent in a group has its own mean and standard deviation, and a call is compared
+    with itself too. This biases the gradient (`docs/credit.md`).
     """
 
     baseline: ClassVar[Baseline] = "at_grpo"
@@ -176,10 +185,13 @@ class ATGRPO(RewardToGo, frozen=True):
 
 
 class GiGPO(RewardToGo, frozen=True):
-    """Advantage of the rollout plus advantage in the state, as published (GiGPO, arXiv 2505.10978).
+    """Credit rule: advantage of the rollout plus advantage in the state (GiGPO, arXiv 2505.10978).
+
+    As published, a call is compared with itself too, which biases the gradient (`docs/credit.md`).
 
     Args:
-        key: see `Anchor`.
+        key: function that identifies a state; if it returns None, the call has no advantage in a
+            state.
         omega: weight of the advantage in the state.
     """
 
@@ -199,10 +211,10 @@ class GiGPO(RewardToGo, frozen=True):
 
 
 class GAE(RewardToGo, frozen=True):
-    """Reward-to-go, compared with a critic's values by generalised advantage estimation.
+    """Credit rule: reward-to-go, compared with a critic's values.
 
-    The estimation follows the causal graph of the calls (`lightspan.lightning.gae`). The rule is
-    for `estimator="ppo"`; lambda is a setting of `Critic`.
+    Advantages are estimated by generalised advantage estimation over the causal graph of the calls
+    (`lightspan.lightning.gae`). The rule is for `estimator="ppo"`; lambda is a setting of `Critic`.
     """
 
     baseline: ClassVar[Baseline] = "critic"
@@ -213,7 +225,7 @@ class GAE(RewardToGo, frozen=True):
 
 
 def rewards_after(own: Sequence[float], shared: Sequence[float], gamma: float) -> list[float]:
-    """Return, per turn, the credit of a call without its own reward.
+    """Return, per turn, what is credited to a call in addition to its own reward.
 
     It is the sum of the rewards that the turn shares and the discounted rewards of later turns.
 
@@ -231,11 +243,11 @@ def rewards_after(own: Sequence[float], shared: Sequence[float], gamma: float) -
 
 
 terminal: Final = Terminal()
-"""The rule of identical assignment."""
+"""Credit rule that gives the final reward to every call."""
 
 
 def discounted(gamma: float = DEFAULT_GAMMA) -> Discounted:
-    """Return the rule that compares reward-to-go within a turn; see `Discounted`.
+    """Return the rule that compares the reward-to-go of calls in the same turn (`Discounted`).
 
     Raises:
         ConfigError: `gamma` is not in (0, 1].
@@ -246,7 +258,12 @@ def discounted(gamma: float = DEFAULT_GAMMA) -> Discounted:
 def anchor(
     key: StateKey = observation, *, gamma: float = DEFAULT_GAMMA, prior: float = DEFAULT_PRIOR
 ) -> Anchor:
-    """Return the rule that compares reward-to-go within a state; see `Anchor`.
+    """Return the rule that compares the reward-to-go of calls in the same state (`Anchor`).
+
+    Args:
+        key: function that identifies a state.
+        gamma: discount per turn.
+        prior: number of calls that the turn's baseline counts for.
 
     Raises:
         ConfigError: `key` is not a plain function, `gamma` is not in (0, 1], or `prior` is below 0.
@@ -267,11 +284,11 @@ _RULES: Final[Mapping[str, Callable[[], Credit]]] = {
     "gigpo": GiGPO,
 }
 CREDITS: Final = tuple(_RULES)
-"""Names of the rules."""
+"""Names of the credit rules."""
 
 
 def parse_credit(credit: str | Credit) -> Credit:
-    """Return the rule for a value of `credit=`.
+    """Return the credit rule for a value of `credit=`.
 
     Args:
         credit: name in `CREDITS`, for the rule with its defaults; or a rule, returned unchanged.
@@ -287,7 +304,10 @@ def parse_credit(credit: str | Credit) -> Credit:
 
 
 def unused_step_rewards(episode: Episode, coverage: Coverage, credit: Credit) -> int:
-    """Return how many calls have a reward that the rule `credit` does not use or cannot place."""
+    """Return how many calls have a reward that the rule `credit` ignores or cannot place.
+
+    A reward cannot be placed if no call can be credited with it (`PlacedRewards`).
+    """
     if credit.step_rewards:
         return placed_rewards(episode, coverage.turns).unplaced
     return len({call.call_id for call in episode.calls if call.reward is not None})
@@ -299,7 +319,7 @@ def final_reward(episode: Episode) -> float:
 
 
 def _own_reward(call: Call) -> float:
-    """Return the reward on a selected call; 0 if it has none or bypassed the gateway."""
+    """Return the reward on a call; 0 if it has none, or if the call bypassed the gateway."""
     return 0.0 if call.sequence_start is None else call.reward or 0.0
 
 
@@ -312,17 +332,20 @@ class PlacedRewards(NamedTuple):
     """
 
     own: list[list[float]]
-    """[turns] Rewards on the turn's selected calls."""
+    """[turns] Rewards on the selected calls of each turn."""
     shared: list[list[float]]
-    """[turns] Rewards on calls of frozen agents after the turn."""
+    """[turns] Rewards on calls of frozen agents that began after the turn ended."""
     unplaced: int
     """Number of calls whose reward is unplaced."""
 
 
 def placed_rewards(episode: Episode, turns: Turns) -> PlacedRewards:
-    """Return the rewards on an episode's calls by turn.
+    """Return the rewards on an episode's calls, assigned to turns.
 
     Each call id counts once, because the choices of a call share its rewards.
+
+    Args:
+        turns: the turns of the selected calls, which are those of agents to train.
     """
     own: list[list[float]] = [[] for _ in range(turns.count)]
     shared: list[list[float]] = [[] for _ in range(turns.count)]

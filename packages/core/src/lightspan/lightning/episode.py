@@ -56,7 +56,7 @@ _ROUTES: Final = {str(route): route for route in Route}
 
 
 class EmittedReward(msgspec.Struct, frozen=True, gc=False):
-    """Reward of one `emit_reward`."""
+    """A reward that the app emitted with `emit_reward`."""
 
     value: float | None
     """The reward; None if it is unusable (NaN, infinity)."""
@@ -64,7 +64,7 @@ class EmittedReward(msgspec.Struct, frozen=True, gc=False):
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """Model call of an attempt (see the module)."""
+    """A model call of an attempt, from its token record, its span, or both."""
 
     call_id: str
     """Id of the call; `span:<span id>` for a span without a call id."""
@@ -80,7 +80,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     """Token record; None if the token ids are unknown."""
     span: Span | None = None
     rewards: tuple[EmittedReward, ...] = ()
-    """Rewards emitted on this call or its span, by time. All choices of a call have the same."""
+    """Rewards emitted on this call or its span, by time. All choices of a call share them."""
 
     @property
     def key(self) -> CallKey:
@@ -99,7 +99,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def route(self) -> Route | None:
-        """Destination of the call, from its span; None if it was not recorded."""
+        """Destination of the call, from its span; None if the destination was not recorded."""
         recorded = None if self.span is None else self.span.attributes.get(semconv.ROUTE)
         return _ROUTES.get(str(recorded))
 
@@ -139,7 +139,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """Attempt with its calls in causal order; `build_episode` creates it."""
+    """An attempt with its calls in causal order; `build_episode` creates it."""
 
     rollout_id: str
     attempt_id: str
@@ -152,30 +152,33 @@ class Episode:
     message: str = ""
     """Error message."""
     capture_errors: tuple[str, ...] = ()
-    """Errors in the recording; an episode with any of them is never trained."""
+    """Errors of the recording; an episode with such an error is never trained."""
     reward: float | None = None
     """Final reward; None if unscored, which is not a reward of zero."""
     dimensions: Mapping[str, float] = field(default_factory=dict)
     reward_source: RewardSource | None = None
-    """Source of the final reward; None without a reward. With a source and `reward` None, the
-    reward is unusable, such as NaN."""
+    """Source of the final reward; None without a final reward. If there is a source and `reward` is
+    None, the reward is not usable, such as NaN.
+    """
     unscored: str = ""
-    """Why a judge or a function did not score the episode; empty if it did, or without a scorer."""
+    """Why a judge or reward function did not score the episode; empty if it did, or if there is
+    none.
+    """
     reasons: str = ""
     """A judge's reasons for the reward; empty without a judge."""
     calls: tuple[Call, ...] = ()
     late_calls: tuple[Call, ...] = ()
-    """Calls written after the seal or under a lost lease; not in `calls`."""
+    """Calls recorded after the attempt had ended, or under a lost lease; not in `calls`."""
     late: int = 0
     """Number of late spans and records."""
     notes: tuple[str, ...] = ()
-    """Oddities for display, such as contradicting rewards."""
+    """Notes for the user about contradictions, such as two different rewards."""
     spans: tuple[Span, ...] = field(default=(), repr=False)
-    """Spans, without late ones."""
+    """All spans of the attempt except late ones."""
 
     @property
     def finished(self) -> bool:
-        """Whether the attempt ended by itself, that is, is not running, lost or cancelled."""
+        """Whether the attempt ended by itself: it is not running, lost or cancelled."""
         return self.status in _ENDED and self.outcome not in _NEVER_SCORED
 
     def scored(self, step_rewards: bool = False) -> bool:
@@ -211,7 +214,7 @@ def build_episode(
     """Return the episode of an attempt, whatever the order of spans and records.
 
     Args:
-        attempt: an attempt of `rollout`; it is not trained before it is sealed.
+        attempt: an attempt of `rollout`. Its calls are trained only if it has ended.
         rollout: the rollout of the attempt.
         spans: all spans of the attempt; spans of other attempts are ignored.
         records: all token records of the attempt; records of other attempts are ignored.
@@ -339,7 +342,7 @@ def _calls(
     Args:
         inputs: the sorted spans and records.
         rewards: call id → rewards emitted on the call.
-        notes: list to which oddities for display are added.
+        notes: list to which notes for the user are added.
     """
     records = _deduplicated(inputs.records, notes)
     calls = [_from_record(record, inputs.llm, rewards) for record in records]
@@ -361,8 +364,10 @@ def _calls(
 
 
 def _empty_choices(calls: Sequence[Call]) -> list[Call]:
-    """Return a call for each requested choice (n > 1) without recorded tokens, so that coverages
-    include it."""
+    """Return a call without tokens for each requested choice (n > 1) of which none were recorded.
+
+    Without these calls, the status of the choices would not be reported.
+    """
     several = {call.call_id: call for call in calls if _choices(call) > 1}
     present = {call.key for call in calls if call.call_id in several}
     return [
@@ -383,11 +388,11 @@ def _choices(call: Call) -> int:
 
 
 def _deduplicated(records: list[TokenRecord], notes: list[str]) -> list[TokenRecord]:
-    """Return one record per (call id, choice), because a retry with the same call id is one call.
+    """Return one record per (call id, choice): a retry with the same call id is the same call.
 
     Args:
         records: token records of an attempt.
-        notes: list to which a note on each duplicate that differs is added.
+        notes: list to which a note is added per call that has two different records.
     """
     by_key: dict[CallKey, TokenRecord] = {}
     double: set[CallKey] = set()
@@ -452,7 +457,7 @@ def _primary(spans: list[Span]) -> Span:
 
 
 def _path(span: Span | None) -> str:
-    """Return the agent path recorded on `span`, also under attribute names of other programs.
+    """Return the agent path recorded on `span`, also under the attribute names of other programs.
 
     `UNNAMED_AGENT` if there is no span or no path.
     """
@@ -468,9 +473,10 @@ def _path(span: Span | None) -> str:
 def _outcome(spans: list[Span]) -> CallOutcome:
     """Return the outcome of a call from all its spans.
 
-    Among spans with a sequence number the last decides, because a retry may have fetched an answer
-    that was not delivered at first. The worst outcome of this span and of all spans without a
-    sequence number counts. A call that was ever resampled is resampled.
+    Among spans with a sequence number the last one counts, because a retry may have fetched an
+    answer that was not delivered at first. The outcome is the worst among this span and all spans
+    without a sequence number. A call that was sampled again after a cancelled try is always
+    `RESAMPLED`.
     """
     if len(spans) == 1:
         return _stated(spans[0])
@@ -498,9 +504,11 @@ def _sequence_order(span: Span) -> tuple[int, int, int]:
 
 
 def _stated(span: Span) -> CallOutcome:
-    """Return the outcome recorded on `span`; its events override its attribute, the last one wins.
+    """Return the outcome recorded on `span`: the last one in its events, else that in its
+    attributes.
 
-    Without a recorded outcome, the span's status decides.
+    A span that is marked as resampled gives `RESAMPLED`. Without a recorded outcome, the span's
+    status decides.
     """
     if span.attributes.get(semconv.CALL_RESAMPLED):
         return CallOutcome.RESAMPLED
@@ -561,7 +569,8 @@ def _sort_rewards(
 
     Args:
         inputs: the sorted spans and records.
-        notes: list to which a note on each unused reward is added.
+        notes: list to which notes are added: on rewards of unknown calls, and on several rewards of
+            a call.
     """
     if not inputs.rewards:
         return [], {}
@@ -636,14 +645,14 @@ def _final_reward(
     failure_reward: float | None,
     notes: list[str],
 ) -> tuple[float | None, Mapping[str, float], RewardSource | None]:
-    """Return value, dimensions and source of the final reward; value and source may be None.
+    """Return (value, dimensions, source) of the final reward; value and source may be None.
 
     The app's return value takes precedence over emitted rewards, of which the last counts.
 
     Args:
         attempt: the attempt, with the app's return value.
         emitted: rewards emitted for the attempt, by time.
-        failure_reward: see `build_episode`.
+        failure_reward: reward if the app failed without a reward; None for no reward.
         notes: list to which a note on contradicting rewards is added.
     """
     # rewards emitted before the infrastructure failed concern a part of the attempt only

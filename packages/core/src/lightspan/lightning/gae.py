@@ -57,16 +57,16 @@ def gae(
     gamma: float = 1.0,
     lam: float = DEFAULT_LAMBDA,
 ) -> dict[CallKey, float]:
-    """Return call → advantage before scaling, for each call with a value.
+    """Return call → advantage before scaling, for each call with a critic's value.
 
     Shaping by potentials has no effect: `to_go` - Phi with `values` - Phi gives equal advantages.
 
     Args:
-        turns: the selected calls of an episode, including rejected calls.
-        to_go: call → G, as `Discounted(gamma)` computes it.
-        values: call → V, for the calls that the critic evaluated.
+        turns: the selected calls of an episode, including rejected calls, with their turns.
+        to_go: call → reward-to-go, as `Discounted(gamma)` computes it.
+        values: call → the critic's value, for the calls that the critic evaluated.
         gamma: the discount per turn in `to_go`.
-        lam: lambda, from 0 (V alone) to 1 (G alone).
+        lam: lambda, from 0 (least variance, but the bias of `values`) to 1 (unbiased).
 
     Raises:
         DataError: a value belongs to no call, is not finite, or its call has no `to_go`.
@@ -92,7 +92,10 @@ def gae(
 
 
 def successors(calls: Sequence[Call]) -> list[list[int]]:
-    """Return S (see the module): per call, the indices of the calls that follow it directly.
+    """Return, per call, the indices of the calls that follow it directly.
+
+    A call follows directly if it starts after the end of the other, and no third call lies wholly
+    between them. Calls without a sequence number follow no call, and none follows them.
 
     Args:
         calls: calls in causal order; calls that are missing do not lie between two calls.
@@ -133,10 +136,10 @@ def interval_successors(starts: Sequence[int], ends: Sequence[int]) -> list[rang
 def values_by_call(
     rows: Sequence[Row], values: Sequence[Sequence[float]]
 ) -> dict[str, dict[CallKey, float]]:
-    """Return rollout id → call → value.
+    """Return rollout id → call → the critic's value.
 
     Args:
-        rows: rows given to `Learner.values`.
+        rows: rows passed to `Learner.values`.
         values: result of `Learner.values`: per row, one value per call.
     """
     by_rollout: dict[str, dict[CallKey, float]] = defaultdict(dict)
@@ -158,7 +161,7 @@ def explained_variance(values: Sequence[float], targets: Sequence[float]) -> flo
 
 
 def warmup_lambda(lam: float, *, fits: int, warmup: int, explained: float | None) -> float:
-    """Return lambda for the current state of a critic.
+    """Return lambda of generalised advantage estimation for the current state of a critic.
 
     It is `lam` after enough fits if the critic explains enough variance (`TRUSTED_VARIANCE`), else
     1.0, which is unbiased with any critic.

@@ -33,7 +33,9 @@ from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.token_records import CallOutcome
 
 CLOCK_TOLERANCE_NS: Final = 1_000_000
-"""Nanoseconds by which times of one clock may be out of order while NTP adjusts it."""
+"""Maximum disorder, in nanoseconds, of times that are still treated as times of one clock; NTP may
+adjust the clock meanwhile.
+"""
 
 _RESULTS: Final = (c.TOOL_CALL_RESULT, "output.value", "traceloop.entity.output")
 _ARGUMENTS: Final = (c.TOOL_CALL_ARGUMENTS, "input.value", "traceloop.entity.input")
@@ -50,7 +52,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     result: str | None
     """Text or JSON, possibly truncated; None if not recorded."""
     succeeded: bool | None
-    """Whether the tool call succeeded; None if unknown, such as interrupted or abandoned."""
+    """Whether the tool call succeeded; None if unknown, such as after an interruption."""
     agent_path: str
     call: CallKey | None
     """The model call that requested the tool call; None if unknown."""
@@ -58,15 +60,15 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedTool(NamedTuple):
-    """Tool call with its place in the attempt's sequence (see the module)."""
+    """A tool call with its place among the model calls, given by the gateway's sequence numbers."""
 
     tool: ToolCall
     after: int | None
-    """Sequence number; the tool call ended before all model calls that began after this number.
-    None if unplaced."""
+    """Sequence number: the tool call ended before every model call that began after it. None if the
+    place is unknown.
+    """
     since: int | None
-    """Sequence number up to which model calls ended before the tool call began; None if
-    unknown."""
+    """Sequence number: model calls that ended up to it came before the tool call. None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +80,15 @@ class History:
 
     task_id: str
     turn: int
-    """The turn, 0 first (`lightspan.lightning.turns`)."""
+    """Number of the turn, from 0: the depth of its calls in the causal order."""
     calls: tuple[Call, ...]
     """Model calls of any agent through the gateway, in causal order."""
     tools: tuple[ToolCall, ...]
-    """Tool calls, ordered by place."""
+    """Tool calls, in the order in which they ended."""
 
 
 class Trace:
-    """Model calls and tool calls of an episode with their places in the gateway's sequence."""
+    """The model calls and tool calls of an episode, from which `history` makes states."""
 
     def __init__(self, episode: Episode) -> None:
         self.task_id = episode.task_id
@@ -135,7 +137,7 @@ def _output(span: Span) -> list[Any]:
 def _requesters(messages: Mapping[CallKey, Mapping[str, Any]]) -> dict[str, CallKey]:
     """Return id of a tool call → the model call that requested it.
 
-    Ids that several model calls used are left out.
+    Ids that several model calls used are left out, because their requester is unknown.
 
     Args:
         messages: call → its recorded answer.
@@ -242,7 +244,7 @@ def _ends_inside(episode: Episode, calls: Sequence[Call]) -> dict[str, int]:
 
 
 class _Clock:
-    """Translation of times to sequence numbers, by the starts and ends of model calls."""
+    """Translate times to sequence numbers, by the times at which model calls started and ended."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         points = sorted(point for call in calls for point in _points(call))
@@ -250,7 +252,7 @@ class _Clock:
         self._last = list(accumulate((sequence for _, sequence in points), max))
 
     def last(self, time: int) -> int:
-        """Return the highest sequence number up to `time` in nanoseconds; -1 if there is none."""
+        """Return the highest sequence number up to `time`, in nanoseconds; -1 if there is none."""
         before = bisect_right(self._times, time)
         return self._last[before - 1] if before else -1
 

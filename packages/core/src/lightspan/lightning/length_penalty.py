@@ -31,7 +31,9 @@ from lightspan.schema.validation import check_number, check_whole
 
 
 class Overlong(msgspec.Struct, frozen=True, kw_only=True):
-    """Penalty on calls whose answers are close to too long (see the module).
+    """Penalty on calls whose answers are longer than `max_tokens - buffer` tokens.
+
+    It rises linearly over the buffer and reaches `penalty` at `max_tokens`.
 
     Raises:
         ConfigError: `max_tokens` or `buffer` is below 1, `buffer` is above `max_tokens`, or
@@ -39,9 +41,11 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     max_tokens: int
-    """L: tokens at which the whole penalty applies, usually `LightningRL(max_tokens=)`."""
+    """Number of tokens at which the whole penalty applies, usually `LightningRL(max_tokens=)`."""
     buffer: int
-    """B: tokens before `max_tokens` over which the penalty rises. DAPO: a fifth of `max_tokens`."""
+    """Number of tokens before `max_tokens` over which the penalty rises. DAPO uses a fifth of
+    `max_tokens`.
+    """
     penalty: float = 1.0
     """The whole penalty, as a positive number in units of the reward."""
 
@@ -56,7 +60,7 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def free(self) -> int:
-        """Maximum tokens without a penalty: L - B."""
+        """Maximum number of tokens without a penalty: `max_tokens - buffer`."""
         return self.max_tokens - self.buffer
 
     def of(self, tokens: int) -> float:
@@ -71,7 +75,10 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overlong_penalties(overlong: Overlong, coverage: Coverage) -> dict[CallKey, float]:
-    """Return call → penalty, for each selected call; 0.0 for a call without a token record."""
+    """Return call → penalty, at most 0, for each call of an agent to train.
+
+    It is 0.0 for a call without a token record.
+    """
     return {
         call.key: 0.0
         if call.record is None
@@ -86,8 +93,8 @@ def overlong_metrics(
 ) -> dict[str, float]:
     """Return metrics of the length penalties of a batch.
 
-    `penalised` is the share of selected calls with a penalty, `whole` the share with the whole
-    penalty, `penalty` the mean penalty; all are 0 without calls.
+    `penalised` is the share of calls with a penalty, `whole` the share with the whole penalty,
+    `penalty` the mean penalty; all are 0 without calls.
 
     Args:
         overlong: settings of the penalty.

@@ -19,7 +19,7 @@ from lightspan.lightning.selection import Coverage
 
 
 def return_of(episode: Episode, coverage: Coverage, bonus: float = 0.0) -> float:
-    """Return the total reward of a scored rollout.
+    """Return the return (total reward) of a scored rollout.
 
     Args:
         episode: a scored episode.
@@ -39,15 +39,15 @@ def group_rewards(
     coverages: Sequence[Coverage],
     bonuses: Mapping[str, float] | None = None,
 ) -> dict[str, list[float | None]]:
-    """Return group id → returns of its rollouts.
+    """Return group id → return (total reward) of each of its rollouts.
 
     None stands for a rollout that the statistics leave out: unfinished, damaged or unscored.
 
     Args:
         episodes: episodes of whole groups.
         coverages: one per episode.
-        bonuses: attempt id → sum of AIR's bonuses (`lightspan.lightning.air.bonuses`); None
-            without bonuses.
+        bonuses: attempt id → sum of AIR's bonuses (`lightspan.lightning.air.bonuses`); None without
+            bonuses.
     """
     bonuses = bonuses or {}
     returns: dict[str, list[float | None]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Checks of rollouts: failures, missing rewards, unknown agents, untrainable calls."""
+"""Check rollouts for failures, missing rewards, unknown agents and calls that cannot be trained."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.token_records import CallOutcome
 
 FAILURE_WARNING: Final = 0.05
-"""Share of failed, lost or damaged rollouts of a batch above which they are reported (design law
-4)."""
+"""Share of failed, lost or damaged rollouts of a batch above which they are reported."""
 ENOUGH_TASKS: Final = 4
 """Number of tasks without a trainable call, or without a reward, after which training stops; if
 there are fewer tasks, it stops after all of them."""
 NAMED: Final = 5
-"""Maximum number of tasks or reasons in a message; of the rest only the number is given."""
+"""Maximum number of tasks or reasons in a message; of further ones it gives only the number."""
 MAX_CAPTURE_ERROR_LENGTH: Final = 600
 """Maximum characters of a capture error in a message, including advice."""
 MAX_REASON_LENGTH: Final = 300
-"""Maximum characters of a call's error message in a message."""
+"""Maximum characters of the gateway's reason for a refused call."""
 WAY_OUT: Final = (
     "base_url=llm.base_url and api_key=llm.api_key, where `llm` is an argument that the app asks "
     "for, and the agent's name as the model; or use the OpenAI SDK"
@@ -39,13 +38,13 @@ WAY_OUT: Final = (
 
 
 class RolloutChecks:
-    """Reports problems of each batch of rollouts.
+    """Checks of each batch of rollouts, which print a message for each problem.
 
     Args:
-        routing: routing of the agents; each of its patterns has to match an agent.
+        routing: routing of the agents; each of its patterns must match an agent.
         note: function that prints a message for the user.
-        agents: every agent path, if the app declares them, so that the patterns were checked
-            already; None if unknown.
+        agents: every agent path, if the app declares them; the patterns were then checked already.
+            None if unknown.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class RolloutChecks:
         self._called = False
         self._untrainable_tasks: set[str] = set()
         self._unscored_tasks: set[str] = set()
-        """Tasks named in a message so far."""
+        """Tasks that a message about missing rewards has named so far."""
         self._capture_errors_noted = False
 
     def check(self, episodes: Sequence[Episode]) -> None:
@@ -86,11 +85,12 @@ class RolloutChecks:
             self._calls_checked = self._trainable(episodes)
 
     def _trainable(self, episodes: Sequence[Episode]) -> bool:
-        """Return the result of `check_trainable`; report its error instead if few tasks have it.
+        """Return whether any call of an agent to train can be trained.
 
-        A single task with, for example, a picture must not stop the training of other tasks. If
-        the gateway serves no agent, rollouts without calls are ignored once the app has made a
-        call, because it may have a cache.
+        As long as few tasks lack such a call, the error is printed and not raised: a single task
+        with, for example, a picture must not stop the training of other tasks. If the gateway
+        serves no agent, rollouts without calls are ignored once the app has made a call, because it
+        may have a cache.
 
         Raises:
             UnsupportedError: `ENOUGH_TASKS` tasks, or all tasks, have no trainable call.
@@ -121,7 +121,9 @@ class RolloutChecks:
                 )
 
     def _note_damaged(self, episodes: Sequence[Episode]) -> None:
-        """Report damaged rollouts: the first time, and later only if a batch has many."""
+        """Report rollouts with recording errors: the first time, and later only if a batch has
+        many.
+        """
         damaged = [episode for episode in episodes if episode.capture_errors]
         if not damaged or (
             self._capture_errors_noted and len(damaged) <= FAILURE_WARNING * len(episodes)
@@ -159,7 +161,7 @@ class RolloutChecks:
 
 
 def app_failed(episode: Episode) -> bool:
-    """Return whether the app failed; false for failures of the infrastructure."""
+    """Return whether the app failed; False for failures of the infrastructure."""
     return episode.finished and episode.outcome is not Outcome.OK
 
 
@@ -204,7 +206,8 @@ def check_patterns(routing: Routing, agents: Collection[str], episodes: Sequence
     Args:
         routing: routing with the patterns.
         agents: paths of the agents seen so far.
-        episodes: episodes of a batch, which explain why there are no agents.
+        episodes: episodes of a batch; without agents, the error message explains their missing
+            calls.
 
     Raises:
         UnknownAgentError: a pattern matches no agent.
@@ -220,7 +223,7 @@ def check_patterns(routing: Routing, agents: Collection[str], episodes: Sequence
 def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
     """Return whether any call of an agent to train can be trained.
 
-    False if no call of `episodes` can, but for reasons that may be temporary.
+    The result is False if no call of `episodes` can be trained for reasons that may be temporary.
 
     Raises:
         UnsupportedError: no call can be trained, for permanent reasons.
@@ -251,7 +254,7 @@ def check_computed(coverages: Sequence[Coverage]) -> bool:
     """Return whether the agents to train made any call.
 
     Raises:
-        UnsupportedError: all their calls were sampled under a grammar, which engine and learner do
+        UnsupportedError: all of their calls were sampled under a grammar that engine and learner do
             not both support.
     """
     rejections = [entry.rejection for coverage in coverages for entry in coverage.selected]
@@ -266,7 +269,8 @@ def check_computed(coverages: Sequence[Coverage]) -> bool:
 
 
 def _check_called(episodes: Sequence[Episode]) -> bool:
-    """Return False, unless the rollouts show that the app's model calls are not recorded.
+    """Raise an error if the rollouts show that the app's model calls are not recorded; else return
+    False.
 
     Raises:
         UnsupportedError: all rollouts are finished, outside evaluation and without errors, and no
@@ -283,7 +287,7 @@ def _check_called(episodes: Sequence[Episode]) -> bool:
 
 
 def why_never(call: Call, mode: Mode) -> str | None:
-    """Return why calls like `call` can never be trained, as a phrase; None if they perhaps can.
+    """Return why calls like `call` can never be trained, as a phrase; None if they may be later.
 
     The phrase names the client that bypasses the gateway ("by …"), or the gateway's reason
     ("refused: …").
@@ -314,7 +318,7 @@ def is_uncaptured(call: Call) -> bool:
 
 
 class UncapturedClient(NamedTuple):
-    """HTTP client or SDK of a call that bypassed the gateway; unknown fields are empty."""
+    """Client of a model call that bypassed the gateway, with advice; unknown fields are empty."""
 
     name: str
     host: str
@@ -327,7 +331,7 @@ class UncapturedClient(NamedTuple):
 
 
 def client_of(span: Span) -> UncapturedClient:
-    """Return the client that made a call past the gateway, from the call's span."""
+    """Return the client of a call that bypassed the gateway, from the call's span."""
     attributes = span.attributes
     host, port = str(attributes.get(c.SERVER_ADDRESS, "")), attributes.get(c.SERVER_PORT)
     host = f"{host}:{port}" if host and port is not None else host
@@ -371,7 +375,7 @@ def why_no_call(episodes: Sequence[Episode]) -> str:
 
 
 def agents_of(episodes: Sequence[Episode]) -> set[str]:
-    """Return the paths of all agents that acted or called a model."""
+    """Return the paths of all agents that were recorded: by an AGENT span or a model call."""
     agents = (s for e in episodes for s in e.spans if s.kind is SpanKind.AGENT)
     callers = {call.agent_path for episode in episodes for call in episode.calls}
     return callers | {str(span.attributes[c.AGENT_PATH]) for span in agents}

@@ -30,11 +30,11 @@ from lightspan.lightning.selection import Rejection
 from lightspan.lightning.transitions import Transition, TransitionKey
 
 _WIDTH = 4
-"""Bytes of a packed token id."""
+"""Size of a packed token id in bytes."""
 
 
 class Response(NamedTuple):
-    """Tokens of a row sampled by one call."""
+    """Position of the tokens that one call sampled in a row."""
 
     start: int
     """Index of the first token; the token before it is the last one of the call's prompt."""
@@ -42,7 +42,7 @@ class Response(NamedTuple):
 
 
 class Constraint(NamedTuple):
-    """Tokens of a row sampled under a grammar."""
+    """Position of tokens in a row that were sampled under a grammar."""
 
     start: int
     """Index of the first token."""
@@ -53,10 +53,11 @@ class Constraint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One or more transitions in one sequence, each an exact prefix of the next.
+    """One training sequence: one or more transitions, each an exact prefix of the next.
 
-    All lists have one entry per token of `ids`, about the prediction of this token from the tokens
-    before it. A row never mixes policies, rollouts or attempts.
+    A transition is a trained call. All lists have one entry per token of `ids`, about the
+    prediction of this token from the tokens before it. A row never mixes policies, rollouts or
+    attempts.
     """
 
     rollout_id: str
@@ -76,31 +77,35 @@ class Row:
     call_ids: tuple[tuple[str, int], ...] = ()
     """(call id, choice) of each transition in the row, in order."""
     responses: tuple[Response, ...] = ()
-    """Sampled tokens of each transition in the row, in order; empty if unknown. The mask does not
-    show where a response ends if the next prompt adds no token to it."""
+    """Positions of the sampled tokens of each transition, in order; empty if unknown. The mask does
+    not show where a response ends if the next prompt adds no token to it.
+    """
     constraints: tuple[Constraint, ...] = ()
-    """Sampled tokens of each transition under a grammar, in order."""
+    """Positions of the tokens of each transition that was sampled under a grammar, in order."""
     value_targets: tuple[float, ...] = ()
-    """The critic's target at the prompt of each transition in the row, in order: its reward-to-go,
-    or NaN without a target. Empty without a critic."""
+    """The critic's target at the prompt of each transition, in order: its reward-to-go, or NaN for
+    no target. Empty without a critic.
+    """
 
 
 class Usable(NamedTuple):
-    """Transitions that can become rows, and the reasons for rejecting the rest."""
+    """Transitions that can become rows, and (attempt id, call id, choice) → why another cannot."""
 
     transitions: list[Transition]
     rejected: dict[TransitionKey, Rejection]
 
 
 class RowBuild(NamedTuple):
-    """Rows, and the reasons for rejecting the transitions without a row."""
+    """Rows, and (attempt id, call id, choice) → why a transition has no row."""
 
     rows: list[Row]
     rejected: dict[TransitionKey, Rejection]
 
 
 def usable_transitions(transitions: Sequence[Transition], max_length: int | None = None) -> Usable:
-    """Return the transitions that a learner accepts; longer ones are rejected, never cut.
+    """Return the transitions (trained calls) that a learner accepts, and why others are rejected.
+
+    Transitions that are too long are rejected, never cut.
 
     Args:
         transitions: transitions of any rollouts.
@@ -125,7 +130,10 @@ def build_rows(
     value_targets: Sequence[float] | None = None,
     max_length: int | None = None,
 ) -> RowBuild:
-    """Return the rows of the transitions, by exact prefix merging (see the module).
+    """Return the rows of the transitions, which are trained calls.
+
+    A transition extends a row if the row's tokens are an exact prefix of its prompt; else it begins
+    a new row.
 
     Args:
         transitions: transitions of any rollouts, in causal order within each rollout.
@@ -133,7 +141,7 @@ def build_rows(
         token_weights: per transition, the weight of each of its tokens; None for 1.0.
         value_targets: the critic's target of each transition, NaN for no target; None for rows
             without targets.
-        max_length: see `usable_transitions`.
+        max_length: maximum tokens of prompt and response together; None for no limit.
     """
     ones = [1.0] * len(transitions)
     numbers = zip(
@@ -149,7 +157,10 @@ def build_rows(
 
 
 def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
-    """Group transitions into rows by exact prefix merging (see the module).
+    """Group transitions into rows, by exact prefixes of token ids.
+
+    A transition joins the longest row whose tokens are a prefix of its prompt, among those of its
+    rollout and policy.
 
     Returns:
         The transitions of each row, in order; rows are ordered by their first transition.
@@ -189,8 +200,8 @@ def _row(
     """Return the row of `chain`.
 
     Args:
-        chain: transitions, each of which is a prefix of the next.
-        values: transition key → (advantage, token weight, value target).
+        chain: transitions, each of which is an exact prefix of the next.
+        values: (attempt id, call id, choice) → (advantage, token weight, value target).
         with_targets: whether the row gets value targets.
     """
     last = chain[-1]
@@ -255,9 +266,9 @@ class _Node:
 
 
 class _OpenRows:
-    """Radix tree over the packed ids of open rows.
+    """Radix tree over the packed token ids of the rows that a later transition may extend.
 
-    It contains no closed rows, so that a look-up passes few nodes.
+    It contains no other rows, so that a look-up passes few nodes.
     """
 
     __slots__ = ("root",)
@@ -266,9 +277,12 @@ class _OpenRows:
         self.root = _Node(None, b"", 0, 0)
 
     def pop_longest(self, prompt: bytes) -> int | None:
-        """Close the longest open row that is an exact prefix of `prompt`, and return its number.
+        """Remove the longest row that is an exact prefix of `prompt`, and return its number.
 
         None if there is no such row.
+
+        Args:
+            prompt: packed token ids.
         """
         node, best = self.root, None
         while True:
@@ -285,7 +299,7 @@ class _OpenRows:
         return place
 
     def add(self, ids: bytes, place: int) -> None:
-        """Open row number `place` with the packed `ids`."""
+        """Add row number `place` with the packed token ids `ids`."""
         node = self.root
         while node.end < len(ids):
             child = node.children.get(ids[node.end : node.end + _WIDTH])

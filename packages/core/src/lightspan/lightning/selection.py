@@ -1,4 +1,4 @@
-"""Selection: the agents to train, and the status of every call.
+"""Selection: choose the agents to train, and find out which of their calls can be trained.
 
 `classify_calls` puts each call of an episode into exactly one of three classes, so that no call is
 dropped silently: *trained*, *frozen* (its agent is not selected) or *rejected* (its agent is
@@ -27,15 +27,16 @@ from lightspan.schema.semconv import UNNAMED_AGENT
 from lightspan.schema.token_records import CallOutcome, FinishReason, Sampling
 
 Frozen = str | LLM | Mapping[str, str | LLM | None] | None
-"""Values of `frozen=` (see `LightningRL`)."""
+"""Values of `frozen=` of `LightningRL`."""
 
 MAX_NAME_LENGTH: Final = 100
-"""Maximum bytes of a policy's name. File systems allow 255 bytes for a name, to which lightspan
-adds a prefix and a suffix."""
+"""Maximum bytes of a policy's name. File systems allow 255 bytes for a name, and lightspan adds a
+prefix and a suffix.
+"""
 
 
 class CallStatus(StrEnum):
-    """Class of a call."""
+    """Class of a call: trained, frozen (its agent is not selected) or rejected."""
 
     TRAINED = "trained"
     FROZEN = "frozen"
@@ -87,12 +88,12 @@ class Rejection(StrEnum):
 
 
 class CallCoverage(msgspec.Struct, frozen=True, gc=False):
-    """Status of one call."""
+    """Status of one call: whether it is trained, and why not."""
 
     call: Call
     status: CallStatus
     policy: str = ""
-    """Policy that is trained by the agent's calls; empty for a frozen agent."""
+    """Policy that the agent's calls train; empty for a frozen agent."""
     rejection: Rejection | None = None
 
     @property
@@ -105,13 +106,16 @@ class CallCoverage(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """Status of every call of an episode; `classify_calls` creates it."""
+    """Status of every call of an episode: trained, frozen or rejected.
+
+    `classify_calls` creates it.
+    """
 
     attempt_id: str
     entries: tuple[CallCoverage, ...]
     """Status of each call, in causal order, with late calls at the end."""
     step_rewards: bool = False
-    """Whether the credit rule uses rewards on calls, so that they can score the episode."""
+    """Whether the credit rule uses rewards on calls; then such rewards can score the episode."""
 
     @property
     def trained(self) -> list[Call]:
@@ -123,7 +127,7 @@ class Coverage:
 
     @cached_property
     def selected(self) -> list[CallCoverage]:
-        """Trained and rejected calls, without calls that are rejected as late."""
+        """Trained and rejected calls, which are those of agents to train, except late calls."""
         return [
             entry
             for entry in self.entries
@@ -132,7 +136,7 @@ class Coverage:
 
     @cached_property
     def turns(self) -> Turns:
-        """The turns of the selected calls."""
+        """The selected calls with their turns, that is, their depths in the causal order."""
         return Turns([entry.call for entry in self.selected])
 
     def counts(self) -> dict[str, int]:
@@ -147,7 +151,11 @@ class Coverage:
         return dict(counts.most_common())
 
     def reject(self, reasons: Mapping[CallKey, Rejection]) -> Coverage:
-        """Return a copy in which trained calls in `reasons` are rejected for the given reason."""
+        """Return a copy in which the trained calls in `reasons` are rejected.
+
+        Args:
+            reasons: (call id, choice) → reason.
+        """
         if not reasons:
             return self
         entries = tuple(
@@ -175,8 +183,8 @@ def classify_calls(
     Args:
         episode: the episode.
         routing: routing of agents to the policies that their calls train.
-        supported: rejections that do not apply, because engine and learner both support such calls:
-            `TRUNCATED_SAMPLING`, `CONSTRAINED`, both or none.
+        supported: reasons for rejection that do not apply, because engine and learner both support
+            such calls: `TRUNCATED_SAMPLING`, `CONSTRAINED`, both or none.
         modes: modes whose rollouts may be trained. A dry run adds `Mode.DEV`. `Mode.PRODUCTION` is
             never trained.
         max_length: maximum tokens of prompt and response that the learner accepts; None for no
@@ -228,10 +236,11 @@ _FROZEN: Final = CallStatus.FROZEN
 
 
 class _CallCheck(NamedTuple):
-    """Check whether a call of a selected agent can be trained, apart from its episode's state.
+    """Check of whether a single call can be trained, apart from the state of its episode.
 
     Args:
-        supported, max_length: see `classify_calls`.
+        supported: reasons for rejection that do not apply, as in `classify_calls`.
+        max_length: maximum tokens of prompt and response; None for no limit.
     """
 
     supported: frozenset[Rejection]
@@ -272,7 +281,7 @@ def _covers(versions: Sequence[tuple[int, int]], tokens: int) -> bool:
     """Return whether `versions` gives a version to each of `tokens` tokens.
 
     Args:
-        versions: (version, number of consecutive tokens) pairs.
+        versions: runs of tokens: (version, number of consecutive tokens sampled by it).
         tokens: number of sampled tokens.
     """
     if len(versions) == 1:
@@ -370,14 +379,13 @@ class Selection:
         """Return the selection for values of `optimize=` and `frozen=`.
 
         Args:
-            optimize: see `parse_optimize`.
-            frozen: see `LightningRL`.
+            optimize: a pattern on agent paths, several patterns, or pattern → name of a policy.
+            frozen: model for the calls of all other agents, as in `LightningRL`.
             default_policy: policy of patterns without a named policy, and of `frozen="shared"`.
             sampling: sampling settings of trained policies; None for those of each request.
 
         Raises:
-            ConfigError: see `parse_optimize`; or a pattern is in both `optimize` and `frozen`, or
-                `frozen` has an invalid value.
+            ConfigError: `optimize` or `frozen` has an invalid value, or both have the same pattern.
         """
         policies = parse_optimize(optimize, default_policy)
         both = sorted(policies.keys() & frozen.keys()) if isinstance(frozen, Mapping) else []
@@ -390,7 +398,7 @@ class Selection:
 
     @property
     def policies(self) -> list[str]:
-        """The trained policies, in order of their first rule."""
+        """The trained policies, in the order of the rules of `routing`."""
         trained = [rule.target.policy for rule in self.routing.rules if rule.target.selected]
         return list(dict.fromkeys(trained))
 

@@ -1,4 +1,4 @@
-"""Span tree of an attempt, for display. Training does not depend on it.
+"""Span tree of an attempt, for display; training does not use it.
 
 Spans may come from other programs: parents may be missing or form circles, and a tree may be deeper
 than Python's recursion limit.
@@ -14,7 +14,7 @@ from lightspan.schema.spans import Span
 
 @dataclass(slots=True, eq=False, repr=False)
 class SpanNode:
-    """A span with its children. Use `walk`, which does not recurse."""
+    """A span with its children. Iterate over a tree with `walk`, which does not recurse."""
 
     span: Span
     children: list[SpanNode] = field(default_factory=list)
@@ -23,9 +23,9 @@ class SpanNode:
 def build_tree(spans: Sequence[Span]) -> tuple[SpanNode, ...]:
     """Return the roots of the tree that the parent ids define, for spans in any order.
 
-    Siblings are ordered by start time, except that spans with a gateway sequence are ordered by
-    this sequence among themselves. A span that arrived twice occurs once. A span with an unknown
-    parent is a root, and so is the earliest span of each circle of parents.
+    Siblings are ordered by start time; spans with a gateway sequence number are ordered by that
+    number among themselves. A span that arrived twice occurs once. A span with an unknown parent is
+    a root, and so is the earliest span of each circle of parents.
     """
     nodes = {span.span_id: SpanNode(span) for span in sorted(spans, key=_by_time)}
     roots = []
@@ -76,9 +76,9 @@ def _first_of_circle(nodes: dict[str, SpanNode], node: SpanNode) -> SpanNode:
 
 
 def _in_sequence(nodes: list[SpanNode]) -> list[SpanNode]:
-    """Return the nodes, of which those with a gateway sequence are sorted by it.
+    """Sort the nodes that have a gateway sequence number by it, and return all nodes.
 
-    The other nodes keep their places.
+    Nodes without a number keep their positions.
     """
     places = [i for i, node in enumerate(nodes) if node.span.sequence_start is not None]
     ordered = sorted((nodes[i] for i in places), key=lambda node: node.span.sequence_start or 0)

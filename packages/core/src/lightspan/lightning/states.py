@@ -1,8 +1,8 @@
-"""State of a call, and the key that identifies it, for credit rules that compare calls of one agent
-in the same state.
+"""State of a call, and the key that identifies it.
 
-Whole histories never repeat, so a *key* identifies a state: by default the last observation, the
-text of the last message that the call answers. A custom key is a function of a `State`:
+Credit rules compare calls of one agent in the same state. Whole histories never repeat, so a *key*
+identifies a state: by default the last observation, the text of the last message that the call
+answers. A custom key is a function of a `State`:
 
     anchor(key=lambda state: state.observation.splitlines()[0])    # "You are in the cellar."
 """
@@ -21,12 +21,12 @@ from lightspan.schema import genai_messages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The input of a call, without its answer and outcome."""
+    """The input of a call, from which a key of its state is computed."""
 
     task_id: str
     agent_path: str
     turn: int
-    """Turn of the call, 0 first (`lightspan.lightning.turns`)."""
+    """Turn of the call, from 0: its depth in the causal order."""
     messages: Sequence[Mapping[str, Any]]
     """Prompt as OpenAI chat messages; empty if no prompt was recorded."""
 
@@ -42,7 +42,7 @@ class State:
 
 
 StateKey = Callable[[State], Hashable]
-"""Function that returns the key of a state; None if no other call shares the state."""
+"""Function that returns the key of a state; None if the state equals no other call's state."""
 
 
 def observation(state: State) -> str | None:
@@ -62,7 +62,7 @@ def state_of(call: Call, task_id: str, turn: int) -> State:
 
 
 def key_of(key: StateKey, state: State) -> Hashable:
-    """Return the key of `state`; None if no other call shares the state.
+    """Return the key of `state`; None if no other call is in the same state.
 
     Args:
         key: function that computes the key.

@@ -15,7 +15,7 @@ TransitionKey = tuple[str, str, int]
 
 
 class Transition(msgspec.Struct, frozen=True, gc=False):
-    """One trained call. Its tokens are packed in `record` and unpacked at each access."""
+    """One trained call; its token ids are packed in `record` and unpacked at each access."""
 
     rollout_id: str
     attempt_id: str
@@ -25,7 +25,7 @@ class Transition(msgspec.Struct, frozen=True, gc=False):
     policy: str
     record: TokenRecord
     turn: int
-    """Turn of the call, 0 first (`lightspan.lightning.turns`)."""
+    """Turn of the call, from 0: its depth in the causal order."""
     reward: float | None = None
     """Credit of the call; None before a credit rule was applied."""
 
@@ -49,7 +49,7 @@ class Transition(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def logprobs(self) -> list[float]:
-        """[T] log-probabilities under the distribution that was sampled from."""
+        """[T] log-probabilities under the distribution from which the tokens were sampled."""
         return self.record.logprobs
 
     @property

@@ -23,7 +23,7 @@ from lightspan.lightning.episode import Call, CallKey
 
 
 class Turns:
-    """The selected calls of an episode, each with its turn.
+    """The selected calls of an episode (of agents to train), each with its turn.
 
     Args:
         calls: calls in causal order.
@@ -46,8 +46,9 @@ class Turns:
 
     @cached_property
     def _ends(self) -> tuple[list[int], list[int]]:
-        """Sequence numbers at which calls ended, ascending, and per number the last turn with a
-        call that had ended by then."""
+        """(sequence numbers at which calls ended, ascending; per number, the last turn with a call
+        that had ended by then).
+        """
         ends = sorted(
             (call.sequence_end, turn) for call, turn in self if call.sequence_end is not None
         )
@@ -64,7 +65,7 @@ class Turns:
 
 
 def _depths(calls: Sequence[Call]) -> list[int]:
-    """Return the turn of each call.
+    """Return the turn of each call: the length of the longest chain of calls before it.
 
     A call without a sequence number has no place in the causal order: it gets the turn of the call
     before it in `calls`, and is part of no chain.

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from lightspan.schema.provenance import Request
 
 _OPENAI: Final = ("/chat/completions", "/completions", "/responses")
-"""Path endings of OpenAI's API, which other providers serve too."""
+"""Ends of the URL paths of OpenAI's API, which other providers serve too."""
 _OLLAMA: Final = ("/api/chat", "/api/generate")
 
 

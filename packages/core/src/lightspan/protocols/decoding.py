@@ -1,4 +1,4 @@
-"""Incremental decoding of token ids: text deltas, and the ends of stop strings."""
+"""Incremental decoding of token ids into text, and detection of stop strings."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _REPLACEMENT: Final = "\ufffd"
 
 
 class IncrementalDecoder:
-    """Decoder of a stream of ids into text deltas, whose concatenation is the text of all ids.
+    """Decoder of a stream of ids into pieces of text, whose concatenation is the text of all ids.
 
     Text that further ids may change, such as half a UTF-8 character, is held back until further ids
     arrive or `flush` is called. Each push decodes a window of recent ids only. The window starts
-    with the ids of the last delta, because the text of an id may depend on the id before it.
+    with the ids of the last piece, because the text of an id may depend on the id before it.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -31,7 +31,7 @@ class IncrementalDecoder:
         self._early = 0
 
     def push(self, ids: Sequence[int]) -> str:
-        """Add ids; return the new text that no further ids can change, perhaps empty."""
+        """Add ids; return the new text that no further ids can change. It may be empty."""
         self._ids.extend(ids)
         window = self._decode(self._start)
         stable = window.rstrip(_REPLACEMENT)
@@ -52,7 +52,9 @@ class IncrementalDecoder:
         return rest
 
     def _advance(self) -> None:
-        """Move the window to the start of the last delta, once the text of all ids was returned."""
+        """Move the window to the start of the last returned text, once the text of all ids was
+        returned.
+        """
         self._start, self._read, self._early = self._read, len(self._ids), 0
         self._base = self._decode(self._start)
 
@@ -63,7 +65,7 @@ class IncrementalDecoder:
 class StopWatcher:
     """Detector of stop strings in a stream of ids.
 
-    Engines use it. The gateway uses it if it has an engine generate only the rest of an answer.
+    Engines use it. The gateway uses it when an engine generates only the rest of an answer.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, stops: Sequence[str]) -> None:
@@ -73,7 +75,9 @@ class StopWatcher:
         self._tail = ""
 
     def complete(self, ids: Sequence[int]) -> int | None:
-        """Add ids; return how many of them complete a stop string, None if no stop is complete."""
+        """Add ids; return how many of them complete a stop string. None if no stop string is
+        complete.
+        """
         for count, token in enumerate(ids, 1):
             text = self._tail + self._decoder.push([token])
             if any(stop in text for stop in self._stops):

@@ -19,31 +19,37 @@ from lightspan.errors import EngineError, UnsupportedError
 from lightspan.schema.token_records import FinishReason, Sampling
 
 ToolParserName = Literal["hermes", "llama", "json"]
-"""Parser of `lightspan_gateway.tools` for the tool calls of a family of models."""
+"""Name of a parser in `lightspan_gateway.tools` that reads the tool calls of a model family."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompt with sampling settings. `request_id` is unique among requests in flight."""
+    """Request for one answer: a prompt with sampling settings.
+
+    `request_id` is unique among running requests.
+    """
 
     request_id: str
     policy: str
     prompt_ids: list[int]
     sampling: Sampling
-    """`max_tokens` is set; temperature 0 means greedy."""
+    """Sampling settings; `max_tokens` is always set, and temperature 0 means greedy decoding."""
     grammar: str = ""
-    """Grammar of the answer (`lightspan_torch.engine.grammars`); empty for none."""
+    """Grammar that the answer must follow (`lightspan_torch.engine.grammars`); empty for none."""
     answered: int = 0
-    """Number of ids at the end of the prompt that are the start of the answer, which the grammar
-    covers too."""
+    """Number of ids at the end of the prompt that already belong to the answer; the grammar applies
+    to them too.
+    """
     rollout: str = ""
-    """Id of the attempt, whose calls share prefixes, so one server should serve all of them; empty
-    if unknown."""
+    """Id of the attempt; empty if unknown. Its calls share prefixes, so one server should serve all
+    of them.
+    """
 
 
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """New tokens. The last chunk has a finish reason (and may have no tokens).
+    """New tokens of an answer.
 
-    The ids end with the token that completes a stop string, or with the end-of-turn token.
+    The last chunk has a finish reason, and may have no tokens. The ids end with the token that
+    completes a stop string, or with the end-of-turn token.
     """
 
     ids: list[int]
@@ -56,8 +62,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoRAWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """Policy as low-rank matrices on frozen weights, which add `scale · B(A x)` to each layer's
-    output."""
+    """Weights of a LoRA policy: low-rank matrices that add `scale · B(A x)` to a layer's output."""
 
     rank: int
     scale: float
@@ -67,7 +72,7 @@ class LoRAWeights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens that an engine sampled at temperature 1, for comparison with the learner's weights."""
+    """An engine's answer at temperature 1, by which its weights are compared with the learner's."""
 
     where: str
     """Name of the server, for messages."""
@@ -76,11 +81,13 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     ids: list[int]
     logprobs: list[float]
     tolerance: float
-    """Maximum mean difference from the learner's log-probabilities; depends on the float type."""
+    """Maximum mean difference between the log-probabilities of engine and learner; it depends on
+    the float type.
+    """
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """Features that an engine supports. Using another one raises an error (design law 6)."""
+    """Features that an engine supports; use of an unsupported feature raises an error."""
 
     exact_tokens: bool
     """Whether token ids and log-probabilities are returned as sampled, so that calls can be
@@ -93,13 +100,15 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Minimum and maximum sampling temperature; 0 (greedy) is always allowed."""
     in_place_update: bool = True
     trainable_truncation: bool = False
-    """Whether log-probabilities under top-p or top-k are exact, that is, of the truncated,
-    renormalised distribution. Calls under top-p or top-k are trained if the learner's capability of
-    this name is true as well (design law 11)."""
+    """Whether log-probabilities under top-p or top-k are those of the truncated, renormalised
+    distribution. Such calls are trained if the learner has the capability of this name too.
+    """
     trainable_grammar: bool = False
-    """Like `trainable_truncation`, for calls under a grammar or a forced tool choice."""
+    """Whether log-probabilities are normalised over the tokens that a grammar or a forced tool
+    choice allows. Such calls are trained if the learner has the capability of this name too.
+    """
     grammars: str = ""
-    """Name and version of the library that enforces grammars; empty without one."""
+    """Name and version of the library that enforces grammars; empty without such a library."""
     lora: tuple[str, ...] = ()
     """Policies served as LoRA on shared weights, for which `update` takes `LoRAWeights`; for all
     other policies it takes whole weights."""
@@ -122,7 +131,7 @@ class ChatTokenizer(Protocol):
 
     @property
     def tool_parser(self) -> ToolParserName:
-        """Parser of this model's tool calls."""
+        """Name of the parser that reads this model's tool calls."""
 
     def render(
         self,
@@ -133,14 +142,18 @@ class ChatTokenizer(Protocol):
         template_options: Mapping[str, Any] | None = None,
         most: int | None = None,
     ) -> list[int]:
-        """Return the ids of the rendered chat.
+        """Return the ids of the chat rendered by the chat template.
 
         Args:
-            most: maximum number of usable ids (see `encode`); None for no limit.
+            messages: chat messages in OpenAI's format.
+            tools: tools in OpenAI's format; None for none.
+            add_generation_prompt: whether to append the start of the assistant's answer.
+            template_options: further variables of the template; None for none.
+            most: maximum number of ids that the caller can use, as for `encode`; None for no limit.
 
         Raises:
             ModelError: there is no chat template, or the template rejects the messages.
-            ContextOverflowError: see `encode`.
+            ContextOverflowError: the chat has far more ids than `most`.
         """
 
     def encode(self, text: str, *, most: int | None = None) -> list[int]:
@@ -150,8 +163,8 @@ class ChatTokenizer(Protocol):
             most: maximum number of ids that the caller can use; None for no limit.
 
         Raises:
-            ContextOverflowError: the text has far more ids than `most`; how many more depends on
-                the implementation. With fewer more, all ids are returned.
+            ContextOverflowError: the text has far more ids than `most`. An implementation may
+                return a moderate excess of ids instead.
         """
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
@@ -176,13 +189,17 @@ class TokenEngine(Protocol):
         """Cancel all requests and free the models. Idempotent."""
 
     def policies(self) -> dict[str, int]:
-        """Return the policies, each with the version that is served."""
+        """Return policy → version of its weights that is served."""
 
     def tokenizer(self, policy: str) -> ChatTokenizer:
-        """Return a policy's tokenizer. Raises `NotFoundError` for an unknown policy."""
+        """Return a policy's tokenizer.
+
+        Raises:
+            NotFoundError: the policy is unknown.
+        """
 
     def check_grammar(self, policy: str, grammar: str) -> None:
-        """Compile a grammar before the calls that use it.
+        """Compile a grammar before the calls that use it, so that an unsupported one raises early.
 
         Compilation may take a second, so the gateway calls this from several threads.
 
@@ -199,7 +216,10 @@ class TokenEngine(Protocol):
         with the new weights, and the chunks have the new version.
 
         Raises (while iterating):
-            ContextOverflowError, EngineClosedError, NotFoundError, UnsupportedError
+            ContextOverflowError: the prompt does not fit the model's context.
+            EngineClosedError: the engine is closed.
+            NotFoundError: the policy is unknown.
+            UnsupportedError: a sampling setting or the grammar is not supported.
         """
 
     async def update(
@@ -207,16 +227,19 @@ class TokenEngine(Protocol):
     ) -> None:
         """Replace a policy's weights by a new version.
 
-        Requests in flight are interrupted and continue with the new weights; keys and values
-        computed with the old weights are discarded.
+        Running requests are interrupted and continue with the new weights; the KV cache of the old
+        weights is discarded.
 
         Args:
+            policy: name of the policy.
             weights: `LoRAWeights` for a policy of `capabilities.lora`, which change no other
                 policy; else name → tensor of all weights, with LoRA merged.
+            version: number of the new version.
         """
 
     def usage(self) -> dict[str, float]:
-        """Return counters: `tokens`, `requests`, `cpu_s` (CPU-seconds of the engine's threads).
+        """Return the counters `tokens`, `requests` and `cpu_s` (CPU-seconds of the engine's
+        threads).
 
         Raises:
             EngineError: the engine has ended, so that every request would fail.
@@ -224,12 +247,14 @@ class TokenEngine(Protocol):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Models that an engine is built for."""
+    """What an engine is built for: models, LoRA ranks and a device."""
 
     models: Mapping[str, Any]
     """Policy → model: a name, a folder, or a loaded model."""
     lora: Mapping[str, int]
-    """Policy with LoRA → rank; also the starting weights, with rank 0, if a LoRA shares them."""
+    """Policy with LoRA → its rank. The starting weights are listed too, with rank 0, if a LoRA
+    policy shares them.
+    """
     device: str = "cpu"
     seed: int = 0
     folder: Path = Path()
@@ -241,7 +266,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         return any(_identity(self.models[o]) == identity for o in self.lora if o != policy)
 
     def copies(self) -> list[tuple[str, ...]]:
-        """Return the policies of each copy of weights in the engine.
+        """Return, per copy of weights in the engine, the policies that use it.
 
         Policies with LoRA on the same model share a copy; each other policy has its own.
         """
@@ -254,21 +279,23 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers that determine a model's memory."""
+    """Sizes of a model from which its memory is computed."""
 
     parameters: int
     weight_bytes: int
     """Bytes per parameter in the saved model."""
     cache_values: int
-    """Numbers per token in the key-value cache."""
+    """Number of values per token in the KV cache."""
     lora_values: int
-    """Parameters of a LoRA of rank 1 on all linear layers except the head."""
+    """Number of parameters of a LoRA of rank 1 on all linear layers except the head."""
     context: int
 
 
 @runtime_checkable
 class EngineSpec(Protocol):
-    """Engine configuration, which a trainer builds (entry points of `lightspan.engines`)."""
+    """Configuration of an engine, from which a trainer builds it (entry points of
+    `lightspan.engines`).
+    """
 
     def build(self, request: EngineRequest) -> TokenEngine:
         """Build the engine without starting it.
@@ -286,24 +313,28 @@ class EngineSpec(Protocol):
         """
 
     def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
-        """Return the policies of each copy of weights in the engine."""
+        """Return, per copy of weights in the engine, the policies that use it."""
 
     def memory(self, size: ModelSize, device: str) -> dict[str, int]:
-        """Return the memory of one copy of a model, by part, in bytes.
+        """Return part → bytes of memory of one copy of a model.
 
         The parts are "engine weights" and, if known, "key-value cache". Empty for an engine on
         other machines.
+
+        Args:
+            size: size of the model.
+            device: the trainer's device.
         """
 
 
 def _identity(model: Any) -> str:
-    """Return the name or path of a model; the object's id for a loaded model."""
+    """Return the name or path of a model; for a loaded model, the `id` of the object as text."""
     return os.fspath(model) if isinstance(model, str | os.PathLike) else str(id(model))
 
 
 @runtime_checkable
 class ProbedEngine(Protocol):
-    """`TokenEngine` with weights in other processes.
+    """A `TokenEngine` whose weights are in other processes, so that copies of them are checked.
 
     After each update, the trainer compares samples of the engine with the learner's
     log-probabilities. An engine in the trainer's own process needs no such check.
@@ -313,7 +344,8 @@ class ProbedEngine(Protocol):
         """Answer recent prompts with the current weights on each server of the policy.
 
         Raises:
-            EngineError, NotFoundError
+            EngineError: a server failed.
+            NotFoundError: the policy is unknown.
         """
 
 

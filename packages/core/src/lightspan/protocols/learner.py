@@ -26,7 +26,7 @@ ImportanceLevel = Literal["token", "sequence"]
 
 
 class LoRA(msgspec.Struct, frozen=True, kw_only=True):
-    """Low-rank adapters instead of full weights.
+    """Settings of low-rank adapters, which are trained instead of full weights.
 
     Args:
         target_modules: names of layers, or one text: `"all-linear"` or a pattern in PEFT's syntax.
@@ -67,7 +67,7 @@ def check_lora(lora: object) -> None:
 
 
 class _Defaults(msgspec.Struct, frozen=True):
-    """Defaults of a loss form."""
+    """Default bounds of a loss form."""
 
     clip_low: float
     clip_high: float
@@ -79,9 +79,10 @@ FORM_DEFAULTS: Final[Mapping[LossForm, _Defaults]] = {
     "gspo": _Defaults(3e-4, 4e-4, None),
     "cispo": _Defaults(1.0, 4.0, None),
 }
-"""Form → its defaults. Sources (arXiv): clip: clip-higher of DAPO (2503.14476). gspo: GSPO
-(2507.18071). cispo: MiniMax-M1 (2506.13585), which has no lower bound and publishes no upper one;
-the upper bound is that of ScaleRL (2510.13786)."""
+"""Loss form → its default bounds. Sources (arXiv): clip: clip-higher of DAPO (2503.14476). gspo:
+GSPO (2507.18071). cispo: MiniMax-M1 (2506.13585), which has no lower bound and publishes no upper
+one; the upper bound is that of ScaleRL (2510.13786).
+"""
 
 _OF_FORM: Final[Any] = msgspec.UNSET
 """Placeholder for a default that depends on the form (`FORM_DEFAULTS`)."""
@@ -102,9 +103,12 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     forward pass). `cispo`: a ratio per token; clipping bounds the token's weight and never removes
     its gradient."""
     clip_low: float = _OF_FORM
-    """The ratio's lower bound is 1 - `clip_low`; 1 for no bound. Default: `FORM_DEFAULTS`."""
+    """The ratio's lower bound is 1 - `clip_low`; 1 means no bound. The default depends on `form`
+    (`FORM_DEFAULTS`).
+    """
     clip_high: float = _OF_FORM
-    """The ratio's upper bound is 1 + `clip_high`. Default: `FORM_DEFAULTS`."""
+    """The ratio's upper bound is 1 + `clip_high`; the default depends on `form` (`FORM_DEFAULTS`).
+    """
     dual_clip: float | None = _OF_FORM
     """Bound of the ratio for negative advantages, with form `clip`; None for no bound. Default:
     3."""
@@ -114,10 +118,13 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     entropy: float = 0.0
     """Weight of the entropy bonus."""
     importance_cap: float | None = None
-    """Maximum of the importance weight (usually 2), the ratio of the learner's to the engine's
-    probability, for engines whose log-probabilities differ from the learner's. `update` then needs
-    `old_logprobs`, one more forward pass. None: no importance weight; the loss's ratio is to the
-    engine's recorded log-probabilities, which corrects for their difference too."""
+    """Maximum of the importance weight, usually 2; None for no importance weight.
+
+    The weight is the ratio of the learner's to the engine's probability of a token. It corrects for
+    engines whose log-probabilities differ from the learner's. `update` then needs `old_logprobs`,
+    one more forward pass. Without a weight, the loss's ratio is to the engine's recorded
+    log-probabilities, which corrects for their difference too.
+    """
     importance_level: ImportanceLevel = "token"
     """Whether each token has an importance weight, or each call (the product over its tokens)."""
 
@@ -151,7 +158,9 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_calls(self) -> str:
-        """The setting by which the loss of a token depends on its whole call; empty without one."""
+        """The setting that makes a token's loss depend on its whole call, as text; empty if there
+        is none.
+        """
         if self.form == "gspo":
             return "form='gspo'"
         return "importance_level='sequence'" if self.importance_level == "sequence" else ""
@@ -200,11 +209,11 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Critic(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a critic, which learns values of calls next to each policy (`Learner.values`).
+    """Settings of a critic, which predicts the reward-to-go of calls next to each policy.
 
     A linear head (hidden size + 1 parameters) reads the policy's last hidden state at the last
     token of a call's prompt; its gradient does not reach the policy. Each update fits the head to
-    `Row.value_targets` of this and earlier updates.
+    the targets (`Row.value_targets`) of this and earlier updates.
 
     Raises:
         ConfigError: a rate not above 0; fewer than 1 of `steps` or `batches`; a negative
@@ -225,8 +234,9 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
     `learning_rate` · `weight_decay` per step. It keeps the values of uninformative prompts near the
     mean."""
     lam: float = DEFAULT_LAMBDA
-    """Lambda of generalised advantage estimation (`lightspan.lightning.gae`), used instead of 1
-    once the values are trusted."""
+    """Lambda of generalised advantage estimation, once the values are trusted; before that, lambda
+    is 1 (`lightspan.lightning.gae`).
+    """
     warmup: int = 5
     """Minimum number of iterations with lambda 1."""
 
@@ -240,7 +250,7 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """Features that a learner supports. Using another one raises an error (design law 6)."""
+    """Features that a learner supports; use of an unsupported feature raises an error."""
 
     policies: int | None = None
     """Maximum number of policies; None for no limit."""
@@ -255,10 +265,13 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Supported values of `Optimizer.name`."""
     trainable_truncation: bool = False
     """Whether log-probabilities of calls under top-p or top-k are computed over the kept tokens
-    alone, as in the engine. These calls are trained if the engine's capability of this name is true
-    as well (design law 11)."""
+    alone, as in the engine. Such calls are trained if the engine has the capability of this name
+    too.
+    """
     trainable_grammar: bool = False
-    """Like `trainable_truncation`, for calls under a grammar or a forced tool choice."""
+    """Whether log-probabilities are computed over the tokens that a grammar or a forced tool choice
+    allows. Such calls are trained if the engine has the capability of this name too.
+    """
     values: bool = False
     """Whether a `Critic` is supported."""
     loss_forms: tuple[LossForm, ...] = ("clip",)
@@ -267,9 +280,10 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Supported values of `PolicyLoss.importance_level`."""
 
     def unsupported(self, optimizer: Optimizer, adapters: Sequence[LoRA | None]) -> list[str]:
-        """Return those settings of an optimiser and of adapters that are not supported, as texts.
+        """Return the unsupported settings among those of an optimiser and of adapters, as texts.
 
         Args:
+            optimizer: settings of the optimiser.
             adapters: adapters of each policy; None for full weights.
         """
         loras = [lora for lora in adapters if lora is not None]
@@ -282,8 +296,10 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         return [name for name, is_refused in refused.items() if is_refused]
 
     def check_temperatures(self, rows: Sequence[Row]) -> None:
-        """Raise `UnsupportedError` if trained tokens have different temperatures, unless
-        `mixed_temperatures`."""
+        """Raise `UnsupportedError` if trained tokens have different temperatures.
+
+        With the capability `mixed_temperatures` nothing is checked.
+        """
         if self.mixed_temperatures:
             return
         temperatures = sorted({t for row in rows for t in compress(row.temperatures, row.mask)})
@@ -295,7 +311,7 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def refusals(self, loss: Loss) -> list[str]:
-        """Return the settings of a loss that are not supported, as texts; empty if all are."""
+        """Return the unsupported settings of a loss, as texts; empty if all are supported."""
         if not isinstance(loss, PolicyLoss):
             return []
         refused = {
@@ -311,9 +327,9 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Learner(Protocol):
-    """Trainer of policies' weights, which minimises the sum of weight · loss over tokens of rows.
+    """Trainer of policies' weights; it minimises the sum of weight · loss over the tokens of rows.
 
-    Synchronous, and used by one thread at a time: a worker thread of the trainer.
+    It is synchronous, and used by one thread at a time: a worker thread of the trainer.
     """
 
     @property
@@ -322,10 +338,10 @@ class Learner(Protocol):
     def policies(self) -> list[str]: ...
 
     def grammar_mismatches(self, records: Sequence[TokenRecord]) -> dict[TransitionKey, str]:
-        """Return, for each record that cannot be scored under its grammar, its key and the reason.
+        """Return key → reason, for each record that cannot be scored under its grammar.
 
-        The reason is that another library compiled the grammar, or that as compiled here it does
-        not allow the record's tokens. Called only with the capability `trainable_grammar`.
+        Either another library compiled the grammar, or the grammar as compiled here does not allow
+        the record's tokens. Called only with the capability `trainable_grammar`.
 
         Args:
             records: token records of this learner's policies.
@@ -352,12 +368,15 @@ class Learner(Protocol):
 
         Raises:
             ConfigError: the learner has no critic.
-            DataError: as `score`; or a call has an empty prompt.
+            DataError: a row is invalid, its tokens do not follow their grammar, or a call has an
+                empty prompt.
         """
         raise ConfigError("this learner has no critic: its capabilities say values=False")
 
     def score_and_values(self, rows: Sequence[Row]) -> tuple[list[list[float]], list[list[float]]]:
-        """Return `score` and `values`, in one pass if the learner can."""
+        """Return the results of `score` and `values`, computed in one pass if the learner can do
+        so.
+        """
         return self.score(rows), self.values(rows)
 
     def update(
@@ -367,7 +386,7 @@ class Learner(Protocol):
         *,
         old_logprobs: Sequence[Sequence[float]] | None = None,
     ) -> dict[str, float]:
-        """Make one optimiser step per policy on rows (of whole rollouts); return metrics.
+        """Make one optimiser step per policy on rows of whole rollouts, and return metrics.
 
         If rows have value targets, the critic is fitted after the step, without a gradient to the
         policy. The metrics `value_loss`, the mean over calls of (value - target)², and
@@ -375,59 +394,67 @@ class Learner(Protocol):
         number of calls with a target.
 
         If the loss or the gradient is not finite, no weights change, and the metric `skipped` is 1.
+
         Metrics: loss, grad_norm, learning_rate, entropy, kl, clip_fraction, ratio_mean, ratio_max,
         logprob_gap_mean, logprob_gap_max, tokens, rows, skipped.
 
         Args:
+            rows: rows to train.
+            loss: loss of each token.
             old_logprobs: `score` of the rows before the first update on their batch. The loss's
                 ratio is then to these probabilities, times the importance weight min(old /
                 recorded, `importance_cap`). None: the ratio is to the recorded probabilities.
 
         Raises:
             ConfigError: an `importance_cap` without `old_logprobs`; value targets without a critic.
-            DataError: as `score`; not one value target per call; a loss of whole calls with a row
-                without `Row.responses`.
+            DataError: a row is invalid; its tokens do not follow their grammar; not one value
+                target per call; a loss of whole calls with a row without `Row.responses`.
             UnsupportedError: the `capabilities` do not include the loss.
         """
 
     async def publish(self, engine: TokenEngine, versions: Mapping[str, int]) -> None:
-        """Publish the weights of each policy to the engine.
+        """Copy the weights of each policy to the engine.
 
         Args:
+            engine: engine that serves the policies.
             versions: policy → its new version.
         """
 
     def save(self, folder: Path) -> None:
-        """Write the complete state to `folder`, without pickle: weights, optimiser, step counts,
-        random state, critic."""
+        """Write the complete state to `folder`, without pickle.
+
+        It has weights, optimiser, step counts, random state and critic.
+        """
 
     def load(self, folder: Path) -> None:
-        """Restore the state that `save` wrote. If it has no critic, the critic starts anew.
+        """Restore the state that `save` wrote; without a critic in it, the critic starts anew.
 
         Raises:
             CheckpointError: the checkpoint cannot be read, or has other policies or settings.
         """
 
     def export(self, policy: str, folder: Path, *, merge: bool = False) -> None:
-        """Write model and tokenizer as a folder for `AutoModelForCausalLM`.
+        """Write model and tokenizer to `folder`, in the form that `AutoModelForCausalLM` loads.
 
         Args:
-            merge: with LoRA, whether to write the merged model, not only the adapter (PEFT's
-                format).
+            policy: name of the policy.
+            folder: folder to write.
+            merge: with LoRA, whether to write the merged model; if not, only the adapter is
+                written, in PEFT's format.
         """
 
     def weight_hash(self, policy: str) -> str:
         """Return the SHA-256 of the policy's weights."""
 
     def usage(self) -> dict[str, float]:
-        """Return counters: `cpu_s` (CPU-seconds of the learner), `tokens`, `updates`."""
+        """Return the counters `cpu_s` (CPU-seconds of the learner), `tokens` and `updates`."""
 
     def state(self) -> dict[str, Any]:
-        """Return the learner's entry in `config.json`."""
+        """Return the learner's settings and library versions, as JSON values."""
 
 
 class LearnerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Models and settings that a learner is built for."""
+    """What a learner is built for: models, adapters, optimiser, critic and a device."""
 
     models: Mapping[str, Any]
     """Policy → model: a name, a folder, or a loaded model."""
@@ -441,7 +468,8 @@ class LearnerRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class LearnerSpec(Protocol):
-    """Learner configuration, which a trainer builds (entry points of `lightspan.learners`).
+    """Configuration of a learner, from which a trainer builds it (entry points of
+    `lightspan.learners`).
 
     If the learner has a method `close`, it is called at the end of the run.
     """
@@ -458,7 +486,7 @@ class LearnerSpec(Protocol):
         """
 
     def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
-        """Return the memory of the learner for one policy, by part, in bytes.
+        """Return part → bytes of memory of the learner for one policy.
 
         Args:
             parameters: number of parameters of the policy's model.

@@ -1,4 +1,4 @@
-"""Build the engine and the learner of a training, and check their capabilities."""
+"""Build the engine and the learner of a training run, and check their capabilities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightspan.training.settings import TrainerSettings
 
 
 def make_learner(settings: TrainerSettings) -> Learner:
-    """Return the learner of the settings, or build a learner with the algorithm's policies."""
+    """Return the learner of the settings, or build one with the algorithm's policies."""
     spec = settings.learner_spec
     if spec is None:
         return cast("Learner", settings.learner)
@@ -31,7 +31,7 @@ def make_learner(settings: TrainerSettings) -> Learner:
 
 
 def make_engine(settings: TrainerSettings, *, seed: int) -> TokenEngine:
-    """Return the engine of the settings, or build an engine with the algorithm's policies."""
+    """Return the engine of the settings, or build one with the algorithm's policies."""
     spec = settings.engine_spec
     if spec is None:
         return cast("TokenEngine", settings.engine)
@@ -61,8 +61,8 @@ def check_parts(algorithm: Algorithm, engine: TokenEngine, learner: Learner) -> 
     """Check that engine and learner have the policies and capabilities that the algorithm needs.
 
     Raises:
-        UnsupportedError: a policy or a capability is missing, or the engine serves LoRA adapters of
-            a policy whose full weights are trained.
+        UnsupportedError: a policy or a capability is missing, or the engine serves a policy as LoRA
+            whose full weights are trained.
         ConfigError: the algorithm needs a critic, and the learner was made without a critic.
     """
     needed = set(algorithm.policies())
@@ -95,6 +95,6 @@ def check_chat_templates(engine: TokenEngine) -> None:
 
 
 def uses_base(routing: Routing) -> bool:
-    """Whether a routing sends an agent to the starting weights."""
+    """Return whether a routing sends the calls of any agent to the starting weights."""
     targets = [routing.default, *(rule.target for rule in routing.rules)]
     return any(target.route is Route.BASE for target in targets)

@@ -14,15 +14,16 @@ from lightspan.schema.spans import SpanKind
 from lightspan.stores.protocol import Store
 
 READ_AT_ONCE: Final = 500
-"""Number of rollouts whose spans are read together."""
+"""Number of rollouts whose spans are read in one request."""
 _ELSEWHERE: Final = (Route.APP.value, Route.ENDPOINT.value)
 
 
 class CallBudget:
-    """Counter of a run's calls to endpoints, across restarts (`endpoint_calls`).
+    """Counter of a run's calls to endpoints outside lightspan's own engine, across restarts.
 
     Args:
-        limit: `max_frozen_calls`; None for no limit, so that no call is counted.
+        limit: maximum number of calls (`max_frozen_calls`); None for no limit, so that no call is
+            counted.
         folder: folder of the run, for the error message.
     """
 
@@ -32,13 +33,13 @@ class CallBudget:
         self._calls = 0
 
     async def count_earlier(self, store: Store, run_id: str) -> None:
-        """Add the calls that the run made before its last restart."""
+        """Add the calls to endpoints that the run made before its last restart."""
         if self._limit is not None:
             states = await store.rollouts(run_id=run_id)
             await self.count(store, [state.rollout for state in states])
 
     async def count(self, store: Store, rollouts: Sequence[Rollout]) -> None:
-        """Add the calls of `rollouts`, except rollouts of a dry run."""
+        """Add the calls to endpoints that `rollouts` made; rollouts of a dry run are ignored."""
         if self._limit is not None:
             ids = [rollout.rollout_id for rollout in rollouts if rollout.mode is not Mode.DEV]
             self._calls += await endpoint_calls(store, ids)
@@ -48,8 +49,7 @@ class CallBudget:
         return self._limit is not None and self._calls > self._limit
 
     def check(self, step: int) -> None:
-        """Raise `BudgetError` if the run's frozen agents have made more calls to endpoints than the
-        limit.
+        """Raise `BudgetError` if more calls than the limit were counted.
 
         Args:
             step: the last step, for the message.
@@ -66,7 +66,7 @@ class CallBudget:
 async def endpoint_calls(store: Store, rollout_ids: Sequence[str]) -> int:
     """Return the number of calls that rollouts made to the app's own endpoint or to an `LLM`.
 
-    All attempts of a rollout count, also lost attempts, and so do calls that arrived late.
+    All attempts of a rollout count, also lost attempts, and late calls count too.
     """
     count = 0
     for start in range(0, len(rollout_ids), READ_AT_ONCE):

@@ -1,4 +1,4 @@
-"""Checkpoints: one folder per checkpoint, renamed into place when complete.
+"""Checkpoints: one folder per checkpoint, which is renamed into place when it is complete.
 
 A folder such as `step-000012` is written under another name, flushed to disk and renamed, so that
 it is always complete. Without the flush, a power cut could leave a renamed folder of empty files.
@@ -23,7 +23,7 @@ LEARNER: Final = "learner"
 
 
 class TrainerState(msgspec.Struct, kw_only=True):
-    """The state that a resumed run needs in addition to the learner's."""
+    """The trainer's own state in a checkpoint; the learner saves its state separately."""
 
     run_id: str
     step: int = 0
@@ -31,7 +31,7 @@ class TrainerState(msgspec.Struct, kw_only=True):
     cursor: int = 0
     """Number of training tasks used so far."""
     in_flight: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Group id → task, of groups that were submitted and not yet taken."""
+    """Group id → task, of groups that were submitted and not taken yet."""
     returned: list[Any] = msgspec.field(default_factory=list)
     """Tasks of groups that a restart interrupted; `next_tasks` returns them first."""
     versions: dict[str, int] = msgspec.field(default_factory=dict)
@@ -43,7 +43,7 @@ class TrainerState(msgspec.Struct, kw_only=True):
     """Part → CPU-seconds so far, across restarts."""
 
     def return_in_flight(self) -> None:
-        """Move the tasks of `in_flight` to `returned`, after a restart interrupted the groups."""
+        """Move the tasks of `in_flight` to `returned`, so that interrupted groups run again."""
         self.returned = [*self.returned, *self.in_flight.values()]
         self.in_flight = {}
 
@@ -61,7 +61,8 @@ def save(
     Args:
         folder: folder of the checkpoints.
         state: state of the trainer.
-        save_learner: function that saves the learner in a given folder; None without a learner.
+        save_learner: function that writes the learner's state to the folder that it is given; None
+            without a learner.
         keep: number of newest checkpoints to keep.
         best: step of the best weights, whose checkpoint is kept too; None for no such step.
 

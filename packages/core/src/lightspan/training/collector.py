@@ -36,7 +36,7 @@ WATCH_TIMEOUT_S: Final = 0.5
 
 @dataclass(eq=False)
 class Collector:
-    """Runs batches of rollouts of one training run.
+    """Enqueue batches of rollouts of one run in the store, and return their episodes.
 
     Args:
         store: store from which the runners claim attempts.
@@ -54,14 +54,14 @@ class Collector:
     in_flight: InFlight = field(default_factory=InFlight, init=False)
     _cursor: int = 0
     _since: float = 0.0
-    """Start of the current period with groups in flight (monotonic)."""
+    """Time (monotonic clock) at which groups began to be in flight, in the current period."""
     _expired: float = field(default_factory=time.monotonic)
-    """Last check for expired leases (monotonic)."""
+    """Time (monotonic clock) of the last check for expired leases."""
     _seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """The wall time with groups in flight, in seconds."""
+        """Seconds of wall time during which groups were in flight."""
         return self._seconds + (time.monotonic() - self._since if self.in_flight else 0.0)
 
     async def run(self, rollouts: Sequence[Rollout], title: str) -> list[Episode]:
@@ -81,7 +81,7 @@ class Collector:
         return episodes
 
     async def submit(self, rollouts: Sequence[Rollout]) -> None:
-        """Enqueue whole groups of rollouts for `take`."""
+        """Enqueue whole groups of rollouts, whose episodes `take` returns."""
         if not rollouts:
             return
         if not self.in_flight:
@@ -99,12 +99,15 @@ class Collector:
 
         Args:
             count: number of groups.
-            first: ids of groups to wait for; see `TrainerContext.take`.
+            first: ids of groups to wait for; if fewer than `count`, further groups are those that
+                ended first.
             title: title of the progress display.
 
         Raises:
-            ConfigError: see `TrainerContext.take`.
-            RewardError, LightspanError: see `run`.
+            ConfigError: fewer than `count` groups are in flight, a group of `first` is not in
+                flight, or `first` has more than `count` groups.
+            RewardError: an app returned an invalid reward.
+            LightspanError: the runners cannot continue.
         """
         self.in_flight.check(count, first)
         if not count:
@@ -128,9 +131,10 @@ class Collector:
         return [state.rollout for state in states], episodes
 
     async def _poll_ended(self) -> list[RolloutState]:
-        """Return the rollouts that have ended since the last poll.
+        """Return the rollouts that have ended since the last poll; wait briefly if there are none.
 
-        Also expire leases of lost runners, and check that the runners can continue.
+        The method also expires the leases of lost runners, and checks that the runners can
+        continue.
 
         Raises:
             LightspanError: the runners cannot continue.
@@ -147,7 +151,7 @@ class Collector:
 
 
 class _Progress:
-    """Figures of the progress display while rollouts run.
+    """Numbers of the progress display while rollouts run.
 
     Args:
         engine: engine whose token throughput is shown; None for no engine.
@@ -176,7 +180,8 @@ class _Progress:
     def values(self) -> dict[str, float]:
         """Return the mean reward, the engine's tokens per second, and the number of failures.
 
-        A figure is left out if no rollout has a reward, if there is no engine, or if none failed.
+        The mean is missing if no rollout has a reward, the throughput without an engine, and the
+        number if no rollout failed.
         """
         values = {}
         if self._rewards:
@@ -201,7 +206,7 @@ async def read_episodes(
     Args:
         store: open store.
         states: rollouts, ended or not.
-        failure_reward: see `build_episode`.
+        failure_reward: reward if the app failed without a reward; None leaves the episode unscored.
     """
     attempts = await last_attempts(store, states)
     ids = [attempt.attempt_id for attempt in attempts if attempt.number]
@@ -244,7 +249,7 @@ def stored_episodes(
 async def last_attempts(store: Store, states: Sequence[RolloutState]) -> list[Attempt]:
     """Return the last attempt of each rollout.
 
-    A rollout that no runner claimed has a placeholder attempt with number 0.
+    A rollout that no runner claimed gets a placeholder attempt with number 0.
     """
     ids = [state.rollout.rollout_id for state in states]
     last = {a.rollout_id: a for a in await store.attempts(ids)} if ids else {}

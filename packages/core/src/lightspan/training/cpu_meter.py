@@ -1,4 +1,4 @@
-"""Meter of CPU-seconds and step speed."""
+"""Measure CPU-seconds and the speed of steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightspan.training.collector import Collector
 from lightspan.training.folder import RunFolder
 
 _CPU: Final = "cpu_s/"
-"""Prefix of CPU-seconds in a line of the metrics."""
+"""Prefix of the names of CPU-seconds in the metrics."""
 
 
 class Meter:
@@ -42,7 +42,7 @@ class Meter:
         self._start = self._now()
 
     def charge(self, phase: str = "") -> None:
-        """Add the CPU-seconds since the last `charge` to the totals.
+        """Add the CPU-seconds that were used since the last `charge` to the totals.
 
         Args:
             phase: suffix of the parts' names: empty for training, `_evaluation` for evaluation.
@@ -62,10 +62,10 @@ class Meter:
         self._start = self._now()
 
     def end_step(self) -> Metrics:
-        """Return the metrics of the step since `start_step`: its seconds, and the engine's tokens.
+        """Return the metrics of the step since `start_step`: its duration and the engine's tokens.
 
-        Seconds are the whole duration and the wall time with rollouts in flight. Without an engine,
-        tokens and tokens per second are left out.
+        `seconds` is the whole duration, `seconds/rollouts` the wall time with rollouts in flight.
+        Tokens and tokens per second are missing without an engine.
         """
         self.charge()
         seconds, waited, tokens = (
@@ -86,7 +86,7 @@ class Meter:
 
 
 def last_seconds(folder: RunFolder) -> dict[str, float]:
-    """Return part → CPU-seconds in the last line of `metrics.jsonl`; empty if it has none.
+    """Return part → CPU-seconds in the last line of `metrics.jsonl`; empty without such a line.
 
     The line may be newer than the last checkpoint.
     """

@@ -53,10 +53,10 @@ def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[
 
 
 def load_distinct(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[Json]:
-    """Return validated tasks with distinct ids; see `load_tasks`.
+    """Return validated tasks with distinct ids; the arguments are those of `load_tasks`.
 
     Raises:
-        DataError: two tasks are equal or share an id.
+        DataError: two tasks are equal or share an id, or `load_tasks` raises it.
     """
     items = load_tasks(tasks, what)
     [(name, count)] = Counter(map(task_id, items)).most_common(1)
@@ -70,7 +70,7 @@ def load_distinct(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> li
 
 
 def clusters_of(tasks: Sequence[Json], key: str | None, what: str = "tasks") -> dict[str, str]:
-    """Return task id → cluster, for an interval of means over correlated tasks.
+    """Return task id → cluster; tasks of one cluster are correlated in confidence intervals.
 
     Args:
         tasks: tasks, which are JSON objects if there is a `key`.
@@ -99,7 +99,7 @@ MAX_NAME_LENGTH: Final = 80
 """Maximum characters of a cluster's name; a longer name, such as a whole schema, is hashed."""
 
 _ROWS: Final = {"pandas": 'to_dict("records")', "polars": "to_dicts()", "pyarrow": "to_pylist()"}
-"""Library → expression that returns the rows of its tables."""
+"""Library → method call that returns the rows of its tables, for an error message."""
 
 
 def _to_json(task: Any, where: str) -> Json:
@@ -131,7 +131,7 @@ def tasks_from_store(
     """Return the inputs of attempts recorded in production as tasks, oldest first.
 
     The task is the input of the attempt's root span, or else the messages of its first call
-    (`{"messages": […]}`). None stands for no restriction.
+    (`{"messages": […]}`). None for an argument means no restriction.
 
     Args:
         store: URL of the store.
@@ -165,7 +165,7 @@ def tasks_from_store(
 
 
 def _is_within(reward: float | None, low: float | None, high: float | None) -> bool:
-    """Whether `reward` is between `low` and `high`, inclusive; None for no bound.
+    """Return whether `reward` is from `low` to `high`; None for `low` or `high` means no bound.
 
     An unscored attempt, with `reward` None, passes only if there is no bound.
     """

@@ -60,7 +60,7 @@ class RunFolder:
 
     @property
     def is_used(self) -> bool:
-        """Whether the folder holds a run."""
+        """Whether the folder contains a run."""
         return (self.path / CONFIG).exists()
 
     @property
@@ -80,7 +80,7 @@ class RunFolder:
 
         Raises:
             ConfigError: the folder cannot be written or is used for more than a run, such as the
-                home folder; or another trainer holds the lock.
+                home folder; or another trainer has locked it.
         """
         if _is_shared(self.path):
             raise ConfigError(
@@ -120,7 +120,11 @@ class RunFolder:
 
     # --- settings and result --------------------------------------------------------------
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write the run's settings to `config.json`."""
+        """Write the run's settings to `config.json`.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
         self.write(CONFIG, json.dumps(config, indent=2, default=str).encode() + b"\n")
 
     def read_config(self) -> dict[str, Any]:
@@ -230,7 +234,11 @@ class RunFolder:
         self.add_metrics(line)
 
     def evaluations(self, kind: EvaluationKind = "eval") -> list[Evaluation]:
-        """Return the complete evaluations of a kind, ordered by step."""
+        """Return the complete evaluations of a kind, ordered by step.
+
+        Raises:
+            ConfigError: a file is damaged.
+        """
         steps = sorted({line["step"] for line in self.metrics() if line["kind"] == kind})
         names = [_step_file(_EVALUATIONS[kind], step) for step in steps]
         evaluations = [self._decode(name, Evaluation) for name in names]
@@ -240,24 +248,32 @@ class RunFolder:
     def write_explanations(
         self, step: int, explanations: Iterable[tuple[str, Explanation]]
     ) -> None:
-        """Store the advantage and weight of each transition of a step, with their reasons."""
+        """Store the advantage and weight of each trained call of a step, with their reasons.
+
+        Args:
+            step: number of the step.
+            explanations: (`attempt/call/choice`, explanation) pairs.
+        """
         self.write(_step_file(EXPLANATIONS, step), msgspec.json.encode(dict(explanations)))
 
     def explanations(self, step: int) -> dict[str, Explanation]:
-        """Return `attempt/call/choice` → explanation; empty if the step has none."""
+        """Return `attempt/call/choice` → advantage and weight of the call; empty if the step has
+        none.
+        """
         return self._decode(_step_file(EXPLANATIONS, step), dict[str, Explanation]) or {}
 
     def is_explained(self, step: int) -> bool:
-        """Whether a step stored its explanations, even if there were none."""
+        """Return whether a step has stored its explanations, even if there were none."""
         return (self.path / _step_file(EXPLANATIONS, step)).exists()
 
     def write_taken(self, step: int, groups: Sequence[str]) -> None:
-        """Store the ids of the submitted groups that a step took and trained."""
+        """Store the ids of the groups that a step trained, after `submit` had started them."""
         self.write(_step_file(TAKEN, step), msgspec.json.encode(groups))
 
     def training_steps(self) -> dict[str, int]:
-        """Return group id → step that trained the group, for submitted groups; empty if there are
-        none.
+        """Return group id → step that trained the group, for groups that were submitted ahead.
+
+        It is empty if there are none.
 
         Raises:
             ConfigError: a file written by `write_taken` is damaged.
@@ -279,7 +295,10 @@ class RunFolder:
         self.write(_step_file(MISMATCHES, step), msgspec.json.encode(mismatches))
 
     def mismatches(self, step: int) -> dict[str, str]:
-        """Return `attempt/call/choice` → grammar mismatch; empty if the step has none."""
+        """Return `attempt/call/choice` → why the learner cannot compute the call under its grammar.
+
+        It is empty if the step has none.
+        """
         return self._decode(_step_file(MISMATCHES, step), dict[str, str]) or {}
 
     def _decode(self, name: str, kind: type[T]) -> T | None:
@@ -302,7 +321,7 @@ class RunFolder:
         """Append scores of rollouts to the file of a reward; the last score of a rollout counts.
 
         Args:
-            name: name of the reward.
+            name: name of the judge's or function's reward.
             rewards: rollout id → score.
 
         Raises:
@@ -323,7 +342,7 @@ class RunFolder:
         return {line.rollout_id: line for line in read(self._reward_file(name), RewardLine)}
 
     def reward_names(self) -> list[str]:
-        """Return the names of the scorers' rewards in this folder."""
+        """Return the names of the rewards that judges and functions gave in this run."""
         return sorted(path.stem for path in (self.path / REWARDS).glob("*.jsonl"))
 
     def _reward_file(self, name: str) -> Path:
@@ -335,7 +354,9 @@ class RunFolder:
     def rewind(self, step: int) -> None:
         """Delete the metrics and files of all steps after `step`, to resume from its checkpoint.
 
-        With -1, for a new run, delete the prompts, rewards and journal of an earlier run too.
+        Args:
+            step: step of the checkpoint. -1, for a new run, also deletes the prompts, rewards and
+                journal of an earlier run.
         """
         lines = [line for line in self.metrics() if line["step"] <= step]
         self.write(METRICS, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
@@ -350,7 +371,7 @@ class RunFolder:
 
 
 class _MetricsLine(msgspec.Struct):
-    """The fields of every line of `metrics.jsonl`."""
+    """The fields that every line of `metrics.jsonl` has."""
 
     kind: str
     step: int
@@ -361,7 +382,7 @@ class _KeptStep(msgspec.Struct):
 
 
 class _Result(msgspec.Struct):
-    """The fields of every `result.json`."""
+    """The fields that every `result.json` has."""
 
     steps: int
     seconds: dict[str, float] = {}
@@ -369,10 +390,10 @@ class _Result(msgspec.Struct):
 
 
 def _is_shared(path: Path) -> bool:
-    """Whether the folder is used for more than a run.
+    """Return whether the folder is used for more than a run.
 
-    That is a folder that contains the working folder or the home folder, or has the sticky bit,
-    such as `/tmp`.
+    It is if it contains the working folder or the home folder, or has the sticky bit, such as
+    `/tmp`.
     """
     folder = path.resolve()
     home = Path(os.path.expanduser("~"))  # stays "~" where there is no home, as in a container

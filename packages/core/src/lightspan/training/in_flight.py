@@ -1,4 +1,4 @@
-"""Bookkeeping of groups of rollouts in flight."""
+"""Track groups of rollouts in flight: submitted to the store, and not taken by a step yet."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from lightspan.schema.validation import check_whole
 
 
 class InFlight:
-    """Groups that were submitted and not taken, with the final states of their ended rollouts."""
+    """Groups in flight, with the final states of those of their rollouts that have ended."""
 
     def __init__(self) -> None:
         self._groups: dict[str, list[Rollout]] = {}
         self._states: dict[str, RolloutState] = {}
         """Rollout id → state, of rollouts that have ended."""
         self._ended: list[str] = []
-        """Groups whose rollouts have all ended, the earliest first."""
+        """Groups whose rollouts have all ended, in the order in which they ended."""
         self._news: list[Rollout] = []
 
     def __bool__(self) -> bool:
@@ -25,18 +25,20 @@ class InFlight:
 
     @property
     def run_id(self) -> str:
-        """Id of the run to which all groups belong; there must be a group."""
+        """Id of the run to which all groups belong; there must be at least one group."""
         return next(iter(self._groups.values()))[0].run_id
 
     def size(self, count: int, first: Sequence[str]) -> tuple[int, int]:
-        """Return the number of rollouts that `take` awaits, and how many of these have ended.
+        """Return how many rollouts a `take` of `count` groups awaits, and how many of them have
+        ended.
 
-        If `first` has fewer than `count` groups, the groups to take are not yet known: the first
-        number is that of the `count` oldest groups, and the second number is an upper bound.
+        If `first` has fewer than `count` groups, it is not known yet which groups will be taken.
+        The first number is then that of the `count` oldest groups, and the second number is an
+        upper bound.
 
         Args:
             count: number of groups to take.
-            first: ids of groups that must be among them.
+            first: ids of groups that must be taken.
         """
         groups = first if len(first) == count else list(self._groups)
         sizes = [len(self._groups[group]) for group in groups]
@@ -54,10 +56,11 @@ class InFlight:
         """Record rollouts that have ended.
 
         Args:
-            states: final states of rollouts, also of recorded ones and of unknown groups.
+            states: final states of rollouts; states that were recorded before, or belong to no
+                group in flight, are ignored.
 
         Returns:
-            The states that were not recorded before, without those of unknown groups.
+            The newly recorded states.
         """
         new = []
         for state in states:
@@ -99,7 +102,7 @@ class InFlight:
             )
 
     def ready(self, count: int, first: Sequence[str]) -> list[str] | None:
-        """Return the ids of `count` ended groups, those of `first` at the beginning.
+        """Return the ids of `count` ended groups, beginning with those of `first`.
 
         None if fewer than `count` groups have ended, or a group of `first` has not ended.
         """

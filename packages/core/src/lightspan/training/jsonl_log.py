@@ -36,12 +36,12 @@ def append(path: Path, values: Iterable[object]) -> None:
 
 
 def read(path: Path, kind: type[T], remedy: str = "delete the line") -> list[T]:
-    """Return the values of the complete lines; an empty list if there is no file.
+    """Return the values of the complete lines of a JSONL file; empty if the file does not exist.
 
     Args:
         path: path of the file.
         kind: type of each line's value.
-        remedy: advice on a damaged line.
+        remedy: advice in the error message about a damaged line.
 
     Raises:
         ConfigError: a line is not JSON of type `kind`, or the file cannot be read.
@@ -74,7 +74,7 @@ def read_bytes(path: Path) -> bytes | None:
 
 @contextmanager
 def store_errors(path: Path) -> Iterator[None]:
-    """Raise an `OSError` of the `with` block, which writes `path`, as a `StoreError`."""
+    """Turn an `OSError` raised in the `with` block, which writes `path`, into a `StoreError`."""
     try:
         yield
     except OSError as error:

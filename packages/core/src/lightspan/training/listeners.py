@@ -12,7 +12,7 @@ from lightspan.plugins import installed_plugins
 
 
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a step, an evaluation or a run, after its metrics were written to the folder."""
+    """Event of a run: a step, an evaluation or the run has ended, and its metrics are written."""
 
     kind: Literal["step", "evaluation", "end"]
     step: int
@@ -46,7 +46,7 @@ class Listeners:
                 note(f"the listener {name!r} of {point.value} is left out: {error}")
 
     def notify(self, event: RunEvent) -> None:
-        """Call each listener; disable a listener that raises."""
+        """Call each listener with `event`; disable a listener that raises an exception."""
         for name, listener in list(self._listeners.items()):
             try:
                 for line in listener(event) or ():

@@ -31,7 +31,7 @@ _SHOWN = {
 
 
 class TrainingLoop:
-    """Loop over the remaining steps of a run.
+    """Run the remaining steps of a run, with evaluations and checkpoints in between.
 
     Args:
         session: open session.
@@ -84,10 +84,9 @@ class TrainingLoop:
         return self._settings.has_ended(self._state.step, self._total, self._standing.since_best)
 
     async def _begin(self, *, is_new: bool) -> None:
-        """Prepare the first step after the start or a restart.
+        """Prepare the first step after the start or a restart, and evaluate if due.
 
-        A new run saves its first checkpoint; a resumed run counts its earlier calls. Then evaluate
-        if due.
+        A new run saves its first checkpoint; a resumed run counts its earlier calls to endpoints.
 
         Raises:
             BudgetError: `max_frozen_calls` is exceeded.
@@ -185,11 +184,11 @@ class TrainingLoop:
     ) -> None:
         """Evaluate the loaded weights and store the evaluation.
 
-        Nothing happens without tasks, or if the run has the evaluation from before a restart.
+        Nothing happens without tasks, or if the evaluation was already stored before a restart.
 
         Args:
             kind: split of the tasks.
-            tasks: tasks to run; None without this split.
+            tasks: tasks to run; None if the run has no such split.
             weights: step of the loaded weights, if earlier than the current step; else None.
         """
         session, folder = self._session, self._folder
@@ -207,10 +206,10 @@ class TrainingLoop:
         self._notify("evaluation")
 
     async def _select_model(self) -> Evaluation | None:
-        """Restore the weights to keep and evaluate them on the held-out tasks.
+        """Restore the best weights with `keep="best"`, and evaluate on the held-out tasks.
 
         Returns:
-            The evaluation on the selection split by which the weights were chosen; None without
+            The evaluation on the selection split by which the weights were chosen. None without
             `keep="best"`, or if no evaluation has a score.
         """
         session, step = self._session, self._state.step

@@ -1,5 +1,7 @@
-"""The manifest of a run: the data in `config.json`, the result and the served policies in
-`result.json`."""
+"""Describe a run in its folder: its data in `config.json`, its result in `result.json`.
+
+`result.json` also has the trained policies, from which the run can be served.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,16 @@ from lightspan.training.folder import PROMPTS, RunFolder
 from lightspan.training.results import Evaluation, FitResult, Outcomes
 
 KEY: Final = "serving"
-"""Key of the `ServedRun` in `result.json`."""
+"""Key in `result.json` of the trained policies (`ServedRun`)."""
 
 
 def data_config(
     train: Sequence[Json], val: Sequence[Json] | None, selection: Sequence[Json] | None
 ) -> dict[str, Json]:
-    """Return split → number of tasks and fingerprint, for `config.json`; None for a missing
-    split."""
+    """Return split → number of its tasks and their fingerprint, for `config.json`.
+
+    The value is None for a split that the run does not have.
+    """
     splits = {"train": train, "val": val, "selection": selection}
     return {
         name: tasks and {"tasks": len(tasks), "fingerprint": fingerprint(list(tasks))}
@@ -41,7 +45,7 @@ def fit_result(
     Args:
         folder: folder of the run.
         steps: number of completed iterations.
-        seconds: part → CPU-seconds.
+        seconds: part, such as `engine` → CPU-seconds.
         kept: evaluation by which the weights were chosen; None for the last weights.
     """
     return FitResult(
@@ -112,20 +116,20 @@ def _figures(evaluation: Evaluation) -> dict[str, Json]:
 
 
 class ServedPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """A trained policy."""
+    """A trained policy with the folder of its weights."""
 
     folder: str
     """Folder of the model or PEFT adapter, relative to the run's folder."""
     model: str
-    """Starting weights; a PEFT adapter needs them."""
+    """Starting weights, on which a PEFT adapter is loaded."""
     version: int = 0
 
 
 class Upstream(NamedTuple):
-    """An endpoint that answers calls of frozen agents."""
+    """An endpoint that answers the calls of frozen agents."""
 
     agents: str
-    """Pattern on agent paths, or "other agents" for the routing's default."""
+    """Pattern on agent paths, or "other agents" for agents without a rule."""
     url: str
     variable: str | None
     """Environment variable of the API key; None if no key is sent."""
@@ -137,8 +141,9 @@ class Upstream(NamedTuple):
 
     @property
     def _host(self) -> str | None:
-        """Host of `url`, since a user name before `@` can look like a host; None for an invalid
-        URL."""
+        """Host of `url`, for display: a user name before `@` can look like a host. None for an
+        invalid URL.
+        """
         try:
             return urlsplit(self.url).hostname
         except ValueError:
@@ -146,7 +151,9 @@ class Upstream(NamedTuple):
 
 
 class ServedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The trained policies of a run, with the routing of agents to them."""
+    """What is needed to serve a complete run: its trained policies and the routing of agents to
+    them.
+    """
 
     policies: dict[str, ServedPolicy]
     base_model: str
@@ -185,7 +192,7 @@ class ServedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_served(result: Mapping[str, Any] | None, folder: Path) -> ServedRun:
-    """Return the trained policies of a run.
+    """Return the trained policies of a complete run.
 
     Args:
         result: content of `result.json`; None while the run is incomplete.

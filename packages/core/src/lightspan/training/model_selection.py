@@ -31,7 +31,7 @@ class BestSoFar(NamedTuple):
     best: Evaluation | None
     """The first evaluation with the highest mean; None if no evaluation has a scored task."""
     since_best: int
-    """Number of evaluations after `best`; the number of all if `best` is None."""
+    """Number of evaluations after `best`; the number of all evaluations if `best` is None."""
     evaluated: int
     """Number of all evaluations."""
 
@@ -49,7 +49,7 @@ class BestSoFar(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """The tasks of a run."""
+    """The tasks of a run, by split; None for a split that the run does not have."""
 
     train: list[Json]
     selection: list[Json] | None
@@ -109,7 +109,7 @@ def split_tasks(
 def overlap_warnings(algorithm: Algorithm, splits: Splits) -> Iterator[str]:
     """Yield warnings about selection tasks or held-out tasks that are training tasks too.
 
-    Training tasks that are held out matter only if the algorithm searches for prompts.
+    Held-out tasks that are training tasks matter only if the algorithm searches for prompts.
     """
     train = _ids(splits.train)
     if shared := len(train & _ids(splits.selection)):
@@ -127,7 +127,7 @@ def overlap_warnings(algorithm: Algorithm, splits: Splits) -> Iterator[str]:
 
 
 def _split_off(train: list[Json], share: float, seed: int) -> tuple[list[Json], list[Json]]:
-    """Return (remaining training tasks, selection tasks).
+    """Split selection tasks off at random; return (remaining training tasks, selection tasks).
 
     Equal tasks stay together: all of them leave the training tasks, and one becomes a selection
     task.

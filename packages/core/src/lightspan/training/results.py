@@ -33,11 +33,15 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     """Number of tasks on which the app failed, scored or not."""
     temperatures: dict[str, list[float | None]] = {}
-    """Agent path → temperatures of its calls; None for the endpoint's default."""
+    """Agent path → sampling temperatures of its calls; None in the list means the endpoint's
+    default.
+    """
     weights: int | None = None
-    """Step of the evaluated weights with `keep="best"`; None for the weights of `step`."""
+    """Step whose weights were evaluated, if `keep="best"` restored an earlier step; None for the
+    weights of `step`.
+    """
     clusters: dict[str, str] = {}
-    """Task id → cluster; empty if tasks are independent."""
+    """Task id → cluster of correlated tasks; empty if tasks are independent."""
 
     @classmethod
     def of(
@@ -78,7 +82,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def interval(self) -> Interval:
-        """The mean reward with its 95 % interval, over clusters if there are any."""
+        """The mean reward with its 95 % confidence interval, which takes clusters into account."""
         return clustered_interval(self.rewards, self.clusters)
 
     @property
@@ -86,7 +90,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         return {"unscored": self.unscored, "failed": self.failed}
 
     def metrics(self) -> dict[str, Json]:
-        """Return the metrics for `metrics.jsonl`."""
+        """Return the metrics for `metrics.jsonl`: mean, interval, and numbers of unscored and
+        failed tasks.
+        """
         weights = {} if self.weights is None else {"weights": self.weights}
         return {**msgspec.to_builtins(self.interval), **self._counts, **weights}
 
@@ -139,7 +145,7 @@ def _temperatures(episodes: Sequence[Episode], routing: Routing) -> dict[str, li
 
 
 class Outcomes(NamedTuple):
-    """Counts of a run's training rollouts, across restarts."""
+    """Counts of a run's training rollouts, including those before restarts."""
 
     rollouts: int = 0
     unscored: int = 0
@@ -149,10 +155,10 @@ class Outcomes(NamedTuple):
 
     @classmethod
     def of(cls, metrics: Sequence[Mapping[str, Any]]) -> Outcomes:
-        """Return the counts summed over the training steps.
+        """Return the counts, summed over the training steps.
 
-        Steps without numbers for `rollouts`, `scored` and `failed` are left out; a user's own
-        algorithm may lack these metrics.
+        Steps without the metrics `rollouts`, `scored` and `failed`, which a user's algorithm may
+        lack, are left out.
 
         Args:
             metrics: lines of `metrics.jsonl`.
@@ -200,7 +206,8 @@ class FitResult:
     kept: Evaluation | None = None
     """With `keep="best"`, the evaluation on the selection split by which the step was chosen; else
     None. Its score is biased upwards, as the highest of several scores; the last of `evaluations`
-    has the held-out reward of the same weights."""
+    has the held-out reward of the same weights.
+    """
     outcomes: Outcomes = field(default_factory=Outcomes)
     """Counts of the training rollouts."""
     prompts: Mapping[str, LearnedPrompt] = field(default_factory=dict)
@@ -208,8 +215,10 @@ class FitResult:
 
     @property
     def gain(self) -> Interval | None:
-        """Gain from the first to the last evaluation, paired by task; None if there are fewer than
-        two evaluations or no task was scored in both."""
+        """Mean change of the reward from the first to the last evaluation, paired by task.
+
+        None if there are fewer than two evaluations, or no task was scored in both.
+        """
         if len(self.evaluations) < 2:
             return None
         first, last = self.evaluations[0], self.evaluations[-1]
@@ -219,9 +228,9 @@ class FitResult:
     def summary(self, metric: str = "reward") -> str:
         """Describe the result in one line.
 
-        It has the mean reward of the first and the last evaluation, the interval of the gain, and
-        the numbers of unscored and failed tasks and rollouts. Means are over scored tasks, the gain
-        is over tasks that were scored in both evaluations.
+        It has the mean reward of the first and the last evaluation, the confidence interval of the
+        gain, and the numbers of unscored and failed tasks and rollouts. Means are over scored
+        tasks; the gain is over tasks that were scored in both evaluations.
 
         Args:
             metric: name of the reward.

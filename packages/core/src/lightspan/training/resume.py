@@ -17,7 +17,7 @@ from lightspan.training.folder import RunFolder
 from lightspan.training.settings import RECORDED
 
 FREE: Final = frozenset({"run_id", "app", *RECORDED, "store", "timeout_s", "budget", "reflection"})
-"""Settings that may change when a run is resumed, as they do not affect the steps done so far."""
+"""Settings that may change when a run is resumed, because completed steps do not depend on them."""
 
 
 def find_start(
@@ -28,7 +28,7 @@ def find_start(
     Args:
         folder: folder of the run.
         config: settings of the run, for `config.json`.
-        reporter: prints a line if there is no checkpoint to resume from.
+        reporter: reporter that prints a line if there is no checkpoint to resume from.
         resume: whether to resume the run from the latest checkpoint.
 
     Raises:
@@ -69,8 +69,8 @@ async def next_version(store: Store, policy: str, state: TrainerState) -> int:
     """Reserve the next version number of a policy in the store, and return it.
 
     Raises:
-        CheckpointError: the number is not above the policy's last version, so the store is not the
-            one that the run used before.
+        CheckpointError: the number is not above the policy's last version in `state`, so `store` is
+            not the store that the run used before.
     """
     version = await store.allot_version(policy, state.run_id, state.step)
     if version <= state.versions.get(policy, 0):

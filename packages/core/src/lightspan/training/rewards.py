@@ -1,8 +1,8 @@
-"""Rewards by a scorer, a function or a `Judge`, in place of the app's rewards.
+"""Score rollouts by a *scorer*, a function or a `Judge`, in place of the app's rewards.
 
 `Session.rollouts` scores episodes before the algorithm gets them, so every algorithm learns from a
 scorer's rewards without any code for scorers. The trainer's process makes the model calls of a
-scorer after the attempt is sealed, so these calls are never among the attempt's calls. The app's
+scorer after the attempt has ended, so these calls are never among the attempt's calls. The app's
 own reward stays in the store and becomes a dimension of the episode. The scorer's reward is stored
 in the run's folder under its name.
 """
@@ -36,15 +36,15 @@ JOURNAL: Final = "journal"
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w-]{0,63}", re.ASCII)
 _RESERVED_NAME: Final = re.compile(r"(?:gepa|apo)$|step-")
 OWN: Final = "app"
-"""The name of the app's own reward."""
+"""Name of the reward that the app itself gives."""
 ARGUMENTS: Final = ("task", "answer", "episode", "episodes")
 """The parameters that a reward function may have."""
 MAX_CONCURRENT: Final = 8
-"""Concurrent groups of an async reward function."""
+"""Maximum number of groups that an async reward function scores concurrently."""
 
 
 class Member(NamedTuple):
-    """One rollout to score."""
+    """A rollout to score."""
 
     task: Json
     episode: Episode
@@ -69,10 +69,10 @@ class RewardLine(Scored, frozen=True, kw_only=True):
 
 
 class ScoringPosition(NamedTuple):
-    """The run whose rollouts a scorer scores."""
+    """The run in which a scorer works, as an argument of `Scorer.opened`."""
 
     folder: Path | None
-    """Folder of the run, which has the answers of a judge so far; None for no folder."""
+    """Folder of the run, from which a judge reads its earlier answers; None for no folder."""
     keeps: bool
     """Whether a judge's new answers are stored in `folder`."""
     note: Callable[[str], None]
@@ -80,10 +80,13 @@ class ScoringPosition(NamedTuple):
 
 
 class Scoring(Protocol):
-    """An open scorer."""
+    """A scorer that is open for one run."""
 
     async def score(self, groups: Sequence[Sequence[Member]]) -> list[list[Scored]]:
         """Return the score of each rollout, in the same order and groups.
+
+        Args:
+            groups: rollouts to score, those of one task together.
 
         Raises:
             RewardError: the scorer returned an invalid reward.
@@ -92,7 +95,9 @@ class Scoring(Protocol):
         """
 
     def spent(self) -> Mapping[str, float]:
-        """Return name of a cost → amount since the scorer was opened; empty if it costs nothing."""
+        """Return name of a cost, such as calls → amount since the scorer was opened; empty for no
+        costs.
+        """
 
 
 @runtime_checkable
@@ -110,14 +115,14 @@ class Scorer(Protocol):
         """
 
     def opened(self, place: ScoringPosition) -> AbstractAsyncContextManager[Scoring]:
-        """Return a context manager that opens the scorer for the run at `place`."""
+        """Return a context manager that opens the scorer for the run that `place` describes."""
 
 
 def as_scorer(reward: Scorer | Callable[..., Any] | str) -> Scorer:
-    """Return the scorer for a `reward=` argument.
+    """Return the scorer for a `reward=` argument; a function is wrapped in a `FunctionScorer`.
 
     Args:
-        reward: a scorer, a reward function, or the name `module:name` of either.
+        reward: a scorer such as a `Judge`, a reward function, or the name `module:name` of either.
 
     Raises:
         AppError: the name cannot be imported.
@@ -144,7 +149,7 @@ def as_scorer(reward: Scorer | Callable[..., Any] | str) -> Scorer:
 # --- a function -------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class FunctionScorer:
-    """A sync or async reward function, called in the trainer's process.
+    """Scorer that calls a sync or async reward function in the trainer's process.
 
     Args:
         function: reward function. It either has any of the parameters `task` (the app's task),
@@ -169,7 +174,11 @@ class FunctionScorer:
 
     @cached_property
     def _parameters(self) -> list[str]:
-        """Names in `ARGUMENTS` that are parameters of the function."""
+        """Names in `ARGUMENTS` that the function has as parameters.
+
+        Raises:
+            ConfigError: the function has further required parameters, or its signature is unknown.
+        """
         try:
             parameters = inspect.signature(self.function).parameters.values()
         except (TypeError, ValueError) as error:
@@ -205,7 +214,13 @@ class FunctionScorer:
         yield self
 
     async def score(self, groups: Sequence[Sequence[Member]]) -> list[list[Scored]]:
-        """Return the score of each rollout of each group; see `Scoring`."""
+        """Return the score of each rollout, in the same order and groups.
+
+        A rollout is unscored if the function raises an exception.
+
+        Raises:
+            RewardError: the function returned an invalid reward.
+        """
         slots = asyncio.Semaphore(MAX_CONCURRENT if self._is_async else 1)
 
         async def score_group(group: Sequence[Member]) -> list[Scored]:
@@ -277,8 +292,8 @@ def with_reward(
     Args:
         episode: episode of a rollout.
         scored: score of the rollout; None if the scorer did not score it.
-        failure_reward: reward of an episode whose app failed, since scorers never score it; None
-            leaves it unscored.
+        failure_reward: reward of an episode whose app failed, which a scorer never scores; None
+            leaves the episode unscored.
     """
     own = {} if episode.reward is None else {OWN: episode.reward}
     if not episode.finished:
@@ -302,10 +317,12 @@ def with_reward(
 async def scored_groups(scoring: Scoring, members: Sequence[Member]) -> dict[str, Scored]:
     """Score rollouts, those of one group together; return rollout id → score.
 
-    Unfinished rollouts, rollouts whose app failed, and those with a capture error are left out.
+    Unfinished rollouts, rollouts whose app failed, and rollouts with a capture error are left out.
 
     Raises:
-        RewardError, BudgetError, EngineError: see `Scoring.score`.
+        RewardError: the scorer returned an invalid reward.
+        BudgetError: the scorer's call budget is used up.
+        EngineError: the scorer's model can never answer.
     """
     groups: dict[str, list[Member]] = {}
     for member in members:
@@ -325,13 +342,13 @@ async def scored_groups(scoring: Scoring, members: Sequence[Member]) -> dict[str
 
 @dataclass(eq=False)
 class Rewards:
-    """Scores the episodes of one session, stores the scores, and counts costs.
+    """Score the episodes of one session, store the scores, and count costs.
 
     Args:
         name: name of the reward.
         scoring: open scorer.
         store: function that stores rollout id → score under a reward's name.
-        failure_reward: the algorithm's `failure_reward`.
+        failure_reward: reward if the app failed; None leaves the rollout unscored.
     """
 
     name: str
@@ -342,14 +359,16 @@ class Rewards:
     _reported: Mapping[str, float] = field(default_factory=dict)
 
     async def apply(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Episode]:
-        """Score and store episodes; return them with their rewards, in the same order.
+        """Score episodes and store their scores; return the episodes with their rewards, in order.
 
         Args:
             tasks: task of each episode.
             episodes: episodes to score.
 
         Raises:
-            RewardError, BudgetError, EngineError: see `Scoring.score`.
+            RewardError: the scorer returned an invalid reward.
+            BudgetError: the scorer's call budget is used up.
+            EngineError: the scorer's model can never answer.
             StoreError: the scores cannot be stored.
         """
         members = [Member(task, episode) for task, episode in zip(tasks, episodes, strict=True)]
@@ -373,7 +392,7 @@ class Rewards:
 
 
 def own_reward(episodes: Sequence[Episode]) -> str:
-    """Describe the mean of the app's own rewards in scored episodes; empty if the app gave none."""
+    """Return a text on the mean of the app's own rewards in scored episodes; empty without any."""
     own = [
         e.dimensions[OWN] for e in episodes if e.reward_source == "scored" and OWN in e.dimensions
     ]

@@ -1,4 +1,4 @@
-"""The session of one `fit`, `evaluate` or dry run, with everything that it opens."""
+"""A session: one `fit`, `evaluate` or dry run, with the store, engine and runners that it opens."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Session:
-    """A run of `fit`, `evaluate` or a dry run; the `TrainerContext` of its algorithm.
+    """One run of `fit`, `evaluate` or a dry run; the `TrainerContext` of its algorithm.
 
     Args:
         settings: settings of the trainer.
@@ -60,7 +60,7 @@ class Session:
         train: training tasks.
         val: held-out tasks; None for none.
         agents: paths of all agents; None if unknown.
-        selection: tasks by which steps are compared; None without model selection.
+        selection: tasks of the selection split, by which steps are compared; None for none.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class Session:
         self._stack = AsyncExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lightspan-learner")
         self._segment = new_id("")[-12:]
-        """Random part of the rollout ids, so that a resumed run has new ids."""
+        """Random part of the rollout ids, so that a resumed run does not reuse ids."""
         self._batches = 0
         self._published = 0
-        """Number of publications."""
+        """Number of publications of weights to the engine."""
         self._submitted: dict[str, int] = {}
         """Group in flight → `_published` when it was submitted."""
         self._taken: dict[int, list[str]] = {}
@@ -149,7 +149,7 @@ class Session:
 
         Args:
             resume: whether to resume the run in the folder.
-            training: whether to train; false for an evaluation or a dry run.
+            training: whether to train; False for an evaluation or a dry run.
 
         Returns:
             The result if the run is already complete; None if there is something to do.
@@ -157,7 +157,8 @@ class Session:
         Raises:
             AppError: runners cannot import the app.
             CheckpointError: the checkpoint, or that of the best step, cannot be read.
-            ConfigError: see `RunFolder.create` and `find_start`.
+            ConfigError: the folder cannot be used, is locked, or has a run that must be resumed or
+                has other settings.
         """
         exporter = find_exporter()  # raises for a wrong address before anything begins
         if exporter is not None:
@@ -221,7 +222,7 @@ class Session:
             await self._span_export.close(is_patient=not self._is_stopped)
 
     async def _serve(self) -> None:
-        """Open the gateway, the runners and the scorer."""
+        """Open the gateway, the runners and the judge or reward function."""
         host, port = self.settings.gateway_place
         gateway = load_plugin("gateway", "default")(self.store, self._engine, host=host, port=port)
         await self._stack.enter_async_context(gateway)
@@ -251,7 +252,7 @@ class Session:
         self.reporter.line(f"resuming {self.path} after step {self.state.step}")
 
     def _checkpoint_at(self, step: int) -> Path:
-        """Return the path of the checkpoint of the best step.
+        """Return the path of the checkpoint of `step`, the best step.
 
         Raises:
             CheckpointError: the checkpoint was deleted.
@@ -265,7 +266,7 @@ class Session:
         return saved
 
     async def restore_weights(self, step: int) -> None:
-        """Load the weights of an earlier step, and its learned prompts, and publish the weights.
+        """Load and publish the weights of an earlier step, and load its learned prompts.
 
         Raises:
             CheckpointError: the step has no checkpoint.
@@ -427,7 +428,9 @@ class Session:
     async def _process(
         self, rollouts: Sequence[Rollout], episodes: list[Episode], mode: Mode
     ) -> list[Episode]:
-        """Score, check and export the episodes of rollouts that have ended."""
+        """Score, check and export the episodes of rollouts that have ended; return the scored
+        episodes.
+        """
         await self.budget.count(self.store, self.collector.in_flight.news())
         if self._rewards is not None:
             tasks = [rollout.task for rollout in rollouts]
@@ -442,12 +445,16 @@ class Session:
     async def _resources_ids(
         self, count: int, resources: Resources | Sequence[Resources] | None, method: str
     ) -> list[str]:
-        """Store the resources of groups and return the id of each group's version.
+        """Store the resources of each group and return one id per group.
 
         Args:
             count: number of groups.
-            resources: see `TrainerContext.rollouts`.
+            resources: one mapping for all groups, or one per group; None for the algorithm's
+                resources.
             method: name of the calling method, for the error message.
+
+        Raises:
+            ConfigError: the number of mappings is not `count`.
         """
         if resources is None or isinstance(resources, Mapping):
             return [await self._put_resources(resources or {})] * count
@@ -459,7 +466,13 @@ class Session:
         return [await self._put_resources(each) for each in resources]
 
     async def _put_resources(self, resources: Resources) -> str:
-        """Store a version of the resources and return its id; equal versions share an id."""
+        """Store resources, with the algorithm's resources and the routing; return their id.
+
+        Equal resources have the same id.
+
+        Raises:
+            ConfigError: a resource is called `routing`, the name of the trainer's own resource.
+        """
         named: NamedResources = {**self.algorithm.resources(), **resources}
         if ROUTING in named:
             raise ConfigError(f"a resource cannot be called {ROUTING!r}: the trainer's own is")
@@ -526,10 +539,12 @@ class Session:
 
     # --- after a step -----------------------------------------------------------------------
     def send_spans(self) -> None:
-        """Export the spans of the step, now that its advantages are known."""
+        """Export the spans of the step, after its advantages were computed."""
         if self._span_export is not None:
             self._span_export.send()
 
     def reward_metrics(self) -> dict[str, float]:
-        """Return the metrics of the scorer (`Rewards.metrics`); empty without a scorer."""
+        """Return the metrics of the judge or reward function (`Rewards.metrics`); empty without
+        one.
+        """
         return {} if self._rewards is None else self._rewards.metrics()

@@ -36,7 +36,7 @@ RECORDED: Final = (
     *("steps", "epochs", "validate_every", "validate_temperature", "keep", "patience"),
     *("checkpoint_every", "device", "metric", "cluster"),
 )
-"""Settings that `config.json` records unchanged."""
+"""Settings that `config.json` contains with unchanged values."""
 
 _MIN_VALUES: Final = {
     "steps": 0,
@@ -50,7 +50,7 @@ _PARTS: Final = {
     "learner": (("build", "update"), "Torch(…) or Verl(…) or a learner"),
     "runners": (("start",), "a number or LocalRunners(…) or runners of your own"),
 }
-"""Setting → (method names, of which a valid object has at least one; text on accepted values)."""
+"""Setting → (names of methods, text on accepted values). A valid object has one of the methods."""
 DEFAULT_ENGINE: Final = "transformers"
 DEFAULT_LEARNER: Final = "torch"
 
@@ -122,7 +122,7 @@ class TrainerSettings:
 
     @property
     def gateway_place(self) -> tuple[str, int]:
-        """Interface and port of the gateway; port 0 stands for any free port."""
+        """(host, port) on which the gateway listens; port 0 means any free port."""
         return (
             ("127.0.0.1", 0)
             if self.gateway is None
@@ -131,14 +131,18 @@ class TrainerSettings:
 
     @cached_property
     def engine_spec(self) -> EngineSpec | None:
-        """Specification from which the engine is built; None if `engine` is an engine already, or
-        without policies."""
+        """Configuration from which the engine is built.
+
+        None if `engine` is an engine itself, or if the algorithm trains no weights.
+        """
         return cast("EngineSpec | None", self._spec("engines", self.engine, DEFAULT_ENGINE))
 
     @cached_property
     def learner_spec(self) -> LearnerSpec | None:
-        """Specification from which the learner is built; None if `learner` is a learner already, or
-        without policies."""
+        """Configuration from which the learner is built.
+
+        None if `learner` is a learner itself, or if the algorithm trains no weights.
+        """
         return cast("LearnerSpec | None", self._spec("learners", self.learner, DEFAULT_LEARNER))
 
     def _spec(self, kind: str, part: Any, default: str) -> Any:
@@ -202,7 +206,7 @@ class TrainerSettings:
 
     @property
     def has_policies(self) -> bool:
-        """Whether weights are trained; if not, there is neither an engine nor a learner."""
+        """Whether the algorithm trains weights; if not, there is no engine and no learner."""
         return bool(self.algorithm.policies())
 
     @property
@@ -217,7 +221,7 @@ class TrainerSettings:
 
     @property
     def scorer(self) -> Scorer | None:
-        """The scorer that gives rewards; None if the app gives them."""
+        """The judge or function that gives rewards; None if the app gives them."""
         return None if self.reward is None else as_scorer(self.reward)
 
     @cached_property
@@ -246,7 +250,7 @@ class TrainerSettings:
         return max(1, math.ceil(self.epochs * tasks / self.algorithm.tasks_per_step))
 
     def evaluates_at(self, step: int, total: int, *, has_selection: bool) -> bool:
-        """Whether held-out tasks are evaluated after `step`.
+        """Return whether held-out tasks are evaluated after `step`.
 
         They are evaluated before and after training, and every `validate_every` steps unless there
         is a selection split.
@@ -260,12 +264,13 @@ class TrainerSettings:
         return step in (0, total) or (every is not None and step % every == 0)
 
     def selects_at(self, step: int, total: int) -> bool:
-        """Whether a selection split is evaluated after `step` of `total` planned steps."""
+        """Return whether a selection split is evaluated after `step` of `total` planned steps."""
         every = self.validate_every
         return every is not None and (step == total or step % every == 0)
 
     def has_ended(self, step: int, total: int, since_best: int) -> bool:
-        """Whether training ends after `step`, because it is the last or `patience` is used up.
+        """Return whether training ends after `step`, because it is the last or `patience` is used
+        up.
 
         Args:
             step: number of the step.
@@ -290,8 +295,8 @@ def signature_from(
 ) -> Callable[[Callable[[T, S], None]], Callable[Concatenate[T, P], None]]:
     """Return a decorator that gives a constructor the parameters of a settings class.
 
-    The decorated constructor takes a `settings` object; callers, type checkers and `help` see the
-    parameters of `settings` instead.
+    The decorated constructor gets one `settings` object. Callers, type checkers and `help` see the
+    parameters of the settings class instead.
     """
 
     def decorate(init: Callable[[T, S], None]) -> Callable[Concatenate[T, P], None]:

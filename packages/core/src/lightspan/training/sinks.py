@@ -1,7 +1,7 @@
-"""Metric sinks: copies of a run's metrics for experiment trackers.
+"""Metric sinks: copy a run's metrics to experiment trackers.
 
 All metrics are in `metrics.jsonl` in the run's folder; a sink gets a copy. A sink that fails is
-reported once and disabled; it does not stop a training, except by a `ConfigError`, such as for a
+reported once and disabled. It does not stop a training, except by a `ConfigError`, such as for a
 missing package. Metrics are named `<kind>/<metric>` with the kinds `train`, `eval` and `selection`;
 their step is the iteration.
 """
@@ -21,15 +21,16 @@ from lightspan.schema.records import Json
 
 
 class SinkRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The run whose metrics a sink gets."""
+    """Data about the run whose metrics a sink gets."""
 
     run_id: str
     """Id of the run; it stays the same when the run is resumed."""
     folder: Path
     config: Mapping[str, Json]
     first_step: int
-    """First iteration whose metrics follow; above 0 when the run is resumed. Metrics of this and
-    later iterations that the sink got before the resume are out of date."""
+    """First iteration whose metrics follow; above 0 if the run is resumed. Metrics that the sink
+    got for this and later iterations before the resume are out of date.
+    """
 
     @property
     def name(self) -> str:
@@ -38,7 +39,7 @@ class SinkRun(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class MetricSink(Protocol):
-    """A destination of metrics; `Sinks` catches its errors.
+    """A destination of metrics. Exceptions of its methods do not stop the training.
 
     A sink may have a method `check`, which is called before the training begins and raises
     `ConfigError` if a package is not installed.
@@ -55,7 +56,7 @@ class MetricSink(Protocol):
 
 
 class Sinks:
-    """Several sinks, whose errors do not stop the training.
+    """The sinks of a run; their errors do not stop the training.
 
     Args:
         sinks: sinks, or names of entry points of `lightspan.sinks`.
@@ -72,7 +73,7 @@ class Sinks:
         self._note = note
 
     def open(self, run: SinkRun) -> None:
-        """Open all sinks.
+        """Open all sinks for the run.
 
         Raises:
             ConfigError: a sink's package is not installed.
@@ -111,7 +112,7 @@ class Sinks:
 
 
 def metric_values(line: Mapping[str, Json]) -> dict[str, float]:
-    """Return `<kind>/<metric>` → value for the finite numbers of a line of metrics."""
+    """Return `<kind>/<metric>` → value, for the finite numbers of a line of `metrics.jsonl`."""
     return {
         f"{line['kind']}/{name}": float(value)
         for name, value in line.items()
@@ -123,7 +124,8 @@ def checked_sinks(sinks: Any) -> tuple[str | MetricSink, ...]:
     """Return a validated `sinks=` argument as a tuple; a single name makes a tuple of one.
 
     Raises:
-        ConfigError: see `Sinks`; or `sinks` is not a list of sinks.
+        ConfigError: `sinks` is not a list, a name is unknown, a value is not a sink, or a package
+            is not installed.
     """
     if isinstance(sinks, str):
         sinks = (sinks,)

@@ -1,7 +1,7 @@
-"""Means with intervals, and the paired gain between two evaluations.
+"""Means with confidence intervals, and the paired gain between two evaluations.
 
 Tasks that share a database, a document or a world are correlated, so an interval that treats them
-as independent is too narrow. With named clusters, intervals come from the cluster bootstrap
+as independent is too narrow. With clusters of such tasks, intervals come from the cluster bootstrap
 (Davison and Hinkley 1997, 3.8): clusters are drawn with replacement, each with all of its tasks.
 With one task per cluster that is the plain bootstrap. Below about ten clusters the intervals are
 still too narrow.
@@ -22,7 +22,7 @@ RESAMPLES: Final = 2000
 
 
 class Interval(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A mean with its 95 % interval."""
+    """A mean with its 95 % confidence interval; `n` is the number of values."""
 
     mean: float
     low: float
@@ -42,9 +42,9 @@ class Interval(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Return the mean with its 95 % interval by the normal distribution.
+    """Return the mean with its 95 % confidence interval by the normal distribution.
 
-    Without values, all three numbers are NaN; with one value, they equal it.
+    Without values, `mean`, `low` and `high` are NaN; with one value, all three equal it.
     """
     n = len(values)
     if not n:
@@ -58,12 +58,12 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def clustered_interval(values: Mapping[str, float], clusters: Mapping[str, str]) -> Interval:
-    """Return the mean over tasks with its 95 % interval.
+    """Return the mean over tasks with its 95 % confidence interval.
 
     Args:
         values: task id → value.
         clusters: task id → cluster, for the cluster bootstrap; a task without an entry is a cluster
-            of its own. If empty, the interval is that of `mean_interval`.
+            of its own. If the mapping is empty, the interval is that of `mean_interval`.
     """
     if not clusters:
         return mean_interval(list(values.values()))
@@ -91,7 +91,7 @@ def paired_gain(
 
 
 def _bootstrap(values: Mapping[str, float], clusters: Mapping[str, str]) -> Interval:
-    """Return the mean with its percentile-bootstrap interval.
+    """Return the mean with its 95 % confidence interval by the percentile bootstrap.
 
     Clusters are resampled, or tasks if `clusters` is empty.
     """

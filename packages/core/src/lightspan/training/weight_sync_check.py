@@ -15,10 +15,11 @@ def check_probes(probes: Sequence[Probe], policy: str, version: int, learner: Le
     """Check that the engine computes the same log-probabilities as the learner after a publication.
 
     Weights are copied to another process, converted to another float type and loaded into another
-    program's layers. A wrong copy would otherwise show only in the results of the training.
+    program's layers. Without the check, a wrong copy would show only in the results of the
+    training.
 
     Args:
-        probes: sampled answers of each server of the engine.
+        probes: answers sampled by each server of the engine.
         policy: name of the policy.
         version: published version.
         learner: learner with the published weights.
