@@ -30,8 +30,8 @@ class Transformers(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Data type of the weights; None for the data type in the model's configuration."""
     context_length: int | None = None
-    """Maximum number of tokens of prompt and answer; None for the model's. It may not exceed the
-    model's, and it bounds the key-value cache."""
+    """Maximum number of tokens of prompt and answer; None, or a value above the model's, for the
+    model's. It bounds the key-value cache."""
     num_blocks: int | None = None
     """Size of a policy's key-value cache in blocks of 64 tokens; None for a default that depends on
     the device."""

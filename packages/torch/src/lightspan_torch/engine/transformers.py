@@ -118,8 +118,8 @@ class TransformersEngine(TokenEngine):
             choose it by each model's chat template.
         template_date: date that chat templates see as today's.
         versions: policy name → version of the initial weights; 0 by default.
-        context_length: maximum number of tokens of prompt and answer; None for the model's. It may
-            not exceed the model's, and it bounds the key-value cache.
+        context_length: maximum number of tokens of prompt and answer; None, or a value above the
+            model's, for the model's. It bounds the key-value cache.
         batch_requests: maximum number of requests in one forward pass; None for a default that
             depends on the device.
         batch_tokens: maximum number of tokens in one forward pass; None for a default that depends
