@@ -41,11 +41,11 @@ KINDS: Final = ("plain", "redirected", "recorded", PEER)
 STEPS: Final = 4
 UNITS: Final = ("call", "step")
 COUNTED: Final = 10
-"""Runs whose instructions are counted: what fills a scope."""
+"""Number of runs whose instructions are counted; as many as a scope has."""
 SAMPLES: Final = 2_000
 
 Spent = Mapping[str, Sequence[float]]
-"""Kind to what its runs took, one figure a round."""
+"""Kind → what a run cost, one figure per round."""
 ENVIRONMENTS: Final = {
     "langgraph": "openinference",
     "autogen": "openinference-autogen",
@@ -55,7 +55,7 @@ ENVIRONMENTS: Final = {
 
 
 def cases(framework: str) -> dict[str, Case]:
-    """What is measured of a framework, by the unit of its figures."""
+    """Return unit → the app that is measured for it."""
     peer = ENVIRONMENTS[framework]
     team = framework == "autogen"
     return {
@@ -65,17 +65,17 @@ def cases(framework: str) -> dict[str, Case]:
 
 
 def deal_of(number: int) -> int:
-    """What the processes of a deal are begun with."""
+    """Return the argument `DEAL` of the processes of deal `number`."""
     return 1 + 97 * number
 
 
 def pooled(deals: Sequence[Spent]) -> Spent:
-    """The rounds of all deals."""
+    """Return the rounds of all deals together."""
     return {kind: [*chain.from_iterable(deal[kind] for deal in deals)] for kind in KINDS}
 
 
 def interval(deals: Sequence[Spent], kind: str) -> tuple[float, float]:
-    """What the ratio is between in 95 % of bootstrap samples."""
+    """Return the bounds that contain the ratio in 95 % of bootstrap samples."""
     chance = random.Random(0)  # the same figures have the same interval
     ratios = []
     for _ in range(SAMPLES):
@@ -93,7 +93,7 @@ def _resampled(deal: Spent, chance: random.Random) -> Spent:
 
 
 def figures_of(unit: str, case: Case, deals: Sequence[Spent], scale: str) -> list[Figure]:
-    """The rows of one app: what each side adds to a call, or a step."""
+    """Return the rows of one app: what we and the peer add to a call, or to a step."""
     spent = pooled(deals)
     bare = statistics.fmean(spent["plain"]) / case.agents
     rows = []
@@ -114,7 +114,7 @@ def figures_of(unit: str, case: Case, deals: Sequence[Spent], scale: str) -> lis
 
 
 def count(case: Case, url: str, deal: int) -> Spent:
-    """The instructions of a run of each kind."""
+    """Return kind → instructions per run."""
     counts = {}
     for kind in KINDS:
         with counting(case, kind, url, deal) as app:
@@ -126,7 +126,7 @@ def count(case: Case, url: str, deal: int) -> Spent:
 
 
 def main() -> int:
-    """See the module; the exit status says whether the targets are reached."""
+    """Run the benchmark and print the table; return 1 if a target is missed, else 0."""
     parser = options_of(__doc__)
     parser.add_argument("--frameworks", nargs="+", choices=ENVIRONMENTS, default=list(ENVIRONMENTS))
     parser.add_argument("--units", nargs="+", choices=UNITS, default=list(UNITS))

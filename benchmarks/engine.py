@@ -52,10 +52,11 @@ from lightspan_vllm.engine import VLLMEngine
 
 TEMPERATURE = 0.7
 NEVER = -1
-"""No end-of-sequence token: both sides generate exactly as many tokens."""
+"""In place of an end-of-sequence id: none, so that both sides generate the same number of
+tokens."""
 
 Request = tuple[list[int], int]
-"""Prompt and number of tokens to generate."""
+"""(prompt ids, number of tokens to generate)."""
 
 
 def make_requests(count: int, vocabulary: int) -> list[Request]:
@@ -70,7 +71,7 @@ def make_requests(count: int, vocabulary: int) -> list[Request]:
 
 
 def make_groups(vocabulary: int, *, shared: bool, seed: int = 0) -> list[Request]:
-    """64 calls in groups of 8 with one prompt each, or as many prompts that share nothing."""
+    """Return 64 requests: if `shared`, in groups of 8 with the same prompt, else all different."""
     rng = random.Random(seed)
 
     def ids(count: int) -> list[int]:
@@ -88,7 +89,7 @@ def make_groups(vocabulary: int, *, shared: bool, seed: int = 0) -> list[Request
 async def ask(
     engine: TokenEngine, requests: Sequence[Request], in_flight: int, *, stream: bool = False
 ) -> None:
-    """Have all of them answered, so many at a time."""
+    """Send all requests to the engine, at most `in_flight` at a time, and wait for the answers."""
     gate = asyncio.Semaphore(in_flight)
 
     async def one(number: int) -> None:
@@ -115,7 +116,7 @@ async def run_engine(
     warm_up: int = 32,
     **options: Any,
 ) -> dict[str, float]:
-    """The engine's tokens, CPU-seconds and the loop's CPU-seconds."""
+    """Return the engine's tokens and CPU seconds, and the CPU seconds of the event loop."""
     engine = TransformersEngine({"policy": model}, **options)
     await engine.start()
     await ask(engine, requests[:warm_up], in_flight, stream=stream)
@@ -135,7 +136,7 @@ async def run_engine(
 def run_peer(
     folder: Path, requests: Sequence[Request], in_flight: int, *, defaults: bool
 ) -> dict[str, float]:
-    """The same from transformers' manager, `in_flight` requests at a time."""
+    """Return the same figures of transformers' manager, with `in_flight` requests at a time."""
     model: Any = load_model(folder)
     sizes: dict[str, Any] = (
         {} if defaults else {"max_requests_per_batch": 12, "max_batch_tokens": 256}
@@ -173,7 +174,7 @@ def run_peer(
 
 
 def _meter(manager: Any) -> dict[str, float]:
-    """CPU-seconds of the manager's thread, after each step."""
+    """Return a dict that always has the CPU seconds of the manager's thread as of its last step."""
     spent = {"cpu_s": 0.0}
     step = manager._generation_loop_body
 
@@ -231,7 +232,7 @@ def main() -> None:
 
 
 def report_prefixes(in_flight: int, repeats: int, *, as_json: bool) -> None:
-    """Calls per CPU-second with shared prefixes and without, in turns."""
+    """Measure and print calls per CPU-second with and without shared prefixes."""
     rates: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as place:
         tokenizer = load_tokenizer(tiny_model(Path(place) / "model", seed=0))
@@ -261,14 +262,14 @@ def report_prefixes(in_flight: int, repeats: int, *, as_json: bool) -> None:
 
 
 class Measured(NamedTuple):
-    """Tokens a second."""
+    """Tokens per second of wall time and of CPU time."""
 
     wall: float
     cpu: float
 
 
 async def beside_vllm(python: str, in_flight: int, repeats: int) -> dict[str, list[Measured]]:
-    """What our engine and a vLLM server reach in turns, repeat by repeat."""
+    """Return the rates of our engine and of a vLLM server, measured in turns."""
     found: dict[str, list[Measured]] = {"engine": [], "vllm": []}
     with tempfile.TemporaryDirectory() as place:
         folder = tiny_model(Path(place) / "model", seed=0)  # its tokenizer
@@ -317,14 +318,14 @@ async def _measure(engine: TokenEngine, requests: list[Request], in_flight: int)
 
 
 def _cpu_s() -> float:
-    """Of this process, the clients' part with it, and of all that it started."""
+    """Return the CPU seconds of this process and of all that it started."""
     here = psutil.Process()
     times = [each.cpu_times() for each in (here, *here.children(recursive=True))]
     return float(sum(each.user + each.system for each in times))
 
 
 def report_vllm(figures: dict[str, list[Measured]], *, as_json: bool) -> None:
-    """The best of each, and the ratios."""
+    """Print the best rates of both engines, and their ratios."""
     rates = {
         name: Measured(max(each.wall for each in found), max(each.cpu for each in found))
         for name, found in figures.items()

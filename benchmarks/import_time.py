@@ -46,10 +46,10 @@ IMPORTS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def cpu_s(python: str, code: str) -> float:
-    """CPU seconds, user and system, of a fresh process that runs this code.
+    """Return the CPU seconds, user and system, of a new process that runs `code`.
 
     Raises:
-        PeerError: it failed.
+        PeerError: the process failed.
     """
     process = subprocess.Popen(
         [python, "-I", "-c", code],
@@ -69,7 +69,7 @@ def cpu_s(python: str, code: str) -> float:
 
 
 def imports(repeats: int) -> dict[str, float]:
-    """CPU seconds of each import, its interpreter's own start subtracted; the median process."""
+    """Return the median CPU seconds of each import, without the start of the interpreter."""
     pythons = {name: str(peer_python(peer)) for name, (peer, _) in IMPORTS.items()}
     spent: dict[str, list[float]] = {name: [] for name in IMPORTS}
     for repeat in range(repeats + 1):  # the first writes the byte code
@@ -81,13 +81,13 @@ def imports(repeats: int) -> dict[str, float]:
 
 
 def added() -> dict[str, list[str]]:
-    """What each environment has beyond a LangGraph app's own, by name."""
+    """Return the distributions of each environment that a LangGraph app does not have anyway."""
     own = distributions(APP).keys()
     return {name: sorted(distributions(name).keys() - own) for name in (OURS, OLD, NEW)}
 
 
 def main() -> int:
-    """See the module; the exit status says whether the targets are reached."""
+    """Run the benchmark and print the table; return 1 if a target is missed, else 0."""
     parser = options_of(__doc__)
     parser.add_argument("--repeats", type=int, default=7, help="processes of each kind")
     options = parser.parse_args()

@@ -42,19 +42,19 @@ from lightspan_torch.engine.transformers import TransformersEngine
 
 OVERLAP: Final = 1
 REACH: Final = 0.7
-"""Of the synchronous wall time, at most."""
+"""Maximum time of a step with overlap, as a fraction of the time without."""
 HELD_OUT: Final = 96
 
 Train = Callable[[Path, int, int, argparse.Namespace], FitResult]
-"""Folder, seed, overlap, options → a training."""
+"""Function of (folder, seed, overlap, options) that trains and returns the result."""
 
 
 class Paced(TransformersEngine):
-    """An engine that takes its time.
+    """An engine that waits before tokens, to simulate a slower one.
 
     Args:
         first_token: seconds until a call's first token.
-        per_token: seconds for each token.
+        per_token: seconds for each further token.
     """
 
     def __init__(self, *args: Any, first_token: float, per_token: float, **kwargs: Any) -> None:
@@ -72,7 +72,7 @@ class Paced(TransformersEngine):
 
 
 def conversations(folder: Path, seed: int, overlap: int, options: argparse.Namespace) -> FitResult:
-    """A training on conversations."""
+    """Train on conversations."""
     model = tiny_model(folder / f"model-{overlap}", seed=seed)
     algorithm = LightningRL(
         model,
@@ -97,7 +97,7 @@ def conversations(folder: Path, seed: int, overlap: int, options: argparse.Names
 
 
 def sql(folder: Path, seed: int, overlap: int, options: argparse.Namespace) -> FitResult:
-    """A training of the SQL example."""
+    """Train the SQL example."""
     sys.path.insert(0, str(ROOT / "examples" / "sql"))
     from sql_example import training
 
@@ -121,7 +121,7 @@ def sql(folder: Path, seed: int, overlap: int, options: argparse.Namespace) -> F
 def in_pairs(
     train: Train, folder: Path, options: argparse.Namespace
 ) -> list[tuple[FitResult, FitResult]]:
-    """Both trainings of each seed, in turns."""
+    """Return the results without and with overlap, for each seed."""
     pairs = []
     for seed in options.seeds:
         place = folder / f"{train.__name__}-{seed}"
@@ -133,8 +133,13 @@ def in_pairs(
 def compared(
     what: str, pairs: Sequence[tuple[FitResult, FitResult]], reach: float | None
 ) -> list[Figure]:
-    """The rows of trainings in pairs, one of a seed: the first waits for all rollouts, the second
-    overlaps."""
+    """Return the rows of the table.
+
+    Args:
+        what: name of the training.
+        pairs: (without overlap, with overlap) for each seed.
+        reach: target for the time of a step, as a fraction; None for no target.
+    """
     waiting, overlapping = (
         statistics.fmean(map(_seconds, each)) for each in zip(*pairs, strict=True)
     )
@@ -170,12 +175,12 @@ def _steps(result: FitResult) -> list[dict[str, Any]]:
 
 
 def _seconds(result: FitResult) -> float:
-    """Mean wall time of a step."""
+    """Return the mean wall time of a training step."""
     return statistics.fmean(line["seconds"] for line in _steps(result))
 
 
 def main() -> int:
-    """See the module; the exit status says whether the targets are reached."""
+    """Run the benchmark and print the table; return 1 if a target is missed, else 0."""
     parser = options_of(__doc__)
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument(
