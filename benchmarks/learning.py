@@ -153,7 +153,7 @@ class Subject:
     imitates: bool = True
     """Whether the example starts with fine-tuning on demonstrations, of which more can be made."""
     comparison: str | None = None
-    """Name of the part that compares arms; empty or None if the example has none."""
+    """Name of the part that compares arms; None if the example has none."""
     arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Arm → arguments of LightningRL that differ from the recipe's; the first arm is the recipe."""
 

@@ -34,7 +34,7 @@ class Hub:
     known: bool = True
     """Whether it lists the files of the model, even if it serves none of them."""
     requests: list[tuple[str, str | None]] = field(default_factory=list)
-    """Paths with the authorisation that came along."""
+    """Path and authorisation header (None if absent) of each request."""
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
         self.requests.append((handler.path, handler.headers.get("Authorization")))

@@ -94,7 +94,7 @@ OLD = torch.tensor([-2.0, -3.0, -4.0, -5.0, -6.0], dtype=torch.float64)
 
 
 def test_the_ratio_of_a_call_is_the_geometric_mean() -> None:
-    """(2 · 4 · 1)^(1/3) = 2 and (0.5 · 2)^(1/2) = 1."""
+    """The two calls have the ratios (2 · 4 · 1)^(1/3) = 2 and (0.5 · 2)^(1/2) = 1."""
     logprobs = (OLD + RATIOS.log()).requires_grad_()
     ratios = losses.call_ratios(logprobs, OLD, CALLS)
     assert ratios.tolist() == pytest.approx([2.0, 2.0, 1.0, 2.0, 1.0])

@@ -68,11 +68,11 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
         check_number("Verl: timeout_s", self.timeout_s, above=0)
 
     def check(self, device: str) -> None:
-        """See `LearnerSpec.check`."""
+        """Raise `ConfigError` if the ranks cannot use `device` (`LearnerSpec.check`)."""
         self.rank_devices(device)
 
     def build(self, request: LearnerRequest) -> VerlLearner:
-        """See `LearnerSpec.build`."""
+        """Start the ranks, and return the learner (`LearnerSpec.build`)."""
         from lightspan_verl.learner import build_learner
 
         return build_learner(
@@ -86,7 +86,7 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def describe(self, device: str) -> str:
-        """See `LearnerSpec.describe`."""
+        """Return a line to print while the ranks start (`LearnerSpec.describe`)."""
         devices = self.rank_devices(device)
         ranks = "1 rank" if len(devices) == 1 else f"{len(devices)} ranks"
         return f"starting {ranks} of the learner: {', '.join(devices)}"

@@ -50,7 +50,7 @@ class Refused(EngineError):
 
     Args:
         message: the error message.
-        status: HTTP status of the response.
+        status: HTTP status of the response; 200 for an invalid response.
     """
 
     def __init__(self, message: str, status: int = 200) -> None:

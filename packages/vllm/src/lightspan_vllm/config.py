@@ -132,7 +132,7 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     template_date: datetime.date | None = None
     """Date that chat templates see as today's; None for 26 July 2024."""
     start_s: float = 900.0
-    """Seconds within which a server must answer after its start."""
+    """Seconds within which a server must be ready after its start."""
     exchange: str = "/dev/shm"
     """Folder in memory into which weights are written. With `transfer="files"`, servers read them
     there. It contains one copy of each policy's weights in `dtype`, and a second copy during an
@@ -218,11 +218,15 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.flag(*PARALLEL) or 1)
 
     def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
-        """See `EngineSpec.copies`."""
+        """Return the policies of each copy of weights in the servers (`EngineSpec.copies`)."""
         return [(name,) for name in request.models] if self.merge else request.copies()
 
     def memory(self, size: ModelSize, device: str) -> dict[str, int]:
-        """See `EngineSpec.memory`. On a GPU, vLLM's key-value cache fills the remaining memory."""
+        """Return the memory that the servers need: name of a part → bytes (`EngineSpec.memory`).
+
+        Return {} for servers at `addresses`. On a GPU, vLLM's key-value cache is not included: it
+        fills the remaining memory.
+        """
         del device
         if self.addresses:  # not on this machine
             return {}
@@ -239,14 +243,14 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.transfer == "files" else Link(self.transfer, self.trainer_host)
 
     def build(self, request: EngineRequest) -> VLLMEngine:
-        """See `EngineSpec.build`."""
+        """Return the engine, without starting servers (`EngineSpec.build`)."""
         from lightspan_vllm.engine import VLLMEngine
 
         lora = {} if self.merge else request.lora
         return VLLMEngine(self, request.models, lora=lora, logs=request.folder, seed=request.seed)
 
     def describe(self, folder: Path) -> str:
-        """See `EngineSpec.describe`."""
+        """Return a line to print while the engine starts (`EngineSpec.describe`)."""
         if self.addresses:
             addresses = dict.fromkeys(address for group in self._lists for address in group)
             return f"connecting to the vLLM servers at {', '.join(addresses)}"

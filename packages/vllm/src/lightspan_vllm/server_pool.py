@@ -124,7 +124,8 @@ class ServerPool:
         """Check a request, and return its job.
 
         Raises:
-            ContextOverflowError, PromptRefused, UnsupportedError, EngineError: see `check_request`.
+            ContextOverflowError, PromptRefused, EngineError: see `check_request`.
+            UnsupportedError: the request has a grammar, or see `check_request`.
         """
         prompt = request.prompt_ids
         if request.grammar:

@@ -89,7 +89,7 @@ class Server:
         """Policy → the LoRA of the policy that the server has loaded."""
         self._checked = False
         self._was_ready = False
-        """Whether the server was ready before; only then can it be lost."""
+        """Whether the server was ever ready. Its loss is reported only then."""
         self._closed = False
         self._lock = asyncio.Lock()
         self._calls: dict[str, str] = {}

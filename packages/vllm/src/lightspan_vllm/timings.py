@@ -24,5 +24,6 @@ class ServerTimings:
     keepalive_s: float = 2.0
     """Seconds after which the client closes an idle connection.
 
-    vLLM closes it after 5 s. The client must be first: a call that is sent while the server closes
-    the connection is lost."""
+    By default vLLM closes a connection after 5 s. The client must close it before, because a call
+    that is sent while the server closes the connection is lost.
+    """

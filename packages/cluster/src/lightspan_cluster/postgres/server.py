@@ -60,7 +60,7 @@ _LOSSES: Final = {
     "fsync": "the whole database when the machine loses power",
     "synchronous_commit": "the latest writes when it is killed",
 }
-"""Setting that must be on → what the server may lose if it is off."""
+"""Setting that must be on → what the server may lose if it is off, for the error message."""
 
 
 class Server:

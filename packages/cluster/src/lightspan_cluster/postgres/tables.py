@@ -35,7 +35,7 @@ FROM (SELECT * FROM ends FOR UPDATE) AS locked
 
 
 class _Session(SQLTables):
-    """The tables in one session."""
+    """The store's tables, queried over one connection."""
 
     package = "lightspan_cluster.postgres"
 

@@ -390,7 +390,10 @@ class _GrammarMasks(ContinuousBatchingLogitsProcessor):
         return torch.zeros(len(requests_with_new_token), dtype=torch.int32)
 
     def _mask(self, state: Any, into: NDArray[np.int32]) -> bool:
-        """Write a request's mask into `into`; return False if the request has no grammar."""
+        """Write the mask of the request's next token into `into`; return whether there is one.
+
+        There is none if the request has no grammar, or if its tokens violate the grammar.
+        """
         running = self._running.get(state.request_id)
         if running is None:
             return False

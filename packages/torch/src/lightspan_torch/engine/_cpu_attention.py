@@ -27,14 +27,15 @@ NAME: Final = "lightspan_by_request"
 
 
 class _Group(NamedTuple):
-    """G requests with T new tokens each, whose keys are padded to K."""
+    """G requests with T new tokens each, whose keys are padded to the same number K."""
 
     rows: Tensor
     """[G·T] indices of the group's query rows, ordered by request."""
     read: slice
     """The slice of `_Plan.read_index` with the cache positions of the group's G·K keys."""
     mask: Tensor
-    """[G, 1, T, K], True where a new token attends; [1, 1, T, K] if it is the same for all."""
+    """[G, 1, T, K] True where a new token attends to a key; [1, 1, T, K] if all requests have the
+    same."""
 
 
 class _Plan(NamedTuple):

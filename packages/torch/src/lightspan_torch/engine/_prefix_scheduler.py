@@ -35,7 +35,7 @@ class PrefixScheduler(FIFOScheduler):
         """Remove all requests."""
         super().reset()
         self._hashes: dict[str, list[int]] = {}
-        """Id of a request whose prompt is not computed yet → its block hashes."""
+        """Id of a request whose prompt is not computed yet → hashes of its prompt's blocks."""
 
     def _get_waiting_candidates(self) -> list[RequestState]:
         """Return the waiting requests that may start now, in their order of arrival."""

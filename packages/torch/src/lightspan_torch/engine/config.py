@@ -67,7 +67,7 @@ class Transformers(msgspec.Struct, frozen=True, kw_only=True):
             check_date("Transformers: template_date", self.template_date)
 
     def build(self, request: EngineRequest) -> TransformersEngine:
-        """See `EngineSpec.build`."""
+        """Return the engine, not started (`EngineSpec.build`)."""
         from lightspan_torch.engine.transformers import TransformersEngine
 
         options = self.options()
@@ -95,11 +95,11 @@ class Transformers(msgspec.Struct, frozen=True, kw_only=True):
         return options
 
     def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
-        """See `EngineSpec.copies`."""
+        """Return the policies of each copy of weights in the engine (`EngineSpec.copies`)."""
         return [(name,) for name in request.models] if self.merge_lora else request.copies()
 
     def memory(self, size: ModelSize, device: str) -> dict[str, int]:
-        """See `EngineSpec.memory`."""
+        """Return the memory of one copy of a model, by part, in bytes (`EngineSpec.memory`)."""
         from lightspan_torch.engine.transformers import cache_tokens
 
         context = min(size.context, self.context_length or size.context)
@@ -111,6 +111,6 @@ class Transformers(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def describe(self, folder: Path) -> str:
-        """See `EngineSpec.describe`."""
+        """Return "", because nothing is printed while the engine starts (`EngineSpec.describe`)."""
         del folder
         return ""

@@ -197,7 +197,7 @@ class GrammarState:
             self._replace_special(into)
 
     def _replace_special(self, mask: NDArray[np.int32]) -> None:
-        """If `mask` allows only a special token by its text, allow an ordinary token instead.
+        """Replace a special token that `mask` allows only because of its text by an ordinary token.
 
         If the only possible continuation begins with the text of a special token, llguidance allows
         only the special token: with `"<|im_end|>"` as a JSON value, it would end the answer. The

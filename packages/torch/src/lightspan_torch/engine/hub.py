@@ -38,7 +38,7 @@ _IGNORED: Final = ("original/*", "onnx/*", "coreml/*")
 
 
 class Origin(NamedTuple):
-    """The folder that a model is loaded from."""
+    """Where a model is loaded from."""
 
     name: str
     """The model as the user named it: a folder or a name on the hub."""

@@ -43,7 +43,7 @@ Cutting a text into pieces adds a few ids at every cut. A text that fits would n
 at every cut to be refused, because the gateway admits at most 32 bytes per id.
 """
 _PIECE_LENGTH: Final = 2**16
-"""Characters of one piece; the tokenizers library holds about 250 bytes per character."""
+"""Number of characters in a piece; the tokenizers library takes about 250 bytes per character."""
 
 
 class TransformersTokenizer(ChatTokenizer):
@@ -166,7 +166,12 @@ class TransformersTokenizer(ChatTokenizer):
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Decode ids; `skip_special_tokens` removes special tokens other than `TOOL_MARKERS`."""
+        """Return the text of ids.
+
+        Args:
+            ids: the ids.
+            skip_special_tokens: whether to leave out special tokens other than `TOOL_MARKERS`.
+        """
         hidden = self._hidden if skip_special_tokens else ()
         return str(
             self.tokenizer.decode(
@@ -253,7 +258,7 @@ def _as_ids(value: Any) -> set[int]:
 
 
 def _turn_ends(tokenizer: Any) -> set[int]:
-    """Return the ids of the end-of-sequence token and of `TURN_ENDS` that the tokenizer has."""
+    """Return the ids of the tokenizer's end-of-sequence token and of its `TURN_ENDS`."""
     added = tokenizer.get_added_vocab()
     ends = {int(added[token]) for token in TURN_ENDS if token in added}
     return ends | _as_ids(tokenizer.eos_token_id)
@@ -299,9 +304,9 @@ def _plain_backend(tokenizer: Any) -> Any:
 
 
 def _check_length(backend: Any, text: str, most: int) -> None:
-    """Raise `ContextOverflowError` if a text has far more than `most` ids.
+    """Raise `ContextOverflowError` if a text has more than `OVERLENGTH_FACTOR` times `most` ids.
 
-    The text is encoded piece by piece, because 4 MB at once take seconds and a gigabyte.
+    The text is encoded piece by piece: encoding 4 MB at once takes seconds and 1 GB of memory.
     """
     count = 0
     for start in range(0, len(text), _PIECE_LENGTH):

@@ -88,8 +88,8 @@ own attention is quadratic in the number of requests and of tokens."""
 CPU_CACHE_TOKENS: Final = 16_384
 """Minimum size of the key-value cache on a CPU, in tokens."""
 GPU_CACHE_TOKENS: Final = 131_072
-"""Size of the key-value cache on a GPU, in tokens. The rest of the memory is left to the learner.
-Not yet run on a GPU."""
+"""Size of the key-value cache on a GPU, in tokens. The learner gets the rest of the memory. Not yet
+run on a GPU."""
 
 CAPABILITIES: Final = EngineCapabilities(
     exact_tokens=True,
@@ -348,10 +348,10 @@ class _PolicyWorker:
         return hash_weights({**self._model.state_dict(), **low_rank})
 
     async def grammar_start(self, grammar: str) -> GrammarState:
-        """Return the matcher state at a grammar's start; compile the grammar in a thread.
+        """Return the matcher state at a grammar's start; if not cached, compile it in a thread.
 
         Raises:
-            UnsupportedError: the grammar cannot be compiled.
+            UnsupportedError: the grammar cannot be compiled, or it allows no first token.
         """
         state = self.grammars.cached_start(grammar)
         return state if state is not None else await asyncio.to_thread(self.grammars.start, grammar)

@@ -31,7 +31,7 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of tokens in one forward pass, padding included; None for a default that
     depends on the device. Lower it when memory runs out."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
-    """Data type of the weights; None for float32, or bfloat16 under LoRA on a GPU."""
+    """Data type of the weights; None for float32, or bfloat16 with LoRA on a GPU."""
     share_prefixes: bool = True
     """Whether tokens at which several rows start alike are computed once."""
 
@@ -46,10 +46,10 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"Torch: share_prefixes={self.share_prefixes!r}: use True or False")
 
     def check(self, device: str) -> None:
-        """See `LearnerSpec.check`."""
+        """Do nothing: `build` checks the device (`LearnerSpec.check`)."""
 
     def build(self, request: LearnerRequest) -> TorchLearner:
-        """See `LearnerSpec.build`."""
+        """Return the learner (`LearnerSpec.build`)."""
         from lightspan_torch.learner.torch import TorchLearner
 
         return TorchLearner(
@@ -73,7 +73,7 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def describe(self, device: str) -> str:
-        """See `LearnerSpec.describe`."""
+        """Return "": nothing is printed while the learner is built (`LearnerSpec.describe`)."""
         del device
         return ""
 

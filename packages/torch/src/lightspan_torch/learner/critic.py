@@ -184,7 +184,7 @@ class ValueHead:
 
     @torch.no_grad()
     def values(self, states: Tensor) -> list[float]:
-        """Return the values [C] of states [C, hidden]."""
+        """Return the [C] values for [C, hidden] hidden states."""
         return list((states @ self._weight + self._bias).tolist())
 
     def learn(self, states: Tensor, targets: Sequence[float]) -> dict[str, float]:

@@ -98,7 +98,7 @@ def clipped_ratio_loss(
 def _clipped(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """Return max(-A·ratio, -A·clip(ratio)), and True where the clipped term is larger."""
+    """Return max(-A·ratio, -A·clip(ratio)), and where the clipped term is the larger one."""
     plain = -advantages * ratio
     bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     return torch.maximum(plain, bounded), bounded > plain

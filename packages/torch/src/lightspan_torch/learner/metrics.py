@@ -50,7 +50,7 @@ class MetricAccumulator:
         return dict(self._sums), dict(self._maxima)
 
     def replace(self, states: Iterable[tuple[Mapping[str, float], Mapping[str, float]]]) -> None:
-        """Replace the contents by the combined `state` of several accumulators.
+        """Replace the sums and maxima by the combination of the `state` of several accumulators.
 
         Float sums depend on the order of `states`, which must be the same on every rank.
         """

@@ -36,7 +36,7 @@ class Tree(NamedTuple):
 
     @property
     def is_chain(self) -> bool:
-        """Whether the tree has one branch, so that plain causal attention suffices."""
+        """Whether the tree does not branch, so that plain causal attention is enough."""
         return not any(self.starts) and len(self.members) == 1
 
 
@@ -114,13 +114,13 @@ def _pairs(size: int, start: int, fresh: int, block: int) -> float:
 
 @dataclass(slots=True)
 class _Vertex:
-    """A vertex of the radix tree, at which sequences branch or end."""
+    """A vertex of the radix tree: a prefix at which sequences branch or end."""
 
     depth: int
     ending: list[int] = field(default_factory=list)
     children: list[_Vertex] = field(default_factory=list)
     height: int = 0
-    """Depth of the deepest descendant."""
+    """Depth of the vertex's deepest descendant."""
 
 
 def depth_first(sequences: Sequence[list[int]]) -> list[tuple[int, int]]:
@@ -230,7 +230,8 @@ class _Segment(NamedTuple):
     stop: int
     past: list[int]
     is_small: bool
-    """Whether the segment's subtree [subtree_start, subtree_stop) has at most `budget` nodes."""
+    """Whether the segment's subtree, from `subtree_start` to before `subtree_stop`, has at most
+    `budget` nodes."""
     subtree_start: int
     subtree_stop: int
 

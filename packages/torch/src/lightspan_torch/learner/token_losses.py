@@ -81,7 +81,7 @@ class SelectedTokens:
         # share a distribution
         temperatures = floats(gather(row.temperatures for row in rows))
         self._temperatures, self._kind = _distinct(temperatures)
-        """[kinds] the temperature of each kind; [N] the kind of each token"""
+        """[kinds] the temperature of each kind, and [N] the index of each token's kind."""
         self._allowed: Tensor | None = None
         """[kinds, bytes] the packed mask of each kind; None if no row has a grammar."""
         if any(row.constraints for row in rows):
@@ -164,7 +164,7 @@ class _LogitChunk(NamedTuple):
     which: Tensor
     """[n] the index of the token's distribution."""
     entries: Tensor
-    """[n] the token's index in `SelectedTokens`."""
+    """[n] the token's index among all tokens of `SelectedTokens`."""
 
     def distributions(self, hidden: Tensor, output: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the log-probabilities, [D, vocabulary], at the tokens' temperatures.

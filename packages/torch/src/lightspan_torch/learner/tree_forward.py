@@ -44,7 +44,10 @@ and are no slower on a CPU."""
 
 @dataclass(slots=True)
 class Pass:
-    """One forward pass over B rows of L nodes, with E selected tokens and P keys of `source`."""
+    """One forward pass over B rows of L nodes, with E selected tokens.
+
+    Its keys are those of its own nodes, preceded by P keys that the pass `source` has stored.
+    """
 
     ids: Tensor
     """[B, L] token ids."""
@@ -71,7 +74,7 @@ class Pass:
 
 
 Selected = Sequence[Sequence[int]]
-"""For each sequence, the positions of its selected tokens; never 0."""
+"""For each sequence, the positions of its selected tokens; position 0 is never selected."""
 
 
 def plan(

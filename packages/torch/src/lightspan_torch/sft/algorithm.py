@@ -49,7 +49,7 @@ class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SFTResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a fine-tuning."""
+    """What a fine-tuning returns."""
 
     model: Path
     """Folder of the fine-tuned model."""

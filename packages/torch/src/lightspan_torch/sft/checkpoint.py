@@ -86,10 +86,10 @@ class Unfinished:
 
 @contextlib.contextmanager
 def delayed_interrupt() -> Iterator[Callable[[], bool]]:
-    """Delay the first Ctrl-C, which would interrupt an update halfway.
+    """Record the first Ctrl-C in the `with` block, instead of interrupting an update halfway.
 
-    Yields a function that returns whether Ctrl-C was pressed. A second Ctrl-C interrupts at once.
-    In other threads, or with another handler of SIGINT, nothing is delayed.
+    Yield a function that returns whether Ctrl-C was pressed. A second Ctrl-C interrupts at once.
+    In other threads, or with another handler of SIGINT, Ctrl-C is not recorded.
     """
     interrupted = threading.Event()
     default = signal.default_int_handler
