@@ -1,13 +1,13 @@
-"""The instructions that an app of `peer_adapter.py` takes, counted by valgrind's callgrind.
+"""Count the instructions that an app of `peer_adapter.py` executes, by valgrind's callgrind.
 
     with counting(case, "recorded", url) as app:
         app.count(10)        # of ten runs, each: {"instructions": …, "spans": …, "calls": …}
 
 CPU time varies by more than an adapter adds to it; the instructions of one process, all its threads
-together, vary by less than a thousandth. The process runs under valgrind from its beginning, and is
-counted from its first run to its last alone: it waits before and after, while callgrind is told (by
-`vgdb`, which comes with valgrind) to begin and to write its sum. What the kernel does is not among
-them, nor what takes time without being an instruction: a wait, a cache that misses.
+together, vary by less than a thousandth. The whole process runs under valgrind, but only its runs
+are counted: before and after them it waits, while callgrind is made (by `vgdb`, which comes with
+valgrind) to start counting and to write the sum. Instructions of the kernel are not counted, and
+neither is time without instructions, such as waits and cache misses.
 """
 
 from __future__ import annotations

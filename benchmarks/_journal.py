@@ -1,11 +1,11 @@
-"""Rows of runs that take hours, as JSON lines: each is written whole when its run has ended.
+"""A results file for runs that take hours: a JSON line for each run, written at its end.
 
     journal = Journal(path, design="0123456789ab")
     journal.add({"task": "sql", "rule": "anchor", "unit": "rollout", "seed": 0, ...})
     journal.done, journal.tries
 
 A run that was killed has no line and is made again. Several processes may add to one file, which is
-locked for each line; a line that a crash cut short is dropped by the next one.
+locked while a line is written. If a crash left a part of a line, the next write removes it.
 """
 
 from __future__ import annotations

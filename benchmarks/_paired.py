@@ -1,4 +1,4 @@
-"""Gains of many arms over one control: paired by seed and task, corrected as one family.
+"""Gains of many arms over one control, paired by seed and task, with a joint correction.
 
     blocks = {"sql": Block(runs, "terminal", clusters), ...}
     family = Family(blocks, [[("sql", "discounted")], ..., [("sql", "anchor"), ("rag", "anchor")]])
@@ -12,19 +12,20 @@ task that one arm of a seed left unscored is left out of that seed, in every arm
 
 - Seeds: with y the means and r = y - (mean of the arm) - (mean of the seed) + (mean of all), the
   variance of a run is s² = Σ r² / ((arms - 1)(seeds - 1)), and that of a gain 2 s² / seeds: the
-  randomised block design, which takes the arms of a block for equally noisy. With one arm beside
-  the control it is the paired t test.
-- Clusters: V(clusters) - V(seeds x clusters), where that is positive, each C/(C-1) · Σ u² / n² over
-  the sums u of what the n paired differences of a cluster (of a cluster in a seed) differ by from
-  their mean: the variance that is clustered two ways (Cameron, Gelbach and Miller 2011) with the
-  part of seeds from above.
+  randomised block design, which assumes that the arms of a block are equally noisy. With one arm
+  and the control, it is the paired t test.
+- Clusters: V(clusters) - V(seeds x clusters), if that is positive. Each V is C/(C-1) · Σ u² / n²,
+  where u is the sum, over a cluster (over a cluster in a seed), of the deviations of its paired
+  differences from their mean, and n is the number of all differences. Together with the variance
+  of seeds this is the variance clustered two ways (Cameron, Gelbach and Miller 2011).
 
 **Correction.** All contrasts are one family. An interval is mean ± c · error, where c is the 95 %
-point of the largest |t| of the family if no arm differed from its control: 20,000 times normal
-figures of the same shape (and, between blocks, of the spread that was found) go through the
-same formulas. With one block this is Dunnett's test; with one contrast, Student's. The intervals
-hold together: in 95 of 100 comparisons all of them cover what is true. A contrast's p is the share
-of draws whose largest |t| is at least its own, so that p < .05 where its interval leaves out 0.
+quantile of the largest |t| of the family if no arm differs from its control. It is simulated:
+20,000 tables of normal numbers with the same shape (and the measured spread of each block) go
+through the same formulas. With one block this is Dunnett's test; with one contrast, Student's. The
+intervals are simultaneous: in 95 of 100 comparisons all of them cover the true values. A contrast's
+p is the share of draws whose largest |t| is at least its own, so p < .05 if its interval excludes
+0.
 """
 
 from __future__ import annotations

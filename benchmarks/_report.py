@@ -1,4 +1,4 @@
-"""How a benchmark prints its figures: a table with the peer's, the ratio and what is to be reached.
+"""Print the figures of a benchmark: a table with our figure, the peer's, the ratio and the target.
 
     figures = [Figure(what="spans to rows, 16 turns", unit="CPU-ms", ours=0.05, theirs=1.8,
                       peer="0.3.0", at_least=10)]

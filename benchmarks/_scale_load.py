@@ -1,5 +1,6 @@
-"""What loads a served store in `scale.py`: the server in a process of its own, real runner
-processes that use it over HTTP, and what each of them took.
+"""Put load on a served store, for `scale.py`, and measure what server and runners use.
+
+The server runs in a process of its own; real runner processes use it over HTTP.
 
 `served` starts `lightspan serve --store URL`; `measured_load` has runner processes work through it
 and then leaves them idle. The apps are `_scale_apps.nothing`, which only returns a reward, and

@@ -1,9 +1,9 @@
-"""Ten thousand rollouts at once, on a clock of their own, against a real store (`scale.py`).
+"""Ten thousand concurrent rollouts on a virtual clock, with a real store (for `scale.py`).
 
 Each has some model calls, one after the other, whose latencies are drawn from a log-normal
 distribution, and writes each call to the store as the gateway does. Runners of 64 slots claim,
-extend their leases every five seconds, and report, as runners do. What waits for a model takes no
-time here; what the store does is done.
+extend their leases every five seconds, and report, as runners do. Waiting for a model takes no real
+time; the work of the store is really done.
 """
 
 from __future__ import annotations

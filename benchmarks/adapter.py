@@ -1,18 +1,18 @@
-"""CPU that adapter and shim add to a model call in the app, against OpenInference's instrumentors.
+"""CPU time that lightspan's instrumentation adds to a model call, compared with OpenInference's.
 
     python benchmarks/adapter.py [--runs 50] [--rounds 20] [--json PATH]
 
 The app is a LangGraph graph of one node that asks ChatOpenAI once, over HTTP, a model server in
 another process that answers instantly. Five such processes take turns, all in the environment that
-has both sides: nothing installed; ours with the call redirected to a gateway (the model server
-stands for it); ours with the call left where the app pointed it and recorded; ours with no scope
-open; OpenInference's LangChain and OpenAI instrumentors with a batch processor and an exporter that
-throws everything away. Ours includes the writing of the spans to SQLite. What something adds is the
-median over the rounds of its CPU time less that of the bare app in the same round.
+has the packages of both sides: without instrumentation; ours with the call redirected to a gateway
+(the model server is used as the gateway); ours with the call recorded but not redirected; ours
+outside of any scope; and OpenInference's LangChain and OpenAI instrumentors, with a batch processor
+and an exporter that discards all spans. Ours includes writing the spans to SQLite. The added time
+is the CPU time minus that of the bare app in the same round; the median over rounds is reported.
 
-With no scope open that difference drowns in noise, so the figure that counts is measured without
-the app: the wrapper around the SDK's `request`, and what the adapter adds to LangChain's
-`CallbackManager.configure`, as often as one run of the graph calls it.
+Outside of scopes that difference is smaller than its noise. So it is measured without the app too:
+the wrapper around the SDK's `request`, and what the adapter adds to LangChain's
+`CallbackManager.configure`, as often as one run of the graph calls it. The target is for this.
 """
 
 from __future__ import annotations

@@ -1,25 +1,25 @@
-"""CPU that each adapter adds to a model call and to an agent's step, against OpenInference's.
+"""CPU time that each adapter adds to a call and to an agent's step, compared with OpenInference.
 
     python benchmarks/adapters.py [--frameworks langgraph …] [--units call …] [--runs 20]
         [--rounds 8] [--deals 5] [--instructions] [--json PATH]
 
 For each framework two apps: one agent that asks its model once (*a call*), and four agents that ask
 once each, one after the other (*a step* is a fourth of a run). They ask over HTTP a model server in
-another process that answers instantly. Of each app four processes take turns, all in one
-environment with both sides: nothing installed; ours with the calls recorded where the app pointed
-them; ours with the calls redirected to a gateway (the model server stands for it); OpenInference's
-instrumentor of the framework, with a batch processor and an exporter that throws everything away.
-Its instrumentor of the OpenAI client is added where the framework's own records no model calls
-(CrewAI). Ours includes the writing of the spans to SQLite.
+another process that answers instantly. Four processes of each app take turns, all in one
+environment with the packages of both sides: without instrumentation; ours with the calls recorded
+but not redirected; ours with the calls redirected to a gateway (the model server is used as the
+gateway); and OpenInference's instrumentor of the framework, with a batch processor and an exporter
+that discards all spans. If that instrumentor records no model calls (CrewAI), OpenInference's
+instrumentor of the OpenAI client is added. Ours includes writing the spans to SQLite.
 
-What something adds is the median over the rounds of its CPU time less that of the bare app in the
-same round. A process stays as fast or slow as it began, by which types and names meet in CPython's
-method cache (`peer_adapter.deal`): so the four are begun anew for each of `--deals`, and beside a
-ratio stands the interval that 95 % of 2,000 bootstrap samples (of deals, of rounds in them) are in.
-With `--instructions` the same is also counted in instructions, of ten runs of each deal, by
-valgrind's callgrind (`_instructions.py`): other work on the machine does not change them. A process
-that records another number of spans than it should, and a peer that records fewer model calls than
-there are, end the script.
+The added time is the CPU time minus that of the bare app in the same round; the median over rounds
+is reported. How fast a process is depends on how its types and names are placed in CPython's method
+cache (`peer_adapter.deal`), for as long as it lives. So the four processes are started again for
+each of `--deals`. With each ratio, an interval is printed that contains 95 % of 2,000 bootstrap
+samples (of deals, and of rounds in them). With `--instructions`, the instructions of ten runs of
+each deal are counted too, by valgrind's callgrind (`_instructions.py`); other work on the machine
+does not change them. The script fails if a process records another number of spans than it should,
+or if the peer records too few model calls.
 """
 
 from __future__ import annotations

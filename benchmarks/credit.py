@@ -1,19 +1,20 @@
 """Does any rule of credit train better than the final reward? The comparison of docs/credit.md.
 
-    python benchmarks/credit.py                       all that this environment can run and is left
+    python benchmarks/credit.py                       all runs that are left and can be run here
     python benchmarks/credit.py --task quest --minutes 60     begin no run after an hour
     python benchmarks/credit.py --rule terminal anchor --seed 0 1
-    python benchmarks/credit.py --world               of the quest, six seeds of two rules
+    python benchmarks/credit.py --world               six seeds of two rules on the quest
     python benchmarks/credit.py --list                what is done and what is left, and how long
     python benchmarks/credit.py --table               the table, as Markdown; of some tasks and
                                                       rules with --task and --rule
 
-What is compared, why so and how it is judged was written before anything ran: it is in
-docs/credit-comparison.md, with its numbers in `_credit_plan.py`. Each run is a line of
-benchmarks/results/credit.jsonl, which is committed: the same command goes on where it stopped, on
-another day too. Each framework has an environment of its own (`nox -s credit` has all); what
-another one runs is left out. Rows of another design, of other settings or of another warm start are
-refused. Sessions may run side by side, with different --task.
+What is compared, why, and how it is judged was written before any run: see
+docs/credit-comparison.md, with the numbers in `_credit_plan.py`. Each run is a line of
+benchmarks/results/credit.jsonl, which is committed, so the same command continues where it stopped,
+also on another day. Each framework has an environment of its own (`nox -s credit` uses all of
+them); tasks whose framework is not installed are left out. Results of another design, of other
+settings or of another warm start are refused. Several processes may run at the same time with
+different --task.
 """
 
 from __future__ import annotations

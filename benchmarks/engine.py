@@ -1,21 +1,22 @@
-"""Tokens per CPU-second of the embedded engine, against transformers' batching called directly.
+"""Tokens per CPU-second of the embedded engine, compared with transformers' batching alone.
 
 The model is a random Qwen2 of 0.7 M parameters; prompts have about 70 tokens and answers about 20,
 as in the SQL example. The peer is transformers' `ContinuousBatchingManager` on the same model and
-requests, with the settings that serve it best on a CPU (12 requests and 256 tokens a step, or, with
-`--peer-defaults`, its own). CPU-seconds are those of the generation thread; the event loop's are
-beside them. Runs alternate, and the best of each is kept.
+requests, with the settings with which it is fastest on a CPU (12 requests and 256 tokens a step),
+or with `--peer-defaults` its own. CPU-seconds are those of the generation thread; those of the
+event loop are printed too. Runs alternate, and the best of each is kept.
 
 With `--prefixes` the peer is the engine itself with `prefix_sharing=False`, and the unit is calls
 per CPU-second. The model is random with the shape of SmolLM2-135M, as in the router example, and
-has 64 calls in flight: in groups of 8 with one prompt each (125 tokens, of which the first 40 are
-common to all), and in a second run with prompts that share nothing. Answers have 4 to 8 tokens.
+has 64 calls in flight: in groups of 8 with the same prompt (125 tokens, of which the first 40 are
+common to all groups), and in a second run with prompts that share nothing. Answers have 4 to 8
+tokens.
 
 With `--vllm PYTHON` the peer is a vLLM server of that interpreter (docs/vllm.md), on the model and
 the calls of `--prefixes`, in the same float type and with one thread to compute in. It compiles the
 model and keeps prefixes too, in blocks of 32 tokens, the least that its CPU kernels take. The unit
-is tokens per second, prompts' and answers', of wall time and of CPU time. Each repeat has other
-prompts, so that no beginning is known from the one before.
+is tokens of prompts and answers per second, of wall time and of CPU time. Each repeat has other
+prompts, so that no prefix is cached from the repeat before.
 
 Run: python benchmarks/engine.py [--in-flight 64] [--requests 512] [--repeats 3] [--json]
      python benchmarks/engine.py --prefixes [--repeats 3] [--json]

@@ -1,4 +1,4 @@
-"""Tokens per wall second of the embedded engine behind the gateway, load from another process.
+"""Tokens per wall second of the embedded engine behind the gateway, called from another process.
 
 Answers have 64 tokens, prompts about 70; the model is a random Qwen2 of 0.7 M parameters. Ours:
 chat completions over HTTP, asked by another process, rendered, sampled, recorded to SQLite and

@@ -1,10 +1,12 @@
-"""CPU of the gateway per call and per streamed chunk, recording included, against both peers.
+"""CPU time of the gateway per call and per streamed chunk, compared with both peers.
+
+Recording of the calls is included.
 
     python benchmarks/gateway.py [--calls 400] [--rounds 5] [--json PATH]
 
-Every gateway runs in processes of its own and records every call; the load comes from another
-process, and what is counted is the CPU time of the gateway's processes, children included, until
-they are quiet again. Ours records to SQLite, in two ways of being asked:
+Every gateway runs in processes of its own and records every call; another process sends the calls.
+The CPU time of the gateway's processes and their children is counted until they have nothing left
+to do. Ours records to SQLite, and is measured with both ways of answering:
 
 - forwarded: the answer comes over HTTP from a model server that answers instantly, the same one
   that stands behind the peers;
@@ -13,8 +15,9 @@ they are quiet again. Ours records to SQLite, in two ways of being asked:
 
 0.3.0 is its LiteLLM proxy with its store server (memory), as its trainer starts them; 1.0.2 is
 `agl-server` (memory). A figure is the best of the rounds, in which all take turns. The cost of a
-streamed chunk is the difference of long streams and short ones, so that the call cancels out;
-0.3.0 waits for the whole answer and cuts it up, 1.0.2 refuses streams, which is checked.
+streamed chunk is the difference between long and short streams, divided by the chunks, so that the
+cost of the call itself cancels out. 0.3.0 waits for the whole answer and cuts it into chunks. 1.0.2
+refuses streams, which is checked.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What it costs an app's environment to have lightspan: CPU time of the import, distributions.
+"""What lightspan costs in an app's environment: CPU time of its import, and added distributions.
 
     python benchmarks/import_time.py [--repeats 7] [--json PATH]
 
 Each import is a fresh isolated process; a figure is the CPU time (user and system) of the median
-process less that of one that imports nothing. What a runner imports (the runner, the
-wire shim, the stores) is beside `import lightspan`, which loads its names when they are first used.
+process minus that of a process that imports nothing. The imports of a runner (the runner, the wire
+shim, the stores) are measured too, because `import lightspan` loads names only when they are used.
 Distributions are counted in real environments: a LangGraph app's own (langgraph, langchain-openai),
 the same with core and the LangGraph adapter, and each peer's. What counts is what an environment
 has beyond the LangGraph app's own; pip and setuptools are left out. Nothing is fetched while it is

@@ -1,5 +1,6 @@
-"""One update of the learner, against a plain padded torch loop: CPU-seconds and peak memory; and
-what a critic adds to it.
+"""CPU-seconds and peak memory of one learner update, compared with a plain padded torch loop.
+
+The additional cost of a critic is measured too.
 
 Two workloads, on the SQL example's model (a Qwen2 of 0.7 M parameters, 3 layers):
 
@@ -20,12 +21,13 @@ The peer is the loop that one writes by hand: rows sorted by length, cut into ba
 padded tokens as a pass of the learner may have (a longer row alone), padded, with an attention mask
 where there is padding, the model's logits of all positions, the same loss, clipping and AdamW.
 
-A critic adds a pass before the update, which says the values of all calls, and the fit of its head.
-Both are measured against the update alone, turn by turn in one process.
+A critic adds a forward pass before the update, which computes the values of all calls, and the fit
+of its head. An update with both is compared with an update alone, in turns in one process.
 
 Each other measurement has a process of its own. CPU-seconds are the thread's, of the best update;
-memory is what the process grew by from just before its first update, optimiser state included. Exit
-status 1 if the learner is less than twice as fast or takes more memory, or a critic adds over 40 %.
+memory is the growth of the process since just before its first update, optimiser state included.
+Exit status 1 if the learner is less than twice as fast or takes more memory, or a critic adds over
+40 %.
 
 Run: python benchmarks/learner.py [--run runs/sql-seed0] [--workload sql long] [--json PATH]
 """

@@ -1,16 +1,16 @@
-"""Wall time of training with `LightningRL(overlap=1)`, against waiting for all rollouts of a step.
+"""Wall time of training with `LightningRL(overlap=1)`, compared with training without overlap.
 
     python benchmarks/overlap.py [--steps 32] [--seeds 0 1 2] [--sql] [--json PATH]
 
-Two trainings in turn, alike but for `overlap`, of a tiny model whose engine answers as slowly as an
-8B model on a busy GPU would (`--first-token`, `--per-token`; assumed, not measured): an agent's
-conversations of one to eight turns, most of them short, so that a step which waits for all of its
-rollouts waits for a few long ones. Compared are the seconds of the steps (evaluations apart), and
-the held-out reward after the last one: the 95 % interval of its difference, over seeds, has to
-reach zero.
+Two trainings that differ only in `overlap` run one after the other. The model is tiny, but its
+engine answers as slowly as an 8B model on a busy GPU would (`--first-token`, `--per-token`;
+assumed, not measured). The app has conversations of one to eight turns, most of them short, so that
+a step without overlap waits for a few long rollouts. Compared are the seconds per step (without
+evaluations), and the held-out reward after the last step: the 95 % interval of its difference, over
+seeds, must include zero or a gain.
 
-`--sql` trains the SQL example beside it, with its own small model, app and recipe, and without any
-latency: what overlap gains where engine, learner and apps share two cores. Its warm start takes two
+`--sql` trains the SQL example too, with its own small model, app and recipe, and without added
+latency: this shows the gain if engine, learner and apps share two cores. Its warm start takes two
 minutes, once.
 """
 

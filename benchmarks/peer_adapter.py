@@ -2,15 +2,17 @@
 
     python -I peer_adapter.py FRAMEWORK AGENTS KIND URL [DEAL]
 
-The app has `AGENTS` agents that ask the model once each, one after the other. `KIND` says what is
-installed: `plain` nothing; `outside` ours with no scope open; `redirected` and `recorded` ours
-inside scopes of ten runs each, whose spans go to a SQLite store; `openinference` the framework's
-instrumentor (with the one of the OpenAI client where it records no model calls by itself),
-`openinference+client` always with it; both with a batch processor whose exporter throws everything
-away. Each line on the standard input is a number of runs; the answer is what they cost. With `stop`
-behind the number it says when it is about to begin and when it has done them, and waits for a line
-each time. `alone` measures, without any app, what ours does for LangGraph where no scope is open.
-`DEAL` is a number: another one has types and names meet elsewhere in CPython's method cache.
+The app has `AGENTS` agents that call the model once each, one after the other. `KIND` is the
+instrumentation: `plain` is none; `outside` is ours outside of scopes; `redirected` and `recorded`
+are ours in scopes of ten runs each, whose spans go to a SQLite store; `openinference` is the
+framework's instrumentor of OpenInference (with that of the OpenAI client if it records no model
+calls itself); `openinference+client` always has both. OpenInference has a batch processor whose
+exporter discards all spans. `alone` measures, without an app, what ours does for LangGraph outside
+of scopes.
+
+Each line on the standard input is a number of runs; the process answers with their cost. If `stop`
+follows the number, it prints a line before the first run and after the last, and waits for a line
+each time. Another number as `DEAL` gives types and names other places in CPython's method cache.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Where the wall time of the quickstart's reinforcement learning goes.
+"""Measure which part uses the wall time of the quickstart's reinforcement learning.
 
 Runs the SQL example as `nox -s quickstart` does (warm start cached or made first) and samples every
 thread of the trainer's process and of the runner processes, some forty times a second: how long it
-ran, and how long it waited for a core. In each interval the parts share the wall time in proportion
-to that; where all together had less to do than the interval is long, the rest is idle: nothing ran
-and nothing waited for a core. Counted are the training steps, checkpoints included; evaluations are
-listed apart.
+ran, and how long it waited for a core. The wall time of each interval is divided among the parts in
+proportion to these times. If all of them together are shorter than the interval, the rest is idle
+time. Training steps with checkpoints are counted; evaluations are listed separately.
 
 `gateway` is the event loop with the store's writer: gateway, trainer and recording share it.
 

@@ -1,4 +1,4 @@
-"""Rollouts end to end, from enqueued to done, against agentlightning 0.3.0 over its HTTP store.
+"""Rollouts per second, from enqueued to done, compared with agentlightning 0.3.0.
 
     python benchmarks/rollouts.py [--rollouts 1000] [--rounds 3] [--json PATH]
 
@@ -11,11 +11,12 @@ processes, one rollout at a time each, as it works.
   gateway writes them; and returns a reward. The peer's agent emits 8 spans with the same in their
   attributes through its tracer, and returns a reward. Every call is checked to be there.
 - 8 gateway calls: the app asks the real gateway (in the measuring process, its engine has every
-  token ready) for 64 tokens through the OpenAI client. Reported, without a peer: what is measured
-  is mostly the client, so its CPU (the app's thread, shim included) stands apart.
+  token ready) for 64 tokens through the OpenAI client. There is no peer for this. Most of the CPU
+  time is the client's, so that of the app's thread, shim included, is listed separately.
 
-Wall time of the steady state: the processes have started and run a first batch; starting is
-reported apart. The best of the rounds, in which ours and the peer take turns.
+Wall time is measured in the steady state, when the processes have started and run a first batch;
+the start is reported separately. Ours and the peer take turns in several rounds, of which the best
+counts.
 """
 
 from __future__ import annotations

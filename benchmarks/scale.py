@@ -1,5 +1,6 @@
-"""How far a store goes: behind HTTP against agentlightning 0.3.0's, with a million rollouts in it,
-and with ten thousand at once.
+"""How a store scales: over HTTP, with a million rollouts, and with ten thousand concurrent ones.
+
+Over HTTP it is compared with the store of agentlightning 0.3.0.
 
     python benchmarks/scale.py [--parts server idle beside postgres …] [--json PATH]
 
@@ -9,9 +10,9 @@ and with ten thousand at once.
   acknowledged. The peer's store server, in the same run, is only asked, in the ways that are
   cheapest for it (`peer_scale.py`): no runner or tracer of its own takes part. Ours is then asked
   in the same way too, by 8 processes that only ask (`_scale_clients.py`).
-- idle: what 8 runner processes that have nothing to do cost the server.
-- beside: what one client's rollouts lose by 250 clients that wait for work of another training.
-- postgres: as server, over a PostgreSQL of this run's own (with fsync), without the peer.
+- idle: the server's CPU time while 8 runner processes have nothing to do.
+- beside: the rollouts per second of one client, alone and while 250 clients wait for other work.
+- postgres: like `server`, with a PostgreSQL that this run starts (with fsync), without the peer.
 - million: a SQLite file filled to 1,000,000 rollouts; CPU per rollout at 1,000, 10,000, 100,000,
   300,000 and 1,000,000 stored ones. Takes a few GB of disk.
 - concurrent: 10,000 rollouts at once with 8 model calls each, whose latencies are log-normal with a

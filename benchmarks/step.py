@@ -1,9 +1,9 @@
-"""One training step, rollouts included, against TRL's GRPO: CPU-seconds of all that is computed.
+"""CPU-seconds of one training step, rollouts included, compared with TRL's GRPO.
 
 Both have the same model (random, with the layers of SmolLM2-135M), the same prompts (groups of 8;
 125 tokens, of which the first 40 are common to all), as many sampled tokens, one optimiser step
 over the whole batch, GRPO's group statistics without a reference model, AdamW and full weights.
-Rewards are random numbers: what they say changes no figure.
+Rewards are random numbers, because their values do not affect the cost.
 
 Ours is what a training does between two versions of the weights: the embedded engine samples,
 token records become episodes and rows, the learner updates, the new weights are published to the

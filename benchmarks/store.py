@@ -1,8 +1,8 @@
-"""How fast the stores are, against agentlightning 0.3.0's in-memory store in the same run.
+"""Speed of the stores, compared with agentlightning 0.3.0's in-memory store in the same run.
 
     python benchmarks/store.py [--quick] [--databases] [--json PATH]
 
-Per CPU-second of this process (and per wall second, in the last column):
+The rates are per CPU-second of this process (in the last column per wall second):
 
 - model calls: an LLM span with 2.5 kB of text and a token record of 640 prompt and response ids and
   128 log-probabilities; the peer keeps the same in one span's attributes;
@@ -11,10 +11,11 @@ Per CPU-second of this process (and per wall second, in the last column):
   (the peer has batches of the first two).
 
 SQLite is on disk, each write acknowledged once it survives `kill -9`; the peer's store forgets.
-PostgreSQL, where the machine has its programs, is a server of this run's own on the same disk, with
-fsync, over a socket. Its peer is SQLite with a flush per transaction too (`?power_loss=true`), by
-the clock, because most of its work is not this process's. Its transactions are timed from the lock
-that every move takes to the answer of the commit. `--databases` measures these two alone.
+If PostgreSQL is installed, this run starts a server on the same disk, with fsync, and uses it over
+a socket. It is compared with SQLite that flushes each transaction too (`?power_loss=true`), per
+wall second, because most of PostgreSQL's work is done in other processes. Its transactions are
+timed from when they have the lock of state changes to the answer of the commit. `--databases`
+measures these two alone.
 The peer's environment is made by `_peers.py`. Exit status 1 if a target is missed.
 """
 

@@ -1,4 +1,4 @@
-"""Decoded spans to transitions: CPU time by number of turns, against agentlightning 0.3.0.
+"""CPU time of converting decoded spans to transitions, compared with agentlightning 0.3.0.
 
     python benchmarks/transitions.py [--turns 16 256 1024] [--rounds 2] [--json PATH]
 
