@@ -1,4 +1,4 @@
-"""What `benchmarks/credit.py` compares, as data: docs/credit-comparison.md says why so."""
+"""What `benchmarks/credit.py` compares, as data; docs/credit-comparison.md gives the reasons."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from lightspan.lightning.credit import anchor
 from lightspan.lightning.states import State, observation
 
 Arm = tuple[str, str]
-"""(rule, unit)."""
+"""(rule, unit): a credit rule of LightningRL and the unit that it assigns credit to."""
 CONTROL: Final[Arm] = ("terminal", "rollout")
 START: Final[Arm] = ("start", "rollout")
-"""No training: where a seed begins."""
+"""The arm without training: it measures the weights that a seed starts with."""
 SEEDS: Final = (0, 1, 2, 3, 4)
 WORLD: Final = "quest"
-"""The task with the long horizon, which `--world` is about."""
+"""The task with the long horizon, which `--world` runs."""
 WORLD_SEEDS: Final = (*SEEDS, 5)
 WORLD_RULES: Final = ("terminal", "discounted")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is run of a task; the recipe is the one of its README."""
+    """What is run for one task; the other settings are those in the example's README."""
 
     steps: int
     held_out: int
-    """Tasks of the test split, as many of each cluster."""
+    """Number of tasks of the test split, taken evenly from its clusters."""
     rules: Sequence[str]
     units: Sequence[str] = ("rollout",)
     framework: str
-    """The module that its environment has."""
+    """Name of a module by which the task's framework is found to be installed."""
     minutes: float
-    """Of a run, on two idle cores; what has been run says it better."""
+    """Expected minutes of a run on two idle cores, used until runs have been measured."""
     start_minutes: float
-    """Of a warm start and its evaluation."""
+    """Expected minutes of a warm start and its evaluation."""
 
     @property
     def arms(self) -> list[Arm]:
-        """The control first."""
+        """All combinations of unit and rule; the control comes first."""
         return [(rule, unit) for unit in self.units for rule in self.rules]
 
 
@@ -86,11 +86,14 @@ PLANS: Final[Mapping[str, Plan]] = {
     ),
 }
 _COUNTED: Final = ("steps", "held_out", "rules", "units")
-"""What of a plan the design is made of: how long it takes is none of it."""
+"""Fields of a plan that are part of the comparison's design; the expected minutes are not."""
 
 
 def design() -> dict[str, Any]:
-    """What the comparison is, as data; rows of another one are not mixed with this one's."""
+    """Return the comparison's settings as data.
+
+    Results are not mixed with results of another design.
+    """
     plans = {
         task: {name: value for name, value in asdict(plan).items() if name in _COUNTED}
         for task, plan in PLANS.items()
@@ -107,14 +110,17 @@ def design() -> dict[str, Any]:
 
 
 def digest(value: Any) -> str:
-    """Twelve digits of JSON."""
+    """Return the first twelve hexadecimal digits of the SHA-256 of `value` as JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
 # --- which runs there are ---------------------------------------------------------------------
 def every_run() -> list[Key]:
-    """Every run of the comparison: whole seeds one after the other, so that what is there when it
-    is interrupted can be compared; the world's further seed is the last."""
+    """Return the keys of all runs of the comparison, in order.
+
+    One seed after the other is complete, so that an interrupted comparison can be evaluated. The
+    additional seeds of `world_keys` come last.
+    """
     found = [
         Key(task, *arm, seed)
         for seed in SEEDS
@@ -125,30 +131,30 @@ def every_run() -> list[Key]:
 
 
 def world_keys() -> list[Key]:
-    """Those of `--world`."""
+    """Return the keys of the runs of `--world`."""
     arms = (START, *((rule, "rollout") for rule in WORLD_RULES))
     return [Key(WORLD, *arm, seed) for seed in WORLD_SEEDS for arm in arms]
 
 
 # --- the arms -----------------------------------------------------------------------------------
 def quest_state(state: State) -> str | None:
-    """The observation of a quest: its prompt without what came of the last call."""
+    """Return the observation of a quest without the last call's result; None if it is empty."""
     from quest_example.prompts import observation_of
 
     return observation_of(state.observation) or None
 
 
 KEYS: Final = {"quest": quest_state}
-"""Task → what `anchor` tells a state by, where it is not the last observation."""
+"""Task → what identifies a state for the rule `anchor`; other tasks use the last observation."""
 
 
 def air_of(task: str) -> Mapping[str, Any]:
-    """Intermediate rewards: the example's own, or else the defaults, which are those of tools."""
+    """Return the settings of intermediate rewards: those of the example, or AIR's defaults."""
     return subject_of(task).arms.get("air") or {"air": AIR()}
 
 
 def options_of(task: str, rule: str, unit: str) -> dict[str, Any]:
-    """What an arm adds to the recipe's arguments of LightningRL."""
+    """Return the arguments of LightningRL in which an arm differs from the task's recipe."""
     rules: dict[str, Mapping[str, Any]] = {
         "terminal": {},
         "discounted": {"credit": "discounted"},

@@ -1,4 +1,4 @@
-"""What is said of the rows of `benchmarks/credit.py`: what is left of it, and its table."""
+"""What `benchmarks/credit.py` prints about its results: what is left to run, and the table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from _paired import Block, Contrast, Family, Judged
 from lightspan.training.statistics import Interval
 
 COLLAPSED: Final = 0.5
-"""Share of what a seed began with: who ends below it has collapsed."""
+"""A run has collapsed if it ends below this share of the reward before training."""
 HEADS: Final = (
     "| task | rule | unit | held-out reward | gain over `terminal` (95 %, corrected) "
     "| p, corrected | over seeds alone, not corrected "
@@ -39,7 +39,10 @@ HEADS: Final = (
 
 # --- what is left -------------------------------------------------------------------------------
 def minutes_of(keys: Sequence[Key], journal: Journal) -> float:
-    """What these take: as long as those of the same arm, of the same task, or as planned."""
+    """Return the expected minutes of runs.
+
+    It is the median of finished runs of the same arm, else of the same task, else the planned time.
+    """
     took: dict[Any, list[float]] = defaultdict(list)
     for key, row in journal.done.items():
         for same in (key[:3], (key.task, key.is_start)):
@@ -55,7 +58,7 @@ def minutes_of(keys: Sequence[Key], journal: Journal) -> float:
 
 
 def listed(keys: Sequence[Key], journal: Journal) -> Iterator[str]:
-    """What is done and what is left, an arm a line."""
+    """Yield lines on what is done and what is left, one for each arm and a sum."""
     for task, plan in PLANS.items():
         for arm in (START, *plan.arms):
             mine = [key for key in keys if key[:3] == (task, *arm)]
@@ -81,10 +84,13 @@ def _progress(keys: Sequence[Key], journal: Journal) -> str:
 # --- the table ----------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Task:
-    """What there is of a task.
+    """The results of one task.
 
     Args:
-        seeds: those of the comparison.
+        name: the task.
+        plan: what is run for the task.
+        seeds: the seeds of the comparison.
+        journal: the results.
     """
 
     name: str
@@ -94,22 +100,25 @@ class Task:
 
     @cached_property
     def arms(self) -> list[Arm]:
-        """Those that were not given up."""
+        """The arms that were not given up."""
         return [arm for arm in self.plan.arms if not self._given_up(arm)]
 
     @cached_property
     def missing(self) -> list[Arm]:
-        """Those that were."""
+        """The arms that were given up."""
         return [arm for arm in self.plan.arms if arm not in self.arms]
 
     @cached_property
     def complete(self) -> list[int]:
-        """The seeds of which every other arm is there."""
+        """The seeds for which all arms have a result."""
         return [seed for seed in self.seeds if all(self.row(arm, seed) for arm in self.arms)]
 
     @cached_property
     def block(self) -> Block | None:
-        """None where there is nothing to compare yet."""
+        """The results of the complete seeds, for the statistics.
+
+        None if there are fewer than two complete seeds, or no arm besides the control.
+        """
         if len(self.complete) < 2 or CONTROL not in self.arms or len(self.arms) < 2:
             return None
         rows = {arm: [self.row(arm, seed) for seed in self.complete] for arm in self.arms}
@@ -118,11 +127,11 @@ class Task:
         return Block(runs, arm_name(*CONTROL), clusters)
 
     def row(self, arm: Arm, seed: int) -> Row | None:
-        """A run, if it is there."""
+        """Return the result of a run; None if there is none."""
         return self.journal.done.get(Key(self.name, *arm, seed))
 
     def rows(self, arm: Arm) -> list[Row]:
-        """Those of the complete seeds."""
+        """Return the results of an arm for the complete seeds."""
         return [row for seed in self.complete if (row := self.row(arm, seed))]
 
     def _given_up(self, arm: Arm) -> bool:
@@ -131,7 +140,7 @@ class Task:
 
 
 def rewards_of(row: Row | None) -> dict[str, float]:
-    """Held-out task → reward, of those that were scored."""
+    """Return held-out task → reward, without tasks that have no score."""
     assert row is not None
     return {
         f"{cluster}/{place}": reward
@@ -142,7 +151,7 @@ def rewards_of(row: Row | None) -> dict[str, float]:
 
 
 def clusters_of(row: Row | None) -> dict[str, str]:
-    """Held-out task → its cluster."""
+    """Return held-out task → the cluster that it belongs to."""
     assert row is not None
     return {
         f"{cluster}/{place}": cluster
@@ -152,14 +161,16 @@ def clusters_of(row: Row | None) -> dict[str, str]:
 
 
 def trained_reward(row: Row) -> float:
-    """The mean reward of all rollouts in training: the area under the curve of tasks that were not
-    trained on yet."""
+    """Return the mean reward of all rollouts in training.
+
+    It is the area under the learning curve, on tasks that were not trained on before.
+    """
     steps = row["training"]["steps"]
     return math.fsum(total for total, _ in steps) / math.fsum(scored for _, scored in steps)
 
 
 def narrowed(tasks: Sequence[str] | None, rules: Sequence[str] | None) -> dict[str, Plan]:
-    """The plans of these tasks, with these rules and the one that they are compared with."""
+    """Return the plans of `tasks`, with only `rules` and the control; None for all."""
     return {
         name: plan
         if rules is None
@@ -170,7 +181,10 @@ def narrowed(tasks: Sequence[str] | None, rules: Sequence[str] | None) -> dict[s
 
 
 def family_of(blocks: Mapping[str, Block], plans: Mapping[str, Plan] = PLANS) -> list[Contrast]:
-    """Each arm of each task; then each rule over all of its tasks, where each has it."""
+    """Return the contrasts that are tested together.
+
+    They are each arm of each task, and each rule pooled over its tasks if all of them have results.
+    """
     gains = [(name, arm) for name, block in blocks.items() for arm in block.arms]
     rules = dict.fromkeys(rule for plan in plans.values() for rule in plan.rules)
     pooled = [
@@ -181,7 +195,7 @@ def family_of(blocks: Mapping[str, Block], plans: Mapping[str, Plan] = PLANS) ->
 
 
 def table(journal: Journal, seeds: Sequence[int], plans: Mapping[str, Plan] = PLANS) -> str:
-    """What was measured of these, as Markdown."""
+    """Return the results as a Markdown table with notes."""
     tasks = {name: Task(name, plan, seeds, journal) for name, plan in plans.items()}
     blocks = {name: task.block for name, task in tasks.items() if task.block is not None}
     found: dict[tuple[tuple[str, str], ...], Judged] = {}
@@ -271,8 +285,10 @@ def _notes(tasks: Mapping[str, Task], family: Family | None, journal: Journal) -
 
 
 def world_line(journal: Journal) -> str:
-    """Whether `discounted` is as good as `terminal` on the task with the long horizon, but for its
-    noise, and never collapses."""
+    """Return whether `discounted` is as good as `terminal` on the task with the long horizon.
+
+    It must not be worse beyond the noise, and no seed may collapse.
+    """
     there = [key for key in world_keys() if key in journal.done]
     if len(there) < len(world_keys()):
         return f"{WORLD}, six seeds, `discounted`: {len(there)} of {len(world_keys())} runs."

@@ -15,23 +15,23 @@ from typing import Final, NamedTuple
 from lightspan.training.statistics import RESAMPLES, Interval, percentiles
 
 T_QUANTILES: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Student's t at 97.5 % with 1, 2, ... degrees of freedom."""
+"""Student's t at 97.5 %, for 1, 2, … degrees of freedom."""
 COLOURS: Final = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
 
 Curve = Sequence[tuple[int, float]]
-"""(step, held-out mean) of one seed."""
+"""(step, held-out mean) of one seed at each evaluation."""
 
 
 class Arm(NamedTuple):
-    """The curves of one way to train."""
+    """The learning curves of one way to train."""
 
     name: str
     curves: Sequence[Curve]
-    """One for each seed, with the same steps."""
+    """One curve for each seed, with the same steps."""
 
 
 def seed_interval(values: Sequence[float]) -> Interval:
-    """The mean over seeds with its 95 % interval by Student's t; infinite for one seed."""
+    """Return the mean over seeds, with its 95 % interval by Student's t; infinite for one seed."""
     n = len(values)
     mean = math.fsum(values) / n
     if n == 1:
@@ -45,17 +45,17 @@ def seed_interval(values: Sequence[float]) -> Interval:
 def crossed_interval(
     of_seed: Sequence[Mapping[str, float]], clusters: Mapping[str, str]
 ) -> Interval:
-    """The mean over seeds and tasks, with a 95 % interval over both.
+    """Return the mean over seeds and tasks, with a 95 % interval for the variation of both.
 
-    Seeds are drawn with replacement, then clusters, and every drawn seed has the same ones: all
-    seeds are measured on the same tasks, so that a hard cluster is hard for each of them (the
-    pigeonhole bootstrap, Owen 2007, Annals of Applied Statistics 1(2)). Of one seed it is the
-    cluster bootstrap. Three seeds, drawn from themselves, vary less than seeds do: read
-    `seed_interval` beside it.
+    It is a bootstrap: seeds are drawn with replacement, then clusters of tasks, which are the same
+    for every drawn seed. A cluster that is hard for one seed is hard for all seeds, because all are
+    measured on the same tasks (the pigeonhole bootstrap, Owen 2007, Annals of Applied Statistics
+    1(2)). With one seed this is the cluster bootstrap. The variation of seeds is underestimated if
+    there are only three: report `seed_interval` too.
 
     Args:
         of_seed: for each seed, task → value.
-        clusters: task → its cluster; a task that is not in it stands for itself.
+        clusters: task → its cluster; a task without an entry is a cluster of its own.
     """
     names: dict[object, None] = {}
     sums: list[dict[object, tuple[float, int]]] = []
@@ -80,7 +80,7 @@ def crossed_interval(
 
 
 def steps_of(arm: Arm) -> list[tuple[int, Interval]]:
-    """Each step with the mean over seeds.
+    """Return each step, with the mean over seeds and its interval.
 
     Raises:
         ValueError: the seeds were not evaluated at the same steps.
@@ -93,7 +93,7 @@ def steps_of(arm: Arm) -> list[tuple[int, Interval]]:
 
 
 def draw(arms: Sequence[Arm], path: Path, *, title: str, metric: str) -> None:
-    """A PNG with each arm's mean, its interval over seeds, and every seed as a thin line."""
+    """Write a PNG with each arm's mean, its interval over seeds, and each seed as a thin line."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

@@ -32,12 +32,12 @@ from lightspan_gateway import Gateway
 from lightspan_testing.scripted_engine import tiny_chat_tokenizer
 
 POLICY, FROZEN = "writer", "planner"
-"""The agents: the policy's, and the endpoint's."""
+"""Names of the two agents: one is answered by the policy's engine, one by the endpoint."""
 DEFAULT_TOKENS = 16
 
 
 class ReadyEngine:
-    """A TokenEngine that samples nothing: the same token, as often as `max_tokens` says."""
+    """A TokenEngine that samples nothing: it returns the same token `max_tokens` times."""
 
     def __init__(self) -> None:
         self.capabilities = EngineCapabilities(exact_tokens=True)
@@ -45,32 +45,33 @@ class ReadyEngine:
         self._word = self._tokenizer.encode("the")[0]
 
     async def start(self) -> None:
-        """Nothing to load."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
     def policies(self) -> dict[str, int]:
-        """One policy."""
         return {"policy": 1}
 
     def tokenizer(self, policy: str) -> ChatTokenizer:
-        """A real tokenizer with a real template."""
+        """Return a real tokenizer, with a chat template."""
         return self._tokenizer
 
     async def update(
         self, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
     ) -> None:
-        """There are no weights."""
+        """Do nothing: there are no weights."""
 
     def usage(self) -> dict[str, float]:
-        """No counters."""
         return {"tokens": 0.0, "requests": 0.0, "cpu_s": 0.0}
 
     async def generate(
         self, request: GenerationRequest, *, stream: bool
     ) -> AsyncIterator[TokenChunk]:
-        """One chunk, or a chunk a token with a turn of the loop before each."""
+        """Yield one chunk, or when streaming a chunk for each token.
+
+        Before each chunk, other tasks of the event loop may run.
+        """
         left = request.sampling.max_tokens or DEFAULT_TOKENS
         while left:
             await asyncio.sleep(0)
@@ -85,7 +86,7 @@ class ReadyEngine:
 
 
 async def serve(upstream: str, folder: str) -> None:
-    """See the module."""
+    """Serve until standard input ends; at each line, print how many calls are recorded."""
     async with (
         open_store(f"sqlite:///{folder}/run.db") as store,
         Gateway(store, ReadyEngine()) as gateway,
@@ -99,7 +100,7 @@ async def serve(upstream: str, folder: str) -> None:
 
 
 async def _attempt(store: Store, upstream: str) -> tuple[str, str]:
-    """Call token and id of an attempt that is under way."""
+    """Create a running attempt; return its call token and its id."""
     endpoint = LLM(base_url=upstream, model="model")
     rules = [
         Rule(POLICY, Target(route=Route.POLICY, policy="policy")),

@@ -1,13 +1,13 @@
-"""The instructions that an app of `peer_adapter.py` takes, counted by valgrind's callgrind.
+"""Count the instructions that an app of `peer_adapter.py` executes, by valgrind's callgrind.
 
     with counting(case, "recorded", url) as app:
         app.count(10)        # of ten runs, each: {"instructions": …, "spans": …, "calls": …}
 
 CPU time varies by more than an adapter adds to it; the instructions of one process, all its threads
-together, vary by less than a thousandth. The process runs under valgrind from its beginning, and is
-counted from its first run to its last alone: it waits before and after, while callgrind is told (by
-`vgdb`, which comes with valgrind) to begin and to write its sum. What the kernel does is not among
-them, nor what takes time without being an instruction: a wait, a cache that misses.
+together, vary by less than a thousandth. The whole process runs under valgrind, but only its runs
+are counted: before and after them it waits, while callgrind is made (by `vgdb`, which comes with
+valgrind) to start counting and to write the sum. Instructions of the kernel are not counted, and
+neither is time without instructions, such as waits and cache misses.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _SUM: Final = re.compile(r"^totals: (\d+)$", re.MULTILINE)
 
 
 def lacking() -> str:
-    """What is not on the PATH of what counts; empty if all of it is."""
+    """Return the programs needed for counting that are not installed; "" if all are."""
     return ", ".join(tool for tool in TOOLS if shutil.which(tool) is None)
 
 
 class Counted(Process):
-    """An app under callgrind."""
+    """A process with an app under callgrind."""
 
     def __init__(self, kind: str, process: subprocess.Popen[str], folder: Path) -> None:
         super().__init__(kind, process)
@@ -42,10 +42,10 @@ class Counted(Process):
         self._sums = 0
 
     def count(self, runs: int) -> dict[str, float]:
-        """What that many runs take, a run: instructions, spans and model calls.
+        """Return what one of `runs` runs takes on average: instructions, spans and model calls.
 
         Raises:
-            PeerError: it ended, or callgrind does not answer.
+            PeerError: the process ended, or callgrind does not answer.
         """
         self.say(f"{runs} stop")
         self.read()  # it is about to begin
@@ -75,10 +75,10 @@ class Counted(Process):
 
 @contextmanager
 def counting(case: Case, kind: str, url: str, deal: int = 0) -> Iterator[Counted]:
-    """An app's process under callgrind, ended with the block.
+    """Start an app under callgrind, and end it after the block.
 
-    Not isolated by -I, which would have it ignore PYTHONHASHSEED: sets and dicts, and so the work
-    on them, would differ from run to run.
+    Python's option -I is not used, because with it Python ignores PYTHONHASHSEED. Sets and dicts,
+    and so the number of instructions, would differ between processes.
     """
     with tempfile.TemporaryDirectory() as folder:
         valgrind = ["valgrind", "--quiet", "--tool=callgrind", "--instr-atstart=no"]

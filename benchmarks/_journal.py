@@ -1,11 +1,11 @@
-"""Rows of runs that take hours, as JSON lines: each is written whole when its run has ended.
+"""A results file for runs that take hours: a JSON line for each run, written at its end.
 
     journal = Journal(path, design="0123456789ab")
     journal.add({"task": "sql", "rule": "anchor", "unit": "rollout", "seed": 0, ...})
     journal.done, journal.tries
 
 A run that was killed has no line and is made again. Several processes may add to one file, which is
-locked for each line; a line that a crash cut short is dropped by the next one.
+locked while a line is written. If a crash left a part of a line, the next write removes it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 MAX_UNSCORED: Final = 0.05
-"""Share of the held-out tasks, or of the rollouts in training, above which a run is not used."""
+"""A run is not used if more than this share of its held-out tasks or rollouts has no score."""
 MAX_TRIES: Final = 2
-"""Runs that ended with an error, or cannot be used, before one is given up."""
+"""A run is given up after this many attempts that ended with an error or cannot be used."""
 
 Row = Mapping[str, Any]
 
 
 class Key(NamedTuple):
-    """What a row is of."""
+    """Which run a row is the result of."""
 
     task: str
     rule: str
@@ -40,7 +40,7 @@ class Key(NamedTuple):
 
     @property
     def is_start(self) -> bool:
-        """Whether nothing is trained."""
+        """Whether the run has no training."""
         return self.rule == "start"
 
     def __str__(self) -> str:
@@ -52,16 +52,17 @@ ALIKE: Final[Mapping[str, Callable[[Key], Hashable]]] = {
     "arm": lambda key: key[:3],
     "warm_start": lambda key: (key.task, key.seed),
 }
-"""What a row says of its settings → the runs that have to share it."""
+"""Field of a row → function of its key. Rows with the same function value must have the same value
+in this field."""
 
 
 def arm_name(rule: str, unit: str) -> str:
-    """A rule, with the unit where it is not the default."""
+    """Return the name of an arm: the rule, and the unit unless it is the default."""
     return rule if unit == "rollout" else f"{rule}, {unit}"
 
 
 def is_usable(row: Row) -> bool:
-    """Whether a run counts: it ended, and few of its rollouts are unscored."""
+    """Return whether a run ended without an error and almost all of its rollouts have a score."""
     if "error" in row:
         return False
     return all(
@@ -72,11 +73,11 @@ def is_usable(row: Row) -> bool:
 
 
 class Journal:
-    """The rows of a file.
+    """The rows of a results file.
 
     Args:
-        path: is made with the first row.
-        design: what the rows have to be of.
+        path: the file, which is created with the first row.
+        design: digest of the design that all rows must have.
 
     Raises:
         SystemExit: the file has a row of another design, or rows that do not belong together.
@@ -88,7 +89,7 @@ class Journal:
         self.read()
 
     def read(self) -> None:
-        """Take what others have added since."""
+        """Read the file again, because other processes may have added rows."""
         self.rows: list[Row] = [self._row(*line) for line in self._lines()]
         self.done: dict[Key, Row] = {}
         self.tries: Counter[Key] = Counter()
@@ -100,17 +101,17 @@ class Journal:
         self._check_alike()
 
     def left(self, keys: Iterable[Key]) -> list[Key]:
-        """Those that are to be made still."""
+        """Return those of `keys` that still have to be run."""
         return [k for k in keys if k not in self.done and self.tries[k] < MAX_TRIES]
 
     def check(self, row: Row) -> None:
-        """See whether a run with these settings belongs to the rows, before it is made.
+        """Check, before a run, that its result will belong to the rows.
 
         Args:
-            row: its key, and those of `settings`, `arm` and `warm_start` that are known.
+            row: the run's key, and as far as known its `settings`, `arm` and `warm_start`.
 
         Raises:
-            SystemExit: it does not.
+            SystemExit: the run does not belong to the rows.
         """
         key = Key.of(row)
         for name, group in ALIKE.items():
@@ -123,7 +124,7 @@ class Journal:
                 )
 
     def add(self, row: Row) -> None:
-        """Write a row, whole or not at all."""
+        """Append a row to the file, as a whole or not at all."""
         self.check(row)
         line = json.dumps({"design": self._design, **row}, separators=(",", ":")) + "\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,5 +167,5 @@ class Journal:
 
 
 def _whole(data: bytes) -> int:
-    """How many bytes are whole lines."""
+    """Return the number of bytes up to the end of the last whole line."""
     return data.rfind(b"\n") + 1

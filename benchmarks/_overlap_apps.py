@@ -8,13 +8,13 @@ from typing import Any
 import lightspan
 
 TURNS = ((1, 8), (2, 4), (4, 2), (8, 2))
-"""(Turns, how many of sixteen tasks take so many): most conversations are short."""
+"""(turns, how many of sixteen tasks have so many turns): most conversations are short."""
 TOKENS = 8
-"""Of each answer, at most."""
+"""Maximum number of tokens of an answer."""
 
 
 def tasks(count: int, name: str) -> list[dict[str, Any]]:
-    """Conversations, of which every sixteen have the turns above."""
+    """Return `count` conversations, with numbers of turns distributed as in `TURNS`."""
     turns = [turns for turns, share in TURNS for _ in range(share)]
     return [
         {"id": f"{name} {number}", "turns": turns[number % len(turns)]} for number in range(count)
@@ -23,8 +23,7 @@ def tasks(count: int, name: str) -> list[dict[str, Any]]:
 
 @lightspan.rollout
 async def talk(task: dict[str, Any]) -> float:
-    """As many turns as the task says, each of which asks the model once; the reward is the mean
-    share of lower-case letters in its answers."""
+    """Call the model once per turn; return the mean share of lower-case letters as the reward."""
     letters = 0.0
     with lightspan.agent("talker"):
         for turn in range(task["turns"]):

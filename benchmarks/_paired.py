@@ -1,4 +1,4 @@
-"""Gains of many arms over one control: paired by seed and task, corrected as one family.
+"""Gains of many arms over one control, paired by seed and task, with a joint correction.
 
     blocks = {"sql": Block(runs, "terminal", clusters), ...}
     family = Family(blocks, [[("sql", "discounted")], ..., [("sql", "anchor"), ("rag", "anchor")]])
@@ -12,19 +12,20 @@ task that one arm of a seed left unscored is left out of that seed, in every arm
 
 - Seeds: with y the means and r = y - (mean of the arm) - (mean of the seed) + (mean of all), the
   variance of a run is s² = Σ r² / ((arms - 1)(seeds - 1)), and that of a gain 2 s² / seeds: the
-  randomised block design, which takes the arms of a block for equally noisy. With one arm beside
-  the control it is the paired t test.
-- Clusters: V(clusters) - V(seeds x clusters), where that is positive, each C/(C-1) · Σ u² / n² over
-  the sums u of what the n paired differences of a cluster (of a cluster in a seed) differ by from
-  their mean: the variance that is clustered two ways (Cameron, Gelbach and Miller 2011) with the
-  part of seeds from above.
+  randomised block design, which assumes that the arms of a block are equally noisy. With one arm
+  and the control, it is the paired t test.
+- Clusters: V(clusters) - V(seeds x clusters), if that is positive. Each V is C/(C-1) · Σ u² / n²,
+  where u is the sum, over a cluster (over a cluster in a seed), of the deviations of its paired
+  differences from their mean, and n is the number of all differences. Together with the variance
+  of seeds this is the variance clustered two ways (Cameron, Gelbach and Miller 2011).
 
 **Correction.** All contrasts are one family. An interval is mean ± c · error, where c is the 95 %
-point of the largest |t| of the family if no arm differed from its control: 20,000 times normal
-figures of the same shape (and, between blocks, of the spread that was found) go through the
-same formulas. With one block this is Dunnett's test; with one contrast, Student's. The intervals
-hold together: in 95 of 100 comparisons all of them cover what is true. A contrast's p is the share
-of draws whose largest |t| is at least its own, so that p < .05 where its interval leaves out 0.
+quantile of the largest |t| of the family if no arm differs from its control. It is simulated:
+20,000 tables of normal numbers with the same shape (and the measured spread of each block) go
+through the same formulas. With one block this is Dunnett's test; with one contrast, Student's. The
+intervals are simultaneous: in 95 of 100 comparisons all of them cover the true values. A contrast's
+p is the share of draws whose largest |t| is at least its own, so p < .05 if its interval excludes
+0.
 """
 
 from __future__ import annotations
@@ -41,27 +42,27 @@ DRAWS: Final = 20_000
 LEVEL: Final = 0.95
 
 Rewards = Mapping[str, float]
-"""Held-out task → reward, of those that were scored."""
+"""Held-out task → reward, without tasks that have no score."""
 Contrast = Sequence[tuple[str, str]]
-"""(block, arm) of the gains that it is the mean of."""
+"""The (block, arm) pairs whose mean gain is tested."""
 
 
 class Estimate(NamedTuple):
-    """A gain, and its standard error."""
+    """A gain and its standard error."""
 
     mean: float
     error: float
 
     @property
     def t(self) -> float:
-        """The gain in standard errors; 0 where there is neither."""
+        """The gain divided by its standard error; 0 if the gain is 0."""
         if self.error:
             return self.mean / self.error
         return math.copysign(math.inf, self.mean) if self.mean else 0.0
 
 
 class Judged(NamedTuple):
-    """A gain, as the family has it."""
+    """A gain with its interval and p, corrected for all contrasts of the family."""
 
     contrast: Contrast
     mean: float
@@ -78,16 +79,17 @@ class Judged(NamedTuple):
 
 
 class Block:
-    """A task of the comparison.
+    """One task of the comparison: the rewards of all arms and seeds.
 
     Args:
-        runs: arm → for each seed, in one order, the rewards of the held-out tasks.
-        control: the arm that the others are compared with.
-        clusters: held-out task → what it shares with others; one that is not in it shares nothing.
+        runs: arm → for each seed, in the same order, the rewards of the held-out tasks.
+        control: the arm with which the others are compared.
+        clusters: held-out task → its cluster; a task without an entry is a cluster of its own. None
+            for no clusters.
 
     Raises:
-        ValueError: fewer than two arms or seeds, arms of unequal seeds, or a seed in which no task
-            was scored by all arms.
+        ValueError: there are fewer than two arms or seeds, arms have different numbers of seeds, or
+            in some seed no task was scored by all arms.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class Block:
             len(set().union(*map(set, given))) - len(kept)
             for given, kept in zip(zip(*runs.values(), strict=True), self._shared, strict=True)
         )
-        """Held-out tasks, of all seeds, that some arm has scored and another one has not."""
+        """Number of held-out tasks, over all seeds, that are scored in some arm but not in all."""
 
     def _complete(self, runs: Mapping[str, Sequence[Rewards]]) -> dict[str, list[dict[str, float]]]:
         self._shared = [
@@ -128,25 +130,25 @@ class Block:
 
     @cached_property
     def means(self) -> dict[str, list[float]]:
-        """Arm → the mean of each seed."""
+        """Arm → the mean reward of each seed."""
         return {
             arm: [math.fsum(rewards.values()) / len(rewards) for rewards in found]
             for arm, found in self._runs.items()
         }
 
     def differences(self, arm: str) -> list[float]:
-        """What each seed gained over the control."""
+        """Return the gain over the control of each seed."""
         pairs = zip(self.means[arm], self.means[self.control], strict=True)
         return [mean - base for mean, base in pairs]
 
     @cached_property
     def spread(self) -> float:
-        """The standard deviation of a run, what arms and seeds explain left out."""
+        """The standard deviation of a run's mean reward that neither arm nor seed explains."""
         table = np.array([self.means[self.control], *(self.means[arm] for arm in self.arms)])
         return float(_spread(table))
 
     def gain(self, arm: str) -> Estimate:
-        """What an arm gained, over seeds and clusters."""
+        """Return an arm's mean gain; its error covers the variation of seeds and of clusters."""
         found = self.differences(arm)
         variance = 2 * self.spread**2 / self.seeds + self._of_clusters(arm)
         return Estimate(math.fsum(found) / self.seeds, math.sqrt(variance))
@@ -167,10 +169,10 @@ class Block:
 
 
 class Family:
-    """Contrasts that are corrected together.
+    """Contrasts that are corrected for multiple comparisons together.
 
     Raises:
-        ValueError: a contrast names what is not there.
+        ValueError: a contrast names an unknown block or arm.
     """
 
     def __init__(
@@ -185,17 +187,17 @@ class Family:
 
     @property
     def size(self) -> int:
-        """How many contrasts are corrected for."""
+        """Number of contrasts."""
         return len(self._contrasts)
 
     @property
     def critical(self) -> float:
-        """What a gain has to be, in standard errors, to be told from chance."""
+        """The smallest |t| with which a gain is significant at 5 %."""
         place = math.ceil(LEVEL * len(self._largest)) - 1
         return float(self._largest[place])
 
     def judge(self) -> list[Judged]:
-        """Every contrast, in order."""
+        """Return the result of each contrast, in order."""
         return [self._judged(contrast) for contrast in self._contrasts]
 
     def _judged(self, contrast: Contrast) -> Judged:
@@ -208,7 +210,7 @@ class Family:
         return Judged(contrast, mean, error, mean - half, mean + half, p)
 
     def _draw(self, draws: int) -> Any:
-        """[draws] The largest |t| where no arm differs from its control."""
+        """Return [draws] the largest |t| of the family, simulated without any true difference."""
         rng = np.random.default_rng(0)  # the same figures have the same intervals
         means: dict[tuple[str, str], Any] = {}
         errors: dict[str, Any] = {}
@@ -227,7 +229,10 @@ class Family:
 
 
 def _spread(table: Any) -> Any:
-    """The spread of runs that rows (arms) and columns (seeds) of the last two axes leave."""
+    """Return the standard deviation of the residuals after row and column means.
+
+    The last two axes of `table` are arms and seeds.
+    """
     arms, seeds = table.shape[-2:]
     rows, columns = table.mean(-1, keepdims=True), table.mean(-2, keepdims=True)
     rest = table - rows - columns + table.mean((-2, -1), keepdims=True)
@@ -235,7 +240,7 @@ def _spread(table: Any) -> Any:
 
 
 def _clustered(groups: Iterable[Sequence[float]]) -> float:
-    """The variance of a mean, of differences from it in groups."""
+    """Return the variance of a mean, from the differences to it in each cluster."""
     groups = list(groups)
     if len(groups) < 2:
         return 0.0

@@ -45,7 +45,7 @@ AUTOGEN: Final = str(ROOT / "packages" / "autogen")
 CREWAI: Final = str(ROOT / "packages" / "crewai")
 OPENAI_AGENTS: Final = str(ROOT / "packages" / "openai_agents")
 FRAMEWORK: Final = ("langgraph", "langchain-openai")
-"""What a LangGraph app has already."""
+"""The packages that a LangGraph app has without lightspan."""
 
 OFFLINE: Final = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -66,18 +66,18 @@ OFFLINE: Final = {
     "CREWAI_DISABLE_TRACKING": "true",
     "CREWAI_TRACING_ENABLED": "false",
 }
-"""Nothing that a peer would fetch or send while it is measured."""
+"""Environment variables that keep a peer from fetching or sending anything while it is measured."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """What to install, and with which Python."""
+    """The packages of a peer's environment, and its Python version."""
 
     requirements: tuple[str, ...]
     python: str | None = None
-    """Such as "3.12"; None is the interpreter that runs the benchmark."""
+    """Version of Python, such as "3.12"; None for the interpreter that runs the benchmark."""
     ours: tuple[str, ...] = ()
-    """Packages of this repository, installed editable beside the peer."""
+    """Packages of this repository to install in addition, in editable mode."""
 
 
 PEERS: Final[Mapping[str, Peer]] = {
@@ -143,14 +143,14 @@ PEERS: Final[Mapping[str, Peer]] = {
 
 
 class PeerError(SystemExit):
-    """A peer cannot be installed or run: the benchmark ends with this text, exit status 1."""
+    """Ends the benchmark with exit status 1: a peer cannot be installed or run."""
 
 
 def peer_python(name: str) -> Path:
-    """The interpreter of a peer's virtualenv, which is made if it does not exist.
+    """Return the interpreter of a peer's virtualenv, which is created if necessary.
 
     Raises:
-        PeerError: there is no such peer, or it cannot be installed.
+        PeerError: the peer is unknown, or cannot be installed.
     """
     if name not in PEERS:
         raise PeerError(f"there is no peer {name!r}; there are {', '.join(PEERS)}")
@@ -167,7 +167,11 @@ def peer_python(name: str) -> Path:
 
 
 def peer_environment(**more: str) -> dict[str, str]:
-    """The variables that a peer's process gets: this process's, offline, without its Python's."""
+    """Return the environment variables of a peer's process.
+
+    They are this process's without those of its Python, with settings that keep packages offline,
+    and `more`.
+    """
     mine = {
         name: value
         for name, value in os.environ.items()
@@ -178,7 +182,7 @@ def peer_environment(**more: str) -> dict[str, str]:
 
 
 def run_peer(name: str, script: str, *arguments: str, timeout_s: float = 600.0) -> Any:
-    """Run a script of this folder in a peer's environment; what its last line says, from JSON.
+    """Run a script of this folder in a peer's environment; return its last output line, from JSON.
 
     Raises:
         PeerError: the script failed, took longer than `timeout_s`, or printed no JSON.
@@ -206,7 +210,7 @@ def run_peer(name: str, script: str, *arguments: str, timeout_s: float = 600.0) 
 
 
 def distributions(name: str) -> dict[str, str]:
-    """Name to version of what is installed in a peer's environment, pip and setuptools apart."""
+    """Return name → version of the distributions of a peer's environment, without its pip."""
     done = subprocess.run(
         [str(peer_python(name)), "-I", "-m", "pip", "list", "--format", "json"],
         env=peer_environment(),
@@ -220,7 +224,7 @@ def distributions(name: str) -> dict[str, str]:
 
 # --- making one -----------------------------------------------------------------------------
 def _fingerprint(peer: Peer) -> str:
-    """What the environment was made from; our own packages by what they declare."""
+    """Return a hash of what determines a peer's environment, by which a change is noticed."""
     parts = [*peer.requirements, str(peer.python), sys.version]
     for path in peer.ours:
         parts += [path, *_declared(path)]
@@ -228,7 +232,7 @@ def _fingerprint(peer: Peer) -> str:
 
 
 def _declared(path: str) -> list[str]:
-    """The requirements of a package of ours, with those of the extras in its path."""
+    """Return the requirements of a package of ours, with those of the extras in `path`."""
     folder, _, extras = path.partition("[")
     project = tomllib.loads((Path(folder) / "pyproject.toml").read_text())["project"]
     optional = project.get("optional-dependencies", {})
@@ -254,7 +258,7 @@ def _do(name: str, command: list[str]) -> None:
 
 
 def _interpreter(name: str, peer: Peer) -> str:
-    """The Python that a peer asks for."""
+    """Return the path of an interpreter of the Python version that a peer needs."""
     if peer.python is None or sys.version.startswith(f"{peer.python}."):
         return sys.executable
     found = find_interpreter(peer.python)
@@ -268,7 +272,7 @@ def _interpreter(name: str, peer: Peer) -> str:
 
 @contextmanager
 def _locked(name: str) -> Iterator[None]:
-    """One process at a time makes an environment."""
+    """Hold a file lock in the block, so that one process at a time creates an environment."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / f"{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -276,7 +280,7 @@ def _locked(name: str) -> Iterator[None]:
 
 
 def main() -> None:
-    """Make the environments that are named."""
+    """Create the environments that are named on the command line."""
     parser = argparse.ArgumentParser(description="Make the environment of a peer.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PEERS))
     parser.add_argument("--list", action="store_true", help="print the peers and their pins")

@@ -1,4 +1,4 @@
-"""Which Pythons are installed: on the PATH, or among pyenv's, whose names on the PATH may not run.
+"""Find installed Pythons: on the PATH, or among pyenv's, whose names on the PATH may not run.
 
 Used by `_peers`.
 """
@@ -18,15 +18,15 @@ _ASK = (
 
 
 def find_interpreter(version: str) -> str | None:
-    """An interpreter of this version that runs, such as of "3.12"; None if there is none.
+    """Return a working interpreter of a version such as "3.12"; None if there is none.
 
-    A release, and not a build without the GIL, for which few packages have wheels.
+    Builds without the GIL are not used, because few packages have wheels for them.
     """
     return next((each for each in _candidates(version) if _is_release(each, version)), None)
 
 
 def variable(version: str) -> str:
-    """The environment variable that may name the interpreter of a version."""
+    """Return the name of the environment variable that may contain a version's interpreter."""
     return "LIGHTSPAN_PYTHON" + version.replace(".", "")
 
 
@@ -42,13 +42,13 @@ def _candidates(version: str) -> Iterator[str]:
 
 
 def _patch(folder: Path) -> tuple[int, str]:
-    """What orders 3.13.10 after 3.13.9."""
+    """Return a sort key that orders 3.13.10 after 3.13.9."""
     patch = folder.name.rpartition(".")[2]
     return (int(patch) if patch.isdigit() else -1, folder.name)
 
 
 def _is_release(python: str, version: str) -> bool:
-    """Whether it runs, and is what it is called."""
+    """Return whether an interpreter runs and is a release of `version`."""
     try:
         done = subprocess.run(
             [python, "-I", "-c", _ASK], capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""How a benchmark prints its figures: a table with the peer's, the ratio and what is to be reached.
+"""Print the figures of a benchmark: a table with our figure, the peer's, the ratio and the target.
 
     figures = [Figure(what="spans to rows, 16 turns", unit="CPU-ms", ours=0.05, theirs=1.8,
                       peer="0.3.0", at_least=10)]
@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = "benchmarks/results"
-"""Folder of the committed results, from the root."""
+"""Folder of the committed results, relative to the repository's root."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One measured figure, with a peer's of the same run and a target where there are any."""
+    """A measured figure, with the peer's figure and a target if there are any."""
 
     what: str
     unit: str
@@ -34,16 +34,16 @@ class Figure:
     peer: str = ""
     theirs: float | None = None
     more_is_better: bool = False
-    """Rates; else costs."""
+    """Whether a higher figure is better, as for rates; False for costs."""
     at_least: float | None = None
-    """Reach: the ratio, how many times better than the peer."""
+    """Target for the ratio: how many times better than the peer; None for no target."""
     at_most: float | None = None
-    """Reach: our figure itself, in its unit."""
+    """Target for our figure, in its unit; None for no target."""
     note: str = ""
 
     @property
     def ratio(self) -> float | None:
-        """How many times better ours is; None without a peer."""
+        """How many times better our figure is than the peer's; None without a peer."""
         if self.theirs is None:
             return None
         better, worse = (
@@ -54,7 +54,7 @@ class Figure:
 
     @property
     def reached(self) -> bool | None:
-        """Whether every target of this figure is reached; None without a target."""
+        """Whether the figure reaches its targets; None if it has no target."""
         if self.at_least is None and self.at_most is None:
             return None
         if self.at_most is not None and self.ours > self.at_most:
@@ -63,7 +63,7 @@ class Figure:
 
     @property
     def target(self) -> str:
-        """What is to be reached, as text."""
+        """The targets as text; "" if there are none."""
         parts = []
         if self.at_most is not None:
             parts.append(f"<= {self.at_most:g} {self.unit}")
@@ -73,7 +73,10 @@ class Figure:
 
 
 def finish(figures: Sequence[Figure], path: Path | None) -> int:
-    """Print the table, write the JSON if a path is given; the exit status."""
+    """Print the table and write the JSON to `path`, unless it is None.
+
+    Return the exit status: 1 if a target is missed, else 0.
+    """
     print(table(figures))
     missed = [figure.what for figure in figures if figure.reached is False]
     if path is not None:
@@ -84,7 +87,7 @@ def finish(figures: Sequence[Figure], path: Path | None) -> int:
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """The figures as aligned text."""
+    """Return the figures as a text table."""
     heads = ("what", "unit", "ours", "peer", "theirs", "ratio", "reach", "")
     lines = [heads, *(cells(figure) for figure in figures)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
@@ -95,7 +98,7 @@ def table(figures: Sequence[Figure]) -> str:
 
 
 def report(figures: Sequence[Figure]) -> dict[str, Any]:
-    """The figures, when and on what they were measured."""
+    """Return the figures as data, with date, commit and machine."""
     rows = [
         {**asdict(figure), "ratio": figure.ratio, "reached": figure.reached} for figure in figures
     ]
@@ -103,7 +106,7 @@ def report(figures: Sequence[Figure]) -> dict[str, Any]:
 
 
 def circumstances() -> dict[str, Any]:
-    """Return date, commit, machine, load and interpreter of a measurement."""
+    """Return date, commit, machine, load and Python version of a measurement."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(but=RESULTS),
@@ -114,10 +117,12 @@ def circumstances() -> dict[str, Any]:
 
 
 def commit(*, but: str = ".git") -> str:
-    """The commit that is checked out, `-dirty` if the tree differs; empty outside a checkout.
+    """Return the commit that is checked out; "" outside a checkout.
+
+    `-dirty` is appended if the working tree differs.
 
     Args:
-        but: a path from the root whose changes say nothing, such as that of the results.
+        but: path from the root whose changes are ignored, such as the results.
     """
     try:
         changed = _git("status", "--porcelain", "--untracked-files=no", f":(top,exclude){but}")
@@ -134,7 +139,7 @@ def _git(*arguments: str) -> str:
 
 
 def options_of(description: str) -> argparse.ArgumentParser:
-    """A parser with `--json PATH`, the description as it is written."""
+    """Return an argument parser with `--json PATH`, which prints `description` unchanged."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -15,13 +15,13 @@ from lightspan.stores.protocol import Store
 
 CALLS: Final = 8
 TOKENS: Final = 64
-"""Of each answer of the gateway."""
+"""Number of tokens of each answer of the gateway."""
 QUESTION: Final = [{"role": "user", "content": "How many singers are there? " * 8}]
 _stores: dict[str, Store] = {}
 
 
 async def records(task: dict[str, Any]) -> float:
-    """Write calls as the gateway does: one at a time, each acknowledged, under the epoch."""
+    """Write model calls to the store as the gateway does: one at a time, each acknowledged."""
     current = current_context()
     assert current is not None
     store = await _opened(task["store"])
@@ -41,7 +41,7 @@ async def _opened(url: str) -> Store:
 
 
 def asks(task: Any, llm: Any) -> dict[str, float]:
-    """Ask the model through the OpenAI client; says what CPU that took in this thread."""
+    """Call the model through the OpenAI client; return also the CPU time of this thread."""
     begun = time.thread_time()
     with agent("writer"):
         for _ in range(CALLS):

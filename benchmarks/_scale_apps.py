@@ -1,5 +1,7 @@
-"""The app of `scale.py` that does nothing: what is left is what a rollout itself costs. Runner
-processes import it by name."""
+"""The app of `scale.py` that does nothing, to measure the cost of a rollout itself.
+
+Runner processes import it by name.
+"""
 
 from __future__ import annotations
 
@@ -7,5 +9,5 @@ from typing import Any
 
 
 async def nothing(task: Any) -> float:
-    """Return a reward at once."""
+    """Return the reward 1 at once."""
     return 1.0

@@ -1,5 +1,7 @@
-"""Processes that do nothing but ask a served store, as `peer_scale.py` asks the peer's: rollouts
-are enqueued, claimed and reported in batches, and model calls are added several at a time."""
+"""Processes that only send requests to a served store, as `peer_scale.py` does with the peer's.
+
+Rollouts are enqueued, claimed and reported in batches; model calls are added in batches too.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 
 BATCH: Final = 25
-"""As the peer's clients."""
+"""Number of rollouts or calls in a batch, the same as in the peer's clients."""
 
 
 async def rollouts(store: Store, number: int) -> None:
-    """From enqueued to succeeded, by one client."""
+    """Take `number` rollouts from enqueued to succeeded, as one client."""
     name = new_id("client")
     for _ in range(0, number, BATCH):
         await store.enqueue(make_rollouts(BATCH))
@@ -30,7 +32,7 @@ async def rollouts(store: Store, number: int) -> None:
 
 
 async def spans(store: Store, number: int) -> None:
-    """LLM spans, with their token records, of one attempt."""
+    """Add `number` LLM spans with their token records to one attempt."""
     await store.enqueue(make_rollouts(1))
     [claim] = await store.claim(new_id("client"), 1, 60.0)
     for start in range(0, number, BATCH):
@@ -45,7 +47,10 @@ WORK: Final[dict[str, Callable[[Store, int], Awaitable[None]]]] = {
 
 
 def measure_clients(name: str, url: str, processes: int, number: int) -> float:
-    """How many a second of wall time, once the processes are there."""
+    """Return how many rollouts or spans per second all processes together complete.
+
+    The time starts when all processes are connected.
+    """
     spawn = multiprocessing.get_context("spawn")
     barrier = spawn.Barrier(processes + 1)
     each = max(BATCH, number // processes // BATCH * BATCH)

@@ -1,5 +1,6 @@
-"""What loads a served store in `scale.py`: the server in a process of its own, real runner
-processes that use it over HTTP, and what each of them took.
+"""Put load on a served store, for `scale.py`, and measure what server and runners use.
+
+The server runs in a process of its own; real runner processes use it over HTTP.
 
 `served` starts `lightspan serve --store URL`; `measured_load` has runner processes work through it
 and then leaves them idle. The apps are `_scale_apps.nothing`, which only returns a reward, and
@@ -31,49 +32,49 @@ from lightspan.stores.protocol import Store
 from lightspan_gateway.remote_store.url import KEY_VARIABLE
 
 _KEY: Final = "benchmark-key-0123456789"
-"""Of a server that nobody else reaches."""
+"""Key of a store server that only this benchmark can reach."""
 SETTLED_S: Final = 3.0
-"""Until all who are to wait do."""
+"""Seconds to wait until all waiting clients have sent their request."""
 _READY: Final = re.compile(r"serving the store \S+ at (http://\S+) ")
 
 
 @dataclass(frozen=True)
 class Server:
-    """A store server that is up."""
+    """A running store server."""
 
     url: str
     pids: Sequence[int]
-    """Of itself and of its database's processes; who starts later counts too."""
+    """Its process and those of its database; their children count too."""
 
     def cpu_s(self) -> float:
-        """CPU seconds of these and their children so far."""
+        """Return the CPU seconds of the server's processes and their children so far."""
         found = {pid for root in self.pids for pid in _tree(root)}
         return cpu_s(sorted(found))
 
 
 @dataclass(frozen=True)
 class Load:
-    """What runner processes did with a served store."""
+    """What runner processes achieved with a served store."""
 
     per_s: float
-    """Rollouts per second of wall time, from enqueued to known to have ended."""
+    """Rollouts per second of wall time, from enqueued until their end was seen."""
     server_ms: float
-    """CPU of the server, and of its database, per rollout."""
+    """CPU milliseconds of the server and its database per rollout."""
     runners_ms: float
-    """CPU of the runner processes per rollout."""
+    """CPU milliseconds of the runner processes per rollout."""
 
 
 @contextmanager
 def served(store_url: str, log: Path, database: Sequence[int] = ()) -> Iterator[Server]:
-    """`lightspan serve` in a process of its own, until the block ends.
+    """Run `lightspan serve` in a process of its own until the block ends.
 
     Args:
-        store_url: of a file or a database.
-        log: where it says what it does.
-        database: processes whose CPU counts as its own.
+        store_url: URL of a file or a database.
+        log: file for the server's output.
+        database: process ids whose CPU time counts as the server's.
 
     Raises:
-        PeerError: it did not start.
+        PeerError: the server did not start.
     """
     command = [sys.executable, "-m", "lightspan.cli", "serve", "--store", store_url]
     command += ["--port", "0", "--trainer-key-env", "BENCHMARK_KEY"]
@@ -94,7 +95,11 @@ def served(store_url: str, log: Path, database: Sequence[int] = ()) -> Iterator[
 
 
 def _ready(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Its address, once it answers."""
+    """Wait until the server answers, and return its address.
+
+    Raises:
+        PeerError: the server ended.
+    """
     while process.poll() is None:
         found = _READY.search(log.read_text())
         if found is not None:
@@ -106,7 +111,7 @@ def _ready(process: subprocess.Popen[bytes], log: Path) -> str:
 async def measured_load(
     server: Server, app: str, processes: int, number: int, rounds: int
 ) -> list[Load]:
-    """Rollouts through runner processes, several times, once the processes work."""
+    """Return the results of several rounds of rollouts, after the runner processes have started."""
     async with open_store(server.url) as store:
         run_id = new_id("run")
         async with working(store, app, processes, run_id) as runners:
@@ -130,8 +135,10 @@ async def _batch(
 
 
 async def measured_idle(server: Server, processes: int, spans_s: Sequence[float]) -> list[float]:
-    """Return the server's CPU seconds a second in each of these stretches of time, beside runner
-    processes that have run something and wait for more."""
+    """Return how many CPU seconds per second the server uses while runners wait for work.
+
+    It is measured in consecutive intervals of the lengths `spans_s`.
+    """
     idle = []
     async with open_store(server.url) as store:
         run_id = new_id("run")
@@ -145,8 +152,10 @@ async def measured_idle(server: Server, processes: int, spans_s: Sequence[float]
 
 
 async def measured_beside(server: Server, waiting: int, seconds: float) -> tuple[float, float]:
-    """Rollouts per second that one client queues, claims and reports, alone and while so many
-    others wait for work of another training."""
+    """Return the rollouts per second of one client, alone and while `waiting` others wait.
+
+    The client enqueues, claims and reports rollouts. The others wait for work of another training.
+    """
     async with open_store(server.url) as store:
         alone = await _moved_per_s(store, seconds)
         async with _waiters(server.url, waiting):
@@ -175,7 +184,7 @@ async def _moved_per_s(store: Store, seconds: float) -> float:
 
 @asynccontextmanager
 async def _waiters(url: str, number: int) -> AsyncIterator[None]:
-    """Clients, each with connections of its own, that wait for work, once all do."""
+    """Yield when `number` clients, each with its own connections, wait for work."""
     async with AsyncExitStack() as stack:
         stores = [await stack.enter_async_context(open_store(url)) for _ in range(number)]
         tasks = [
@@ -190,7 +199,7 @@ async def _waiters(url: str, number: int) -> AsyncIterator[None]:
 
 
 def _tree(pid: int) -> list[int]:
-    """The process and its children, those that live."""
+    """Return the ids of a process and its living children; [] if it has ended."""
     try:
         process = psutil.Process(pid)
         return [pid, *(child.pid for child in process.children(recursive=True))]
@@ -199,5 +208,5 @@ def _tree(pid: int) -> list[int]:
 
 
 def spans_per_s(load: Load) -> float:
-    """Model calls, each with its span and its token record."""
+    """Return the model calls per second; each has a span and a token record."""
     return CALLS * load.per_s

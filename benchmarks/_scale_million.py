@@ -1,5 +1,7 @@
-"""What a rollout costs as a store fills (`scale.py`): a file is filled by the store's own
-operations, and now and then a stretch of rollouts is measured."""
+"""How the cost of a rollout grows with the number of rollouts in a store (for `scale.py`).
+
+A file is filled by the store's own operations. At certain sizes, some rollouts are measured.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +24,27 @@ from lightspan.stores.protocol import Store, StoredCall
 
 BATCH: Final = 100
 WINDOW: Final = 2_000
-"""Rollouts that are measured at a time."""
+"""Number of rollouts in one measurement."""
 CALLS: Final = 2
-"""Of each that is measured, of 2.5 kB of text, 640 ids and 128 log-probabilities; those that only
-fill have one short call."""
+"""Number of model calls of a measured rollout, each with 2.5 kB of text, 640 ids and 128
+log-probabilities. Rollouts that only fill the store have one short call."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of rollouts."""
+    """One measurement of `WINDOW` rollouts."""
 
     stored: int
-    """How many the store had before."""
+    """Number of rollouts in the store before the measurement."""
     cpu_ms: float
-    """Of this process per rollout: enqueued, claimed, its calls written, reported."""
+    """CPU milliseconds of this process per rollout: enqueued, claimed, its calls written,
+    reported."""
     wall_ms: float
     file_mb: float
 
 
 def fill(sizes: Sequence[int], path: Path, minutes: float) -> list[Window]:
-    """Measure at each of these numbers of stored rollouts; stops early when the time is up."""
+    """Measure at each number of stored rollouts in `sizes`; stop early after `minutes`."""
     return asyncio.run(_fill(sizes, path, minutes))
 
 
@@ -76,7 +79,7 @@ async def _window(store: Store, stored: int, path: Path) -> Window:
 
 
 async def _batch(store: Store, *, full: bool) -> None:
-    """Some rollouts from enqueued to succeeded."""
+    """Take a batch of rollouts from enqueued to succeeded; if `full`, with calls of full size."""
     await store.enqueue(make_rollouts(BATCH))
     attempts = [claim.attempt for claim in await store.claim("bench", BATCH, 3600.0)]
     make, number = (make_call, CALLS) if full else (_short_call, 1)
@@ -86,7 +89,7 @@ async def _batch(store: Store, *, full: bool) -> None:
 
 
 def _short_call(attempt: Attempt, number: int) -> StoredCall:
-    """A model call of a few tokens."""
+    """Return a model call of a few tokens."""
     call = make_call(attempt, number)
     [record] = call.records
     few = TokenRecord.create(

@@ -1,9 +1,9 @@
-"""Ten thousand rollouts at once, on a clock of their own, against a real store (`scale.py`).
+"""Ten thousand concurrent rollouts on a virtual clock, with a real store (for `scale.py`).
 
 Each has some model calls, one after the other, whose latencies are drawn from a log-normal
 distribution, and writes each call to the store as the gateway does. Runners of 64 slots claim,
-extend their leases every five seconds, and report, as runners do. What waits for a model takes no
-time here; what the store does is done.
+extend their leases every five seconds, and report, as runners do. Waiting for a model takes no real
+time; the work of the store is really done.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ CALLS: Final = 8
 SLOTS: Final = 64
 LEASE_S: Final = 30.0
 MEDIAN_S: Final = 6.0
-"""Of a model call: half take less."""
+"""Median seconds of a model call."""
 SPREAD: Final = 0.8
-"""Of the logarithm: one in twenty takes more than 22 s, the mean is 8.3 s."""
+"""Standard deviation of the logarithm of a call's seconds: one in twenty takes more than 22 s, and
+the mean is 8.3 s."""
 
 
 @dataclass
 class Simulated:
-    """What came of it."""
+    """The result of a simulation."""
 
     rollouts: int
     wall_s: float = 0.0
@@ -49,7 +50,7 @@ class Simulated:
     lost_leases: int = 0
 
     def check(self) -> None:
-        """Raises `SystemExit`: something is missing, or was done twice."""
+        """Raise `SystemExit` if a rollout or call is missing or was done twice."""
         whole = (
             self.statuses == Counter({"succeeded": self.rollouts})
             and self.attempts == self.rollouts
@@ -62,7 +63,7 @@ class Simulated:
 
 
 def simulate(number: int, seed: int, path: Path) -> Simulated:
-    """Run so many at once, over a new SQLite file."""
+    """Run `number` concurrent rollouts over a new SQLite file at `path`."""
     return asyncio.run(_simulate(number, seed, path))
 
 
@@ -89,7 +90,7 @@ async def _simulate(number: int, seed: int, path: Path) -> Simulated:
 
 
 class _Runner:
-    """Claims until there is nothing left, and keeps its leases until the last attempt has ended."""
+    """Claims rollouts until none are left, and extends leases until its last attempt has ended."""
 
     def __init__(
         self, store: Store, clock: VirtualTime, found: Simulated, chance: random.Random

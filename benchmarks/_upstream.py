@@ -1,4 +1,4 @@
-"""A model server that answers instantly, in a process of its own: what a gateway or app is put on.
+"""A model server that answers instantly, in a process of its own, for gateways and apps to call.
 
     with Upstream() as url: ...        # base URL of an OpenAI-compatible endpoint
 
@@ -26,7 +26,7 @@ _STREAM: Final = re.compile(rb'"stream": ?true')
 
 
 class Upstream:
-    """The server's process; `url` once entered."""
+    """The server's process. `with` starts it and returns its URL."""
 
     def __enter__(self) -> str:
         command = [sys.executable, "-I", str(Path(__file__).resolve())]
@@ -47,7 +47,7 @@ class Upstream:
 
 @cache
 def completion(tokens: int, *, logprobs: bool) -> bytes:
-    """An unstreamed answer of that many tokens."""
+    """Return the body of an answer with so many tokens, not streamed."""
     content = [
         {"token": WORD, "logprob": -0.5, "bytes": [*WORD.encode()], "top_logprobs": []}
     ] * tokens
@@ -74,7 +74,7 @@ def completion(tokens: int, *, logprobs: bool) -> bytes:
 
 @cache
 def events(tokens: int) -> tuple[bytes, ...]:
-    """A streamed answer: one event a token, the end and `[DONE]`."""
+    """Return the events of a streamed answer: one per token, the finish reason and `[DONE]`."""
     deltas: list[Any] = [{"content": WORD}] * tokens
     choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
     choices.append({"index": 0, "delta": {}, "finish_reason": "stop"})

@@ -1,13 +1,13 @@
-"""Time that passes when everybody sleeps: a minute of waiting for models takes no time, and what a
-store does meanwhile takes what it takes.
+"""A clock that runs only while all tasks sleep.
+
+Waiting for models then takes no real time, and the work of a store takes the time that it takes.
 
     time = VirtualTime(tick_s=0.01)
     time.start(work(time))        # a task; it may `await time.sleep(8.0)`
     await time.over()
 
-While any task is at work (or waits for the store) time stands. When all of them sleep, it jumps to
-the next tick at which somebody wakes, and all who wake in that tick wake together, as those do whom
-a real model answers within the same hundredth of a second.
+While a task works (or waits for the store), the clock stands still. When all tasks sleep, it jumps
+to the next tick at which a task wakes. All tasks that wake in this tick wake together.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any, Final
 
 
 class VirtualTime:
-    """A clock for tasks of one event loop, and for a store.
+    """A virtual clock for the tasks of one event loop and for a store.
 
     Args:
-        tick_s: to which waking is rounded up.
+        tick_s: seconds to whose multiple the time of waking is rounded up.
     """
 
     _EPOCH: Final = 1.8e9
@@ -37,11 +37,11 @@ class VirtualTime:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self) -> float:
-        """Seconds since the epoch."""
+        """Return the virtual time, in seconds since the epoch."""
         return self._EPOCH + self._tick * self._tick_s
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task by whose sleep time passes."""
+        """Start a task; the clock stands still while it does not sleep."""
         self._awake += 1
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -49,7 +49,7 @@ class VirtualTime:
         return task
 
     async def sleep(self, seconds: float) -> None:
-        """Let so much time pass. Only for tasks that `start` made."""
+        """Wait `seconds` of virtual time. Only tasks that `start` made may call this."""
         wakes = self._tick + max(1, math.ceil(seconds / self._tick_s))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._slept += 1
@@ -58,7 +58,7 @@ class VirtualTime:
         await future
 
     async def over(self) -> None:
-        """Wait until every task has ended. Raises what one of them raised."""
+        """Wait until every task has ended; raise the first error of a task."""
         while self._tasks:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in [task for task in self._tasks if task.done()]:
@@ -71,7 +71,7 @@ class VirtualTime:
         self._rest()
 
     def _rest(self) -> None:
-        """One less is at work."""
+        """Record that a task sleeps or has ended; if all others sleep too, advance the clock."""
         self._awake -= 1
         if self._awake == 0 and self._sleepers:
             self._tick = self._sleepers[0][0]

@@ -1,4 +1,4 @@
-"""The model that engine and step are measured on at the size of a pretrained one."""
+"""The model with the size of a pretrained one, on which `engine.py` and `step.py` measure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 
 def pretrained_shape() -> Any:
-    """A random model with the layers of SmolLM2-135M."""
+    """Return a model with random weights and the layers of SmolLM2-135M."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=49_152,

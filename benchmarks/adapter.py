@@ -1,18 +1,18 @@
-"""CPU that adapter and shim add to a model call in the app, against OpenInference's instrumentors.
+"""CPU time that lightspan's instrumentation adds to a model call, compared with OpenInference's.
 
     python benchmarks/adapter.py [--runs 50] [--rounds 20] [--json PATH]
 
 The app is a LangGraph graph of one node that asks ChatOpenAI once, over HTTP, a model server in
 another process that answers instantly. Five such processes take turns, all in the environment that
-has both sides: nothing installed; ours with the call redirected to a gateway (the model server
-stands for it); ours with the call left where the app pointed it and recorded; ours with no scope
-open; OpenInference's LangChain and OpenAI instrumentors with a batch processor and an exporter that
-throws everything away. Ours includes the writing of the spans to SQLite. What something adds is the
-median over the rounds of its CPU time less that of the bare app in the same round.
+has the packages of both sides: without instrumentation; ours with the call redirected to a gateway
+(the model server is used as the gateway); ours with the call recorded but not redirected; ours
+outside of any scope; and OpenInference's LangChain and OpenAI instrumentors, with a batch processor
+and an exporter that discards all spans. Ours includes writing the spans to SQLite. The added time
+is the CPU time minus that of the bare app in the same round; the median over rounds is reported.
 
-With no scope open that difference drowns in noise, so the figure that counts is measured without
-the app: the wrapper around the SDK's `request`, and what the adapter adds to LangChain's
-`CallbackManager.configure`, as often as one run of the graph calls it.
+Outside of scopes that difference is smaller than its noise. So it is measured without the app too:
+the wrapper around the SDK's `request`, and what the adapter adds to LangChain's
+`CallbackManager.configure`, as often as one run of the graph calls it. The target is for this.
 """
 
 from __future__ import annotations
@@ -38,19 +38,22 @@ HALF: Final = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An app of one framework; see `peer_adapter.py`."""
+    """An app of one framework, run by `peer_adapter.py`."""
 
     framework: str
     peer: str
-    """The environment, a key of `_peers.PEERS`."""
+    """Name of the environment, a key of `_peers.PEERS`."""
     agents: int = 1
-    """Each asks its model once."""
+    """Number of agents; each calls its model once."""
     is_team: bool = False
-    """Whether what is around several agents is an agent too."""
+    """Whether several agents are inside of another agent, which has a span too."""
 
     @property
     def spans(self) -> dict[str, int]:
-        """A run of ours records its agents; and their calls, if no gateway does."""
+        """Kind of recording → number of spans of one run.
+
+        Agents are recorded in each kind; model calls too, unless a gateway records them.
+        """
         around = self.agents + self.is_team
         return {"redirected": around, "recorded": around + self.agents}
 
@@ -59,37 +62,36 @@ LANGGRAPH: Final = Case(framework="langgraph", peer="openinference")
 
 
 class Process:
-    """One app, see `peer_adapter.py`."""
+    """A process that runs one app, `peer_adapter.py`."""
 
     def __init__(self, kind: str, process: subprocess.Popen[str]) -> None:
         self.kind = kind
         self._process = process
 
     def ask(self, runs: int) -> dict[str, float]:
-        """What that many runs cost.
+        """Make the app run `runs` times, and return what a run costs.
 
         Raises:
-            PeerError: it ended.
+            PeerError: the process ended.
         """
         self.say(str(runs))
         return self.read()
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._process.pid
 
     def say(self, line: str) -> None:
-        """Write a line to its standard input."""
+        """Write a line to the process's standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
     def read(self) -> dict[str, float]:
-        """The next line that it says.
+        """Return the next line of the process's output, from JSON.
 
         Raises:
-            PeerError: it ended.
+            PeerError: the process ended.
         """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -100,7 +102,7 @@ class Process:
 
 @contextmanager
 def running(case: Case, kind: str, url: str, deal: int = 0) -> Iterator[Process]:
-    """An app's process, ended with the block."""
+    """Start a process with an app, and end it after the block."""
     script = [str(peer_python(case.peer)), "-I", str(HERE / "peer_adapter.py")]
     command = [*script, case.framework, str(case.agents), kind, url, str(deal)]
     process = subprocess.Popen(
@@ -120,7 +122,10 @@ def running(case: Case, kind: str, url: str, deal: int = 0) -> Iterator[Process]
 def measure(
     case: Case, kinds: Sequence[str], url: str, runs: int, rounds: int, deal: int = 0
 ) -> dict[str, list[float]]:
-    """CPU microseconds a run of each kind, one figure a round; `deal`: see `peer_adapter.py`."""
+    """Return kind → CPU microseconds per run, one figure per round.
+
+    `deal` is explained in `peer_adapter.py`.
+    """
     spent: dict[str, list[float]] = {kind: [] for kind in kinds}
     with ExitStack() as stack:
         apps = [stack.enter_context(running(case, kind, url, deal)) for kind in kinds]
@@ -136,10 +141,10 @@ def measure(
 
 
 def check(case: Case, kind: str, got: Mapping[str, float]) -> None:
-    """Everybody recorded what they should.
+    """Check that an app recorded as many spans and calls as it should.
 
     Raises:
-        PeerError: they did not.
+        PeerError: it did not.
     """
     said = f"{case.framework}, {kind}: {got['spans']} spans and {got['calls']} model calls a run"
     if kind in case.spans and got["spans"] != case.spans[kind]:
@@ -149,13 +154,13 @@ def check(case: Case, kind: str, got: Mapping[str, float]) -> None:
 
 
 def added(spent: Mapping[str, Sequence[float]], kind: str) -> float:
-    """Microseconds a run beyond the bare app; the median round."""
+    """Return the microseconds that a kind adds to a run of the bare app, the median over rounds."""
     pairs = zip(spent[kind], spent["plain"], strict=True)
     return statistics.median(own - bare for own, bare in pairs)
 
 
 def figures_of(spent: dict[str, list[float]], alone: dict[str, Any]) -> list[Figure]:
-    """The table."""
+    """Return the rows of the table."""
     theirs = added(spent, PEER)
     found = [
         Figure(
@@ -185,7 +190,7 @@ def figures_of(spent: dict[str, list[float]], alone: dict[str, Any]) -> list[Fig
 
 
 def main() -> int:
-    """See the module; the exit status says whether the targets are reached."""
+    """Run the benchmark and print the table; return 1 if a target is missed, else 0."""
     parser = options_of(__doc__)
     parser.add_argument("--runs", type=int, default=50, help="runs in a round, a multiple of 10")
     parser.add_argument("--rounds", type=int, default=20)

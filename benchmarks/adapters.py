@@ -1,25 +1,25 @@
-"""CPU that each adapter adds to a model call and to an agent's step, against OpenInference's.
+"""CPU time that each adapter adds to a call and to an agent's step, compared with OpenInference.
 
     python benchmarks/adapters.py [--frameworks langgraph …] [--units call …] [--runs 20]
         [--rounds 8] [--deals 5] [--instructions] [--json PATH]
 
 For each framework two apps: one agent that asks its model once (*a call*), and four agents that ask
 once each, one after the other (*a step* is a fourth of a run). They ask over HTTP a model server in
-another process that answers instantly. Of each app four processes take turns, all in one
-environment with both sides: nothing installed; ours with the calls recorded where the app pointed
-them; ours with the calls redirected to a gateway (the model server stands for it); OpenInference's
-instrumentor of the framework, with a batch processor and an exporter that throws everything away.
-Its instrumentor of the OpenAI client is added where the framework's own records no model calls
-(CrewAI). Ours includes the writing of the spans to SQLite.
+another process that answers instantly. Four processes of each app take turns, all in one
+environment with the packages of both sides: without instrumentation; ours with the calls recorded
+but not redirected; ours with the calls redirected to a gateway (the model server is used as the
+gateway); and OpenInference's instrumentor of the framework, with a batch processor and an exporter
+that discards all spans. If that instrumentor records no model calls (CrewAI), OpenInference's
+instrumentor of the OpenAI client is added. Ours includes writing the spans to SQLite.
 
-What something adds is the median over the rounds of its CPU time less that of the bare app in the
-same round. A process stays as fast or slow as it began, by which types and names meet in CPython's
-method cache (`peer_adapter.deal`): so the four are begun anew for each of `--deals`, and beside a
-ratio stands the interval that 95 % of 2,000 bootstrap samples (of deals, of rounds in them) are in.
-With `--instructions` the same is also counted in instructions, of ten runs of each deal, by
-valgrind's callgrind (`_instructions.py`): other work on the machine does not change them. A process
-that records another number of spans than it should, and a peer that records fewer model calls than
-there are, end the script.
+The added time is the CPU time minus that of the bare app in the same round; the median over rounds
+is reported. How fast a process is depends on how its types and names are placed in CPython's method
+cache (`peer_adapter.deal`), for as long as it lives. So the four processes are started again for
+each of `--deals`. With each ratio, an interval is printed that contains 95 % of 2,000 bootstrap
+samples (of deals, and of rounds in them). With `--instructions`, the instructions of ten runs of
+each deal are counted too, by valgrind's callgrind (`_instructions.py`); other work on the machine
+does not change them. The script fails if a process records another number of spans than it should,
+or if the peer records too few model calls.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ KINDS: Final = ("plain", "redirected", "recorded", PEER)
 STEPS: Final = 4
 UNITS: Final = ("call", "step")
 COUNTED: Final = 10
-"""Runs whose instructions are counted: what fills a scope."""
+"""Number of runs whose instructions are counted; as many as a scope has."""
 SAMPLES: Final = 2_000
 
 Spent = Mapping[str, Sequence[float]]
-"""Kind to what its runs took, one figure a round."""
+"""Kind → what a run cost, one figure per round."""
 ENVIRONMENTS: Final = {
     "langgraph": "openinference",
     "autogen": "openinference-autogen",
@@ -55,7 +55,7 @@ ENVIRONMENTS: Final = {
 
 
 def cases(framework: str) -> dict[str, Case]:
-    """What is measured of a framework, by the unit of its figures."""
+    """Return unit → the app that is measured for it."""
     peer = ENVIRONMENTS[framework]
     team = framework == "autogen"
     return {
@@ -65,17 +65,17 @@ def cases(framework: str) -> dict[str, Case]:
 
 
 def deal_of(number: int) -> int:
-    """What the processes of a deal are begun with."""
+    """Return the argument `DEAL` of the processes of deal `number`."""
     return 1 + 97 * number
 
 
 def pooled(deals: Sequence[Spent]) -> Spent:
-    """The rounds of all deals."""
+    """Return the rounds of all deals together."""
     return {kind: [*chain.from_iterable(deal[kind] for deal in deals)] for kind in KINDS}
 
 
 def interval(deals: Sequence[Spent], kind: str) -> tuple[float, float]:
-    """What the ratio is between in 95 % of bootstrap samples."""
+    """Return the bounds that contain the ratio in 95 % of bootstrap samples."""
     chance = random.Random(0)  # the same figures have the same interval
     ratios = []
     for _ in range(SAMPLES):
@@ -93,7 +93,7 @@ def _resampled(deal: Spent, chance: random.Random) -> Spent:
 
 
 def figures_of(unit: str, case: Case, deals: Sequence[Spent], scale: str) -> list[Figure]:
-    """The rows of one app: what each side adds to a call, or a step."""
+    """Return the rows of one app: what we and the peer add to a call, or to a step."""
     spent = pooled(deals)
     bare = statistics.fmean(spent["plain"]) / case.agents
     rows = []
@@ -114,7 +114,7 @@ def figures_of(unit: str, case: Case, deals: Sequence[Spent], scale: str) -> lis
 
 
 def count(case: Case, url: str, deal: int) -> Spent:
-    """The instructions of a run of each kind."""
+    """Return kind → instructions per run."""
     counts = {}
     for kind in KINDS:
         with counting(case, kind, url, deal) as app:
@@ -126,7 +126,7 @@ def count(case: Case, url: str, deal: int) -> Spent:
 
 
 def main() -> int:
-    """See the module; the exit status says whether the targets are reached."""
+    """Run the benchmark and print the table; return 1 if a target is missed, else 0."""
     parser = options_of(__doc__)
     parser.add_argument("--frameworks", nargs="+", choices=ENVIRONMENTS, default=list(ENVIRONMENTS))
     parser.add_argument("--units", nargs="+", choices=UNITS, default=list(UNITS))

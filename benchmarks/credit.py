@@ -1,19 +1,20 @@
 """Does any rule of credit train better than the final reward? The comparison of docs/credit.md.
 
-    python benchmarks/credit.py                       all that this environment can run and is left
+    python benchmarks/credit.py                       all runs that are left and can be run here
     python benchmarks/credit.py --task quest --minutes 60     begin no run after an hour
     python benchmarks/credit.py --rule terminal anchor --seed 0 1
-    python benchmarks/credit.py --world               of the quest, six seeds of two rules
+    python benchmarks/credit.py --world               six seeds of two rules on the quest
     python benchmarks/credit.py --list                what is done and what is left, and how long
     python benchmarks/credit.py --table               the table, as Markdown; of some tasks and
                                                       rules with --task and --rule
 
-What is compared, why so and how it is judged was written before anything ran: it is in
-docs/credit-comparison.md, with its numbers in `_credit_plan.py`. Each run is a line of
-benchmarks/results/credit.jsonl, which is committed: the same command goes on where it stopped, on
-another day too. Each framework has an environment of its own (`nox -s credit` has all); what
-another one runs is left out. Rows of another design, of other settings or of another warm start are
-refused. Sessions may run side by side, with different --task.
+What is compared, why, and how it is judged was written before any run: see
+docs/credit-comparison.md, with the numbers in `_credit_plan.py`. Each run is a line of
+benchmarks/results/credit.jsonl, which is committed, so the same command continues where it stopped,
+also on another day. Each framework has an environment of its own (`nox -s credit` uses all of
+them); tasks whose framework is not installed are left out. Results of another design, of other
+settings or of another warm start are refused. Several processes may run at the same time with
+different --task.
 """
 
 from __future__ import annotations
@@ -61,20 +62,20 @@ from lightspan.training.results import Evaluation, FitResult
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "credit.jsonl"
 LATER: Final = {"overlap": 0}
-"""Options of LightningRL that the first rows know nothing of, with what was done before there were
-any: such a setting makes no other arm."""
+"""Options of LightningRL that were added after the first results, with the value that corresponds
+to the behaviour before. With this value they are left out of an arm's description."""
 LATER_OF_LOSS: Final = {"form": "clip", "importance_level": "token"}
-"""Likewise parts of `PolicyLoss`."""
+"""The same for settings of `PolicyLoss`."""
 
 
 # --- runs ---------------------------------------------------------------------------------------
 class Bench:
-    """A task's data, and its runs.
+    """The data of one task, and its runs.
 
     Args:
-        plan: None for that of the design.
-        recipe: None for that of the README.
-        split: of the held-out tasks.
+        plan: what is run; None for the design's plan.
+        recipe: the settings; None for those of the example's README.
+        split: split of the held-out tasks.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Bench:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What all arms of the task share."""
+        """The settings that all arms of the task share, as data."""
         data = (self._train, self.held_out)
         return {
             "recipe": asdict(self.recipe),
@@ -111,7 +112,7 @@ class Bench:
         }
 
     def warm_start(self, seed: int) -> tuple[Path, str]:
-        """The weights that all arms of a seed begin with, and their digest."""
+        """Return the weights with which all arms of a seed start, and their digest."""
         if seed not in self._warm:
             model, _ = self._code.warm_start(self._cache, seed, SAY, self.recipe)
             hashed = hashlib.sha256()
@@ -121,7 +122,10 @@ class Bench:
         return self._warm[seed]
 
     def run(self, key: Key, journal: Journal) -> bool:
-        """Make a run, and write its row: an error is a row too. Whether there was none."""
+        """Run one arm and seed, and write its row; return whether there was no error.
+
+        After an error, the row has the error's text.
+        """
         started = time.monotonic()
         row: dict[str, Any] = {**key._asdict(), "settings": digest(self.settings)}
         journal.check(row)
@@ -174,7 +178,10 @@ class Bench:
         }
 
     def _held_out(self, evaluation: Evaluation) -> dict[str, Any]:
-        """Sums with their numbers, and every reward, by cluster, in the order of the tasks."""
+        """Return the sum and the number of the rewards, and all rewards by cluster.
+
+        The rewards of a cluster are in the order of its tasks.
+        """
         rewards: dict[str, list[float | None]] = {}
         for number, task in enumerate(self.held_out):
             cluster = self._subject.cluster
@@ -191,7 +198,10 @@ class Bench:
 
 
 def evenly(tasks: Sequence[Any], count: int, cluster: str | None) -> list[Any]:
-    """So many tasks, of each cluster as many, the first ones."""
+    """Return the first `count` tasks, as many of each cluster.
+
+    `cluster` is the key of a task that names its cluster; None if there are no clusters.
+    """
     if cluster is None:
         return list(tasks[:count])
     groups: dict[Any, list[Any]] = {}
@@ -202,12 +212,12 @@ def evenly(tasks: Sequence[Any], count: int, cluster: str | None) -> list[Any]:
 
 
 def _portable(task: Mapping[str, Any]) -> dict[str, Any]:
-    """A task without where its data are on this machine."""
+    """Return a task without the path of its data on this machine."""
     return {name: value for name, value in task.items() if name != "data"}
 
 
 def _described(algorithm: LightningRL) -> dict[str, Any]:
-    """The settings of an arm; where the weights are is not one."""
+    """Return an arm's settings, without the path of the weights and the seed."""
     config = algorithm.config()
     later = [name for name, before in LATER.items() if config[name] == before]
     loss = {k: v for k, v in config["loss"].items() if (k, v) not in LATER_OF_LOSS.items()}
@@ -216,7 +226,7 @@ def _described(algorithm: LightningRL) -> dict[str, Any]:
 
 
 def _training(result: FitResult) -> dict[str, Any]:
-    """Of each step the sum of rewards, as they are without shaping, and of how many rollouts."""
+    """Return the sum of unshaped rewards and the number of scored rollouts of each step."""
     lines = [line for line in RunFolder(result.folder).metrics() if line["kind"] == "train"]
     steps = [(line.get("reward", 0.0) * line["scored"], line["scored"]) for line in lines]
     return {
@@ -233,7 +243,7 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _where() -> dict[str, Any]:
-    """When, of what and on what."""
+    """Return date, commit, versions and machine of a run."""
     names = ("lightspan", "torch", "transformers")
     return {
         "date": time.strftime("%Y-%m-%d"),
@@ -253,7 +263,7 @@ def _said(found: Mapping[str, Any]) -> str:
 
 # --- the command --------------------------------------------------------------------------------
 def main() -> int:
-    """Run what is left, or say what there is."""
+    """Run what is left, or print what `--list` or `--table` asks for; return the exit status."""
     parser = _parser()
     options = parser.parse_args()
     journal = Journal(options.results, digest(design()))
@@ -276,7 +286,11 @@ def main() -> int:
 def run_all(
     chosen: Sequence[Key], journal: Journal, scratch: Path, options: argparse.Namespace
 ) -> None:
-    """What is left of these, until the minutes are over."""
+    """Run those of `chosen` that are left, until `options.minutes` are over.
+
+    Raises:
+        SystemExit: two runs in a row ended with an error.
+    """
     started = time.monotonic()
     benches: dict[str, Bench] = {}
     failed = 0
@@ -307,7 +321,7 @@ def _chosen(options: argparse.Namespace) -> list[Key]:
 
 
 def _runnable(chosen: Sequence[Key]) -> list[Key]:
-    """Those whose framework is here; the others are named."""
+    """Return the runs whose framework is installed; print the tasks that are left out."""
     missing = {key.task for key in chosen if find_spec(PLANS[key.task].framework) is None}
     for task in sorted(missing):
         needs = f"{task} needs {PLANS[task].framework}, which is not in this environment"

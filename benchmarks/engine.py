@@ -1,21 +1,22 @@
-"""Tokens per CPU-second of the embedded engine, against transformers' batching called directly.
+"""Tokens per CPU-second of the embedded engine, compared with transformers' batching alone.
 
 The model is a random Qwen2 of 0.7 M parameters; prompts have about 70 tokens and answers about 20,
 as in the SQL example. The peer is transformers' `ContinuousBatchingManager` on the same model and
-requests, with the settings that serve it best on a CPU (12 requests and 256 tokens a step, or, with
-`--peer-defaults`, its own). CPU-seconds are those of the generation thread; the event loop's are
-beside them. Runs alternate, and the best of each is kept.
+requests, with the settings with which it is fastest on a CPU (12 requests and 256 tokens a step),
+or with `--peer-defaults` its own. CPU-seconds are those of the generation thread; those of the
+event loop are printed too. Runs alternate, and the best of each is kept.
 
 With `--prefixes` the peer is the engine itself with `prefix_sharing=False`, and the unit is calls
 per CPU-second. The model is random with the shape of SmolLM2-135M, as in the router example, and
-has 64 calls in flight: in groups of 8 with one prompt each (125 tokens, of which the first 40 are
-common to all), and in a second run with prompts that share nothing. Answers have 4 to 8 tokens.
+has 64 calls in flight: in groups of 8 with the same prompt (125 tokens, of which the first 40 are
+common to all groups), and in a second run with prompts that share nothing. Answers have 4 to 8
+tokens.
 
 With `--vllm PYTHON` the peer is a vLLM server of that interpreter (docs/vllm.md), on the model and
 the calls of `--prefixes`, in the same float type and with one thread to compute in. It compiles the
 model and keeps prefixes too, in blocks of 32 tokens, the least that its CPU kernels take. The unit
-is tokens per second, prompts' and answers', of wall time and of CPU time. Each repeat has other
-prompts, so that no beginning is known from the one before.
+is tokens of prompts and answers per second, of wall time and of CPU time. Each repeat has other
+prompts, so that no prefix is cached from the repeat before.
 
 Run: python benchmarks/engine.py [--in-flight 64] [--requests 512] [--repeats 3] [--json]
      python benchmarks/engine.py --prefixes [--repeats 3] [--json]
@@ -52,10 +53,11 @@ from lightspan_vllm.engine import VLLMEngine
 
 TEMPERATURE = 0.7
 NEVER = -1
-"""No end-of-sequence token: both sides generate exactly as many tokens."""
+"""In place of an end-of-sequence id: none, so that both sides generate the same number of
+tokens."""
 
 Request = tuple[list[int], int]
-"""Prompt and number of tokens to generate."""
+"""(prompt ids, number of tokens to generate)."""
 
 
 def make_requests(count: int, vocabulary: int) -> list[Request]:
@@ -70,7 +72,7 @@ def make_requests(count: int, vocabulary: int) -> list[Request]:
 
 
 def make_groups(vocabulary: int, *, shared: bool, seed: int = 0) -> list[Request]:
-    """64 calls in groups of 8 with one prompt each, or as many prompts that share nothing."""
+    """Return 64 requests: if `shared`, in groups of 8 with the same prompt, else all different."""
     rng = random.Random(seed)
 
     def ids(count: int) -> list[int]:
@@ -88,7 +90,7 @@ def make_groups(vocabulary: int, *, shared: bool, seed: int = 0) -> list[Request
 async def ask(
     engine: TokenEngine, requests: Sequence[Request], in_flight: int, *, stream: bool = False
 ) -> None:
-    """Have all of them answered, so many at a time."""
+    """Send all requests to the engine, at most `in_flight` at a time, and wait for the answers."""
     gate = asyncio.Semaphore(in_flight)
 
     async def one(number: int) -> None:
@@ -115,7 +117,7 @@ async def run_engine(
     warm_up: int = 32,
     **options: Any,
 ) -> dict[str, float]:
-    """The engine's tokens, CPU-seconds and the loop's CPU-seconds."""
+    """Return the engine's tokens and CPU seconds, and the CPU seconds of the event loop."""
     engine = TransformersEngine({"policy": model}, **options)
     await engine.start()
     await ask(engine, requests[:warm_up], in_flight, stream=stream)
@@ -135,7 +137,7 @@ async def run_engine(
 def run_peer(
     folder: Path, requests: Sequence[Request], in_flight: int, *, defaults: bool
 ) -> dict[str, float]:
-    """The same from transformers' manager, `in_flight` requests at a time."""
+    """Return the same figures of transformers' manager, with `in_flight` requests at a time."""
     model: Any = load_model(folder)
     sizes: dict[str, Any] = (
         {} if defaults else {"max_requests_per_batch": 12, "max_batch_tokens": 256}
@@ -173,7 +175,7 @@ def run_peer(
 
 
 def _meter(manager: Any) -> dict[str, float]:
-    """CPU-seconds of the manager's thread, after each step."""
+    """Return a dict that always has the CPU seconds of the manager's thread as of its last step."""
     spent = {"cpu_s": 0.0}
     step = manager._generation_loop_body
 
@@ -231,7 +233,7 @@ def main() -> None:
 
 
 def report_prefixes(in_flight: int, repeats: int, *, as_json: bool) -> None:
-    """Calls per CPU-second with shared prefixes and without, in turns."""
+    """Measure and print calls per CPU-second with and without shared prefixes."""
     rates: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as place:
         tokenizer = load_tokenizer(tiny_model(Path(place) / "model", seed=0))
@@ -261,14 +263,14 @@ def report_prefixes(in_flight: int, repeats: int, *, as_json: bool) -> None:
 
 
 class Measured(NamedTuple):
-    """Tokens a second."""
+    """Tokens per second of wall time and of CPU time."""
 
     wall: float
     cpu: float
 
 
 async def beside_vllm(python: str, in_flight: int, repeats: int) -> dict[str, list[Measured]]:
-    """What our engine and a vLLM server reach in turns, repeat by repeat."""
+    """Return the rates of our engine and of a vLLM server, measured in turns."""
     found: dict[str, list[Measured]] = {"engine": [], "vllm": []}
     with tempfile.TemporaryDirectory() as place:
         folder = tiny_model(Path(place) / "model", seed=0)  # its tokenizer
@@ -317,14 +319,14 @@ async def _measure(engine: TokenEngine, requests: list[Request], in_flight: int)
 
 
 def _cpu_s() -> float:
-    """Of this process, the clients' part with it, and of all that it started."""
+    """Return the CPU seconds of this process and of all that it started."""
     here = psutil.Process()
     times = [each.cpu_times() for each in (here, *here.children(recursive=True))]
     return float(sum(each.user + each.system for each in times))
 
 
 def report_vllm(figures: dict[str, list[Measured]], *, as_json: bool) -> None:
-    """The best of each, and the ratios."""
+    """Print the best rates of both engines, and their ratios."""
     rates = {
         name: Measured(max(each.wall for each in found), max(each.cpu for each in found))
         for name, found in figures.items()

@@ -1,4 +1,4 @@
-"""Tokens per wall second of the embedded engine behind the gateway, load from another process.
+"""Tokens per wall second of the embedded engine behind the gateway, called from another process.
 
 Answers have 64 tokens, prompts about 70; the model is a random Qwen2 of 0.7 M parameters. Ours:
 chat completions over HTTP, asked by another process, rendered, sampled, recorded to SQLite and
@@ -44,7 +44,7 @@ REACH: Final = 0.8
 
 
 def questions(count: int) -> list[list[dict[str, str]]]:
-    """Conversations, all different."""
+    """Return `count` different conversations."""
     return [
         [{"role": "user", "content": " ".join(f"w{(i * 7 + j) % 40}{i % 40}" for j in range(13))}]
         for i in range(count)
@@ -52,7 +52,7 @@ def questions(count: int) -> list[list[dict[str, str]]]:
 
 
 def make_model(folder: Path) -> Path:
-    """The model of both sides."""
+    """Write the model that both sides use, and return its folder."""
     words = [" ".join(f"w{i}{j}" for i in range(40)) for j in range(40)]
     return tiny_model(
         folder / "model", seed=0, hidden=128, layers=3, context=2048, vocabulary=635, texts=words
@@ -61,7 +61,7 @@ def make_model(folder: Path) -> Path:
 
 # --- the load -------------------------------------------------------------------------------
 def load(pipe: Connection) -> None:
-    """The other process: asks as it is told until told to stop."""
+    """Run the process that sends requests, as commands from `pipe` say."""
     asyncio.run(_load(pipe))
 
 
@@ -88,7 +88,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, token: str, left: Itera
 
 # --- both sides -----------------------------------------------------------------------------
 def ours(pipe: Connection, folder: Path, counts: Sequence[tuple[int, int]], place: Path) -> None:
-    """In a process of its own: tokens per wall second for each (in flight, requests)."""
+    """Send our tokens per wall second for each (in flight, requests). Runs in its own process."""
     torch.set_num_threads(1)
     asyncio.run(_ours(pipe, folder, counts, place))
 
@@ -124,7 +124,7 @@ async def _ours(
 
 
 def theirs(pipe: Connection, folder: Path, counts: Sequence[tuple[int, int]], _: Path) -> None:
-    """The same for the peer."""
+    """Send the same figures of the peer."""
     torch.set_num_threads(1)
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     tokenizer = load_tokenizer(folder)
@@ -153,7 +153,7 @@ def in_process(
 
 
 def main() -> int:
-    """See the module; the exit status says whether the target is reached."""
+    """Run the benchmark and print the table; return 1 if a target is missed, else 0."""
     parser = options_of(__doc__ or "")
     parser.add_argument("--requests", type=int, default=256, help="at 64 in flight (256)")
     parser.add_argument("--repeats", type=int, default=3)

@@ -1,10 +1,12 @@
-"""CPU of the gateway per call and per streamed chunk, recording included, against both peers.
+"""CPU time of the gateway per call and per streamed chunk, compared with both peers.
+
+Recording of the calls is included.
 
     python benchmarks/gateway.py [--calls 400] [--rounds 5] [--json PATH]
 
-Every gateway runs in processes of its own and records every call; the load comes from another
-process, and what is counted is the CPU time of the gateway's processes, children included, until
-they are quiet again. Ours records to SQLite, in two ways of being asked:
+Every gateway runs in processes of its own and records every call; another process sends the calls.
+The CPU time of the gateway's processes and their children is counted until they have nothing left
+to do. Ours records to SQLite, and is measured with both ways of answering:
 
 - forwarded: the answer comes over HTTP from a model server that answers instantly, the same one
   that stands behind the peers;
@@ -13,8 +15,9 @@ they are quiet again. Ours records to SQLite, in two ways of being asked:
 
 0.3.0 is its LiteLLM proxy with its store server (memory), as its trainer starts them; 1.0.2 is
 `agl-server` (memory). A figure is the best of the rounds, in which all take turns. The cost of a
-streamed chunk is the difference of long streams and short ones, so that the call cancels out;
-0.3.0 waits for the whole answer and cuts it up, 1.0.2 refuses streams, which is checked.
+streamed chunk is the difference between long and short streams, divided by the chunks, so that the
+cost of the call itself cancels out. 0.3.0 waits for the whole answer and cuts it into chunks. 1.0.2
+refuses streams, which is checked.
 """
 
 from __future__ import annotations
@@ -52,34 +55,34 @@ IN_FLIGHT: Final = (1, 16, 64)
 CALL_MS, CHUNK_MS = 1.5, 0.05
 QUESTION: Final = [{"role": "user", "content": "How many singers are there? " * 8}]
 TOKENS: Final = 16
-"""Of an unstreamed answer."""
+"""Number of tokens of an answer that is not streamed."""
 SHORT, LONG = 4, 64
-"""Of the two streams that are compared."""
+"""Numbers of tokens of the two streams that are compared."""
 SPANS_A_CALL: Final = 7
-"""What 0.3.0 records of one call."""
+"""Number of spans that 0.3.0 records for one call."""
 
 
 @dataclass
 class Server:
-    """A gateway under test."""
+    """A gateway that is measured."""
 
     name: str
     process: subprocess.Popen[str]
     url: str
-    """Of chat completions."""
+    """URL of the route for chat completions."""
     headers: dict[str, str] = field(default_factory=dict)
     share: int = 1
-    """It is asked this many times less often than ours: it is slower."""
+    """The gateway gets this many times fewer calls than ours, because it is slower."""
     asked: int = 0
 
     def cpu_s(self) -> float:
-        """CPU seconds of its processes so far."""
+        """Return the CPU seconds of the gateway's processes so far."""
         root = psutil.Process(self.process.pid)
         times = [one.cpu_times() for one in (root, *root.children(recursive=True))]
         return float(sum(one.user + one.system for one in times))
 
     def settled_cpu_s(self) -> float:
-        """The same, once it has nothing left to write."""
+        """Wait until the gateway has written all calls; return the CPU seconds of its processes."""
         before = self.cpu_s()
         for _ in range(20):
             time.sleep(0.25)
@@ -90,17 +93,17 @@ class Server:
         return before
 
     def ask(self) -> dict[str, Any]:
-        """What it says of itself."""
+        """Send the process a line, and return its answer."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         return self.read()
 
     def read(self) -> dict[str, Any]:
-        """The next line that it says.
+        """Return the next line of the process's output, from JSON.
 
         Raises:
-            PeerError: it ended, or said something else.
+            PeerError: the process ended, or its line is not JSON.
         """
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -113,7 +116,7 @@ class Server:
 # --- the servers ----------------------------------------------------------------------------
 @contextmanager
 def running(command: list[str], *, peer: bool, talks: bool, log: Path) -> Iterator[Any]:
-    """A process that ends with the block; what it logs goes to a file."""
+    """Start a process, and end it after the block. What it logs goes to the file `log`."""
     with log.open("w") as logged:
         process = subprocess.Popen(
             command,
@@ -140,7 +143,7 @@ def running(command: list[str], *, peer: bool, talks: bool, log: Path) -> Iterat
 
 @contextmanager
 def servers(upstream: str, folder: Path) -> Iterator[list[Server]]:
-    """All gateways: ours by both ways, 1.0.2, 0.3.0."""
+    """Start all gateways: ours for both ways of answering, 1.0.2 and 0.3.0."""
     with ExitStack() as stack:
 
         def start(name: str, command: list[str], *, peer: bool, talks: bool = True) -> Any:
@@ -163,7 +166,7 @@ def servers(upstream: str, folder: Path) -> Iterator[list[Server]]:
 
 
 def _newer(start: Any, upstream: str) -> Server:
-    """1.0.2, with our model server registered and a rollout made."""
+    """Start 1.0.2, register our model server with it, and create a rollout."""
     port = free_port()
     origin = f"http://127.0.0.1:{port}"
     command = [
@@ -197,7 +200,7 @@ def _post(url: str, body: Any) -> Any:
 
 
 def recorded(server: Server) -> int:
-    """Calls that a gateway has recorded."""
+    """Return the number of calls that a gateway has recorded."""
     if server.name == NEW:
         url = server.url.partition("/proxy/")[0] + "/api/rollouts/ro/events"
         with urllib.request.urlopen(url, timeout=30) as response:
@@ -208,7 +211,7 @@ def recorded(server: Server) -> int:
 
 # --- the load -------------------------------------------------------------------------------
 def load(pipe: Connection) -> None:
-    """The other process: asks as it is told until told to stop."""
+    """Run the process that sends requests, as commands from `pipe` say."""
     asyncio.run(_load(pipe))
 
 
@@ -238,14 +241,14 @@ async def _ask(
 
 
 class Bench:
-    """The process that asks, and what it costs those that are asked."""
+    """Sends calls to a gateway through the other process, and measures their cost."""
 
     def __init__(self, pipe: Connection, calls: int) -> None:
         self._pipe = pipe
         self._calls = calls
 
     def cost(self, server: Server, in_flight: int, **more: Any) -> tuple[float, float]:
-        """(CPU milliseconds, streamed events) of one call."""
+        """Return (CPU milliseconds, streamed events) per call."""
         calls = max(in_flight, self._calls // server.share)
         body = {"model": "model", "messages": QUESTION, "max_tokens": TOKENS, **more}
         before = server.cpu_s()
@@ -255,14 +258,14 @@ class Bench:
         return (server.settled_cpu_s() - before) / calls * 1e3, events / calls
 
     def stream(self, server: Server) -> tuple[float, float]:
-        """CPU milliseconds of (a long streamed call, one chunk of it)."""
+        """Return the CPU milliseconds of a long streamed call, and of one of its chunks."""
         short, few = self.cost(server, 16, stream=True, max_tokens=SHORT)
         long, many = self.cost(server, 16, stream=True, max_tokens=LONG)
         return long, (long - short) / (many - few)
 
 
 def refuses_streams(server: Server) -> bool:
-    """Whether it answers 400 to a stream."""
+    """Return whether the gateway answers a streaming call with status 400."""
     try:
         _post(server.url, {"model": "model", "messages": QUESTION, "stream": True})
     except urllib.error.HTTPError as error:
@@ -272,11 +275,11 @@ def refuses_streams(server: Server) -> bool:
 
 # --- the table ------------------------------------------------------------------------------
 Costs = dict[tuple[str, str], float]
-"""(gateway, what) → CPU milliseconds."""
+"""(gateway, what was measured) → CPU milliseconds."""
 
 
 def measure(calls: int, rounds: int, folder: Path) -> Costs:
-    """The best of the rounds."""
+    """Return the lowest costs of all rounds."""
     context = get_context("spawn")
     pipe, other = context.Pipe()
     asking = context.Process(target=load, args=(other,), daemon=True)
@@ -309,7 +312,7 @@ def measure(calls: int, rounds: int, folder: Path) -> Costs:
 
 
 def check(all_of_them: list[Server]) -> None:
-    """Everybody recorded what they were asked (0.3.0 may record some calls twice).
+    """Check that every gateway recorded all calls (0.3.0 may record some calls twice).
 
     Raises:
         PeerError: a gateway recorded something else, or 1.0.2 streams after all.
@@ -326,7 +329,7 @@ def check(all_of_them: list[Server]) -> None:
 
 
 def main() -> int:
-    """See the module; the exit status says whether the targets are reached."""
+    """Run the benchmark and print the table; return 1 if a target is missed, else 0."""
     parser = options_of(__doc__)
     parser.add_argument("--calls", type=int, default=400, help="calls of ours in a measurement")
     parser.add_argument("--rounds", type=int, default=5)
@@ -337,7 +340,7 @@ def main() -> int:
 
 
 def calls_of(best: Costs) -> list[Figure]:
-    """Unstreamed calls, each against both peers."""
+    """Return the rows for calls that are not streamed, each compared with both peers."""
     return [
         Figure(
             what=f"call, {way}, {in_flight} in flight",
@@ -354,7 +357,7 @@ def calls_of(best: Costs) -> list[Figure]:
 
 
 def streams_of(best: Costs) -> list[Figure]:
-    """Streamed calls, and what a chunk adds to one."""
+    """Return the rows for streamed calls and for one chunk."""
     what, unit = f"call streamed in {LONG} chunks", "CPU-ms"
     found = []
     for way in WAYS:

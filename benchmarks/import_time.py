@@ -1,10 +1,10 @@
-"""What it costs an app's environment to have lightspan: CPU time of the import, distributions.
+"""What lightspan costs in an app's environment: CPU time of its import, and added distributions.
 
     python benchmarks/import_time.py [--repeats 7] [--json PATH]
 
 Each import is a fresh isolated process; a figure is the CPU time (user and system) of the median
-process less that of one that imports nothing. What a runner imports (the runner, the
-wire shim, the stores) is beside `import lightspan`, which loads its names when they are first used.
+process minus that of a process that imports nothing. The imports of a runner (the runner, the wire
+shim, the stores) are measured too, because `import lightspan` loads names only when they are used.
 Distributions are counted in real environments: a LangGraph app's own (langgraph, langchain-openai),
 the same with core and the LangGraph adapter, and each peer's. What counts is what an environment
 has beyond the LangGraph app's own; pip and setuptools are left out. Nothing is fetched while it is
@@ -46,10 +46,10 @@ IMPORTS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def cpu_s(python: str, code: str) -> float:
-    """CPU seconds, user and system, of a fresh process that runs this code.
+    """Return the CPU seconds, user and system, of a new process that runs `code`.
 
     Raises:
-        PeerError: it failed.
+        PeerError: the process failed.
     """
     process = subprocess.Popen(
         [python, "-I", "-c", code],
@@ -69,7 +69,7 @@ def cpu_s(python: str, code: str) -> float:
 
 
 def imports(repeats: int) -> dict[str, float]:
-    """CPU seconds of each import, its interpreter's own start subtracted; the median process."""
+    """Return the median CPU seconds of each import, without the start of the interpreter."""
     pythons = {name: str(peer_python(peer)) for name, (peer, _) in IMPORTS.items()}
     spent: dict[str, list[float]] = {name: [] for name in IMPORTS}
     for repeat in range(repeats + 1):  # the first writes the byte code
@@ -81,13 +81,13 @@ def imports(repeats: int) -> dict[str, float]:
 
 
 def added() -> dict[str, list[str]]:
-    """What each environment has beyond a LangGraph app's own, by name."""
+    """Return the distributions of each environment that a LangGraph app does not have anyway."""
     own = distributions(APP).keys()
     return {name: sorted(distributions(name).keys() - own) for name in (OURS, OLD, NEW)}
 
 
 def main() -> int:
-    """See the module; the exit status says whether the targets are reached."""
+    """Run the benchmark and print the table; return 1 if a target is missed, else 0."""
     parser = options_of(__doc__)
     parser.add_argument("--repeats", type=int, default=7, help="processes of each kind")
     options = parser.parse_args()

@@ -1,5 +1,6 @@
-"""One update of the learner, against a plain padded torch loop: CPU-seconds and peak memory; and
-what a critic adds to it.
+"""CPU-seconds and peak memory of one learner update, compared with a plain padded torch loop.
+
+The additional cost of a critic is measured too.
 
 Two workloads, on the SQL example's model (a Qwen2 of 0.7 M parameters, 3 layers):
 
@@ -20,12 +21,13 @@ The peer is the loop that one writes by hand: rows sorted by length, cut into ba
 padded tokens as a pass of the learner may have (a longer row alone), padded, with an attention mask
 where there is padding, the model's logits of all positions, the same loss, clipping and AdamW.
 
-A critic adds a pass before the update, which says the values of all calls, and the fit of its head.
-Both are measured against the update alone, turn by turn in one process.
+A critic adds a forward pass before the update, which computes the values of all calls, and the fit
+of its head. An update with both is compared with an update alone, in turns in one process.
 
 Each other measurement has a process of its own. CPU-seconds are the thread's, of the best update;
-memory is what the process grew by from just before its first update, optimiser state included. Exit
-status 1 if the learner is less than twice as fast or takes more memory, or a critic adds over 40 %.
+memory is the growth of the process since just before its first update, optimiser state included.
+Exit status 1 if the learner is less than twice as fast or takes more memory, or a critic adds over
+40 %.
 
 Run: python benchmarks/learner.py [--run runs/sql-seed0] [--workload sql long] [--json PATH]
 """
@@ -72,10 +74,10 @@ LOSS: Final = PolicyLoss()
 OPTIMIZER: Final = Optimizer(learning_rate=4e-4)
 BUDGET: Final = TOKEN_BUDGETS["cpu"]
 UPDATES: Final = {"sql": 8, "long": 1}
-"""Per process; the best counts."""
+"""Workload → number of updates in each process, of which the best counts."""
 FASTER: Final = 2.0
 CRITIC_ADDS: Final = 40.0
-"""Per cent of an update."""
+"""Maximum that a critic may add to an update, in percent."""
 
 EPISODES, TURNS = 8, 12
 SHARED, THOUGHT, ACTION, OBSERVATION = 1034, 120, 40, 410
@@ -84,7 +86,7 @@ VOCABULARY: Final = 640
 
 # --- the workloads ----------------------------------------------------------------------------
 def sql_rows(run: Path) -> tuple[str, list[Row]]:
-    """The starting weights, and the rows of the iteration that has the most."""
+    """Return the initial weights of a run, and the rows of its largest iteration."""
     sys.path.insert(0, str(TRAIN.parent))
     from sql_example import training
 
@@ -97,7 +99,7 @@ def sql_rows(run: Path) -> tuple[str, list[Row]]:
 
 
 async def _by_step(run: Path, config: dict[str, Any]) -> list[list[Episode]]:
-    """The training episodes of each iteration."""
+    """Return the training episodes of each iteration of a run."""
     async with open_store(RunFolder(run).store_url) as store:
         states = await store.rollouts(run_id=config["run_id"], mode=Mode.TRAIN)
         episodes = await read_episodes(store, states, failure_reward=config["failure_reward"])
@@ -108,7 +110,7 @@ async def _by_step(run: Path, config: dict[str, Any]) -> list[list[Episode]]:
 
 
 def long_rows() -> list[Row]:
-    """See the module."""
+    """Return the rows of the workload `long`."""
     rng = random.Random(0)
     shared = _ids(rng, SHARED)
     episodes = [_episode(number, shared, rng) for number in range(EPISODES)]
@@ -163,7 +165,7 @@ def _ids(rng: random.Random, count: int) -> list[int]:
 
 
 def make_model(folder: Path) -> str:
-    """The SQL example's architecture with random weights and a longer context."""
+    """Write a model with the SQL example's architecture, random weights and a longer context."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -183,13 +185,13 @@ def make_model(folder: Path) -> str:
 
 # --- learner and peer -------------------------------------------------------------------------
 def learner_update(model: str, rows: Sequence[Row]) -> Callable[[], object]:
-    """Ours."""
+    """Return a function that makes one update with our learner."""
     learner = TorchLearner({rows[0].policy: model}, optimizer=OPTIMIZER, token_budget=BUDGET)
     return lambda: learner.update(rows, LOSS)
 
 
 def critic_update(model: str, rows: Sequence[Row]) -> Callable[[], object]:
-    """Ours with a critic: values, then an update that fits it to random returns."""
+    """Return a function that makes one update with a critic, which is fitted to random returns."""
     rng = random.Random(0)
     learner = TorchLearner(
         {rows[0].policy: model}, optimizer=OPTIMIZER, token_budget=BUDGET, critic=Critic()
@@ -207,7 +209,7 @@ def critic_update(model: str, rows: Sequence[Row]) -> Callable[[], object]:
 
 
 def peer_update(model_folder: str, rows: Sequence[Row]) -> Callable[[], object]:
-    """Theirs."""
+    """Return a function that makes one update with the plain loop."""
     model = load_model(model_folder)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=OPTIMIZER.learning_rate, betas=OPTIMIZER.betas, weight_decay=0.0
@@ -216,7 +218,7 @@ def peer_update(model_folder: str, rows: Sequence[Row]) -> Callable[[], object]:
 
 
 def plain_loop(model: Any, optimizer: torch.optim.Optimizer, rows: Sequence[Row]) -> None:
-    """One update, written plainly."""
+    """Make one update as a hand-written training loop does."""
     optimizer.zero_grad()
     for batch in batches(sorted(rows, key=lambda row: len(row.ids))):
         plain_loss(model, batch).backward()  # type: ignore[no-untyped-call]
@@ -225,7 +227,7 @@ def plain_loop(model: Any, optimizer: torch.optim.Optimizer, rows: Sequence[Row]
 
 
 def batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Cut where rows x longest would exceed the budget."""
+    """Yield batches of rows whose padded size does not exceed the token budget."""
     batch: list[Row] = []
     for row in rows:
         if batch and (len(batch) + 1) * len(row.ids) > BUDGET:
@@ -236,7 +238,7 @@ def batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 
 def plain_loss(model: Any, batch: Sequence[Row]) -> torch.Tensor:
-    """Σ weight · clipped loss of a padded batch."""
+    """Return Σ weight · clipped loss over the tokens of a padded batch."""
     length = max(len(row.ids) for row in batch)
 
     def padded(name: str) -> torch.Tensor:
@@ -260,7 +262,7 @@ def plain_loss(model: Any, batch: Sequence[Row]) -> torch.Tensor:
 
 # --- measuring --------------------------------------------------------------------------------
 def measure(who: str, data: Path, updates: int) -> dict[str, float]:
-    """In this process: the best update's CPU-seconds, and by how many MiB the process grew."""
+    """Return the CPU seconds of the best update, and by how many MiB this process grew."""
     torch.set_num_threads(1)
     model, rows = pickle.loads(data.read_bytes())  # written by this very script
     update = (learner_update if who == "learner" else peer_update)(model, rows)
@@ -273,7 +275,7 @@ def measure(who: str, data: Path, updates: int) -> dict[str, float]:
 
 
 def measure_critic(data: Path, updates: int) -> dict[str, float]:
-    """In this process: the best update's CPU-seconds, and the best's with a critic."""
+    """Return the CPU seconds of the best update without and with a critic, in this process."""
     torch.set_num_threads(1)
     model, rows = pickle.loads(data.read_bytes())  # written by this very script
     kinds = {"alone": learner_update(model, rows), "critic": critic_update(model, rows)}
@@ -287,7 +289,7 @@ def measure_critic(data: Path, updates: int) -> dict[str, float]:
 
 
 def _resident_mib() -> float:
-    """Now; where there is no /proc, at most so far."""
+    """Return the memory of this process; without /proc, the maximum so far."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -301,7 +303,7 @@ def _peak_mib() -> float:
 
 
 def compare(workload: str, model: str, rows: list[Row], rounds: int) -> dict[str, Any]:
-    """Learner and peer in turn, each in a process of its own; the best of each."""
+    """Measure learner, peer and critic, each in its own process; return the best of each."""
     results: dict[str, list[dict[str, float]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "rows"
@@ -348,7 +350,7 @@ def _workload(name: str, run: Path | None, folder: Path) -> tuple[str, list[Row]
 
 
 def _figures(name: str, found: dict[str, Any]) -> list[Figure]:
-    """Time and memory of one update."""
+    """Return the rows for the time and the memory of one update."""
     what = f"{name}: {found['rows']} rows, {found['tokens']:,} tokens"
     ours, theirs, critic = found["learner"], found["peer"], found["critic"]
     peer = "plain padded loop"
@@ -380,7 +382,7 @@ def _figures(name: str, found: dict[str, Any]) -> list[Figure]:
 
 
 def main() -> int:
-    """See the module; the exit status says whether the targets are reached."""
+    """Run the benchmark and print the table; return 1 if a target is missed, else 0."""
     parser = options_of(__doc__ or "")
     parser.add_argument("--run", type=Path, help="folder of a run of the SQL example")
     parser.add_argument("--workload", nargs="+", choices=UPDATES, default=list(UPDATES))

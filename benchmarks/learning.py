@@ -62,9 +62,9 @@ from lightspan_testing.permuted_rewards import Permuted
 
 PERMUTED: Final = "rewards permuted"
 NOISE_SHARE: Final = 0.25
-"""Of the gain with rewards, which permuted ones may reach by chance."""
+"""Permuted rewards may gain at most this share of what real rewards gain."""
 FIXED_PLANS: Final = 200
-"""Plans of the train quests and of the test's that are tried in every quest of the test."""
+"""Number of plans, of train and of test quests each, that are tried in every test quest."""
 SAY: Final = PlainReporter(sys.stderr)
 ROOT: Final = Path(__file__).parents[1]
 HEADS: Final = (
@@ -76,7 +76,7 @@ HEADS: Final = (
 
 # --- what is measured -----------------------------------------------------------------------
 def constant_query(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mapping[str, float]:
-    """The score of each query as the answer to every question of the test."""
+    """Return the score of each query, if it answers all test questions."""
     from sql_example.reward import constant_query_scores
 
     queries = ["SELECT 1", "SELECT 0", *(task["gold"] for task in [*train, *test])]
@@ -84,7 +84,7 @@ def constant_query(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Ma
 
 
 def constant_name(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mapping[str, float]:
-    """The score of each gold answer as the answer to every question of the test."""
+    """Return the score of each gold answer, if it answers all test questions."""
     from rag_example.reward import constant_answer_scores
 
     candidates = (text for task in [*train, *test] for text in task["answers"])
@@ -92,14 +92,14 @@ def constant_name(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Map
 
 
 def constant_number(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mapping[str, float]:
-    """The score of each answer of the test as the answer to every problem of it."""
+    """Return the score of each answer of the test split, if it answers all its problems."""
     from math_example.reward import constant_answer_scores
 
     return constant_answer_scores(task["answer"] for task in test)
 
 
 def constant_ticket(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mapping[str, float]:
-    """The score of each pair of a department and a product as the answer to every message."""
+    """Return the score of each pair of department and product, if it answers all messages."""
     del cache
     departments = Counter({task["department"]: 0 for task in train})
     departments.update(task["department"] for task in test)
@@ -112,7 +112,7 @@ def constant_ticket(train: Sequence[Any], test: Sequence[Any], cache: Path) -> M
 
 
 def fixed_plan(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mapping[str, float]:
-    """The share of the test's quests that each plan of a quest solves, and that chance does."""
+    """Return the share of test quests that each plan solves, and that random actions solve."""
     from quest_example.reward import plan_scores, random_score
     from quest_example.training import RECIPE, plans_of
     from quest_example.world import TrainerContext
@@ -125,39 +125,41 @@ def fixed_plan(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mappin
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """An example: where its training is, which controls it has, and what it promises."""
+    """An example: its training module, its controls and what its README promises."""
 
     training: str
-    """The module with RECIPE, TRAINED, answer, load_tasks, warm_start, rl_options, chats."""
+    """Name of the module with RECIPE, TRAINED, answer, load_tasks, warm_start, rl_options and
+    chats."""
     metric: str
     constant: Callable[[Sequence[Any], Sequence[Any], Path], Mapping[str, float]]
     constant_ceiling: float
     folder: str | None = None
-    """Below `examples`, if it is not the example's name."""
+    """Folder below `examples`; None if it has the example's name."""
     cpu_s: float = math.inf
-    """Engine and learner at most."""
+    """Promised maximum of the engine's and the learner's CPU seconds."""
     start: float = 0.0
-    """Before training, at least."""
+    """Promised minimum of the score before training."""
     end: float = 0.0
-    """After, at least."""
+    """Promised minimum of the score after training."""
     gain: float = 0.0
-    """At least."""
+    """Promised minimum of the gain."""
     cluster: str | None = None
-    """The key of a task that names what tasks share; None: each stands for itself."""
+    """Key of a task that names its cluster; None if each task is a cluster of its own."""
     alone: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Part → the options of LightningRL with which an agent is trained alone."""
     first_try: Mapping[str, Any] | None = None
-    """How a task is changed so that only the agents that are not trained alone act."""
+    """Changes of a task with which only those agents act that are not trained in `alone`; None if
+    that is not possible."""
     imitates: bool = True
-    """Whether it begins with imitated demonstrations, of which there may be more."""
+    """Whether the example starts with fine-tuning on demonstrations, of which more can be made."""
     comparison: str | None = None
-    """The part that compares arms."""
+    """Name of the part that compares arms; None if the example has none."""
     arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Arm → options of LightningRL; the first is the recipe's own."""
+    """Arm → arguments of LightningRL that differ from the recipe's; the first arm is the recipe."""
 
     @property
     def parts(self) -> list[str]:
-        """What can be asked for."""
+        """The parts that can be run for this example."""
         compared = [self.comparison] if self.comparison else []
         imitated = ["sft"] if self.imitates else []
         return ["rl", "permuted", *self.alone, *imitated, "constant", *compared]
@@ -177,7 +179,7 @@ def _policy_arms() -> dict[str, Mapping[str, Any]]:
 
 
 def subject_of(example: str) -> Subject:
-    """What the benchmark knows of an example."""
+    """Return the subject for the name of an example."""
     return SUBJECTS[example]()
 
 
@@ -263,12 +265,12 @@ SUBJECTS: Final[Mapping[str, Callable[[], Subject]]] = {
 
 @dataclass
 class Run:
-    """One training run, measured."""
+    """One training run and its measurements."""
 
     name: str
     seed: int
     points: list[tuple[int, float]]
-    """(step, mean) of the curve, the first before training: of the dev split."""
+    """(step, mean) of the learning curve on the dev split; the first point is before training."""
     gain: str
     n: int
     engine_cpu_s: float
@@ -277,20 +279,21 @@ class Run:
     wall_s: float
     warm_start_cpu_s: float = 0.0
     first_try: tuple[float, float] | None = None
-    """Before and after, where an agent was trained alone."""
+    """Score of the first try (before, after) if one agent was trained alone; None otherwise."""
     frozen_unchanged: bool | None = None
-    """None: nothing is frozen."""
+    """Whether the frozen agents' weights stayed the same; None if no agent is frozen."""
     swapped: tuple[float, float] | None = None
-    """With several policies: each behind its own agent, and behind the next one."""
+    """With several policies, the score with each behind (its own agent, the next agent); else
+    None."""
     training: dict[str, float] = field(default_factory=dict)
-    """Means over the steps: the reward without shaping, and what AIR did."""
+    """Means over the training steps of the unshaped reward and of AIR's metrics."""
     before: dict[str, float] = field(default_factory=dict)
-    """Task → reward, of the test split before training. Without it the points are of the test."""
+    """Task → reward on the test split before training. If empty, `points` are of the test split."""
     after: dict[str, float] = field(default_factory=dict)
     clusters: dict[str, str] = field(default_factory=dict)
-    """Task → the cluster that it is in; empty where each stands for itself."""
+    """Task → its cluster; empty if each task is a cluster of its own."""
     odd: dict[str, int] = field(default_factory=dict)
-    """How many tasks and rollouts were unscored, and on how many the app failed."""
+    """Number of tasks and rollouts without a score, and of those whose app failed."""
 
     @property
     def start(self) -> float:
@@ -306,12 +309,12 @@ class Run:
 
     @property
     def gains(self) -> dict[str, float]:
-        """Task → what it gained, where it was scored before and after."""
+        """Task → the gain by training, for tasks with a score before and after."""
         return _differences(self.after, self.before)
 
     @property
     def gained(self) -> float:
-        """What training changed."""
+        """The gain of the mean score by training."""
         return self.end - self.start
 
     @property
@@ -320,12 +323,12 @@ class Run:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Run:
-        """From the JSON."""
+        """Return a run from its JSON."""
         return cls(**{**found, "points": [(step, mean) for step, mean in found["points"]]})
 
 
 class Watched(LightningRL):
-    """LightningRL that notes the hash of the frozen agents' weights at every step."""
+    """LightningRL that records a hash of the frozen agents' weights at every step."""
 
     def __init__(self, model: str, **options: Any) -> None:
         super().__init__(model, **options)
@@ -343,16 +346,16 @@ class Watched(LightningRL):
 
 
 class WatchedPermuted(Permuted, Watched):
-    """The control whose rewards are permuted."""
+    """The control in which rewards are permuted."""
 
 
 # --- figures that are kept ------------------------------------------------------------------
 class Kept:
-    """Figures by name, written to a file as each is known.
+    """Figures by name, written to a file as soon as each is measured.
 
     Args:
-        path: None keeps them in memory only.
-        settings: what they depend on; figures of other settings are not mixed with them.
+        path: the file; None to keep the figures in memory only.
+        settings: what the figures depend on. Figures with other settings are not mixed with them.
     """
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
@@ -363,7 +366,7 @@ class Kept:
             self._read(path)
 
     def get(self, name: str, measure: Callable[[], Any]) -> Any:
-        """The figures of this name, as JSON has them; measured unless they are there."""
+        """Return the figures `name`, as from JSON; call `measure` if they are not there yet."""
         if name in self._figures:
             SAY.line(f"{name}: kept in {self._path}")
         else:
@@ -372,7 +375,7 @@ class Kept:
         return self._figures[name]
 
     def write(self, **more: Any) -> None:
-        """Write the file anew, whole or not at all."""
+        """Write the file again, as a whole or not at all."""
         if self._path is None:
             return
         near = self._path.with_name(f"{self._path.name}.new")
@@ -400,13 +403,14 @@ class Kept:
 
 # --- measuring ------------------------------------------------------------------------------
 class Bench:
-    """An example's data, and ways to train and evaluate on it.
+    """An example's data, and methods to train and evaluate on it.
 
     Args:
-        recipe: None for the example's.
-        evaluations: of a run, beside the one before training and, if it is another, the last.
-        split: what is evaluated; "dev" while settings are chosen.
-        on_the_way: tasks of the dev split, for the evaluations between.
+        recipe: the settings; None for the example's.
+        evaluations: number of evaluations of a run after the one before training, the last
+            included.
+        split: split that is evaluated; "dev" while settings are being chosen.
+        on_the_way: number of tasks of the dev split for the evaluations during training.
     """
 
     def __init__(
@@ -449,7 +453,7 @@ class Bench:
     def report(
         self, parts: Sequence[str], seeds: Sequence[int], arms: Sequence[str] | None = None
     ) -> Report:
-        """Every part asked for; an agent is trained alone with the first seed."""
+        """Run all `parts`, and return the report. The part "alone" uses the first seed only."""
         report = Report(self.example, self.subject)
         if "rl" in parts or "sft" in parts:
             report.runs = [self.learn("RL", seed) for seed in seeds]
@@ -470,7 +474,7 @@ class Bench:
         return report
 
     def arm(self, name: str, seed: int) -> Run:
-        """A seed of one arm; the first is the recipe itself."""
+        """Run one arm with one seed; the first arm is the recipe itself."""
         changes = self.subject.arms[name]
         return self.learn(name, seed, changes) if changes else self.learn("RL", seed)
 
@@ -483,11 +487,15 @@ class Bench:
         kind: type[Watched] = Watched,
         first_try: bool = False,
     ) -> Run:
-        """Warm start and train; evaluated before, on the way and after.
+        """Warm-start and train; evaluate before, during and after training.
 
         Args:
-            changes: what differs from the recipe's arguments of LightningRL.
-            first_try: evaluate the agents that are not trained apart, before and after.
+            name: name of the arm.
+            seed: the seed.
+            changes: arguments of LightningRL that differ from the recipe's; None for none.
+            kind: the algorithm's class.
+            first_try: whether to also evaluate, before and after training, the first try alone, in
+                which no trained agent acts.
         """
         return Run.of(
             self.kept.get(
@@ -526,7 +534,7 @@ class Bench:
         return run
 
     def _swapped(self, name: str, base: Path, trained: Path) -> tuple[float, float]:
-        """The score with each policy behind its own agent, and with each behind the next one."""
+        """Return the score with each policy behind its own agent, and behind the next agent."""
         agents = list(self._code.TRAINED)
         models = {agent: _plain(trained / agent) for agent in agents}
         others = dict(zip(agents, [*agents[1:], agents[0]], strict=True))
@@ -549,7 +557,7 @@ class Bench:
     def evaluate(
         self, models: Mapping[str, Path], base: Path, tasks: Sequence[Any], name: str
     ) -> float:
-        """The score with these models behind the agents, and the base behind the others."""
+        """Return the score on `tasks`: `models` run their agents, `base` runs the other agents."""
         options = self._code.rl_options(0, self.recipe)
         names = {model: f"policy-{n}" for n, model in enumerate(dict.fromkeys(models.values()))}
         options["optimize"] = {
@@ -560,8 +568,10 @@ class Bench:
         return trainer.evaluate(self._code.answer, tasks).mean
 
     def more_sft(self, run: Run) -> dict[str, float]:
-        """As many CPU-seconds of further imitation of the same demonstrations as RL had, annealed:
-        cut off in the middle, at a rate that is still high, it would be a weak control."""
+        """Return the result of as many CPU seconds of further fine-tuning as RL took.
+
+        The learning rate decays to the end: without a decay, this would be a weak control.
+        """
         found: dict[str, float] = self.kept.get(
             f"more SFT, seed {run.seed}", lambda: self._more_sft(run)
         )
@@ -585,20 +595,23 @@ class Bench:
         return {"seed": run.seed, **spent, "end": end, "rl": run.end}
 
     def constant(self) -> dict[str, Any]:
-        """The best that one answer to everything can do on the test tasks."""
+        """Return the best score that one constant answer reaches on the test tasks."""
         scores = self.subject.constant(self.train, self.test, self._cache)
         best = max(scores, key=lambda answer: scores[answer])
         return {"answers": len(scores), "best": best, "score": scores[best]}
 
 
 def updates_within(cpu_s: float, warm_s: float, updates: int) -> int:
-    """The updates of imitation that fit into CPU-seconds, by what those of the warm start took.
-    There are 60 at least, twice as many as its rate takes to rise."""
+    """Return how many fine-tuning updates fit into `cpu_s` seconds, but at least 60.
+
+    `updates` updates of the warm start took `warm_s` seconds. 60 is twice the number of warm-up
+    steps of the learning rate.
+    """
     return max(60, round(updates * cpu_s / max(warm_s, 1e-9)))
 
 
 def _plain(folder: Path) -> Path:
-    """A model of this folder's weights: an adapter is merged with what it was trained on."""
+    """Return a folder with the whole model; an adapter is merged with its base model first."""
     from lightspan_torch.engine.hub import is_adapter
     from lightspan_torch.learner.policy_model import merge_adapter
 
@@ -636,7 +649,7 @@ def _run(name: str, seed: int, result: FitResult, app_cpu: float, wall: float) -
 
 
 def _training(folder: Path) -> dict[str, float]:
-    """Means over the training steps of the plain reward and of what AIR did."""
+    """Return the means, over training steps, of the unshaped reward and of AIR's metrics."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     values: dict[str, list[float]] = defaultdict(list)
     for line in lines:
@@ -651,12 +664,12 @@ def _mean(rewards: Mapping[str, float]) -> float:
 
 
 def _differences(more: Mapping[str, float], less: Mapping[str, float]) -> dict[str, float]:
-    """Task → the difference, of those that have both."""
+    """Return task → more - less, for tasks that are in both."""
     return {task: value - less[task] for task, value in more.items() if task in less}
 
 
 def children_cpu() -> float:
-    """CPU-seconds of processes that have ended: the runners, evaluation included."""
+    """Return the CPU seconds of ended child processes: the runners, evaluations included."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -664,7 +677,7 @@ def children_cpu() -> float:
 # --- what is said ---------------------------------------------------------------------------
 @dataclass
 class Report:
-    """The parts that were measured."""
+    """The parts that were measured, and their evaluation."""
 
     example: str
     subject: Subject
@@ -677,14 +690,14 @@ class Report:
 
     @property
     def all_runs(self) -> list[Run]:
-        """Each once."""
+        """All runs, each once."""
         compared = [run for runs in self.compared.values() for run in runs]
         found = {(run.name, run.seed): run for run in [*self.runs, *self.controls, *compared]}
         return list(found.values())
 
     @property
     def arms(self) -> list[Arm]:
-        """The curves to draw."""
+        """The learning curves to draw."""
         found: Mapping[str, list[Run]] = self.compared
         if not found:
             names = dict.fromkeys(run.name for run in self.controls)
@@ -694,11 +707,11 @@ class Report:
 
     @property
     def permuted(self) -> list[Run]:
-        """Of each seed."""
+        """The runs with permuted rewards, one for each seed."""
         return [run for run in self.controls if run.name == PERMUTED]
 
     def missed(self) -> Iterator[str]:
-        """What the example promises, and did not keep."""
+        """Yield a line for each promise of the example that a run did not keep."""
         for run in self.runs:
             yield from self._missed_by(run)
         for run in self.all_runs:
@@ -719,7 +732,7 @@ class Report:
             yield f"a constant answer scores {self.constant['score']:.3f}, promised {ceiling}"
 
     def _missed_by_swapped(self) -> Iterator[str]:
-        """A policy that has learned its own agent's part is worse behind another."""
+        """Yield a line for each run whose policies are not worse behind each other's agent."""
         for run in self.all_runs:
             if run.swapped is not None:
                 own, crossed = run.swapped
@@ -727,9 +740,12 @@ class Report:
                     yield f"{run.name}, seed {run.seed}: swapped {crossed:.3f}, own {own:.3f}"
 
     def _missed_by_permuted(self) -> Iterator[str]:
-        """Permuted rewards are noise, which moves a policy by chance: one run may end a little
-        higher than it began. It must be little beside what the same seed's rewards taught, and
-        nothing over seeds."""
+        """Yield a line if permuted rewards seem to have taught something.
+
+        Permuted rewards are noise, which moves a policy at random, so that one run may end a little
+        better. Its gain must be small compared with the same seed's gain by real rewards. Over all
+        seeds, the gain must not differ from 0.
+        """
         taught = {run.seed: run.gained for run in self.runs}
         for run in self.permuted:
             if run.seed in taught and run.gained >= NOISE_SHARE * taught[run.seed]:
@@ -757,7 +773,7 @@ class Report:
             yield f"{who}: {run.cpu_s:.1f} CPU-seconds, promised {promised.cpu_s}"
 
     def text(self) -> str:
-        """The table, and a line for each control."""
+        """Return the table of runs, and a line for each control."""
         runs = self.all_runs
         lines = [HEADS, *map(_row, runs)] if runs else []
         for run in runs:
@@ -790,14 +806,14 @@ class Report:
 
     @property
     def _of_seeds(self) -> dict[str, list[Run]]:
-        """Name → its runs, of those that have several seeds."""
+        """Return name → its runs, for names with several seeds."""
         found: dict[str, list[Run]] = {}
         for run in self.all_runs:
             found.setdefault(run.name, []).append(run)
         return {name: runs for name, runs in found.items() if len(runs) > 1 and runs[0].after}
 
     def _compared_text(self) -> Iterator[str]:
-        """Each arm over seeds, and its paired difference from the first."""
+        """Yield each arm's results over seeds, and its paired difference from the first arm."""
         if not self.compared:
             return
         yield f"\n{self.subject.metric} on dev, mean over seeds (95% interval over seeds):"
@@ -828,8 +844,10 @@ class Report:
 
 
 def _noise(n: int) -> float:
-    """Means of two samples of one distribution, between 0 and 1, differ by less in 95 of 100
-    cases."""
+    """Return a bound for the difference of two means that differ by chance only.
+
+    It holds in 95 of 100 cases, for means of `n` values between 0 and 1.
+    """
     return 1.96 * math.sqrt(2 * 0.25 / n)
 
 
@@ -841,7 +859,7 @@ def _verdict(*found: Interval) -> str:
 
 
 def _over_seeds(runs: Sequence[Run]) -> str:
-    """The gain over seeds: how much seeds vary, and how much seeds and tasks do."""
+    """Return a text on the mean gain, with intervals over seeds and over seeds and tasks."""
     seeds = seed_interval([run.gained for run in runs])
     crossed = crossed_interval([run.gains for run in runs], runs[0].clusters)
     return (
@@ -859,7 +877,7 @@ def _end(run: Run) -> float:
 
 
 def _area(run: Run) -> float:
-    """How high the curve is on average after the start: who learns sooner is higher."""
+    """Return the mean of the curve after its start; faster learning gives a higher mean."""
     later = [mean for _, mean in run.points[1:]]
     return math.fsum(later) / len(later)
 
@@ -873,7 +891,7 @@ def _row(run: Run) -> str:
 
 
 def main() -> int:
-    """Run everything, print the table; returns the exit status."""
+    """Run all parts and print the table; return the exit status."""
     parser = _parser()
     options = parser.parse_args()
     if options.evaluations < 1:

@@ -1,16 +1,16 @@
-"""Wall time of training with `LightningRL(overlap=1)`, against waiting for all rollouts of a step.
+"""Wall time of training with `LightningRL(overlap=1)`, compared with training without overlap.
 
     python benchmarks/overlap.py [--steps 32] [--seeds 0 1 2] [--sql] [--json PATH]
 
-Two trainings in turn, alike but for `overlap`, of a tiny model whose engine answers as slowly as an
-8B model on a busy GPU would (`--first-token`, `--per-token`; assumed, not measured): an agent's
-conversations of one to eight turns, most of them short, so that a step which waits for all of its
-rollouts waits for a few long ones. Compared are the seconds of the steps (evaluations apart), and
-the held-out reward after the last one: the 95 % interval of its difference, over seeds, has to
-reach zero.
+Two trainings that differ only in `overlap` run one after the other. The model is tiny, but its
+engine answers as slowly as an 8B model on a busy GPU would (`--first-token`, `--per-token`;
+assumed, not measured). The app has conversations of one to eight turns, most of them short, so that
+a step without overlap waits for a few long rollouts. Compared are the seconds per step (without
+evaluations), and the held-out reward after the last step: the 95 % interval of its difference, over
+seeds, must include zero or a gain.
 
-`--sql` trains the SQL example beside it, with its own small model, app and recipe, and without any
-latency: what overlap gains where engine, learner and apps share two cores. Its warm start takes two
+`--sql` trains the SQL example too, with its own small model, app and recipe, and without added
+latency: this shows the gain if engine, learner and apps share two cores. Its warm start takes two
 minutes, once.
 """
 
@@ -42,19 +42,19 @@ from lightspan_torch.engine.transformers import TransformersEngine
 
 OVERLAP: Final = 1
 REACH: Final = 0.7
-"""Of the synchronous wall time, at most."""
+"""Maximum time of a step with overlap, as a fraction of the time without."""
 HELD_OUT: Final = 96
 
 Train = Callable[[Path, int, int, argparse.Namespace], FitResult]
-"""Folder, seed, overlap, options → a training."""
+"""Function of (folder, seed, overlap, options) that trains and returns the result."""
 
 
 class Paced(TransformersEngine):
-    """An engine that takes its time.
+    """An engine that waits before tokens, to simulate a slower one.
 
     Args:
         first_token: seconds until a call's first token.
-        per_token: seconds for each token.
+        per_token: seconds for each further token.
     """
 
     def __init__(self, *args: Any, first_token: float, per_token: float, **kwargs: Any) -> None:
@@ -72,7 +72,7 @@ class Paced(TransformersEngine):
 
 
 def conversations(folder: Path, seed: int, overlap: int, options: argparse.Namespace) -> FitResult:
-    """A training on conversations."""
+    """Train on conversations."""
     model = tiny_model(folder / f"model-{overlap}", seed=seed)
     algorithm = LightningRL(
         model,
@@ -97,7 +97,7 @@ def conversations(folder: Path, seed: int, overlap: int, options: argparse.Names
 
 
 def sql(folder: Path, seed: int, overlap: int, options: argparse.Namespace) -> FitResult:
-    """A training of the SQL example."""
+    """Train the SQL example."""
     sys.path.insert(0, str(ROOT / "examples" / "sql"))
     from sql_example import training
 
@@ -121,7 +121,7 @@ def sql(folder: Path, seed: int, overlap: int, options: argparse.Namespace) -> F
 def in_pairs(
     train: Train, folder: Path, options: argparse.Namespace
 ) -> list[tuple[FitResult, FitResult]]:
-    """Both trainings of each seed, in turns."""
+    """Return the results without and with overlap, for each seed."""
     pairs = []
     for seed in options.seeds:
         place = folder / f"{train.__name__}-{seed}"
@@ -133,8 +133,13 @@ def in_pairs(
 def compared(
     what: str, pairs: Sequence[tuple[FitResult, FitResult]], reach: float | None
 ) -> list[Figure]:
-    """The rows of trainings in pairs, one of a seed: the first waits for all rollouts, the second
-    overlaps."""
+    """Return the rows of the table.
+
+    Args:
+        what: name of the training.
+        pairs: (without overlap, with overlap) for each seed.
+        reach: target for the time of a step, as a fraction; None for no target.
+    """
     waiting, overlapping = (
         statistics.fmean(map(_seconds, each)) for each in zip(*pairs, strict=True)
     )
@@ -170,12 +175,12 @@ def _steps(result: FitResult) -> list[dict[str, Any]]:
 
 
 def _seconds(result: FitResult) -> float:
-    """Mean wall time of a step."""
+    """Return the mean wall time of a training step."""
     return statistics.fmean(line["seconds"] for line in _steps(result))
 
 
 def main() -> int:
-    """See the module; the exit status says whether the targets are reached."""
+    """Run the benchmark and print the table; return 1 if a target is missed, else 0."""
     parser = options_of(__doc__)
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument(

@@ -2,15 +2,17 @@
 
     python -I peer_adapter.py FRAMEWORK AGENTS KIND URL [DEAL]
 
-The app has `AGENTS` agents that ask the model once each, one after the other. `KIND` says what is
-installed: `plain` nothing; `outside` ours with no scope open; `redirected` and `recorded` ours
-inside scopes of ten runs each, whose spans go to a SQLite store; `openinference` the framework's
-instrumentor (with the one of the OpenAI client where it records no model calls by itself),
-`openinference+client` always with it; both with a batch processor whose exporter throws everything
-away. Each line on the standard input is a number of runs; the answer is what they cost. With `stop`
-behind the number it says when it is about to begin and when it has done them, and waits for a line
-each time. `alone` measures, without any app, what ours does for LangGraph where no scope is open.
-`DEAL` is a number: another one has types and names meet elsewhere in CPython's method cache.
+The app has `AGENTS` agents that call the model once each, one after the other. `KIND` is the
+instrumentation: `plain` is none; `outside` is ours outside of scopes; `redirected` and `recorded`
+are ours in scopes of ten runs each, whose spans go to a SQLite store; `openinference` is the
+framework's instrumentor of OpenInference (with that of the OpenAI client if it records no model
+calls itself); `openinference+client` always has both. OpenInference has a batch processor whose
+exporter discards all spans. `alone` measures, without an app, what ours does for LangGraph outside
+of scopes.
+
+Each line on the standard input is a number of runs; the process answers with their cost. If `stop`
+follows the number, it prints a line before the first run and after the last, and waits for a line
+each time. Another number as `DEAL` gives types and names other places in CPython's method cache.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from functools import partial
 from typing import Any, Final
 
 ATTEMPT: Final = 10
-"""Runs in one scope."""
+"""Number of runs in one scope."""
 NAMES: Final = ("writer", "checker", "editor", "judge")
 QUESTION: Final = "How many singers are there? " * 8
 
@@ -39,7 +41,7 @@ Run = Callable[[], Any]
 
 # --- the apps -------------------------------------------------------------------------------
 def langgraph(url: str, agents: int) -> Run:
-    """A graph of nodes, each of which asks ChatOpenAI."""
+    """Return an app: a graph with a node for each agent, which calls ChatOpenAI."""
     from langchain_openai import ChatOpenAI
     from langgraph.graph import START, MessagesState, StateGraph
 
@@ -57,7 +59,7 @@ def langgraph(url: str, agents: int) -> Run:
 
 
 def autogen(url: str, agents: int) -> Run:
-    """A round robin of assistants; one alone is in no team."""
+    """Return an app: a round-robin team of assistants; a single assistant has no team."""
     from autogen_agentchat.agents import AssistantAgent
     from autogen_agentchat.teams import RoundRobinGroupChat
     from autogen_core import CancellationToken
@@ -85,7 +87,7 @@ def autogen(url: str, agents: int) -> Run:
 
 
 def openai_agents(url: str, agents: int) -> Run:
-    """Agents run one after the other; the SDK's own upload is off, as it is beside any endpoint."""
+    """Return an app: agents that run one after the other. The SDK's own upload of traces is off."""
     from agents import Agent, OpenAIChatCompletionsModel, Runner, set_trace_processors
     from openai import AsyncOpenAI
 
@@ -102,7 +104,7 @@ def openai_agents(url: str, agents: int) -> Run:
 
 
 def crewai(url: str, agents: int) -> Run:
-    """A sequential crew."""
+    """Return an app: a sequential crew."""
     logging.disable(logging.WARNING)  # it warns at every call that it does not know the model
     from crewai import LLM, Agent, Crew, Task
 
@@ -117,7 +119,7 @@ def crewai(url: str, agents: int) -> Run:
 
 
 def _in_one_loop(run: Callable[[], Any]) -> Run:
-    """A client of a loop cannot be used in another."""
+    """Return a function that runs `run` in always the same event loop, as its client requires."""
     loop = asyncio.new_event_loop()
     return lambda: loop.run_until_complete(run())
 
@@ -135,32 +137,33 @@ INSTRUMENTORS: Final = {
     "openai_agents": [("openai_agents", "OpenAIAgentsInstrumentor")],
     "crewai": [("crewai", "CrewAIInstrumentor"), CLIENT],
 }
-"""OpenInference's modules and classes; CrewAI's records no model calls."""
+"""OpenInference's (module, class) for each framework. CrewAI's records no model calls, so the one
+of the OpenAI client is added."""
 
 
 # --- the kinds ------------------------------------------------------------------------------
 class Plain:
-    """Nothing is installed."""
+    """An app without instrumentation."""
 
     def __init__(self, framework: str, agents: int, url: str) -> None:
         self.run = APPS[framework](url, agents)
 
     def many(self, runs: int) -> None:
-        """That many runs."""
+        """Run the app `runs` times."""
         for _ in range(runs):
             self.run()
 
     def spans(self) -> int:
-        """Spans recorded so far."""
+        """Return the number of spans recorded so far."""
         return 0
 
     def calls(self) -> int:
-        """Model calls among them."""
+        """Return the number of model calls recorded so far."""
         return 0
 
 
 class Outside(Plain):
-    """Our adapter and shim, and no scope."""
+    """An app with our adapter and patches, but outside of any scope."""
 
     def __init__(self, framework: str, agents: int, url: str) -> None:
         from lightspan.capture import sdk_instrumentation
@@ -171,7 +174,7 @@ class Outside(Plain):
 
 
 class Scoped(Plain):
-    """Our adapter and shim in scopes, recording to SQLite as a runner does."""
+    """An app with our adapter, in scopes that are recorded to SQLite as a runner does."""
 
     def __init__(self, framework: str, agents: int, url: str, *, redirected: bool) -> None:
         from lightspan.schema.routing import Route, Routing, Target
@@ -189,7 +192,7 @@ class Scoped(Plain):
         self._spans = self._calls = 0
 
     def claims(self, count: int) -> list[Any]:
-        """Attempts to run."""
+        """Create `count` attempts, and return their claims."""
         from lightspan.schema.records import Rollout, new_id
 
         rollouts = [Rollout(rollout_id=new_id("ro"), task={}, task_id="t") for _ in range(count)]
@@ -201,7 +204,7 @@ class Scoped(Plain):
             self._attempt(claim)
 
     def prepare(self, runs: int) -> None:
-        """What a runner has before it calls the app."""
+        """Create the attempts for `runs` runs, before the time is measured."""
         self._ready = self.claims(runs // ATTEMPT)
 
     def _attempt(self, claim: Any) -> None:
@@ -235,7 +238,7 @@ class Scoped(Plain):
 
 
 class OpenInference(Plain):
-    """The peer, with everything that it exports thrown away."""
+    """An app with OpenInference's instrumentors, whose spans are discarded at export."""
 
     def __init__(self, framework: str, agents: int, url: str, *, client: bool) -> None:
         from opentelemetry.sdk.trace import TracerProvider
@@ -275,7 +278,7 @@ class OpenInference(Plain):
 
 
 def make(framework: str, agents: int, kind: str, url: str) -> Plain:
-    """The app of this kind."""
+    """Return the app of a framework with the recording `kind`."""
     if kind in ("redirected", "recorded"):
         return Scoped(framework, agents, url, redirected=kind == "redirected")
     if kind.startswith("openinference"):
@@ -284,12 +287,12 @@ def make(framework: str, agents: int, kind: str, url: str) -> Plain:
 
 
 def cost(app: Plain, runs: int, stop: Callable[[], object] = bool) -> dict[str, float]:
-    """CPU microseconds of this process a run, the spans and the model calls that it recorded.
+    """Return per run: CPU microseconds of this process, spans and model calls recorded.
 
     Args:
-        app: what is run.
-        runs: how often.
-        stop: called before the first and after the last.
+        app: the app to run.
+        runs: number of runs.
+        stop: called before the first run and after the last.
     """
     if isinstance(app, Scoped):
         app.prepare(runs)
@@ -309,7 +312,10 @@ def cost(app: Plain, runs: int, stop: Callable[[], object] = bool) -> dict[str, 
 
 # --- without an app -------------------------------------------------------------------------
 def alone(url: str) -> dict[str, float]:
-    """CPU microseconds that ours takes a model call where no scope is open; nothing is sent."""
+    """Return the CPU microseconds that our code adds to a model call outside of scopes.
+
+    Nothing is sent.
+    """
     from langchain_core.callbacks import CallbackManager, manager as langchain
 
     import lightspan_langgraph
@@ -365,12 +371,12 @@ def _us(work: Callable[[], Any], times: int = 20_000) -> float:
 
 
 def deal(number: int) -> None:
-    """Give the types that are made from here on other places in CPython's method cache.
+    """Make `number` types, so that later types get other places in CPython's method cache.
 
-    It has 4,096, chosen by the version of a type and the address of a name. Where attributes meet
-    that an app asks for again and again, they evict each other for as long as the process lives:
-    1.3 million instructions a run of CrewAI, as much as an adapter adds. So processes are dealt
-    differently.
+    The cache has 4,096 places, chosen by the version of a type and the address of a name. If
+    attributes that an app uses often share a place, they evict each other as long as the process
+    lives. In CrewAI this is 1.3 million instructions per run, as much as an adapter adds. So the
+    processes of a benchmark are started with different numbers.
     """
     for _ in range(number):
         hasattr(type("Dealt", (), {}), "name")
@@ -393,7 +399,7 @@ def main() -> None:
 
 
 def _stop() -> None:
-    """Wait for whoever counts."""
+    """Print a line, and wait for one from the process that counts instructions."""
     print(json.dumps({"stopped": True}), flush=True)
     sys.stdin.readline()
 

@@ -14,14 +14,14 @@ import sys
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody has."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
 async def serve(upstream: str, out: int) -> None:
-    """See the module; `out` is where the JSON goes."""
+    """Serve until standard input ends; write JSON to the file descriptor `out`."""
     from agentlightning.llm_proxy import LLMProxy
     from agentlightning.store.client_server import LightningStoreServer
     from agentlightning.store.memory import InMemoryLightningStore

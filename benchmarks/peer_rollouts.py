@@ -24,14 +24,14 @@ POLL_S = 0.1
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody has."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
 def serve(port: int) -> None:
-    """The store's process."""
+    """Run the store's server."""
     from agentlightning.store.client_server import LightningStoreServer
     from agentlightning.store.memory import InMemoryLightningStore
 
@@ -42,7 +42,7 @@ def serve(port: int) -> None:
 
 
 def work(url: str) -> None:
-    """A runner's process."""
+    """Run a runner."""
     from agentlightning import LitAgent
     from agentlightning.runner import LitAgentRunner
     from agentlightning.store.client_server import LightningStoreClient
@@ -78,13 +78,13 @@ def work(url: str) -> None:
 
 
 def quiet() -> None:
-    """Say nothing on standard output but the figures."""
+    """Discard logs and output, so that standard output has only the figures."""
     logging.disable(logging.WARNING)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 async def measure(url: str, number: int, warm: int, begun: float) -> dict[str, float]:
-    """Wall time of the rollouts once the runners work."""
+    """Return the rollouts per second, and the seconds until the runners worked."""
     from agentlightning.store.client_server import LightningStoreClient
 
     store = LightningStoreClient(url)
@@ -121,7 +121,7 @@ async def _done(store: Any) -> int:
 
 
 def main() -> None:
-    """Start the processes, measure, end them."""
+    """Start the processes, measure, and end the processes."""
     parser = argparse.ArgumentParser(description="agentlightning's rollouts over HTTP.")
     parser.add_argument("--rollouts", type=int, default=60)
     parser.add_argument("--processes", type=int, default=1)

@@ -1,10 +1,9 @@
-"""agentlightning 0.3.0's side of `scale.py`: its store behind its HTTP server, under processes that
-do nothing but ask it.
+"""agentlightning 0.3.0's side of `scale.py`: its store's HTTP server, and processes that use it.
 
-Each process does what is cheapest for it: rollouts are enqueued and dequeued in batches and each is
-updated to succeeded; LLM spans, with token ids and log-probabilities in their attributes, are added
-several at a time. No runner, tracer or agent of its own takes part, which would cost more
-(`peer_rollouts.py` has these). Runs in the peer's environment; the last line is JSON.
+Each process does what is cheapest for the server: rollouts are enqueued and dequeued in batches,
+and each is updated to succeeded; LLM spans, with token ids and log-probabilities in their
+attributes, are added several at a time. No runner, tracer or agent takes part, which would cost
+more (`peer_rollouts.py` measures these). Runs in the peer's environment; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from peer_store import make_span
 
 BATCH = 25
 TOGETHER = 4
-"""Spans that one process has on their way at once."""
+"""Number of concurrent requests of one process that adds spans."""
 
 
 async def rollouts(store: Any, number: int) -> None:
-    """From enqueued to succeeded."""
+    """Take `number` rollouts from enqueued to succeeded."""
     from agentlightning.types import EnqueueRolloutRequest
 
     for start in range(0, number, BATCH):
@@ -46,7 +45,7 @@ async def _succeed(store: Any, one: Any) -> None:
 
 
 async def spans(store: Any, number: int) -> None:
-    """LLM spans of one attempt."""
+    """Add `number` LLM spans to one attempt."""
     await store.enqueue_rollout(input={"question": 0})
     one = await store.dequeue_rollout()
     numbers = iter(range(number))
@@ -62,7 +61,7 @@ WORK: dict[str, Callable[[Any, int], Awaitable[None]]] = {"rollouts": rollouts, 
 
 
 def ask(url: str, name: str, number: int, barrier: Any) -> None:
-    """A process: once without being timed, then with the others."""
+    """Run one process: do some work to warm up, then the measured work together with the others."""
     from agentlightning.store.client_server import LightningStoreClient
 
     async def run() -> None:
@@ -78,7 +77,7 @@ def ask(url: str, name: str, number: int, barrier: Any) -> None:
 
 
 def measure(name: str, url: str, processes: int, number: int) -> float:
-    """How many a second of wall time."""
+    """Return how many rollouts or spans per second all processes together complete."""
     spawn = multiprocessing.get_context("spawn")
     barrier = spawn.Barrier(processes + 1)
     each = max(BATCH, number // processes // BATCH * BATCH)
@@ -98,7 +97,7 @@ def measure(name: str, url: str, processes: int, number: int) -> float:
 
 
 async def answers(url: str) -> None:
-    """Return when the server is up."""
+    """Wait until the server answers."""
     from agentlightning.store.client_server import LightningStoreClient
 
     store = LightningStoreClient(url)
@@ -112,7 +111,7 @@ async def answers(url: str) -> None:
 
 
 def main() -> None:
-    """Start the server, measure, end it."""
+    """Start the server, measure, and end the server."""
     parser = argparse.ArgumentParser(description="agentlightning's store over HTTP.")
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--number", type=int, default=1000)

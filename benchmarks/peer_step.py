@@ -21,13 +21,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 PASS = 16
-"""Sequences of a forward pass."""
+"""Number of sequences in a forward pass."""
 CACHE = {"num_blocks": 256, "page_size": 64}
-"""For 16,384 tokens. Without it most of the machine's memory is taken."""
+"""Settings of a key-value cache for 16,384 tokens. The default takes most of the machine's
+memory."""
 
 
 class Meter(TrainerCallback):
-    """CPU-seconds between the beginning and the end of each step."""
+    """Records the CPU seconds between the start and the end of each step."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []

@@ -25,7 +25,7 @@ Clock = tuple[float, float]
 
 
 def make_span(rollout_id: str, attempt_id: str, number: int) -> Any:
-    """A model call as its own tracers lay it down: everything in the attributes of one span."""
+    """Return a model call as the peer's tracers record it: all data are attributes of one span."""
     return Span.from_attributes(
         name="openai.chat.completion",
         rollout_id=rollout_id,
@@ -53,7 +53,7 @@ def since(begin: Clock) -> Clock:
 
 
 async def calls(store: Any, number: int) -> Clock:
-    """add_many_spans in batches, over 16 attempts."""
+    """Measure `add_many_spans` in batches, over 16 attempts."""
     started = []
     for index in range(16):
         await store.enqueue_rollout(input={"question": index})
@@ -70,7 +70,7 @@ async def calls(store: Any, number: int) -> Clock:
 
 
 async def one_by_one(store: Any, number: int) -> Clock:
-    """One client, each operation awaited."""
+    """Measure rollouts by one client, which waits for each operation."""
     begin = clock()
     for index in range(number):
         await _one(store, index)
@@ -78,7 +78,7 @@ async def one_by_one(store: Any, number: int) -> Clock:
 
 
 async def many_clients(store: Any, number: int) -> Clock:
-    """Many clients at once, each one by one."""
+    """Measure rollouts by many concurrent clients, each of which waits for each operation."""
     numbers = iter(range(number))
 
     async def work() -> None:
@@ -97,7 +97,7 @@ async def _one(store: Any, index: int) -> None:
 
 
 async def batches(store: Any, number: int) -> Clock:
-    """Enqueued and dequeued in batches; it has no batch of reports."""
+    """Measure rollouts in batches; reports have no batches in this store."""
     begin = clock()
     for start in range(0, number, BATCH):
         await store.enqueue_many_rollouts(
@@ -118,7 +118,7 @@ MEASURES: dict[str, tuple[Callable[[Any, int], Awaitable[Clock]], int]] = {
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run all measurements and print the rates."""
     parser = argparse.ArgumentParser(description="agentlightning's in-memory store.")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
     quick = parser.parse_args().quick

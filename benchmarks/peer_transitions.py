@@ -17,17 +17,17 @@ TURN_NS = 1_000
 
 
 def prompt_of(turn: int) -> list[int]:
-    """The prompt's token ids in this turn, different in every turn."""
+    """Return the prompt's token ids in a turn; no two turns have the same."""
     return [turn * 7, *range(PROMPT_TOKENS - 1)]
 
 
 def response_of(turn: int) -> list[int]:
-    """The sampled token ids in this turn."""
+    """Return the sampled token ids in a turn."""
     return [*range(RESPONSE_TOKENS - 1), turn * 11]
 
 
 def times_of(turn: int) -> dict[str, tuple[int, int]]:
-    """Nanoseconds of a turn's step, call and tool: the step holds the call and then the tool."""
+    """Return (start, end), in ns, of a turn's step, and of the call and the tool in the step."""
     start = TURN_NS * turn + 10
     return {
         "step": (start, start + 900),
@@ -37,15 +37,15 @@ def times_of(turn: int) -> dict[str, tuple[int, int]]:
 
 
 def digest(transitions: list[tuple[list[int], list[int]]]) -> str:
-    """What identifies the token ids of all transitions, in whatever order they are."""
+    """Return a hash of the token ids of all transitions, whatever their order."""
     return hashlib.sha256(json.dumps(sorted(transitions)).encode()).hexdigest()
 
 
 # --- in the peer's environment --------------------------------------------------------------
 def spans_of(turns: int, shape: str) -> list[Any]:
-    """Root, three spans a turn, a reward at the end, as the peer's own decoded spans.
+    """Return the trace as the peer's own decoded spans: a root, three per turn, and a reward.
 
-    No messages and no log-probabilities: it would have to parse them from text.
+    They have no messages and no log-probabilities, which the peer would have to parse from text.
     """
     from agentlightning.types import Span
 
@@ -89,7 +89,7 @@ def spans_of(turns: int, shape: str) -> list[Any]:
 
 
 def measure(turns: int, shape: str, repeats: int) -> dict[str, Any]:
-    """CPU milliseconds of the fastest repeat, and what came out."""
+    """Return the CPU milliseconds of the fastest repeat, and the peer's transitions."""
     from agentlightning.adapter import TracerTraceToTriplet
 
     adapter = TracerTraceToTriplet()

@@ -1,11 +1,10 @@
-"""Where the wall time of the quickstart's reinforcement learning goes.
+"""Measure which part uses the wall time of the quickstart's reinforcement learning.
 
 Runs the SQL example as `nox -s quickstart` does (warm start cached or made first) and samples every
 thread of the trainer's process and of the runner processes, some forty times a second: how long it
-ran, and how long it waited for a core. In each interval the parts share the wall time in proportion
-to that; where all together had less to do than the interval is long, the rest is idle: nothing ran
-and nothing waited for a core. Counted are the training steps, checkpoints included; evaluations are
-listed apart.
+ran, and how long it waited for a core. The wall time of each interval is divided among the parts in
+proportion to these times. If all of them together are shorter than the interval, the rest is idle
+time. Training steps with checkpoints are counted; evaluations are listed separately.
 
 `gateway` is the event loop with the store's writer: gateway, trainer and recording share it.
 
@@ -38,11 +37,11 @@ SCRIPT: Final = Path(__file__).parents[1] / "examples" / "sql" / "train.py"
 INTERVAL_S: Final = 0.025
 PARTS: Final = ("app", "gateway", "engine", "learner", "idle")
 IDLE_REACH: Final = 10.0
-"""Percent."""
+"""Maximum share of idle time, in percent."""
 
 
 class Sampler(threading.Thread):
-    """Shares wall time among the parts until stopped."""
+    """A thread that divides the wall time among the parts until it is stopped."""
 
     def __init__(self) -> None:
         super().__init__(name="sampler", daemon=True)
@@ -69,7 +68,7 @@ class Sampler(threading.Thread):
         self.join()
 
     def end_phase(self, name: str) -> None:
-        """What was shared since the last end belongs to this phase."""
+        """Assign the time since the last call to the phase `name`."""
         with self._lock:
             into = self.phases.setdefault(name, dict.fromkeys(PARTS, 0.0))
             for part, seconds in self._now.items():
@@ -85,7 +84,7 @@ class Sampler(threading.Thread):
                 self._now[part] += (wall - idle) * seconds / busy if busy else 0.0
 
     def _spent(self) -> dict[str, float]:
-        """Seconds that each part ran or waited for a core since the last call."""
+        """Return part → seconds that it ran or waited for a core since the last call."""
         spent: dict[str, float] = defaultdict(float)
         names = {thread.native_id: thread.name for thread in threading.enumerate()}
         own = os.getpid()
@@ -101,7 +100,7 @@ class Sampler(threading.Thread):
 
 
 def _cpu(pid: int) -> dict[int, float]:
-    """Thread → seconds that it ran or waited for a core, of a process that may have ended."""
+    """Return thread → seconds that it ran or waited for a core; empty if the process has ended."""
     found = {}
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -114,14 +113,17 @@ def _cpu(pid: int) -> dict[int, float]:
 
 
 def _part(name: str | None) -> str:
-    """Whose thread it is. Threads that Python does not know are torch's, at work for the engine."""
+    """Return the part to which a thread belongs.
+
+    Threads that Python does not know (None) are torch's, which compute for the engine.
+    """
     if name is None or "_run_generation_loop" in name:
         return "engine"
     return "learner" if name.startswith("lightspan-learner") else "gateway"
 
 
 class Phases(MetricSink):
-    """Ends a phase at each line of metrics."""
+    """A metric sink that ends a phase of `Sampler` at each line of metrics."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -137,12 +139,12 @@ class Phases(MetricSink):
 
 
 def script() -> Any:
-    """The example's `train.py` as a module."""
+    """Return the example's `train.py` as a module."""
     return SimpleNamespace(**runpy.run_path(str(SCRIPT)))
 
 
 def main() -> int:
-    """See the module; the exit status says whether the target is reached."""
+    """Run the benchmark and print the table; return 1 if a target is missed, else 0."""
     parser = options_of(__doc__ or "")
     parser.add_argument("--steps", type=int, help="training iterations (the quickstart's)")
     parser.add_argument("--seed", type=int, default=0)

@@ -45,20 +45,20 @@ SIDES: Final = ("ours", "peer")
 BEST: Final = 10
 AGREEMENT: Final = 0.95
 LATENCY_TARGET: Final = 10.0
-"""How many times faster a query is to be."""
+"""Minimum factor by which a query must be faster than the peer's."""
 MEMORY_TARGET_MIB: Final = 1024.0
-"""Loaded, with all the mapped pages that the queries touched."""
+"""Maximum memory after loading, with all mapped pages that the queries have read."""
 
 WORDS: Final = 200_000
 PHRASES: Final = 50_000
 
 Search = Callable[[str], list[str]]
-"""A query to the ids of the best passages."""
+"""Function from a query to the ids of the best passages."""
 
 
 # --- data -----------------------------------------------------------------------------------
 def passages(count: int) -> Iterator[Passage]:
-    """Passages of six phrases of about ten words each; the same for every process."""
+    """Yield passages of six phrases of about ten words; they are the same in every process."""
     rng = random.Random("passages")
     phrases = [" ".join(words) for words in _phrases(rng, PHRASES, 8, 12)]
     for number in range(count):
@@ -67,7 +67,7 @@ def passages(count: int) -> Iterator[Passage]:
 
 
 def queries(count: int) -> list[str]:
-    """Three to eight words each, frequent and rare as they are in the passages."""
+    """Return queries of three to eight words, which are as frequent as in the passages."""
     return [" ".join(words) for words in _phrases(random.Random("queries"), count, 3, 8)]
 
 
@@ -79,7 +79,7 @@ def _phrases(rng: random.Random, count: int, least: int, most: int) -> Iterator[
 
 
 def _vocabulary() -> list[str]:
-    """Pronounceable words, all different, in the order of their frequency."""
+    """Return pronounceable, distinct words in order of their frequency."""
     rng = random.Random("vocabulary")
     syllables = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
     words: dict[str, None] = {}
@@ -90,19 +90,19 @@ def _vocabulary() -> list[str]:
 
 # --- the two sides --------------------------------------------------------------------------
 def build_ours(folder: Path, found: Iterator[Passage]) -> None:
-    """`Index.build` and `save`."""
+    """Build our index and save it in `folder`."""
     Index.build(found).save(folder)
 
 
 @contextmanager
 def open_ours(folder: Path) -> Iterator[Search]:
-    """`Index.load`."""
+    """Load our index; yield its search function."""
     index = Index.load(folder)
     yield lambda query: [hit.passage.id for hit in index.search(query, BEST)]
 
 
 def build_peer(folder: Path, found: Iterator[Passage]) -> None:
-    """One FTS5 table, merged into one segment as ours is."""
+    """Build the FTS5 table; merge it into one segment, as our index is."""
     folder.mkdir()
     with closing(sqlite3.connect(folder / "passages.sqlite")) as connection, connection:
         connection.execute("CREATE VIRTUAL TABLE passages USING fts5(title, text, id UNINDEXED)")
@@ -113,7 +113,10 @@ def build_peer(folder: Path, found: Iterator[Passage]) -> None:
 
 @contextmanager
 def open_peer(folder: Path) -> Iterator[Search]:
-    """Any of the words, ordered by `bm25()`, ties by place."""
+    """Open the FTS5 table; yield its search function.
+
+    A passage matches if it has any of the words. The order is by `bm25()`, then by row.
+    """
     select = (
         "SELECT id, title, text FROM passages WHERE passages MATCH ? "
         f"ORDER BY bm25(passages), rowid LIMIT {BEST}"
@@ -134,7 +137,7 @@ OPEN: Final = {"ours": open_ours, "peer": open_peer}
 
 # --- measured in a process of its own -------------------------------------------------------
 def measure_building(side: str, folder: Path, count: int) -> dict[str, float]:
-    """Building, without what generating the passages takes."""
+    """Return the cost of building an index, without generating the passages."""
     generated = _Generated(passages(count))
     before = time.monotonic(), time.process_time()
     BUILD[side](folder, generated)
@@ -147,8 +150,11 @@ def measure_building(side: str, folder: Path, count: int) -> dict[str, float]:
 
 
 class _Generated(Iterator[Passage]):
-    """Passages, and what generating them took. Generating them once more to subtract its time would
-    leave less than nothing of a short build on a busy machine."""
+    """Passages, with the time that generating them took so far.
+
+    The time is measured, not estimated by generating them once more: on a busy machine, the
+    estimate could be longer than a short build.
+    """
 
     def __init__(self, found: Iterator[Passage]) -> None:
         self._found = found
@@ -166,7 +172,7 @@ class _Generated(Iterator[Passage]):
 
 
 def measure_searching(side: str, folder: Path, asked: Sequence[str]) -> dict[str, Any]:
-    """Loading, then every query once."""
+    """Return the cost of loading an index and of running every query once."""
     with ExitStack() as stack:
         before = time.monotonic()
         search = stack.enter_context(OPEN[side](folder))
@@ -199,7 +205,7 @@ def _quantile(values: Sequence[float], at: float) -> float:
 
 # --- the table ------------------------------------------------------------------------------
 def main() -> int:
-    """See the module; the exit status says whether the targets are reached."""
+    """Run the benchmark and print the table; return 1 if a target is missed, else 0."""
     parser = options_of(__doc__)
     parser.add_argument("--passages", type=int, default=1_000_000)
     parser.add_argument("--queries", type=int, default=200)
@@ -227,10 +233,10 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _both(side: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """A side's figures, each half measured in a process of its own.
+    """Return a side's figures; building and searching are measured in separate processes.
 
     Raises:
-        PeerError: one of them failed.
+        PeerError: one of the processes failed.
     """
     sizes = ["--passages", str(options.passages), "--queries", str(options.queries)]
     command = [sys.executable, __file__, "--side", side, "--folder", str(folder), *sizes]
@@ -244,10 +250,10 @@ def _both(side: str, folder: Path, options: argparse.Namespace) -> dict[str, Any
 
 
 def _check(ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]]) -> None:
-    """Both sides do the same work.
+    """Check that both sides find about the same passages.
 
     Raises:
-        PeerError: they find too different passages.
+        PeerError: our best passage is too rarely among the peer's.
     """
     pairs = list(zip(ours, theirs, strict=True))
     first = sum(one[:1] == other[:1] for one, other in pairs) / len(pairs)
@@ -262,7 +268,7 @@ def _check(ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]]) -> No
 
 
 def figures(count: int, ours: dict[str, float], theirs: dict[str, float]) -> list[Figure]:
-    """The lines of the table."""
+    """Return the rows of the table."""
     named = f"{count:,} passages"
 
     def line(what: str, unit: str, key: str, **targets: Any) -> Figure:

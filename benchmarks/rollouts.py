@@ -1,4 +1,4 @@
-"""Rollouts end to end, from enqueued to done, against agentlightning 0.3.0 over its HTTP store.
+"""Rollouts per second, from enqueued to done, compared with agentlightning 0.3.0.
 
     python benchmarks/rollouts.py [--rollouts 1000] [--rounds 3] [--json PATH]
 
@@ -11,11 +11,12 @@ processes, one rollout at a time each, as it works.
   gateway writes them; and returns a reward. The peer's agent emits 8 spans with the same in their
   attributes through its tracer, and returns a reward. Every call is checked to be there.
 - 8 gateway calls: the app asks the real gateway (in the measuring process, its engine has every
-  token ready) for 64 tokens through the OpenAI client. Reported, without a peer: what is measured
-  is mostly the client, so its CPU (the app's thread, shim included) stands apart.
+  token ready) for 64 tokens through the OpenAI client. There is no peer for this. Most of the CPU
+  time is the client's, so that of the app's thread, shim included, is listed separately.
 
-Wall time of the steady state: the processes have started and run a first batch; starting is
-reported apart. The best of the rounds, in which ours and the peer take turns.
+Wall time is measured in the steady state, when the processes have started and run a first batch;
+the start is reported separately. Ours and the peer take turns in several rounds, of which the best
+counts.
 """
 
 from __future__ import annotations
@@ -48,37 +49,37 @@ from lightspan_gateway import Gateway
 PEER: Final = "agentlightning-0.3.0"
 PROCESSES: Final = (1, 2)
 SLOTS: Final = 8
-"""Of each process."""
+"""Number of concurrent attempts in each process."""
 AT_LEAST: Final = 10.0
 SHARE: Final = 10
-"""The peer runs this many times fewer rollouts: it is slower."""
+"""The peer runs this many times fewer rollouts, because it is slower."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One batch in the steady state."""
+    """The result of one batch in the steady state."""
 
     per_s: float
     """Rollouts per second of wall time."""
     start_s: float
-    """Until the processes worked."""
+    """Seconds until the processes had started and worked."""
     runners_ms: float
-    """CPU of the runner processes per rollout."""
+    """CPU milliseconds of the runner processes per rollout."""
     here_ms: float
-    """CPU of this process per rollout: who waits, and the gateway if there is one."""
+    """CPU milliseconds of this process per rollout: waiting, and the gateway if there is one."""
     client_ms: float = 0.0
-    """Of the runners' CPU, what the app's own thread took, where the app says."""
+    """Part of `runners_ms` that the app's own thread used; 0 if the app does not report it."""
 
 
 async def measure_records(processes: int, number: int) -> Run:
-    """8 calls written by the app."""
+    """Measure rollouts whose app writes 8 calls to the store."""
     with tempfile.TemporaryDirectory() as folder:
         async with open_store(f"sqlite:///{folder}/run.db") as store:
             return await _measure(store, "_rollout_apps:records", processes, number, "")
 
 
 async def measure_gateway(processes: int, number: int) -> Run:
-    """8 calls to the gateway."""
+    """Measure rollouts whose app makes 8 calls to the gateway."""
     with tempfile.TemporaryDirectory() as folder:
         async with (
             open_store(f"sqlite:///{folder}/run.db") as store,
@@ -125,7 +126,7 @@ async def working(
 
 
 async def run_batch(store: Store, run_id: str, resources_id: str, number: int) -> list[str]:
-    """Enqueue rollouts and wait for their end, as the trainer does; their ids."""
+    """Enqueue rollouts, wait for their end as the trainer does, and return their ids."""
     rollouts = [
         Rollout(
             rollout_id=new_id("ro"),
@@ -149,10 +150,10 @@ async def run_batch(store: Store, run_id: str, resources_id: str, number: int) -
 
 
 async def check_calls(store: Store, rollout_ids: Sequence[str]) -> float:
-    """Every call of every rollout is stored; returns the mean of what the apps say of their CPU.
+    """Check that all calls are stored; return the mean CPU milliseconds that the apps reported.
 
     Raises:
-        SystemExit: something is missing.
+        SystemExit: a call, a token record or a rollout is missing.
     """
     states = await store.rollouts(rollout_ids)
     attempts = await store.attempts(rollout_ids)
@@ -174,19 +175,19 @@ async def check_calls(store: Store, rollout_ids: Sequence[str]) -> float:
 
 
 def cpu_s(pids: Sequence[int]) -> float:
-    """CPU seconds of these processes so far."""
+    """Return the CPU seconds of processes so far."""
     times = [psutil.Process(pid).cpu_times() for pid in pids]
     return float(sum(one.user + one.system for one in times))
 
 
 def measure_peer(processes: int, number: int) -> Any:
-    """The peer's rollouts per second and start-up."""
+    """Return the peer's rollouts per second and its start-up time."""
     options = ("--processes", str(processes), "--rollouts", str(number))
     return run_peer(PEER, "peer_rollouts.py", *options)
 
 
 def measure(processes: int, number: int, rounds: int) -> list[Figure]:
-    """The figures of so many runner processes."""
+    """Return the figures for a number of runner processes."""
     ours, gateway, peers = [], [], []
     for _ in range(rounds):
         peers.append(measure_peer(processes, max(20, number // SHARE)))
@@ -231,7 +232,7 @@ def _figures(where: str, ours: Run, gateway: Run, peer: Any) -> list[Figure]:
 
 
 def main() -> int:
-    """Measure, print, say whether the targets were reached."""
+    """Run the benchmark and print the table; return 1 if a target is missed, else 0."""
     parser = options_of(__doc__ or "")
     parser.add_argument("--rollouts", type=int, default=1000, help="of ours, in one batch")
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,5 +1,6 @@
-"""How far a store goes: behind HTTP against agentlightning 0.3.0's, with a million rollouts in it,
-and with ten thousand at once.
+"""How a store scales: over HTTP, with a million rollouts, and with ten thousand concurrent ones.
+
+Over HTTP it is compared with the store of agentlightning 0.3.0.
 
     python benchmarks/scale.py [--parts server idle beside postgres …] [--json PATH]
 
@@ -9,9 +10,9 @@ and with ten thousand at once.
   acknowledged. The peer's store server, in the same run, is only asked, in the ways that are
   cheapest for it (`peer_scale.py`): no runner or tracer of its own takes part. Ours is then asked
   in the same way too, by 8 processes that only ask (`_scale_clients.py`).
-- idle: what 8 runner processes that have nothing to do cost the server.
-- beside: what one client's rollouts lose by 250 clients that wait for work of another training.
-- postgres: as server, over a PostgreSQL of this run's own (with fsync), without the peer.
+- idle: the server's CPU time while 8 runner processes have nothing to do.
+- beside: the rollouts per second of one client, alone and while 250 clients wait for other work.
+- postgres: like `server`, with a PostgreSQL that this run starts (with fsync), without the peer.
 - million: a SQLite file filled to 1,000,000 rollouts; CPU per rollout at 1,000, 10,000, 100,000,
   300,000 and 1,000,000 stored ones. Takes a few GB of disk.
 - concurrent: 10,000 rollouts at once with 8 model calls each, whose latencies are log-normal with a
@@ -47,14 +48,14 @@ from _scale_simulation import Simulated, simulate
 
 PEER: Final = "agentlightning-0.3.0"
 PROCESSES: Final = 8
-"""Runner processes."""
+"""Number of runner processes."""
 ROLLOUTS_AT_LEAST: Final = 2.5
 SPANS_AT_LEAST: Final = 6.0
 IDLE_S: Final = (10.0, 30.0)
 WAITING: Final = 250
 BESIDE_S: Final = 6.0
 BESIDE_AT_LEAST: Final = 0.7
-"""Of what it does alone."""
+"""Minimum rate of a client next to waiting clients, as a fraction of its rate alone."""
 SIZES: Final = (1_000, 10_000, 100_000, 300_000, 1_000_000)
 FLAT_FROM: Final = 10_000
 MAX_GROWTH: Final = 1.5
@@ -63,7 +64,7 @@ MAX_SIMULATED_S: Final = 60.0
 
 
 def measure_server(options: argparse.Namespace) -> list[Figure]:
-    """Ours and the peer's, one after the other."""
+    """Return the figures of our store server and of the peer's."""
     peers = [_peer(options) for _ in range(options.rounds)]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
@@ -79,7 +80,7 @@ def measure_server(options: argparse.Namespace) -> list[Figure]:
 
 
 def measure_idle(options: argparse.Namespace) -> list[Figure]:
-    """Of runner processes with nothing to do."""
+    """Return the server's CPU time while runner processes have nothing to do."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with served(f"sqlite:///{folder}/run.db", log) as server:
@@ -91,7 +92,7 @@ def measure_idle(options: argparse.Namespace) -> list[Figure]:
 
 
 def measure_beside(options: argparse.Namespace) -> list[Figure]:
-    """Of a client whose every move could wake all who wait."""
+    """Return the rate of one client while many others wait for other work."""
     rounds = []
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +114,7 @@ def measure_beside(options: argparse.Namespace) -> list[Figure]:
 
 
 def measure_postgres(options: argparse.Namespace) -> list[Figure]:
-    """Nothing where there is no PostgreSQL."""
+    """Return the figures over PostgreSQL; [] if it is not installed."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.postgres.cluster import Cluster, programs
 
@@ -131,7 +132,7 @@ def measure_postgres(options: argparse.Namespace) -> list[Figure]:
 
 
 def measure_million(options: argparse.Namespace) -> list[Figure]:
-    """CPU per rollout by how many are stored."""
+    """Return the CPU time per rollout for each number of stored rollouts."""
     sizes = [size for size in SIZES if size <= options.stored]
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         windows = fill(sizes, Path(folder) / "full.db", options.minutes)
@@ -147,7 +148,7 @@ def measure_million(options: argparse.Namespace) -> list[Figure]:
 
 
 def measure_concurrent(options: argparse.Namespace) -> list[Figure]:
-    """Ten thousand at once."""
+    """Return the figures of the simulation of concurrent rollouts."""
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         found = simulate(options.simulated, options.seed, Path(folder) / "many.db")
     found.check()
@@ -167,7 +168,7 @@ Loads = dict[str, Load]
 
 
 def _loads(server: Any, options: argparse.Namespace) -> Loads:
-    """Of each app the best round."""
+    """Return app → the best round."""
     numbers = {"_scale_apps:nothing": options.rollouts, "_rollout_apps:records": options.recording}
     loads = {}
     for app, number in numbers.items():
@@ -183,7 +184,7 @@ def _peer(options: argparse.Namespace) -> dict[str, float]:
 
 
 def _asked(url: str, options: argparse.Namespace) -> dict[str, float]:
-    """Of ours, as the peer's are asked."""
+    """Return the rates of clients that only send requests, as those of the peer do."""
     return {
         name: measure_clients(name, url, PROCESSES, options.rollouts)
         for name in ("rollouts", "spans")
@@ -195,7 +196,7 @@ def _best(rounds: list[dict[str, float]], name: str) -> float:
 
 
 def _servers(folder: Path) -> list[int]:
-    """The process that has a database's sessions as its children."""
+    """Return the id of PostgreSQL's main process, whose children are the sessions."""
     [line, *_] = (folder / "data" / "postmaster.pid").read_text().splitlines()
     return [psutil.Process(int(line)).pid]
 
@@ -281,7 +282,7 @@ def _simulation_figures(found: Simulated) -> list[Figure]:
 
 
 def main() -> int:
-    """Measure what was asked for, print, say whether the targets were reached."""
+    """Measure the parts that were chosen; return 1 if a target is missed, else 0."""
     parser = options_of(__doc__ or "")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("--rounds", type=int, default=2, help="of servers, ours and the peer's")

@@ -1,9 +1,9 @@
-"""One training step, rollouts included, against TRL's GRPO: CPU-seconds of all that is computed.
+"""CPU-seconds of one training step, rollouts included, compared with TRL's GRPO.
 
 Both have the same model (random, with the layers of SmolLM2-135M), the same prompts (groups of 8;
 125 tokens, of which the first 40 are common to all), as many sampled tokens, one optimiser step
 over the whole batch, GRPO's group statistics without a reference model, AdamW and full weights.
-Rewards are random numbers: what they say changes no figure.
+Rewards are random numbers, because their values do not affect the cost.
 
 Ours is what a training does between two versions of the weights: the embedded engine samples,
 token records become episodes and rows, the learner updates, the new weights are published to the
@@ -55,7 +55,7 @@ FASTER: Final = 2.0
 
 # --- the workload -----------------------------------------------------------------------------
 def make_prompts(groups: int, vocabulary: int) -> list[list[int]]:
-    """The ids of each group's prompt."""
+    """Return the prompt ids of each group."""
     rng = random.Random(0)
 
     def ids(count: int) -> list[int]:
@@ -66,8 +66,10 @@ def make_prompts(groups: int, vocabulary: int) -> list[list[int]]:
 
 
 def make_model(folder: Path) -> int:
-    """A random model with the layers of SmolLM2-135M, and a tokenizer with a word `tN` for each id;
-    the size of the vocabulary."""
+    """Write the model, and a tokenizer with a word `tN` for each id N.
+
+    Return the size of the vocabulary.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -87,7 +89,7 @@ def make_model(folder: Path) -> int:
 async def our_steps(
     model: Path, prompts: Sequence[Sequence[int]], answer: int, steps: int
 ) -> list[dict[str, float]]:
-    """CPU-seconds and sampled tokens of each step, the first one included."""
+    """Return CPU seconds, sampled tokens and sequences of each step, the warm-up step included."""
     engine = TransformersEngine({POLICY: str(model)}, seed=0)
     learner = TorchLearner({POLICY: str(model)}, optimizer=Optimizer(learning_rate=LEARNING_RATE))
     algorithm = LightningRL(str(model), group_size=GROUP, learning_rate=LEARNING_RATE)
@@ -128,7 +130,7 @@ async def _rollout(
     answer: int,
     reward: float,
 ) -> Episode:
-    """One call and its reward, as the store would give them back."""
+    """Sample one answer, and return it as an episode with `reward`, as a store would."""
     name = f"{group}-{member}"
     sampling = Sampling(max_tokens=answer, temperature=TEMPERATURE)
     request = GenerationRequest(
@@ -165,14 +167,14 @@ async def _rollout(
 
 # --- both -------------------------------------------------------------------------------------
 def best(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of those after the first, which warms up."""
+    """Return the cheapest step; the first step is the warm-up and does not count."""
     return min(steps[1:], key=lambda step: step["cpu_s"])
 
 
 def their_steps(
     model: Path, prompts: Sequence[Sequence[int]], answer: int, steps: int, *options: str
 ) -> list[dict[str, float]]:
-    """As `our_steps`, of TRL in its own environment."""
+    """Return the same figures as `our_steps` of TRL, in its own environment."""
     texts = model / "prompts.json"
     texts.write_text(json.dumps([" ".join(f"t{id_}" for id_ in prompt) for prompt in prompts]))
     given = ("--model", str(model), "--prompts", str(texts), "--answer", str(answer))
@@ -184,7 +186,7 @@ def their_steps(
 
 
 def main() -> int:
-    """See the module; the exit status says whether the target is reached."""
+    """Run the benchmark and print the table; return 1 if a target is missed, else 0."""
     parser = options_of(__doc__ or "")
     parser.add_argument("--groups", type=int, default=4, help="prompts, 8 rollouts each (4)")
     parser.add_argument("--answer", type=int, default=8, help="tokens of each answer (8)")
@@ -218,7 +220,10 @@ def main() -> int:
 
 
 def _check_same_work(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Answers may end early by an end-of-sequence token, once in some 6,000 answers."""
+    """Raise `SystemExit` if tokens or sequences of both sides differ by more than 2 %.
+
+    Small differences are normal: about one answer in 6,000 ends early.
+    """
     for what in ("tokens", "sequences"):
         if abs(ours[what] - theirs[what]) > 0.02 * ours[what]:
             raise SystemExit(f"not the same work: {what} {ours[what]} and {theirs[what]}")

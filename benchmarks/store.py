@@ -1,8 +1,8 @@
-"""How fast the stores are, against agentlightning 0.3.0's in-memory store in the same run.
+"""Speed of the stores, compared with agentlightning 0.3.0's in-memory store in the same run.
 
     python benchmarks/store.py [--quick] [--databases] [--json PATH]
 
-Per CPU-second of this process (and per wall second, in the last column):
+The rates are per CPU-second of this process (in the last column per wall second):
 
 - model calls: an LLM span with 2.5 kB of text and a token record of 640 prompt and response ids and
   128 log-probabilities; the peer keeps the same in one span's attributes;
@@ -11,10 +11,11 @@ Per CPU-second of this process (and per wall second, in the last column):
   (the peer has batches of the first two).
 
 SQLite is on disk, each write acknowledged once it survives `kill -9`; the peer's store forgets.
-PostgreSQL, where the machine has its programs, is a server of this run's own on the same disk, with
-fsync, over a socket. Its peer is SQLite with a flush per transaction too (`?power_loss=true`), by
-the clock, because most of its work is not this process's. Its transactions are timed from the lock
-that every move takes to the answer of the commit. `--databases` measures these two alone.
+If PostgreSQL is installed, this run starts a server on the same disk, with fsync, and uses it over
+a socket. It is compared with SQLite that flushes each transaction too (`?power_loss=true`), per
+wall second, because most of PostgreSQL's work is done in other processes. Its transactions are
+timed from when they have the lock of state changes to the answer of the commit. `--databases`
+measures these two alone.
 The peer's environment is made by `_peers.py`. Exit status 1 if a target is missed.
 """
 
@@ -48,21 +49,21 @@ IDS, LOGPROBS, TEXT = 640, 128, 2500
 
 
 class Spent(NamedTuple):
-    """Seconds."""
+    """CPU and wall seconds that a measurement took."""
 
     cpu: float
     wall: float
 
 
 class Rate(NamedTuple):
-    """How many a second."""
+    """Operations per CPU second and per wall second."""
 
     per_cpu_s: float
     per_s: float
 
 
 class Clock:
-    """CPU and wall time since it was made."""
+    """Measures CPU and wall time from its creation."""
 
     def __init__(self) -> None:
         self._cpu, self._wall = time.process_time(), time.perf_counter()
@@ -75,7 +76,7 @@ Measure = Callable[[Store, int], Awaitable[Spent]]
 
 
 def make_call(attempt: Attempt, number: int) -> StoredCall:
-    """A model call as the gateway writes it."""
+    """Return a model call as the gateway writes it."""
     call_id = f"call-{number}"
     span = Span(
         span_id=new_span_id(),
@@ -115,7 +116,7 @@ async def _start(store: Store, number: int) -> list[Attempt]:
 
 
 async def measure_calls(store: Store, number: int) -> Spent:
-    """add_calls in batches, over 16 attempts."""
+    """Measure `add_calls` in batches, over 16 attempts."""
     attempts = await _start(store, 16)
     calls = [make_call(attempts[i % 16], i) for i in range(number)]
     clock = Clock()
@@ -125,7 +126,7 @@ async def measure_calls(store: Store, number: int) -> Spent:
 
 
 async def measure_single_calls(store: Store, number: int) -> Spent:
-    """add_calls one by one, 32 of them in flight, as a gateway writes."""
+    """Measure `add_calls` with single calls, 32 at a time, as a gateway writes them."""
     attempts = await _start(store, 16)
     calls = iter([make_call(attempts[i % 16], i) for i in range(number)])
 
@@ -139,7 +140,7 @@ async def measure_single_calls(store: Store, number: int) -> Spent:
 
 
 async def measure_spans(store: Store, number: int) -> Spent:
-    """add_spans in batches: the LLM spans alone."""
+    """Measure `add_spans` in batches, with LLM spans but no token records."""
     [attempt] = await _start(store, 1)
     spans = [make_call(attempt, i).span for i in range(number)]
     ref = AttemptRef(attempt.attempt_id, attempt.epoch)
@@ -150,7 +151,7 @@ async def measure_spans(store: Store, number: int) -> Spent:
 
 
 async def measure_batches(store: Store, number: int) -> Spent:
-    """enqueue, claim and report in batches."""
+    """Measure enqueue, claim and report in batches."""
     rollouts = make_rollouts(number)
     clock = Clock()
     for start in range(0, number, BATCH):
@@ -161,12 +162,12 @@ async def measure_batches(store: Store, number: int) -> Spent:
 
 
 async def measure_one_client(store: Store, number: int) -> Spent:
-    """enqueue, claim and report one rollout after the other."""
+    """Measure enqueue, claim and report by one client, one rollout after the other."""
     return await _clients(store, number, 1)
 
 
 async def measure_many_clients(store: Store, number: int) -> Spent:
-    """Many clients at once, each one rollout after the other."""
+    """Measure enqueue, claim and report by many concurrent clients."""
     return await _clients(store, number, CLIENTS)
 
 
@@ -217,17 +218,20 @@ TARGETS = {
     ("SQLite", "rollouts, 64 clients one by one"): 1.0,
     ("SQLite", "rollouts, batches of 100"): 1.0,
 }
-"""The least ratio to the peer, CPU-second by CPU-second."""
+"""(store, measurement) → minimum ratio to the peer's rate per CPU second."""
 ROUNDS = 3
 MAX_TRANSACTION_MS = 10.0
-"""The median of PostgreSQL's."""
+"""Maximum for the median of PostgreSQL's transactions."""
 FLUSHED, POSTGRES = "SQLite, flushed", "PostgreSQL"
 
 Rates = dict[str, Rate]
 
 
 async def measure_store(url: str, quick: bool, part: int = 1) -> Rates:
-    """Each measure once, in a store of its own; only so much of it where each write waits long."""
+    """Return the rate of each measurement, made once in a new store.
+
+    `part` divides the amount of work, for stores whose writes wait long.
+    """
     rates: Rates = {}
     for name, (measure, number) in MEASURES.items():
         number //= part
@@ -239,7 +243,7 @@ async def measure_store(url: str, quick: bool, part: int = 1) -> Rates:
 
 
 def measure_ours(quick: bool) -> dict[str, Rates]:
-    """Both stores."""
+    """Return the rates of our memory and SQLite stores."""
     with tempfile.TemporaryDirectory() as folder:
         return {
             "memory": asyncio.run(measure_store("memory:", quick)),
@@ -248,15 +252,15 @@ def measure_ours(quick: bool) -> dict[str, Rates]:
 
 
 class Databases(NamedTuple):
-    """A round of SQLite, flushed, and PostgreSQL."""
+    """One round of the comparison of PostgreSQL with SQLite that flushes every transaction."""
 
     columns: dict[str, Rates]
     transactions_ms: list[float]
-    """PostgreSQL's."""
+    """Milliseconds of each of PostgreSQL's transactions."""
 
 
 def measure_databases(quick: bool) -> Databases | None:
-    """None where there is no PostgreSQL."""
+    """Return one round; None if PostgreSQL is not installed."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.postgres.cluster import Cluster, programs
 
@@ -276,7 +280,10 @@ def measure_databases(quick: bool) -> Databases | None:
 
 @contextmanager
 def timed_transactions() -> Iterator[list[float]]:
-    """Milliseconds of each transaction of a PostgreSQL store, once it has its lock."""
+    """Yield a list that gets the milliseconds of each PostgreSQL transaction in the block.
+
+    A transaction is timed from when it has its lock.
+    """
     from lightspan_cluster.postgres.tables import PostgresWriteTables
 
     begin, commit = PostgresWriteTables.begin, PostgresWriteTables.commit
@@ -299,7 +306,7 @@ def timed_transactions() -> Iterator[list[float]]:
 
 
 def figures_of_databases(rounds: list[Databases]) -> list[Figure]:
-    """PostgreSQL's rates by the clock against SQLite's, and how long its transactions take."""
+    """Return the rows for PostgreSQL's rates per wall second, and for its transactions."""
     ours, theirs = (median([one.columns[c] for one in rounds]) for c in (POSTGRES, FLUSHED))
     taken = sorted(ms for one in rounds for ms in one.transactions_ms)
     quantiles = {share: taken[int(len(taken) * share)] for share in (0.5, 0.9, 0.99)}
@@ -327,18 +334,18 @@ def figures_of_databases(rounds: list[Databases]) -> list[Figure]:
 
 
 def measure_peer(quick: bool) -> Rates:
-    """The peer's store, in its own interpreter."""
+    """Return the rates of the peer's store, measured in its own environment."""
     found = run_peer(PEER, "peer_store.py", *(["--quick"] if quick else []))
     return {name: Rate(**rate) for name, rate in found.items()}
 
 
 def median(rounds: list[Rates]) -> Rates:
-    """Per measure the round whose rate per CPU-second is the median."""
+    """Return, for each measurement, the round with the median rate per CPU second."""
     return {name: sorted(one[name] for one in rounds)[len(rounds) // 2] for name in rounds[0]}
 
 
 def figures(columns: dict[str, Rates], peer: Rates) -> list[Figure]:
-    """A figure per store and measure, against the peer's where it has such a thing."""
+    """Return a row for each store and measurement, with the peer's rate if it has that one."""
     return [
         Figure(
             what=f"{column}: {name}",
@@ -356,7 +363,7 @@ def figures(columns: dict[str, Rates], peer: Rates) -> list[Figure]:
 
 
 def _by_the_clock(ours: Rate, theirs: Rate | None) -> str:
-    """The same per wall second."""
+    """Return a text on the rates per wall second."""
     if theirs is None:
         return f"{ours.per_s:,.0f} per s"
     ratio = ours.per_s / theirs.per_s
@@ -364,7 +371,7 @@ def _by_the_clock(ours: Rate, theirs: Rate | None) -> str:
 
 
 def main() -> int:
-    """Measure us and the peer in turns, print the table."""
+    """Measure us and the peer in turns and print the table; return 1 if a target is missed."""
     parser = options_of(__doc__ or "")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
     parser.add_argument(

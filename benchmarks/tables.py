@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def fill(page: str, tables: dict[str, str]) -> str:
-    """Return the page with each table between its `<!-- NAME -->` and the next `<!-- end -->`."""
+    """Return the page with each table put between `<!-- NAME -->` and the next `<!-- end -->`."""
     for name, table in tables.items():
         pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         page, number = re.subn(pattern, lambda m: f"{m[1]}\n{table}\n\n{m[2]}", page, flags=re.S)  # noqa: B023
@@ -48,7 +48,7 @@ def fill(page: str, tables: dict[str, str]) -> str:
 
 
 def figures_table(results: dict[str, Any]) -> str:
-    """Return the figures of the benchmarks, a row each, after a line with their circumstances."""
+    """Return a table with a row for each figure, after a row with date, commit and machine."""
     heads = ("what", "unit", "ours", "peer", "theirs", "ratio", "target", "")
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for name, result in sorted(results.items()):

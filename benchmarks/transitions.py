@@ -1,4 +1,4 @@
-"""Decoded spans to transitions: CPU time by number of turns, against agentlightning 0.3.0.
+"""CPU time of converting decoded spans to transitions, compared with agentlightning 0.3.0.
 
     python benchmarks/transitions.py [--turns 16 256 1024] [--rounds 2] [--json PATH]
 
@@ -47,16 +47,17 @@ from lightspan.schema.token_records import TokenRecord
 
 PEER: Final = "agentlightning-0.3.0"
 TARGETS: Final = {16: 10.0, 256: 50.0, 1024: 300.0}
-"""Turns → how many times faster."""
+"""Number of turns → how many times faster than the peer we must be."""
 GROWTH: Final = 2.0
-"""Time per turn may grow this much from 256 to 1,024 turns: caches, noise. Quadratic is 4."""
+"""Maximum factor by which the time per turn may grow from 256 to 1,024 turns. Caches and noise need
+some room; quadratic growth would be 4."""
 
 Key = tuple[str, int]
-"""Shape, turns."""
+"""(shape, number of turns) of a trace."""
 
 
 class Trace(NamedTuple):
-    """An attempt, decoded."""
+    """An attempt's decoded data."""
 
     attempt: Attempt
     rollout: Rollout
@@ -66,7 +67,7 @@ class Trace(NamedTuple):
 
 
 def trace_of(turns: int, shape: str) -> Trace:
-    """The trace that `peer_transitions` builds too."""
+    """Return the same trace as the one in `peer_transitions`, in our form."""
     rollout = Rollout(rollout_id="ro", task=None, task_id="t", group_id="g")
     attempt = Attempt(
         attempt_id="at",
@@ -148,18 +149,18 @@ def _record(turn: int) -> TokenRecord:
 
 # --- what is timed --------------------------------------------------------------------------
 def transitions(trace: Trace) -> list[Transition]:
-    """Spans and records to transitions."""
+    """Convert a trace's spans and records to transitions."""
     episode = build_episode(trace.attempt, trace.rollout, trace.spans, trace.records)
     return trained_transitions(episode, classify_calls(episode, trace.routing))
 
 
 def with_ids(trace: Trace) -> list[tuple[list[int], list[int]]]:
-    """And all token ids as lists."""
+    """Convert a trace to transitions, and unpack all token ids into lists."""
     return [(one.prompt_ids, one.response_ids) for one in transitions(trace)]
 
 
 def with_rows(trace: Trace) -> int:
-    """And merged into rows."""
+    """Convert a trace to transitions, and merge them into rows; return the number of rows."""
     return len(build_rows(transitions(trace)).rows)
 
 
@@ -171,7 +172,7 @@ WORK: Final[dict[str, Callable[[Trace], object]]] = {
 
 
 def cpu_ms(work: Callable[[Trace], object], trace: Trace, turns: int) -> float:
-    """CPU milliseconds of the fastest of nine repeats."""
+    """Return the CPU milliseconds of the fastest of nine repeats."""
     inner = max(1, 2_000 // turns)
     best = float("inf")
     for _ in range(9):
@@ -184,10 +185,10 @@ def cpu_ms(work: Callable[[Trace], object], trace: Trace, turns: int) -> float:
 
 
 def check(trace: Trace, peer: dict[str, Any]) -> None:
-    """Both sides gave the same.
+    """Check that both sides produce the same transitions.
 
     Raises:
-        PeerError: they did not.
+        PeerError: they do not.
     """
     found = transitions(trace)
     same = digest(with_ids(trace)) == peer["digest"]
@@ -200,7 +201,7 @@ def check(trace: Trace, peer: dict[str, Any]) -> None:
 
 # --- the table ------------------------------------------------------------------------------
 def main() -> int:
-    """See the module; the exit status says whether the targets are reached."""
+    """Run the benchmark and print the table; return 1 if a target is missed, else 0."""
     parser = options_of(__doc__)
     parser.add_argument("--turns", type=int, nargs="+", default=sorted(TARGETS))
     parser.add_argument("--rounds", type=int, default=2)
@@ -230,7 +231,7 @@ def main() -> int:
 
 
 def figure(name: str, key: Key, ours: float, theirs: float | None) -> Figure:
-    """One line; the peer makes no rows, so it is not compared with them."""
+    """Return one row. The peer makes no rows, so it is not compared with our time for them."""
     shape, turns = key
     compared = theirs is not None and name != "and rows"
     return Figure(
@@ -244,7 +245,7 @@ def figure(name: str, key: Key, ours: float, theirs: float | None) -> Figure:
 
 
 def growth(ours: dict[tuple[Key, str], float], keys: list[Key]) -> list[Figure]:
-    """How the time per turn grows between the two largest sizes of each shape."""
+    """Return a row per shape: how the time per turn grows between its two largest sizes."""
     figures = []
     for shape in dict.fromkeys(shape for shape, _ in keys):
         counts = [count for name, count in keys if name == shape][-2:]

@@ -1,4 +1,4 @@
-"""URLs of PostgreSQL stores and their secrets; no test needs a server."""
+"""URLs of PostgreSQL stores, and their secrets; no test needs a server."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ except ConfigError as error:
 
 
 def test_patience_begins_with_the_first_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss of a connection may be noticed after half a minute only."""
+    """The time limit does not start earlier, because a lost connection may be noticed late."""
     now = 100.0
     monkeypatch.setattr(clock, "monotonic", lambda: now)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)

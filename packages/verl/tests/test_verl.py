@@ -1,4 +1,4 @@
-"""What of the verl learner needs no verl: its description, its checks, its shards."""
+"""Parts of the verl learner that need no verl: its settings, its checks, its shards."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_where_ranks_are_started_is_said() -> None:
 
 
 def interpreter(folder: Path, found: str) -> str:
-    """A program that answers as an interpreter whose environment has this."""
+    """Return a program that answers like an interpreter; `found` is its answer."""
     path = folder / "python"
     path.write_text(f"#!/bin/sh\necho '{found}'\n")
     path.chmod(0o700)
@@ -115,7 +115,7 @@ def test_mixed_temperatures_are_refused_where_they_are_not_declared() -> None:
 
 
 def test_shards_are_read_by_any_number_of_ranks(tmp_path: Path) -> None:
-    """7 places: 3, 3 and 1 of three ranks; 4 and 3 of two; of eight, one has none."""
+    """A tensor of 7 rows is written as 3, 3 and 1, and read in other parts, one of them empty."""
     whole = torch.arange(21.0).view(7, 3)
     step = torch.tensor(4.0)
     for rank, (start, stop) in enumerate([(0, 3), (3, 6), (6, 7)]):
@@ -139,7 +139,7 @@ def test_shards_are_read_by_any_number_of_ranks(tmp_path: Path) -> None:
 
 
 def test_weights_in_pickles_are_never_read(tmp_path: Path) -> None:
-    """verl itself would; so they are refused before any of its processes is asked."""
+    """verl itself would read them, so they are refused before a process gets an order."""
     folder = tiny_model(tmp_path / "pickled", seed=0, hidden=32)
     torch.save(load_model(folder).state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()

@@ -1,7 +1,7 @@
-"""Weights that are sent to servers, over real groups of Gloo between threads and processes here.
+"""Sending weights to servers, over real Gloo groups between threads and processes of this machine.
 
-The end in a server is the very file that vLLM loads (`vllm_plugin/lightspan_broadcast`); with vLLM
-itself it is run in tests/vllm_servers.
+The receiving side is the file that vLLM loads (`vllm_plugin/lightspan_broadcast`). It is tested in
+vLLM itself by tests/vllm_servers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """Two files, of all types that a server has."""
+    """Two files with weights of all data types that a server can have."""
     first = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(1.5)}
     second = {
         "c": torch.randn(5, 7, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16),
@@ -94,7 +94,7 @@ for name, tensor in receive(json.loads(sys.argv[1]), 1, torch.device("cpu")):
 
 
 def receiver(way: Broadcast) -> subprocess.Popen[bytes]:
-    """A process that takes the next weight with each line that it is told."""
+    """Start a process that receives the next weight at each line on its standard input."""
     command = [sys.executable, "-c", RECEIVER, msgspec.json.encode(way.info()).decode()]
     pipe = subprocess.PIPE
     return subprocess.Popen(
@@ -104,7 +104,7 @@ def receiver(way: Broadcast) -> subprocess.Popen[bytes]:
 
 @pytest.fixture
 def large(tmp_path: Path) -> list[str]:
-    """More than fits between two processes."""
+    """A file with more data than fits into the buffers between two processes."""
     path = str(tmp_path / "large.safetensors")
     save_file({f"w{number}": torch.ones(4 << 20) for number in range(4)}, path)
     return [path]

@@ -1,5 +1,7 @@
-"""Servers that are no vLLM, or no longer, or answer what vLLM would not: each is named, and no call
-waits for one that nobody brings back."""
+"""Servers that are not vLLM, are replaced by another program, or answer invalid texts.
+
+Each gets an error that says so, and no call waits for it forever.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @asynccontextmanager
 async def asked(server: Wire) -> AsyncIterator[Client]:
-    """A client of this server; both end with the block."""
+    """Yield a client of the started server; close both after the block."""
     await server.start()
     client = Client("")
     await client.open(server.address)
@@ -72,7 +74,7 @@ async def test_descriptions_that_cannot_be_read(folder: Path) -> None:
 
 @pytest.mark.parametrize("breaks", [True, False])
 async def test_a_server_that_becomes_another(folder: Path, tmp_path: Path, breaks: bool) -> None:
-    """With a break of the connections and without one: no call waits for it."""
+    """Calls fail instead of waiting, with and without a break of the connections."""
     server = Wire(folder)
     async with served(folder, tmp_path, server) as engine:
         await generate(engine, PROMPT, max_tokens=1)
@@ -133,7 +135,7 @@ async def test_untrainable_answers(folder: Path, tmp_path: Path, answer: Any, me
 async def test_what_is_no_vllm_is_not_waited_for(
     folder: Path, tmp_path: Path, status: int, answer: bytes, said: str
 ) -> None:
-    """Nor is a redirect followed: it could lead to a machine that nobody allowed."""
+    """A redirect is not followed either: it could lead to a machine that is not allowed."""
     server = Wire(folder)
     server.says["/health"] = status, answer
     with pytest.raises(EngineError, match=rf"requires a key \(.*/health: {said}\): give the"):

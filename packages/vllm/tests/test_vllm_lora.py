@@ -1,7 +1,8 @@
 """LoRA on servers that speak vLLM's routes: several policies, each version under its own name.
 
-A token says which LoRA sampled it: 51 for the first that the server got, 52 for the second. At the
-start it gets one of each policy, in the order of `RANKS`, which adds nothing.
+The fake server's tokens show which LoRA sampled them: 51 for the first LoRA that it loaded, 52 for
+the second. At the start it loads one LoRA for each policy, in the order of `RANKS`; it leaves the
+model's output unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def lora(folder: Path) -> LoRAWeights:
 
 
 def wire(folder: Path, **info: Any) -> Wire:
-    """A server that serves LoRA. It says that its embeddings are tied, which they may be."""
+    """A fake server that serves LoRA, of a model with tied embeddings."""
     room = {"lora_rank": 8, "loras": 4, "lora_updates": True, "transfer": None, "tied": True}
     return Wire(folder, **{**room, **info})
 

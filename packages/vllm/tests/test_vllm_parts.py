@@ -1,4 +1,5 @@
-"""What of the vLLM engine needs no vLLM: descriptions, balancing, checks, weights as files."""
+"""Parts of the vLLM engine that need no vLLM: settings, load balancing, checks, weights as
+files."""
 
 from __future__ import annotations
 
@@ -247,7 +248,7 @@ class TestChecks:
         check_server_info(HERE, shared, replace(spec, tensor_parallel=2, on_gpu=True))
 
     def test_devices_that_cannot_share_the_model(self, folder: Path, tmp_path: Path) -> None:
-        """It has four heads; no process is started."""
+        """The model has four heads. The error comes before any process is started."""
         description = VLLM(python=sys.executable, arguments=("-tp=3",))
         with pytest.raises(
             ConfigError,
@@ -263,7 +264,7 @@ class TestChecks:
             check_server_info(HERE, wrong, spec)
 
     def test_a_server_of_lora_as_it_should_be(self, info: ServerInfo, spec: ServerSpec) -> None:
-        """It keeps its own weights, so that tied embeddings are as good as others."""
+        """Tied embeddings are allowed, because the server keeps its own weights."""
         fine = {**SERVES_LORA, "tied": True, "transfer": None}
         check_server_info(HERE, msgspec.structs.replace(info, **fine), replace(spec, **LORA))
 
@@ -377,7 +378,7 @@ class TestExchange:
 
     @pytest.mark.slow
     def test_a_disk_that_is_full(self, folder: Path, tmp_path: Path) -> None:
-        """The kernel refuses to write more: nothing stays behind."""
+        """The kernel refuses to write more; the part that was written is removed."""
         program = FULL.format(parent=str(tmp_path), model=str(folder))
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         assert done.stdout.startswith("EngineMemoryError the weights of policy p, "), done.stderr

@@ -1,5 +1,7 @@
-"""The servers that a run starts: how they begin, die, come back and end. The program is not vLLM,
-but takes its flags and speaks its routes."""
+"""Servers that a run starts: how they start, die, come back and end.
+
+The program is not vLLM, but takes its flags and speaks its routes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ PROMPT = [5, 6, 7, 8]
 
 @pytest.fixture
 def program(tmp_path: Path) -> str:
-    """In place of an interpreter with vLLM."""
+    """A program that is given as vLLM's interpreter but starts the fake server."""
     path = tmp_path / "python"
     wire = Path(__file__).with_name("vllm_wire.py")
     path.write_text(f'#!/bin/sh\nexec {sys.executable} -W ignore {wire} "$@"\n')
@@ -59,7 +61,7 @@ async def running(
 
 
 def servers(folder: Path) -> list[psutil.Process]:
-    """Those that serve this model."""
+    """Return the running fake servers of the model in `folder`."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
@@ -111,7 +113,7 @@ async def test_a_front_that_waits_for_a_call_of_its_dead_engine(
     how: str,
     stream: bool,
 ) -> None:
-    """It does not end by itself, and nobody else calls: the call goes on after its start."""
+    """The server does not end by itself, and no other call shows that its engine is dead."""
     # idle connections are closed before the next look, which has to connect again
     assert ServerTimings().keepalive_s < ServerTimings().health_interval_s
     timings = ServerTimings(keepalive_s=0.01, health_interval_s=0.1)
@@ -151,7 +153,7 @@ async def test_updating_a_dead_engine(folder: Path, tmp_path: Path, program: str
 
 
 async def test_cpu_time_of_servers_is_counted(folder: Path, tmp_path: Path, program: str) -> None:
-    """That of one which was killed too; what starting took is not the calls'."""
+    """A killed server's time is counted too; the time of starting is not."""
     async with running(folder, tmp_path, program) as engine:
         assert engine.usage()["cpu_s"] < 0.1
         for number in range(60):

@@ -1,7 +1,7 @@
-"""The vLLM engine against a small server that speaks vLLM's routes over real HTTP.
+"""The vLLM engine with a fake server that speaks vLLM's routes over real HTTP.
 
-It answers with tokens that say which weights it had: token 10 + the number of updates that it took
-on. What only vLLM itself can show is in tests/vllm_servers.
+The fake server's tokens show which weights it had: 10 + the number of updates so far. Tests that
+need vLLM itself are in tests/vllm_servers.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from packages.vllm.tests.vllm_wire import NEVER, PROMPT, Wire, body, served
 
 
 def wait_no_longer_than(engine: VLLMEngine, seconds: float) -> None:
-    """From now on: to begin with, a server of this process may be slow on a busy machine."""
+    """Lower `start_s` of all servers, after a start that may be slow on a busy machine."""
     for pool in engine._pools.values():
         for server in pool.servers:
             server._start_s = seconds
 
 
 def moved(folder: Path, by: float) -> dict[str, torch.Tensor]:
-    """Other weights."""
+    """Return the model's weights plus `by`."""
     weights = load_file(folder / "model.safetensors")
     return {name: tensor + by for name, tensor in weights.items()}
 
 
 def same(server: Wire, name: str, tensor: torch.Tensor) -> bool:
-    """Whether a server has loaded this weight."""
+    """Return whether the server has loaded `tensor` as the weight `name`."""
     return bool((server.loaded[name] == tensor.numpy()).all())
 
 
@@ -113,7 +113,7 @@ async def test_a_call_that_an_update_cuts(folder: Path, tmp_path: Path, stream: 
 
 
 async def test_who_reads_a_stream_is_told_that_its_client_was_closed(folder: Path) -> None:
-    """As after a control request that was lost: aiohttp itself would let it wait for ever."""
+    """aiohttp itself would let the reader wait forever."""
     server = Wire(folder)
     server.hold.clear()
     await server.start()
@@ -134,7 +134,7 @@ async def test_who_reads_a_stream_is_told_that_its_client_was_closed(folder: Pat
 
 
 async def test_what_came_too_late_for_the_pause_is_cut_too(folder: Path, tmp_path: Path) -> None:
-    """It waits in the server and would be answered with the new weights, as the old version."""
+    """Otherwise the new weights would answer the call, labelled with the old version."""
     server = Wire(folder)
     async with served(folder, tmp_path, server) as engine:
         server._open.clear()  # as if paused already: the call waits
@@ -216,7 +216,7 @@ async def test_a_call_outlives_its_killed_server(folder: Path, tmp_path: Path) -
 
 
 async def test_an_update_that_kills(folder: Path, tmp_path: Path) -> None:
-    """Its front refuses what it is asked with 500, as it would if the weights did not fit."""
+    """The server answers 500 to the update, as if the weights did not fit, and then ends."""
     server = Wire(folder)
     async with served(folder, tmp_path, server, timings={"dying_s": 60.0}) as engine:
         server.says["/start_weight_update"] = (500, b"EngineDeadError")
@@ -237,7 +237,7 @@ async def test_an_update_that_kills(folder: Path, tmp_path: Path) -> None:
 async def test_a_server_that_is_only_unwell_is_not_given_up(
     folder: Path, tmp_path: Path, status: int
 ) -> None:
-    """Slow, or behind something with troubles of its own: only two things say that it is gone."""
+    """A slow server, or an error of a proxy, is no sign that the server is gone."""
     timings = {"health_timeout_s": 0.02, "health_interval_s": 0.005, "max_failed_polls": 1}
     server = Wire(folder)
     server.hold.clear()
@@ -413,7 +413,7 @@ async def test_probes_are_of_late_prompts_and_every_server(folder: Path, tmp_pat
 
 
 async def of_rollout(engine: TokenEngine, rollout: str) -> Answer:
-    """One token for a rollout's call."""
+    """Return the answer, of one token, to a call of a rollout."""
     request = GenerationRequest(
         request_id=rollout,
         policy="writer",

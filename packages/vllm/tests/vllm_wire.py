@@ -1,7 +1,7 @@
-"""A small server that speaks vLLM's routes over real HTTP, for what needs no vLLM.
+"""A fake server that speaks vLLM's routes over real HTTP, for tests that need no vLLM.
 
-It answers with tokens that say which weights it had. As a program it takes the flags of a vLLM
-server that matter here: `vllm_wire.py … --model FOLDER --uds SOCKET`.
+Its tokens show which weights it had. As a program it takes those flags of a vLLM server that it
+needs: `vllm_wire.py … --model FOLDER --uds SOCKET`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from safetensors import safe_open
 
 
 def _received(sent: dict[str, Any]) -> dict[str, Any]:
-    """As all processes of a server take them, by the file that is loaded in them."""
+    """Receive weights as all processes of a server do, with the file that vLLM loads."""
     import torch
 
     from lightspan_vllm.vllm_plugin.lightspan_broadcast import receive
@@ -38,13 +38,15 @@ def _received(sent: dict[str, Any]) -> dict[str, Any]:
 
 
 NEVER = 0
-"""In place of a status: no answer comes."""
+"""Used in place of an HTTP status: the request is not answered."""
 PROMPT = [5, 6, 7, 8]
 
 
 class Wire:
-    """A server that speaks vLLM's routes. It samples nothing: every token is 10 + `updates`, or,
-    with a LoRA, 50 + how many it had got when that one came."""
+    """A fake server that speaks vLLM's routes. It samples nothing.
+
+    Every token is 10 + `updates`; with a LoRA, 50 + the number of LoRAs that were loaded up to it.
+    """
 
     def __init__(self, folder: Path, **info: Any) -> None:
         config = json.loads((folder / "config.json").read_text())
@@ -72,30 +74,31 @@ class Wire:
         self.updates = 0
         self.loaded: dict[str, Any] = {}
         self.sent: list[dict[str, Any]] = []
-        """How weights came that were sent."""
+        """The arguments `sent` of the updates whose weights were sent over the network."""
         self.loras: dict[str, int] = {}
-        """Name → token of its calls, of those that it has."""
+        """Name of a loaded LoRA → the token of its calls."""
         self.brought: list[dict[str, Any]] = []
-        """What came with each, its tensors by name and its configuration."""
+        """The contents of each LoRA that was loaded: its tensors by name and its configuration."""
         self.asked: list[dict[str, Any]] = []
         self.came = asyncio.Event()
-        """A call has come."""
+        """Set when a call has come."""
         self.served = asyncio.Semaphore(0)
-        """Released with each token."""
+        """Released once for each token that is sent."""
         self.hold = asyncio.Event()
-        """Set: answers come to an end; else they go on until they are cut."""
+        """If set, answers end; otherwise they go on until they are aborted."""
         self.hold.set()
         self.refuse: dict[str, tuple[int, str]] = {}
-        """Route → status and text, once."""
+        """Route → status and text of the next response of the route."""
         self.looked = asyncio.Semaphore(0)
-        """Released when its health is asked for, and it says something else."""
+        """Released when the health route is called while `says` replaces its response."""
         self.says: dict[str, tuple[int, bytes]] = {}
-        """Route → status and body of what it answers instead. A redirect leads to `/v1/models`."""
+        """Route → status and body of its responses, instead of the usual ones. A redirect leads to
+        `/v1/models`."""
         self.dies: set[str] = set()
-        """Routes at which it is killed, once, and started again."""
+        """Routes at whose next call the server is killed and started again."""
         self.paused = asyncio.Event()
         self.cuts: dict[str, asyncio.Event] = {}
-        """Of each call that is on it."""
+        """Running call → event that aborts it."""
         self._open = asyncio.Event()
         self._open.set()
         self._runner: web.AppRunner | None = None
@@ -106,7 +109,7 @@ class Wire:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self, socket: str = "") -> None:
-        """Listen there, or where it did before."""
+        """Listen at `socket`; if it is "", at the port that was used before, or a free one."""
         app = web.Application(middlewares=[self._instead])
         app.router.add_get("/health", self._empty)
         app.router.add_get("/v1/models", self._models)
@@ -137,7 +140,10 @@ class Wire:
             await runner.cleanup()
 
     async def lose(self, how: str) -> None:
-        """As a front whose engine has died: it `listens no more`, or its `health` says so."""
+        """Act like a server whose engine has died.
+
+        If `how` is "health", the health route says so; otherwise the server stops listening.
+        """
         if how == "health":
             self.says["/health"] = (503, b"")
             return
@@ -146,13 +152,13 @@ class Wire:
             await site.stop()
 
     async def restart(self) -> None:
-        """As if its process had been killed and started again: it has lost its weights."""
+        """Act like a server that was killed and started again: it has lost its weights."""
         await self.stop()
         self.forget()
         await self.start()
 
     def forget(self) -> None:
-        """What a process that was killed had."""
+        """Lose the weights and LoRAs, as a killed process does."""
         self.label, self.updates, self.loras = "default", 0, {}
         self._open.set()
 
@@ -291,7 +297,7 @@ class Wire:
         return response
 
     async def _is_cut(self, its: asyncio.Event, *, last: bool) -> bool:
-        """Wait until a token may come, or an update cuts."""
+        """Wait until the next token may be sent; return True if the call is aborted before."""
         cut = asyncio.create_task(its.wait())
         free = asyncio.create_task(self._may_come(last))
         await asyncio.wait([cut, free], return_when=asyncio.FIRST_COMPLETED)
@@ -325,8 +331,10 @@ async def served(
     timings: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> AsyncIterator[Any]:
-    """Return an engine on these servers, of the policy `writer` or, with LoRA, of those in `ranks`.
-    Engine and servers end with the block."""
+    """Yield an engine that uses `servers`; end the engine and the servers after the block.
+
+    Its policy is `writer` or, with LoRA, those in `ranks`.
+    """
     from lightspan_vllm.config import VLLM
     from lightspan_vllm.engine import VLLMEngine
     from lightspan_vllm.timings import ServerTimings
@@ -348,9 +356,12 @@ async def served(
 
 
 async def main(arguments: list[str]) -> None:
-    """Serve until the end. With WIRE_LOSES its engine dies of its first call while there is a file
-    of the name WIRE_MARK, and that call is never answered; with WIRE_POLLED after a look at its
-    health, whose idle connection is no sign of life."""
+    """Serve until the process is ended.
+
+    If WIRE_LOSES is set and the file WIRE_MARK exists, the engine dies at the next call, which is
+    never answered. If WIRE_POLLED is set too, it dies only after a health check, so that the client
+    has an idle connection.
+    """
     flags = dict(pairwise(arguments))
     server = Wire(Path(flags["--model"]))
     complete = server._complete

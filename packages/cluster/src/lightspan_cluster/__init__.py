@@ -1,11 +1,10 @@
 """Training on several machines: a store in PostgreSQL (`postgres`), and runners elsewhere.
 
-`runner_command` is the command `lightspan runner`; `standalone` is its runner, which joins the
-trainings of an app. `external_runners` has `lightspan.ExternalRunners`, which represents these
-runners in a trainer. `peers` checks the protocol versions of runners and trainers.
-
-`ray_runners` has `lightspan.RayRunners`, `ray_actor` the code of one actor, `ray_cluster` the
-connection to the cluster.
+A *runner* executes an app's attempts. `runner_command` is the command `lightspan runner`;
+`standalone` is the runner that it starts, which works for the trainings of its app.
+`external_runners` has `lightspan.ExternalRunners`, by which a trainer uses such runners. `peers`
+checks the protocol versions of runners and trainers. `ray_runners` has `lightspan.RayRunners`,
+`ray_actor` the code of one actor, `ray_cluster` the connection to the cluster.
 """
 
 from __future__ import annotations

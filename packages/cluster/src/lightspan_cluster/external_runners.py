@@ -1,8 +1,8 @@
-"""Runners that are started by hand: `lightspan runner --store … my_app:answer`.
+"""Runners that the user starts: `lightspan runner --store … my_app:answer`.
 
-`ExternalRunners` represents the runners in a trainer, and `RunnerWatch` prints which runners join
-the training. Each runner supervises its own processes (`standalone`). If the machine of a runner is
-lost, the runner's leases run out, and each of its attempts uses up a try.
+`ExternalRunners` represents them in a trainer, and `RunnerWatch` prints which runners join the
+training. Each runner supervises its own processes (`standalone`). If the machine of a runner is
+lost, the leases of its attempts expire, and each of these attempts uses up a try.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ log = logging.getLogger(__name__)
 POLL_INTERVAL_S: Final = 1.0
 """Seconds between two polls of the store's peers."""
 REMIND_S: Final = 60.0
-"""Seconds between two lines about missing runners."""
+"""Seconds between two printed lines that runners are missing."""
 
 
 class ExternalRunners:
     """Runners that are started by hand, or by a service manager, in the app's environment.
 
-    The trainer starts no runner. It prints the command that starts a runner, and waits until one
-    runner has joined. Runners may join and leave at any time.
+    The trainer starts no runner. It prints the command that starts one, and waits until a runner
+    has joined. Runners may join and leave at any time.
 
     Args:
-        slots: expected number of attempts at once, over all runners; `dev` reports it.
-        timeout_s: seconds without any runner after which training fails; None for no limit.
+        slots: expected number of concurrent attempts of all runners together; `dev` reports it.
+        timeout_s: training fails after this many seconds without a runner; None for no limit.
     """
 
     def __init__(self, slots: int = 8, *, timeout_s: float | None = None) -> None:
@@ -48,17 +48,27 @@ class ExternalRunners:
         self.slots = slots
         self.timeout_s = timeout_s
         self.missing_s = 0.0
-        """Seconds for which there has been no runner; set by `RunnerWatch`."""
+        """Seconds for which there has been no runner; 0 while there is one. `RunnerWatch` sets
+        it."""
         self._plan: RunnerPlan | None = None
 
     async def start(self, plan: RunnerPlan) -> None:
-        """Check the app, and store the plan. Raises `AppError` if runners cannot import the app."""
+        """Check the app, and remember `plan`.
+
+        Raises:
+            AppError: runners cannot import the app.
+        """
         check_importable(plan.app)
         self._plan = plan
         self.missing_s = 0.0
 
     async def watch(self, store: Store, print_line: Callable[[str], None]) -> None:
-        """Poll the store's peers until cancelled; print which runners come, go and are missing."""
+        """Print which runners come, go and are missing, until cancelled.
+
+        Args:
+            store: the store in which runners announce themselves.
+            print_line: prints a line.
+        """
         assert self._plan is not None
         watch = RunnerWatch(self._plan, self, print_line)
         while True:
@@ -69,10 +79,10 @@ class ExternalRunners:
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def stop(self) -> None:
-        """Do nothing: the runners end with the training, or are ended by hand."""
+        """Do nothing: runners end when the training is complete, or when the user ends them."""
 
     def check(self) -> None:
-        """Raise `LightspanError` if there was no runner for `timeout_s`."""
+        """Raise `LightspanError` if there has been no runner for more than `timeout_s`."""
         if self.timeout_s is not None and self.missing_s > self.timeout_s:
             assert self._plan is not None
             raise LightspanError(
@@ -82,17 +92,17 @@ class ExternalRunners:
 
 
 def command(plan: RunnerPlan) -> str:
-    """Return the command that starts a runner in the app's environment."""
+    """Return the shell command that the user runs to start a runner."""
     return shlex.join(["lightspan", "runner", "--store", plan.store_url, plan.app])
 
 
 @dataclass(slots=True)
 class RunnerWatch:
-    """Prints which runners join a training, which cannot, and which are missing.
+    """Prints which runners join a training, which cannot, and when all are missing.
 
     Args:
-        plan: the plan of the trainer's runners.
-        runners: the trainer's `ExternalRunners`, whose `missing_s` is set.
+        plan: what the runners are to run.
+        runners: the trainer's runners; their `missing_s` is set.
         print_line: prints a line.
     """
 
@@ -101,12 +111,12 @@ class RunnerWatch:
     print_line: Callable[[str], None]
     _joined: dict[str, Peer] = field(default_factory=dict)
     _rejected: set[str] = field(default_factory=set)
-    """Names of runners with another protocol version that have been printed."""
+    """Names of runners with an incompatible protocol version that were printed already."""
     _alone_since: float | None = None
     _reminded: float | None = None
 
     def update(self, peers: Sequence[Peer], now: float) -> None:
-        """Print changes since the last call, and set `runners.missing_s`.
+        """Print what changed since the last call, and set `runners.missing_s`.
 
         Args:
             peers: the store's peers.
@@ -133,7 +143,7 @@ class RunnerWatch:
             )
 
     def _joined_of(self, peers: Sequence[Peer]) -> dict[str, Peer]:
-        """Return the runners that work for this training; print new ones."""
+        """Return name → runner, for the runners that work for this training; print the new ones."""
         joined = {}
         for peer in filter(self._is_own, peers):
             name = peer.peer_id

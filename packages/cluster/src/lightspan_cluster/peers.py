@@ -1,4 +1,4 @@
-"""Checks of a store's peers: presence and protocol version."""
+"""Whether a store's peers, its runners and trainers, are present and compatible."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from lightspan.schema.records import Peer
 from lightspan.schema.semconv import PROTOCOL_VERSION
 
 _GONE_S: Final = 20.0
-"""Seconds without an announcement after which a peer counts as gone."""
+"""A peer counts as gone if it has not announced itself for this many seconds."""
 
 
 def is_present(peer: Peer) -> bool:
-    """Return whether the peer was announced recently."""
+    """Return whether the peer has announced itself recently."""
     return peer.silent_s < _GONE_S
 
 
@@ -23,5 +23,5 @@ def is_compatible(peer: Peer) -> bool:
 
 
 def incompatibility(peer: Peer) -> str:
-    """Return the message about a peer with another protocol version."""
+    """Return an error message that the peer has another protocol version."""
     return mismatch(peer.python, peer.lightspan, peer.protocol)

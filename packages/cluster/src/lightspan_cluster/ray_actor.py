@@ -1,8 +1,9 @@
-"""The code of a Ray actor of `RayRunners`: it supervises runner processes on its node.
+"""The Ray actor of `RayRunners`: it supervises runner processes on its node.
 
-The actor does not import the app. Its processes are those of `LocalRunners`, in the app's
-interpreter, which inherits no modules or folders of the actor. Its messages are JSON, and its class
-is pickled by name, so the node's own lightspan runs. Importing this module needs no Ray.
+The actor does not import the app. Its processes are those of `LocalRunners`: they run in the app's
+interpreter and inherit no modules or folders from the actor. Messages to and from the actor are
+JSON. Its class is pickled by name, so that the node's own lightspan runs. Importing this module
+needs no Ray.
 """
 
 from __future__ import annotations
@@ -22,62 +23,63 @@ from lightspan.stores import take_credentials
 from lightspan.stores.credentials import keep_secrets
 
 _TOKENS: Final = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-"""Variables with the token of the Ray cluster. Ray has read them when the actor starts; they are
-removed so that the app does not get them."""
+"""Environment variables with the token of the Ray cluster. Ray has read them when the actor starts.
+They are then removed, so that the app does not get the token."""
 
 
 class ActorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration of an actor, on any node."""
+    """What an actor needs to start its processes; the same on any node."""
 
     slots: int
     isolation: str = "thread"
     python: str | None = None
-    """The app's interpreter on the node; None for the actor's."""
+    """Path of the app's interpreter on the node; None for the actor's interpreter."""
     app_dirs: list[str] = []
-    """Folders on the node with the app's modules, in addition to installed packages."""
+    """Folders on the node with the app's modules; installed packages need none."""
 
 
 class ActorHello(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message of an actor."""
+    """What an actor reports about its node, as its first message."""
 
     node: str
-    """Ray's id of the node."""
+    """Ray's id of the actor's node."""
     address: str
-    """Address of the node, with the process id."""
+    """The node's address and the actor's process id, for messages."""
     python: str
-    """Path of the interpreter."""
+    """Path of the actor's interpreter."""
     lightspan: str
-    """Version of lightspan."""
+    """Version of lightspan on the node."""
     protocol: int
     is_authenticated: bool
-    """Whether the node requires a token."""
+    """Whether the node requires the cluster's token."""
 
 
 class ActorRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """The error that keeps an actor from working: its class and message."""
+    """Class name and message of the error because of which an actor cannot work."""
 
     kind: str
     message: str
 
 
 class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The status of an actor's processes."""
+    """How an actor's processes are doing."""
 
     claimed: int = 0
     """Number of attempts that the processes have claimed so far."""
     failure: ActorRefused | None = None
-    """The error that kept the processes from starting or ended them; None for no error."""
+    """The error because of which the processes did not start or have ended; None if there is
+    none."""
 
 
 class RunnerActor:
-    """The runner processes of one actor. Its methods are called by Ray."""
+    """A Ray actor that runs and supervises runner processes. Ray calls its methods."""
 
     def __init__(self, config: bytes) -> None:
         self._config = msgspec.json.decode(config, type=ActorConfig)
         self._runners: LocalRunners | None = None
 
     async def hello(self) -> bytes:
-        """Return an `ActorHello` as JSON."""
+        """Return a description of the node: an `ActorHello` as JSON."""
         import ray
         from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
@@ -92,7 +94,11 @@ class RunnerActor:
         return msgspec.json.encode(hello)
 
     async def start(self, plan: bytes) -> bytes:
-        """Start the processes; return their `ActorStatus` as JSON. `plan` is a `RunnerPlan`."""
+        """Start the processes; return their `ActorStatus` as JSON.
+
+        Args:
+            plan: a `RunnerPlan` as JSON.
+        """
         for variable in _TOKENS:
             os.environ.pop(variable, None)
         runner_plan = msgspec.json.decode(plan, type=RunnerPlan)
@@ -123,7 +129,7 @@ class RunnerActor:
         return _status(self._runners.claimed)
 
     async def stop(self) -> None:
-        """End the processes; unfinished attempts are requeued."""
+        """End the processes. Their unfinished attempts are requeued."""
         runners, self._runners = self._runners, None
         if runners is not None:
             await runners.stop()

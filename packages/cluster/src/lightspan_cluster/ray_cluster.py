@@ -1,8 +1,8 @@
-"""The connection of a trainer to a Ray cluster, which requires a token.
+"""The connection of a trainer to a Ray cluster, which must require a token.
 
-Ray 2.60 requires a token where `RAY_AUTH_MODE` is `token`, and in the clusters that it starts
-itself. Everybody who can connect to a cluster without a token can run code on its nodes, so such a
-cluster is rejected.
+Everyone who can connect to a cluster without a token can run code on its nodes, so such a cluster
+is rejected. Ray 2.60 requires a token if `RAY_AUTH_MODE` is `token`, and in the clusters that it
+starts itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NO_TOKEN: Final = (
 
 
 def check_address(address: str | None) -> None:
-    """Raise `ConfigError` for an address that cannot be joined."""
+    """Raise `ConfigError` if `address` is no address of a cluster that can be joined."""
     if address is None:
         return
     if not isinstance(address, str) or not address:
@@ -44,7 +44,7 @@ def check_address(address: str | None) -> None:
 
 
 def import_ray() -> Any:
-    """Import Ray. Raises `ConfigError` if it is not installed."""
+    """Return the module `ray`; raise `ConfigError` if Ray is not installed."""
     try:
         import ray
     except ImportError as error:
@@ -56,11 +56,12 @@ class Membership:
     """A connection to a Ray cluster.
 
     Args:
-        address: `"local"`, `"auto"` or `HOST:PORT`; None for `RAY_ADDRESS`, or else `"local"`.
+        address: `"local"`, `"auto"` or `HOST:PORT`; None for `RAY_ADDRESS`, or `"local"` if it is
+            not set.
         without_token: whether to accept a cluster that requires no token.
         refusal: end of the error message about a cluster that requires no token.
-        options: options of `ray.init`; None for none.
-        own: further options of `ray.init` if it starts a cluster; None for none.
+        options: options of `ray.init`; None for no options.
+        own: more options of `ray.init`, used if it starts a cluster; None for no options.
     """
 
     def __init__(
@@ -78,27 +79,28 @@ class Membership:
         self._options = dict(options or {})
         self._own_options = {"include_dashboard": False, **(own or {})}
         self._is_own = False
-        """Whether `join` made the connection, so that `leave` ends it."""
+        """Whether `join` made the connection. If so, `leave` ends it."""
 
     @property
     def address(self) -> str:
-        """Address of the cluster."""
+        """Address of the cluster: "local", "auto" or HOST:PORT."""
         return self._option or os.environ.get("RAY_ADDRESS") or LOCAL
 
     @property
     def is_local(self) -> bool:
-        """Whether the cluster is on this machine, and started for this training."""
+        """Whether `join` will start a cluster on this machine for this training."""
         ray = sys.modules.get("ray")
         return self.address == LOCAL and not (ray is not None and ray.is_initialized())
 
     def join(self) -> None:
-        """Connect to the cluster, or start it.
+        """Connect to the cluster; start it if the address is "local".
 
-        Do not call it in the main thread, because Ray would change the signal handlers.
+        Do not call this in the main thread, because Ray would change the signal handlers.
 
         Raises:
             ConfigError: Ray is not installed, the cluster requires no token, or the token of this
-                process is wrong.
+                process is wrong. Or this process has already joined a cluster, but an address was
+                given.
             LightspanError: the cluster cannot be reached or started.
         """
         ray = import_ray()
@@ -136,7 +138,7 @@ class Membership:
         self._check_token(where)
 
     def leave(self) -> None:
-        """Disconnect, and end a cluster that `join` started. Idempotent."""
+        """Disconnect if `join` connected. A cluster that `join` started ends. Idempotent."""
         if self._is_own:
             self._is_own = False
             sys.modules["ray"].shutdown()

@@ -1,8 +1,8 @@
 """Runners as actors of a Ray cluster (`lightspan[ray]`), replaced when they or their nodes die.
 
 An actor supervises processes on its node (`ray_actor`), so it handles an app that blocks, hangs or
-kills its process, as `LocalRunners` do. This module handles the loss of a node: its attempts end
-without using up a try, their rollouts are requeued, and another actor takes its slots.
+kills its process, as `LocalRunners` do. This module handles the loss of a node: the node's attempts
+end without using up a try, their rollouts are requeued, and another actor takes over.
 """
 
 from __future__ import annotations
@@ -38,57 +38,59 @@ log = logging.getLogger(__name__)
 POLL_INTERVAL_S: Final = 0.5
 """Seconds between two polls of an actor's status."""
 REMIND_S: Final = 10.0
-"""Seconds between two warnings about an actor that waits for room in the cluster."""
+"""Seconds between two warnings that the cluster has no room for an actor."""
 _MAX_STARTS: Final = 3
-"""Maximum number of starts of an actor, if its node is lost each time: Ray places actors on a lost
-node until it notices the loss."""
+"""Maximum number of starts of one actor, if its node is lost each time. Ray places actors on a lost
+node until it has noticed the loss."""
 _END_S: Final = 12.0
-"""Seconds to wait for actors to end; an actor kills its processes after 10 s."""
+"""Seconds to wait until actors have ended; an actor kills its processes after 10 s."""
 
 
 @dataclass(slots=True, eq=False)
 class _ActorSlot:
-    """A place for an actor."""
+    """A place for one actor: its configuration, and the actor that now has the place."""
 
     config: ray_actor.ActorConfig
     actor: Any = None
-    """Ray's handle; None without an actor."""
+    """Ray's handle of the actor; None before the first start."""
     group: str = ""
     """Prefix of the names of the actor's runners."""
     is_placed: bool = False
     """Whether Ray has placed the actor on a node."""
     hello: ray_actor.ActorHello | None = None
-    """The first message of the actor; None until it is at work."""
+    """The actor's first message; None until the actor works."""
     status: ray_actor.ActorStatus = field(default_factory=ray_actor.ActorStatus)
     quick_deaths: int = 0
-    """Number of consecutive actors that died before they had run anything."""
+    """Number of consecutive actors in this place that died before they had claimed an attempt."""
 
 
 class RayRunners:
-    """`slots` attempts at once, in `actors` long-lived actors of a Ray cluster.
+    """Runs up to `slots` concurrent attempts in `actors` long-lived actors of a Ray cluster.
 
     If actors are on other machines than the trainer, the store must be `https://…` or
-    `postgresql://…`. Each node has its own key or password, in the environment in which the node
-    was started (`LIGHTSPAN_STORE_KEY`, `PGPASSWORD`). lightspan and the app must be installed on
-    every node; the app is given by name, as in `fit("my_app:answer", …)`, because nothing of the
-    trainer's machine is sent to the nodes.
+    `postgresql://…`. Each node has its own key or password for the store, in the environment in
+    which the node was started (`LIGHTSPAN_STORE_KEY`, `PGPASSWORD`). lightspan and the app must be
+    installed on every node. The app is given by name, as in `fit("my_app:answer", …)`, because no
+    code is sent from the trainer's machine to the nodes.
 
     Args:
-        slots: maximum number of open attempts, over all actors.
+        slots: maximum number of concurrent attempts, over all actors.
         actors: number of actors; each has one process for its attempts.
         address: `"local"` starts a cluster on this machine for this training; `"auto"` and
-            `HOST:PORT` join one in which this machine is a node; None uses `RAY_ADDRESS`, or else
-            `"local"`.
+            `HOST:PORT` join a cluster in which this machine is a node; None uses `RAY_ADDRESS`, or
+            `"local"` if it is not set.
         cpus: CPUs of the cluster that each actor occupies.
-        resources: further Ray resources that each actor occupies, such as `{"apps": 1}` for
-            nodes that were started with `--resources`.
-        runtime_env: Ray's `runtime_env` of the actors, such as `{"pip": […]}`.
+        resources: other Ray resources that each actor occupies, such as `{"apps": 1}` for
+            nodes that were started with `--resources`; None for no others.
+        runtime_env: Ray's `runtime_env` of the actors, such as `{"pip": […]}`; None for the nodes'
+            own environment.
         isolation: `"thread"` or `"process"`, as in `LocalRunners`.
-        python: the interpreter of the app's own environment, a path on the nodes; None for the
-            nodes' own.
-        app_dirs: folders on the nodes with the app's modules, in addition to installed packages;
-            None for those of `LocalRunners(python=…)` in a local cluster, else for none.
-        timeout_s: seconds without a placed actor after which the training fails.
+        python: path, on the nodes, of the interpreter of the app's own environment; None for the
+            nodes' interpreter.
+        app_dirs: folders on the nodes with the app's modules; installed packages need none. None
+            for no folders or, in a local cluster, for the folders that `LocalRunners` would use.
+        timeout_s: training fails after this many seconds in which no actor has a place in the
+            cluster.
         without_token: whether to accept a cluster that requires no token.
 
     Raises:
@@ -141,12 +143,13 @@ class RayRunners:
         self._empty_since: float | None = None
 
     async def start(self, plan: RunnerPlan) -> None:
-        """Join the cluster, and wait until each actor has room there and has imported the app.
+        """Join the cluster, and wait until each actor has a place and has imported the app.
 
         Raises:
             AppError: the app cannot be imported on a node.
             ConfigError: the cluster or the store cannot be used.
             LightspanError: the cluster cannot be reached, or has no room.
+            UnsupportedError: nodes on other machines cannot open the store.
         """
         check_importable(plan.app)
         self._failure = self._empty_since = None
@@ -189,7 +192,10 @@ class RayRunners:
         self._supervisors = [asyncio.create_task(self._supervise(x)) for x in self._actor_slots]
 
     async def stop(self) -> None:
-        """End the actors, by force after 12 s, and a cluster that `start` started. Idempotent."""
+        """End the actors, and the cluster if `start` started it. Idempotent.
+
+        Actors that have not ended after 12 s are killed.
+        """
         supervisors, self._supervisors = self._supervisors, []
         for supervisor in supervisors:
             supervisor.cancel()
@@ -208,7 +214,10 @@ class RayRunners:
             await _in_thread(self._membership.leave)
 
     def check(self) -> None:
-        """Raise the error that ended the runners, or an error if no actor is placed in time."""
+        """Raise the error that ended the runners.
+
+        Raise `LightspanError` if no actor has had a place in the cluster for `timeout_s`.
+        """
         if self._failure is not None:
             raise self._failure
         slots = self._actor_slots
@@ -220,7 +229,9 @@ class RayRunners:
             raise self._no_room(len(slots))
 
     def _paths(self, plan: RunnerPlan, *, is_local: bool) -> tuple[str | None, list[str]]:
-        """Return the app's interpreter and the folders of its modules, as paths on the nodes.
+        """Return the app's interpreter (None for the nodes') and the folders of its modules.
+
+        Both are paths on the nodes.
 
         Raises:
             ConfigError: a path is not absolute, and nodes are on other machines.
@@ -247,7 +258,11 @@ class RayRunners:
 
     # --- one actor ------------------------------------------------------------------------
     async def _start_actor(self, slot: _ActorSlot, timeout_s: float | None) -> None:
-        """Start an actor in the slot; retry if its node is lost while it starts.
+        """Start an actor in `slot`; try again if its node is lost while it starts.
+
+        Args:
+            slot: the place for the actor.
+            timeout_s: seconds to wait for room in the cluster; None for no limit.
 
         Raises:
             LightspanError: the actor cannot work, or found no room in time.
@@ -288,7 +303,13 @@ class RayRunners:
         slot.status, slot.hello = status, hello
 
     async def _wait_placed(self, slot: _ActorSlot, timeout_s: float | None) -> ray_actor.ActorHello:
-        """Wait until the actor is placed, and return its first message; log warnings meanwhile."""
+        """Wait until Ray has placed the actor, and return its first message.
+
+        Log a warning at intervals while the cluster has no room.
+
+        Raises:
+            LightspanError: there was no room within `timeout_s`; None for no limit.
+        """
         answer = asyncio.ensure_future(slot.actor.hello.remote())
         start = clock.monotonic()
         try:
@@ -304,7 +325,7 @@ class RayRunners:
             answer.cancel()
 
     async def _supervise(self, slot: _ActorSlot) -> None:
-        """Poll the actor of a slot, and replace it when it dies."""
+        """Poll the status of an actor, and replace the actor when it dies."""
         try:
             while self._failure is None:
                 await asyncio.sleep(POLL_INTERVAL_S)
@@ -345,7 +366,7 @@ class RayRunners:
         await self._start_actor(slot, None)
 
     async def _requeue(self, slot: _ActorSlot) -> None:
-        """End the attempts of all runners of an actor that died, and requeue their rollouts.
+        """End the attempts of an actor that died, and requeue their rollouts.
 
         Later reports of these attempts are ignored.
         """
@@ -364,7 +385,7 @@ class RayRunners:
                 self._ray.kill(slot.actor)
 
     def _room(self) -> str:
-        """Describe the resources that an actor needs and those of the cluster, for a message."""
+        """Return, for a message, which resources an actor needs and which the cluster has."""
         total, free = self._ray.cluster_resources(), self._ray.available_resources()
         needs = ", ".join(f"{amount:g} {name}" for name, amount in self._resources.items())
         has = ", ".join(f"{free.get(x, 0):g} of {total.get(x, 0):g} {x}" for x in self._resources)
@@ -379,9 +400,9 @@ class RayRunners:
 
 
 async def _in_thread(function: Callable[[], Any]) -> Any:
-    """Call a blocking function in a thread and return its result.
+    """Call a blocking function in a thread, and return its result.
 
-    A cancellation takes effect only after `function` has ended, so that Ray's state is consistent.
+    If the caller is cancelled, wait until `function` has ended, so that Ray's state is consistent.
     """
     call = asyncio.ensure_future(asyncio.to_thread(function))
     try:
@@ -394,7 +415,7 @@ async def _in_thread(function: Callable[[], Any]) -> Any:
 def _as_error(
     refusal: ray_actor.ActorRefused, hello: ray_actor.ActorHello | None
 ) -> LightspanError:
-    """Convert an actor's error to an exception, of its class if this lightspan has the class."""
+    """Return an actor's error as an exception, of its own class if that is known here."""
     kind = getattr(errors, refusal.kind, LightspanError)
     if not (isinstance(kind, type) and issubclass(kind, LightspanError)):
         kind = LightspanError

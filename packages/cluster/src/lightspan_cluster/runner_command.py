@@ -1,4 +1,4 @@
-"""`lightspan runner`: run an app for trainings in another environment."""
+"""The command `lightspan runner`: run an app's attempts for trainings in other environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner of `lightspan runner`: started by hand, it joins trainings of its app."""
+"""The runner that `lightspan runner` starts: it works for the trainings of its app."""
 
 from __future__ import annotations
 
@@ -26,50 +26,51 @@ from lightspan.stores.protocol import Store
 from lightspan_cluster.peers import incompatibility, is_compatible, is_present
 
 POLL_INTERVAL_S: Final = 1.0
-"""Seconds between two polls of the store's trainings, and of the runner processes."""
+"""Seconds between two polls of the store's trainings and of the runner's processes."""
 PRINT_INTERVAL_S: Final = 10.0
-"""Minimum number of seconds between two lines about the attempts."""
+"""Minimum seconds between two printed lines with the numbers of attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinOptions:
-    """The options of `lightspan runner`."""
+    """The options of the command `lightspan runner`."""
 
     store_url: str
     app: str
-    """`module:name`."""
+    """The app, as `module:name`."""
     run_id: str | None = None
-    """Id of the only run to work for; None for any run."""
+    """Id of the only run to work for; None for all runs of the app."""
     slots: int = 8
     processes: int = 1
     isolation: str = "thread"
     app_dirs: tuple[str, ...] = ()
-    """Folders with the app's modules, in addition to installed packages."""
+    """Folders with the app's modules; installed packages need none."""
     lease_s: float = 30.0
     until_idle_s: float | None = None
-    """Seconds without an attempt after which the runner ends; None for no limit."""
+    """The runner ends after this many seconds without an attempt; None for no limit."""
     stay: bool = False
-    """Whether to wait for another training when a joined training is complete."""
+    """Whether the runner waits for another training when a training is complete."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "store_url", public_url(self.store_url))
 
 
 async def join(options: JoinOptions, print_line: Callable[[str], None]) -> None:
-    """Run a runner until a training that it joined is complete, or until a signal.
+    """Run a runner until a training that it joined is complete, or a signal arrives.
 
-    The processes are those of `LocalRunners`: an app that blocks, hangs or kills its process loses
-    its own attempt only. The first SIGINT (Ctrl-C) lets attempts under way end; a second one, and
-    SIGTERM, give them back.
+    It uses the processes of `LocalRunners`: if an app blocks, hangs or kills its process, only its
+    own attempt fails. At the first SIGINT (Ctrl-C), running attempts may end. At a second SIGINT,
+    or at SIGTERM, they are requeued.
 
     Args:
-        options: the options.
+        options: the options of the command.
         print_line: prints a line for the user.
 
     Raises:
         AppError: the app cannot be imported in this environment.
         ConfigError: an option is invalid, or the training's lightspan has another protocol version.
         StoreError: the store cannot be used.
+        UnsupportedError: the store exists in one process only.
     """
     store = open_store(options.store_url)
     if not store.capabilities.multi_process:
@@ -85,7 +86,7 @@ async def join(options: JoinOptions, print_line: Callable[[str], None]) -> None:
 
 
 class _Joiner:
-    """The state of one `lightspan runner`."""
+    """A running `lightspan runner`: the runs that it works for, and what it has printed."""
 
     def __init__(
         self, options: JoinOptions, runners: LocalRunners, print_line: Callable[[str], None]
@@ -97,17 +98,17 @@ class _Joiner:
         self._interrupts = 0
         self._interrupted = asyncio.Event()
         self._joined: set[str] = set()
-        """Ids of all runs that this runner has joined."""
+        """Ids of all runs that this runner has worked for."""
         self._runs: list[str] = []
         self._waiting = ""
-        """What the runner waits for, as last printed; empty if it does not wait."""
+        """What the runner waits for, as last printed; "" if it does not wait."""
         self._printed = self._latest = (0, 0)
         self._printed_at = self._busy_at = clock.monotonic()
         self._rejected: set[str] = set()
-        """Ids of printed runs with another protocol version."""
+        """Ids of runs with another protocol version that were printed already."""
 
     async def work(self, store: Store) -> None:
-        """Work until a joined training is complete, a signal arrives or the runner is idle."""
+        """Work until a joined training is complete, a signal arrives or the runner was idle."""
         await self._start()
         try:
             with self._signals():
@@ -147,9 +148,10 @@ class _Joiner:
         )
 
     async def _work_with(self, store: Store) -> bool:
-        """Work with the store's current file; return False if another file has replaced it.
+        """Work until the runner should end, and return True.
 
-        If the file is missing or the server does not answer, wait. Return True at the end.
+        Return False if the store's file was replaced by another file. While the file is missing, or
+        the store's server does not answer, wait.
         """
         path = getattr(store, "path", None)
         while True:
@@ -182,7 +184,10 @@ class _Joiner:
         return False
 
     def _follow(self, current: Trainings) -> bool:
-        """Work for the live runs; return True if none is live and a joined run is complete."""
+        """Work for the runs in `current.live`, and print what changed.
+
+        Return True if the runner should end: no run is live, and a joined run is complete.
+        """
         runs = [peer.run_id for peer in current.live]
         complete = {peer.run_id for peer in current.complete}
         for run in [run for run in self._runs if run not in runs]:
@@ -212,7 +217,7 @@ class _Joiner:
 
     @property
     def _counts(self) -> tuple[int, int]:
-        """Number of attempts claimed so far, and number of attempts that are running."""
+        """(number of attempts claimed so far, number of attempts that run now)."""
         return self._runners.claimed, self._runners.running
 
     def _print_waiting(self, reason: str) -> None:
@@ -232,7 +237,7 @@ class _Joiner:
     async def _should_end(self) -> bool:
         """Wait until the next poll; return whether the runner should end.
 
-        It should after a signal, and after `until_idle_s` without an attempt.
+        It should end after a signal, and after `until_idle_s` without an attempt.
         """
         if await wait_for_event(POLL_INTERVAL_S, self._interrupted):
             return True
@@ -244,7 +249,7 @@ class _Joiner:
 
     # --- the end --------------------------------------------------------------------------
     async def _end(self) -> None:
-        """Wait for running attempts to end, until a second interrupt."""
+        """Wait until running attempts have ended, or until a second interrupt."""
         if self._interrupts == 1 and self._runners.running:
             self._print(f"finishing {self._runners.running} attempts; Ctrl-C again gives them back")
         draining = asyncio.create_task(self._runners.drain())
@@ -270,10 +275,11 @@ class _Joiner:
 
 
 def _file_id(path: Path | None) -> tuple[int, int] | None:
-    """Return device and inode of the store's file; None if there is no file.
+    """Return the device and the inode of a file; None if `path` is None or there is no file.
 
-    A run folder that is deleted and created again has another store under the same path. A runner
-    that kept the old file open would wait for ever in a store that no trainer sees.
+    They show whether the store's file was replaced. If a run folder is deleted and created again,
+    the same path has another store. A runner that kept the old file open would wait forever in a
+    store that no trainer uses.
     """
     if path is None:
         return None
@@ -286,13 +292,13 @@ def _file_id(path: Path | None) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Trainings:
-    """The training runs of a store, sorted for a runner.
+    """The training runs of a store, as a runner needs them.
 
     Args:
         live: runs of the runner's app whose trainers are present and compatible.
-        complete: complete runs of the runner's app.
-        incompatible: live runs of the runner's app with another protocol version.
-        other_apps: apps of live trainers, without the runner's app.
+        complete: runs of the runner's app that are complete.
+        incompatible: runs of the runner's app whose present trainers have another protocol version.
+        other_apps: the other apps for which trainers are present.
     """
 
     live: tuple[Peer, ...]
@@ -302,12 +308,12 @@ class Trainings:
 
 
 def trainings(peers: Sequence[Peer], app: str, run_id: str | None = None) -> Trainings:
-    """Sort the training runs of a store by app, state and protocol version.
+    """Return the training runs of a store, sorted for a runner.
 
     Args:
         peers: the store's peers.
-        app: `module:name` of the runner's app.
-        run_id: the only run that the runner works for; None for any.
+        app: the runner's app, as `module:name`.
+        run_id: the only run that the runner works for; None for all runs.
     """
     trainers = [
         peer for peer in peers if peer.role is PeerRole.TRAINER and run_id in (None, peer.run_id)

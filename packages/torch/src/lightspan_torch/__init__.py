@@ -1,4 +1,4 @@
-"""The backend in the trainer's process: `engine` samples, `learner` trains, `sft` fine-tunes."""
+"""Models in the trainer's process: `engine` samples, `learner` trains, `sft` fine-tunes."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ _LOCK: Final = "lock"
 
 
 class OwnedTempDir:
-    """A new private folder, which `close` removes.
+    """A new private folder that `close` removes.
 
-    The folder of a killed process is removed by the next process that creates one with the same
-    prefix and parent.
+    If the process is killed before `close`, the folder stays. The next process that creates an
+    `OwnedTempDir` with the same `prefix` and `parent` removes it.
 
     Args:
         prefix: prefix of the folder's name.
@@ -41,7 +41,7 @@ class OwnedTempDir:
 
 
 def _sweep(parent: str | Path, prefix: str) -> None:
-    """Remove the folders of this prefix whose process has ended."""
+    """Remove folders named `prefix`… in `parent` whose process has ended."""
     for folder in Path(parent).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             if folder.lstat().st_uid != os.getuid():  # opening another user's file could block
@@ -52,7 +52,10 @@ def _sweep(parent: str | Path, prefix: str) -> None:
 
 
 def _create_lock(folder: Path) -> int:
-    """Create a lock file, locked before it is visible, and return its descriptor."""
+    """Create a lock file in `folder`, and return its descriptor.
+
+    The file is locked before it gets its final name, so no process sees it unlocked.
+    """
     unlocked = folder / f"{_LOCK}-"
     lock = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Running embedded engines, and what is inside them."""
+"""Start embedded engines, and reach into them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightspan_torch.engine.transformers import TransformersEngine
 
 @asynccontextmanager
 async def running(folder: Path, **options: Any) -> AsyncIterator[TransformersEngine]:
-    """Return an engine whose thread has begun; it is closed after the block."""
+    """Yield an engine whose generation thread runs; close it after the block."""
     engine = TransformersEngine({"writer": folder}, seed=0, **options)
     await engine.start()
     try:
@@ -24,7 +24,7 @@ async def running(folder: Path, **options: Any) -> AsyncIterator[TransformersEng
 
 
 def manager(engine: TransformersEngine) -> Any:
-    """Return what runs the generation thread."""
+    """Return transformers' manager, which runs the generation thread."""
     batcher = engine._workers["writer"]._batcher
     assert batcher is not None
     return batcher._manager

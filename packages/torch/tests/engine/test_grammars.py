@@ -1,4 +1,4 @@
-"""Answers under a grammar: valid, with the log-probabilities of the masked distribution."""
+"""Answers under a grammar are valid and have the log-probabilities of the masked distribution."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMPACT = '"x-guidance": {"whitespace_flexible": false}'
 
 
 def ones_and_twos(count: int) -> str:
-    """The grammar of an array of so many."""
+    """Return the grammar of an array of `count` numbers, each 1 or 2."""
     return (
         f'start: %json {{"type": "array", "items": {{"enum": [1, 2]}}, "minItems": {count}, '
         f'"maxItems": {count}, {COMPACT}}}'
@@ -112,7 +112,7 @@ def masked(
     ids: Sequence[int],
     temperature: float = 1.0,
 ) -> list[float]:
-    """The log-probability of each id among those that its grammar allows, by one forward pass."""
+    """Return the log-probability of each id under the masked distribution, by one forward pass."""
     logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
     free = torch.from_numpy(allowed(grammars.masks(grammar, ids), grammars.vocabulary))
     distribution = (logits.masked_fill(~free, -torch.inf) / temperature).log_softmax(-1)
@@ -157,8 +157,7 @@ def test_tokens_that_do_not_fit(grammars: Grammars, tokenizer: TransformersToken
 def test_a_special_token_as_a_text_is_spelled(
     grammars: Grammars, tokenizer: TransformersTokenizer, schema: dict[str, Any], value: Any
 ) -> None:
-    """Where nothing else may follow the library asks for the token, which would end the answer, or
-    be hidden from its text."""
+    """llguidance alone would choose the special token, which would end the answer or be hidden."""
     grammar = f"start: %json {json.dumps({**schema, 'x-guidance': {'whitespace_flexible': False}})}"
     ids = _forced(grammars, grammar, tokenizer.eos_ids)
     assert json.loads(tokenizer.decode(ids)) == value
@@ -169,7 +168,7 @@ def test_a_special_token_as_a_text_is_spelled(
 
 
 def _forced(grammars: Grammars, grammar: str, eos_ids: Collection[int]) -> list[int]:
-    """The lowest token that is allowed, again and again, until the answer ends."""
+    """Return the ids of an answer for which the lowest allowed token is always taken."""
     state, ids = grammars.start(grammar), list[int]()
     mask = np.empty((1, grammars.words), np.int32)
     while not ids or ids[-1] not in eos_ids:
@@ -180,7 +179,7 @@ def _forced(grammars: Grammars, grammar: str, eos_ids: Collection[int]) -> list[
 
 
 def test_many_optional_properties(grammars: Grammars, tokenizer: TransformersTokenizer) -> None:
-    """It was taken, and failed at its first brace."""
+    """Regression: a grammar of this size was compiled but failed at the first brace."""
     properties = {f"p{number}": {"enum": [0]} for number in range(1_500)}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     text = '{"p3":0,"p1200":0}'
@@ -219,7 +218,6 @@ async def test_compiling_holds_up_none(grammars: Grammars, monkeypatch: pytest.M
 def test_one_index_per_vocabulary(
     model: Any, tokenizer: TransformersTokenizer, grammars: Grammars
 ) -> None:
-    """Engine and learner, and all policies of one model, share it."""
     other = Grammars(
         load_tokenizer(tokenizer.name).tokenizer,
         vocabulary=model.config.vocab_size,
@@ -229,7 +227,7 @@ def test_one_index_per_vocabulary(
 
 
 def test_a_grammar_is_compiled_once(grammars: Grammars) -> None:
-    """Walks do not disturb each other."""
+    """Advancing one state does not change another state of the same grammar."""
     one, other = grammars.start(FRUIT), grammars.start(FRUIT)
     before, after = (np.empty(grammars.words, np.int32) for _ in range(2))
     other.mask(before)
@@ -251,7 +249,7 @@ async def test_answers_are_valid_and_exact(
     tokenizer: TransformersTokenizer,
     temperature: float,
 ) -> None:
-    """Sixteen at once, under several grammars and none."""
+    """Sixteen requests run at the same time, under three grammars and none."""
     asked = [(SHORT, PAIR, FRUIT, "")[number % 4] for number in range(16)]
     prompts = [[*PROMPT[: 2 + number % 5], number + 20] for number in range(16)]
     answers = await asyncio.gather(
@@ -285,7 +283,7 @@ def _check(grammar: str, text: str) -> None:
 
 
 async def test_the_likeliest(engine: TransformersEngine, tokenizer: TransformersTokenizer) -> None:
-    """Greedily, and under top-p and top-k: masked first."""
+    """The grammar's mask is applied before greedy decoding, top-p and top-k."""
     one, same = [await generate(engine, SHORT, temperature=0.0, name=n) for n in "ab"]
     assert one.ids == same.ids
     assert set(one.logprobs) == {0.0}
@@ -299,7 +297,7 @@ async def test_the_likeliest(engine: TransformersEngine, tokenizer: Transformers
 async def test_cut_streamed_and_continued(
     engine: TransformersEngine, model: Any, grammars: Grammars, tokenizer: TransformersTokenizer
 ) -> None:
-    """An answer that goes on from tokens that were sampled before is of the same grammar."""
+    """An answer that continues from sampled tokens also continues their grammar."""
     cut = await generate(engine, SHORT, max_tokens=3, stream=True)
     assert (cut.finish, len(cut.ids)) == (FinishReason.LENGTH, 3)
     whole = [*PROMPT, *cut.ids]

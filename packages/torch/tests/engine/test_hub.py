@@ -1,4 +1,4 @@
-"""Models by name: what an error says when the hub, its cache or a licence stands in the way."""
+"""Models by hub name: the errors when the hub fails, the cache is empty or a licence is missing."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ SECRET = "hf_thisIsASecret"
 
 @dataclass
 class Hub:
-    """A hub on the loopback interface: it refuses everything, or serves one model folder."""
+    """A fake hub on the loopback interface: it refuses all requests, or serves one model folder."""
 
     status: int = 404
     headers: dict[str, str] = field(default_factory=dict)
     folder: Path | None = None
     known: bool = True
-    """Whether it says what the model consists of, even where it gives no file."""
+    """Whether it lists the files of the model, even if it serves none of them."""
     requests: list[tuple[str, str | None]] = field(default_factory=list)
-    """Paths with the authorisation that came along."""
+    """Path and authorisation header (None if absent) of each request."""
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
         self.requests.append((handler.path, handler.headers.get("Authorization")))
@@ -76,7 +76,7 @@ def _send(
 
 @pytest.fixture(autouse=True)
 def fresh_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """An online client with an empty cache, no token, and connections of its own."""
+    """Make the hub's client start with an empty cache, no token and no open connections."""
     import huggingface_hub.utils
 
     cache = str(tmp_path / "cache")
@@ -122,7 +122,7 @@ def _point_to(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> str:
-    """An endpoint that nobody listens at."""
+    """Return an endpoint at which no server listens, and make the client use it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{probe.getsockname()[1]}"

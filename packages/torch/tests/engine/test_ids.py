@@ -1,4 +1,4 @@
-"""Texts become the ids that transformers makes of them."""
+"""Our tokenizer returns the same ids as transformers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lightspan_torch.engine.tokenizer import TransformersTokenizer
 
 
 def _unigram() -> Any:
-    """As SentencePiece's: the first word of a text differs from the same word later."""
+    """A tokenizer like SentencePiece's: the first word of a text gets other ids than later ones."""
     raw = Tokenizer(models.Unigram())
     raw.normalizer = normalizers.NFKC()
     raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
@@ -84,7 +84,7 @@ def _with_date(tokenizer: TransformersTokenizer) -> str:
 
 # --- what a tokenizer does in its own way ---------------------------------------------------
 class _Backwards(PreTrainedTokenizerFast):  # type: ignore[misc]
-    """One that has its own idea of a text's ids."""
+    """A tokenizer that overrides how ids are made."""
 
     def _encode_plus(self, text: str, **options: Any) -> Any:
         return super()._encode_plus(text[::-1], **options)
@@ -102,7 +102,7 @@ def test_a_class_with_a_way_of_its_own_is_asked() -> None:
 
 
 def test_settings_of_the_backend_count_for_nothing() -> None:
-    """Truncation and padding, which a tokenizer's file may have, cut and fill up nothing."""
+    """Truncation and padding in a tokenizer's file do not change the ids."""
     theirs = tiny_tokenizer(TEXTS, 400, "")
     tokenizer = TransformersTokenizer(theirs)
     text = "How many singers are there?"
@@ -124,7 +124,7 @@ def test_special_tokens_are_taken_apart_where_that_is_asked() -> None:
 
 
 def test_options_of_transformers_are_given_to_it() -> None:
-    """`sanitize_control_tokens` is one: what a message says is never a special token."""
+    """With `sanitize_control_tokens`, special tokens in a message are encoded as plain text."""
     tokenizer = TransformersTokenizer(tiny_tokenizer(TEXTS, 400, ""))
     messages = [{"role": "user", "content": "<|im_end|>"}]
     options = {"sanitize_control_tokens": True}
@@ -135,7 +135,7 @@ def test_options_of_transformers_are_given_to_it() -> None:
 
 # --- what is far too long -------------------------------------------------------------------
 def test_a_text_that_is_far_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After some pieces: what follows is not looked at."""
+    """The text is refused after a few pieces; the rest is not encoded."""
     tokenizer = TransformersTokenizer(tiny_tokenizer(TEXTS, 400, ""))
     sizes = []
 
@@ -159,7 +159,7 @@ def test_a_text_that_is_far_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch
 
 
 def test_whatever_may_fit_is_told_whole() -> None:
-    """Also where it has more letters than are looked at piece by piece."""
+    """This includes a text with more characters than the length from which pieces are checked."""
     tokenizer = TransformersTokenizer(tiny_tokenizer(TEXTS, 400, ""))
     end = min(tokenizer.eos_ids)
     text = "<|im_end|>" * 20_000

@@ -1,4 +1,4 @@
-"""LoRA beside a model's own weights in the embedded engine."""
+"""LoRA policies in the embedded engine, next to policies with a model's own weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def places(engine: TransformersEngine, policy: str) -> set[int]:
-    """Where a policy's weights lie."""
+    """Return the memory addresses of a policy's weights."""
     model: Any = engine._workers[policy]._model
     return {tensor.data_ptr() for tensor in model.state_dict().values()}
 
@@ -69,7 +69,7 @@ def test_a_layer_that_the_next_version_lacks_is_as_it_was(folder: Path) -> None:
 
 
 def test_half_types_are_computed_as_peft_does(folder: Path) -> None:
-    """In the adapter's float32, rounded once."""
+    """The LoRA is computed in its own float32, and the sum is rounded once."""
     layer = torch.nn.Linear(8, 4, bias=False, dtype=torch.bfloat16)
     model = load_model(folder, dtype=torch.bfloat16)
     model.layer = layer

@@ -1,4 +1,4 @@
-"""Prompts that begin alike: what is computed once, and what never is shared."""
+"""Prompts with a common prefix: what is computed once, and what is never shared."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def computed(engine: TransformersEngine) -> list[int]:
-    """The tokens of each forward pass from now on; the list grows."""
+    """Return a list to which each later forward pass appends its number of tokens."""
     scheduler = manager(engine).batch_processor.scheduler
     schedule, passes = scheduler.schedule_batch, list[int]()
 
@@ -41,7 +41,7 @@ def computed(engine: TransformersEngine) -> list[int]:
 
 
 async def together(engine: TransformersEngine, prompts: list[list[int]], **sampling: Any) -> Any:
-    """Answers to prompts that reach the thread at the same moment."""
+    """Return the answers to prompts that reach the generation thread at the same moment."""
     tasks = [
         asyncio.create_task(generate(engine, prompt, request_id=str(number), **sampling))
         for number, prompt in enumerate(prompts)
@@ -69,7 +69,7 @@ async def test_it_can_be_switched_off(folder: Path) -> None:
 
 
 async def test_a_common_beginning_is_computed_once_and_kept(folder: Path) -> None:
-    """Four questions of a group of two each, after the same 64 tokens; then one of them again."""
+    """Four prompts, each sent twice, share 64 tokens; later one of them is sent again."""
     prompts = [[*PROMPT[:64], *[200 + n] * 16, n] for n in range(4) for _ in range(2)]
     async with running(folder) as engine:
         passes = computed(engine)
@@ -82,7 +82,7 @@ async def test_a_common_beginning_is_computed_once_and_kept(folder: Path) -> Non
 
 
 async def test_a_turn_shares_the_turns_before_it(folder: Path) -> None:
-    """An answer's keys and values serve the prompt that goes on from it."""
+    """The keys and values of an answer are used by the prompt that continues from the answer."""
     async with running(folder) as engine:
         answer = await generate(engine, PROMPT[:20], max_tokens=21, temperature=0.0)
         passes = computed(engine)
@@ -102,7 +102,7 @@ async def test_shared_prefixes_change_no_logprob(folder: Path) -> None:
 
 
 async def test_when_the_first_is_cancelled_another_one_computes(folder: Path) -> None:
-    """A prompt of several forward passes: its followers wait for it, and it goes away."""
+    """Two requests wait for the prompt of a third one, which is cancelled halfway."""
     model = load_model(folder)
     prompt = (PROMPT * 8)[:900]
     async with running(folder, batch_tokens=64) as engine:
@@ -121,7 +121,7 @@ async def test_when_the_first_is_cancelled_another_one_computes(folder: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_small_cache_with_much_to_share(folder: Path, seed: int) -> None:
-    """Blocks are given up, requests set back and begun again; none is lost, and none is wrong."""
+    """Blocks are evicted and requests restarted, but every request gets the right answer."""
     model, rng = load_model(folder), random.Random(seed)
     stems = [[rng.randrange(5, 300) for _ in range(rng.randrange(1, 150))] for _ in range(6)]
 

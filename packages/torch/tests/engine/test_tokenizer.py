@@ -116,7 +116,7 @@ quick = settings(
 @quick
 @given(data=st.data())
 def test_deltas_join_to_the_full_text(tokenizer: TransformersTokenizer, data: Any) -> None:
-    """For any ids at all, cut anywhere, invalid UTF-8 and special tokens included."""
+    """This holds for any ids, cut anywhere, with invalid UTF-8 and special tokens."""
     ids = data.draw(st.lists(st.integers(0, len(tokenizer.tokenizer) - 1), max_size=40))
     pieces, rest = [], list(ids)
     while rest:

@@ -1,4 +1,4 @@
-"""TransformersEngine against the suite, and what is its own."""
+"""TransformersEngine: the conformance suite, and tests of this engine alone."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def expected_logprobs(model: Any, prompt: list[int], ids: list[int], t: float = 
 
 
 def processor(engine: TransformersEngine) -> Any:
-    """What the generation thread works on."""
+    """Return the batch processor of the generation thread."""
     return manager(engine).batch_processor
 
 
 async def idle(engine: TransformersEngine) -> Any:
-    """Wait until the thread holds no request; its key-value cache."""
+    """Wait until the generation thread has no request; return its key-value cache."""
     inside = processor(engine)
     while inside.has_pending_requests() or inside.scheduler._requests_to_cancel:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -68,7 +68,7 @@ async def idle(engine: TransformersEngine) -> Any:
 
 
 def unused(cache: Any) -> bool:
-    """Whether no request holds a block; what is kept for prompts to come is given up."""
+    """Return whether no request uses a block, after evicting the blocks kept for later prompts."""
     cache.evict_cached_blocks()
     return bool(cache.compute_free_capacity() == 1)
 
@@ -117,7 +117,7 @@ async def test_a_dead_thread_fails_every_request(engine: TransformersEngine, fol
 
 
 async def test_a_chunked_prompt_equals_a_whole(engine: TransformersEngine, folder: Path) -> None:
-    """Longer than one forward pass (512 tokens), among short ones."""
+    """Prompts longer than one forward pass (512 tokens) run among short prompts."""
     model = load_model(folder)
     generator = torch.Generator().manual_seed(3)
     prompts = [
@@ -192,7 +192,7 @@ async def test_an_update_outlives_its_caller(engine: TransformersEngine, folder:
 
 
 async def test_an_update_leaves_alone_what_has_just_finished(engine: TransformersEngine) -> None:
-    """The result is on its way to the event loop when the update takes requests out."""
+    """The update runs before the event loop has received the finished result."""
     worker = engine._workers["writer"]
     task = asyncio.create_task(generate(engine, PROMPT, max_tokens=3, temperature=0.0))
     await asyncio.sleep(0)
@@ -207,7 +207,7 @@ async def test_an_update_leaves_alone_what_has_just_finished(engine: Transformer
 async def test_an_update_takes_back_what_the_thread_is_about_to_begin(
     engine: TransformersEngine, folder: Path
 ) -> None:
-    """It takes requests from its queue, pauses, and goes on with what it took."""
+    """The update comes after the thread took the request from its queue, before it is scheduled."""
     await generate(engine, PROMPT, max_tokens=1)
     worker, sampled = engine._workers["writer"], set[str]()
     assert worker._batcher is not None

@@ -1,4 +1,4 @@
-"""Small models of several families, and the gradients of an update that is not taken."""
+"""Small models of several families, and the gradients of an update without its optimiser step."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def gradients_of(model: Any) -> dict[str, Tensor]:
 
 
 def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Check each parameter's gradient to relative 1e-4."""
+    """Check that each parameter's gradient has a relative error below 1e-4."""
     assert set(found) == set(expected)
     total = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
     assert total > 0

@@ -1,4 +1,4 @@
-"""Losses of whole calls through `TorchLearner.update`: dropout, and the numbers of calls."""
+"""Losses over whole calls in `TorchLearner.update`: dropout, and the numbering of calls."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_call_s_ratio_has_the_dropout_of_the_update(folder: Path) -> None:
-    """Where every call has one token its ratio is that token's, so both forms say the same, and
-    would not if the scores before the update were made without dropout, or with another draw."""
+    """Ratios of calls are computed with the same dropout draw as the update.
+
+    Each call has one token, so "gspo" and "clip" must give equal metrics. They would not if the
+    scores before the update were computed without dropout, or with another draw.
+    """
     rows = [
         replace(row, responses=tuple(Response(t, 1) for t, m in enumerate(row.mask) if m))
         for row in make_call_rows(load_model(folder))
@@ -54,7 +57,7 @@ def test_a_call_s_ratio_has_the_dropout_of_the_update(folder: Path) -> None:
 
 
 def test_an_update_of_calls_draws_as_any_other(folder: Path) -> None:
-    """The forward pass before it leaves the learner's random state as it was."""
+    """The extra forward pass of a loss over calls leaves the learner's random state unchanged."""
     rows = make_call_rows(load_model(folder))
     hashes = []
     for first in (PolicyLoss(clip_low=0, clip_high=0), PolicyLoss(form="gspo")):
@@ -71,7 +74,7 @@ def row_of(responses: tuple[Response, ...], size: int = 8) -> Row:
 
 
 def test_calls_are_numbered_over_rows() -> None:
-    """The second row's calls are others; a call without a selected-at token keeps its number."""
+    """Numbers go on in the second row; a call without a selected token still takes a number."""
     rows = [
         row_of((Response(2, 2), Response(4, 1), Response(6, 2))),
         row_of((Response(3, 3),)),

@@ -1,4 +1,4 @@
-"""`learner=Torch(…)`: what it refuses, and which learner a trainer makes of it."""
+"""`learner=Torch(…)`: the values it refuses, and the learner that it builds."""
 
 from __future__ import annotations
 

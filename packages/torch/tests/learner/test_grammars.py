@@ -1,4 +1,4 @@
-"""Tokens that were sampled under a grammar: trained over the allowed tokens alone."""
+"""Training on tokens that were sampled under a grammar uses the masked distribution."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def model(folder: Path) -> Any:
 
 
 class Calls:
-    """Makes transitions of texts; a response ends with the token that ends a turn."""
+    """Makes transitions from texts; each response ends with the end-of-turn token."""
 
     def __init__(self, tokenizer: TransformersTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -100,15 +100,18 @@ def calls(tokenizer: TransformersTokenizer) -> Calls:
 
 
 def rows_of(transitions: Sequence[Transition]) -> list[Row]:
-    """With advantages of both signs and weights that differ."""
+    """Build rows with advantages of both signs and different weights."""
     signs = [1.3 if number % 2 else -0.8 for number in range(len(transitions))]
     weights = [0.05 + 0.02 * number for number in range(len(transitions))]
     return build_rows(transitions, advantages=signs, token_weights=weights).rows
 
 
 def several_rows(calls: Calls) -> list[Row]:
-    """One prompt; equal ids under two grammars and under none, at two temperatures; a row of two
-    calls, each under its own grammar; a row without any."""
+    """Return rows with one prompt that differ in their grammars.
+
+    Four rows have equal ids, under two grammars and none and at two temperatures. One row has two
+    calls with a grammar each; one has no grammar.
+    """
     prompt = calls.prompt("How many singers are there?")
     first = calls.call(prompt, "a1", NUMBER)
     history = first.prompt_ids + first.response_ids + calls.prompt(" Sure? ")
@@ -130,7 +133,7 @@ def several_rows(calls: Calls) -> list[Row]:
 
 
 class Masked:
-    """The plain model, whose logits are those of the tokens that a row's grammars allow."""
+    """A model whose logits are -inf for the tokens that a row's grammars forbid."""
 
     def __init__(self, model: Any, row: Row, grammars: Grammars) -> None:
         self.model = model
@@ -153,7 +156,7 @@ def grammars(tokenizer: TransformersTokenizer) -> Grammars:
 def loss_of(
     model: Any, rows: Sequence[Row], grammars: Grammars, loss: Loss, base: Any = None, old: Any = ()
 ) -> Tensor:
-    """The suite's reference, row by row."""
+    """Return the reference loss of the conformance suite, computed row by row on masked models."""
     total = torch.zeros(())
     for number, row in enumerate(rows):
         total = total + reference_loss(
@@ -206,7 +209,7 @@ def test_loss_and_gradients_are_the_reference_s(
 def test_ratios_of_masked_scores(
     folder: Path, model: Any, calls: Calls, grammars: Grammars
 ) -> None:
-    """Decoupled: `old_logprobs` are what `score` says."""
+    """In the decoupled form, `old_logprobs` are the learner's masked scores."""
     learner = TorchLearner({"writer": folder})
     rows, loss = several_rows(calls), PolicyLoss(importance_cap=2.0)
     old = learner.score(rows)
@@ -331,7 +334,7 @@ def test_tokenizers_of_unknown_policies(folder: Path, tokenizer: TransformersTok
 
 
 class Counted(Grammars):
-    """Keeps what it was asked to replay."""
+    """Grammars that record which ids were replayed."""
 
     replayed: list[list[int]]
 

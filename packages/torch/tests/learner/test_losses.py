@@ -1,4 +1,4 @@
-"""The loss formulas, on literal numbers."""
+"""The loss formulas, checked against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 def of_one_token(
     form: str, ratio: float, advantage: float, dual_clip: float | None = 3.0
 ) -> tuple[float, float, bool]:
-    """Return the loss, its derivative by the log-probability, and whether it is clipped."""
+    """Return a token's loss, its derivative by the log-probability, and whether it is clipped."""
     old = torch.tensor([-2.0], dtype=torch.float64)
     logprob = (old + math.log(ratio)).requires_grad_()
     advantages = torch.tensor([advantage], dtype=torch.float64)
@@ -80,7 +80,7 @@ def test_no_dual_clip() -> None:
     ],
 )
 def test_cispo(ratio: float, advantage: float, weight: float) -> None:
-    """-clip(r) · A · log π, the ratio without gradient: no token loses its own."""
+    """The loss is -clip(r) · A · log π, and clipped tokens keep their gradient."""
     gradient = -weight * advantage
     loss = gradient * (-2.0 + math.log(ratio))
     expected = pytest.approx(loss), pytest.approx(gradient), weight != ratio
@@ -88,13 +88,13 @@ def test_cispo(ratio: float, advantage: float, weight: float) -> None:
 
 
 CALLS = torch.tensor([0, 0, 1, 0, 1])
-"""Tokens of two calls, as they may be spread over a pass."""
+"""Call number of each token, for tokens of two calls in mixed order."""
 RATIOS = torch.tensor([2.0, 4.0, 0.5, 1.0, 2.0], dtype=torch.float64)
 OLD = torch.tensor([-2.0, -3.0, -4.0, -5.0, -6.0], dtype=torch.float64)
 
 
 def test_the_ratio_of_a_call_is_the_geometric_mean() -> None:
-    """(2 · 4 · 1)^(1/3) = 2 and (0.5 · 2)^(1/2) = 1."""
+    """The two calls have the ratios (2 · 4 · 1)^(1/3) = 2 and (0.5 · 2)^(1/2) = 1."""
     logprobs = (OLD + RATIOS.log()).requires_grad_()
     ratios = losses.call_ratios(logprobs, OLD, CALLS)
     assert ratios.tolist() == pytest.approx([2.0, 2.0, 1.0, 2.0, 1.0])
@@ -103,7 +103,7 @@ def test_the_ratio_of_a_call_is_the_geometric_mean() -> None:
 
 
 def test_the_gradient_of_gspo_is_that_of_the_ratio() -> None:
-    """Σ over a call's tokens of the token form, and max(-A·s, -A·clip(s)) with s differentiated."""
+    """Summed over a call's tokens, the token form has the gradient of max(-A·s, -A·clip(s))."""
     advantages = torch.tensor([2.0, 2.0, -1.0, 2.0, -1.0], dtype=torch.float64)
     wide = {"clip_low": 0.2, "clip_high": 3.0}
     logprobs = (OLD + RATIOS.log()).requires_grad_()
@@ -118,7 +118,7 @@ def test_the_gradient_of_gspo_is_that_of_the_ratio() -> None:
 
 
 def test_importance_weights_of_calls_are_products_truncated_and_constant() -> None:
-    """2 · 4 · 1 = 8, of which 3 is left, and 0.5 · 0.5 = 0.25."""
+    """2 · 4 · 1 = 8, which is capped at 3, and 0.5 · 0.5 = 0.25."""
     ratios = torch.tensor([2.0, 4.0, 0.5, 1.0, 0.5], dtype=torch.float64)
     old = (OLD + ratios.log()).requires_grad_()
     weight = losses.call_importance_weight(old, OLD, CALLS, cap=3.0)
@@ -127,7 +127,7 @@ def test_importance_weights_of_calls_are_products_truncated_and_constant() -> No
 
 
 def test_log_ratios_and_their_sums_are_clamped() -> None:
-    """Products of many ratios stay finite, and so does their mean."""
+    """The product and the mean of many ratios stay finite."""
     big = torch.tensor([1000.0, -1000.0])
     assert losses.log_ratio(big, torch.zeros(2)).tolist() == [20.0, -20.0]
     far, calls = torch.full((100,), 1.0), torch.zeros(100, dtype=torch.int64)
@@ -148,7 +148,7 @@ BASE = torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64)
 
 
 def test_kl_estimators_on_three_tokens() -> None:
-    """Expectations over the policy."""
+    """Each estimator's expectation over the policy is compared with the exact KL divergence."""
     expected = {"k1": 0.025267, "k2": 0.024862, "k3": 0.025267}
     exact = float((POLICY * (POLICY / BASE).log()).sum())
     for name, value in expected.items():
@@ -159,7 +159,7 @@ def test_kl_estimators_on_three_tokens() -> None:
 
 @pytest.mark.parametrize(("name", "right"), [("k1", False), ("k2", True), ("k3", False)])
 def test_expected_gradient_of_the_kl_estimators(name: str, right: bool) -> None:
-    """As losses: k2's expected gradient is the KL's; k1's is zero; k3's is the reverse KL's."""
+    """As a loss, k2 has the gradient of the KL, k1 has none, and k3 that of the reverse KL."""
     logits = POLICY.log().requires_grad_()
     logp = logits.log_softmax(-1)
     (true,) = torch.autograd.grad((logp.exp() * (logp - BASE.log())).sum(), logits)
@@ -181,7 +181,7 @@ def test_entropy() -> None:
 
 
 def test_the_gradient_of_entropy_where_most_is_impossible() -> None:
-    """Of log-probabilities over {1/4, 3/4} and of a certain token: -p (log p + H), else 0."""
+    """The gradient is -p (log p + H); it is 0 for a distribution with a single possible token."""
     logits = torch.tensor([[0.0, math.log(3), 5.0, 5.0], [2.0, 5.0, 5.0, 5.0]]).requires_grad_()
     impossible = torch.tensor([[False, False, True, True], [False, True, True, True]])
     spread = losses.entropy(logits.masked_fill(impossible, -math.inf).log_softmax(-1))
@@ -231,7 +231,7 @@ def test_impossible_settings(kind: Any, options: dict[str, Any], message: str) -
 
 @pytest.mark.parametrize("given", [["q_proj", "v_proj"], {"v_proj", "q_proj"}])
 def test_targets_in_any_sequence_are_the_same_adapters(given: Any) -> None:
-    """A list is PEFT's usual form; equal adapters are found by their hash."""
+    """Settings given as a list (PEFT's usual form) are equal to a tuple and have the same hash."""
     lora = LoRA(target_modules=given)
     assert lora == LoRA(target_modules=("q_proj", "v_proj"))
     assert len({lora, LoRA(target_modules=("q_proj", "v_proj"))}) == 1

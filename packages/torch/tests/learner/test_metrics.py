@@ -1,4 +1,4 @@
-"""What an update of several policies adds up to."""
+"""How the metrics of several policies are combined."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ def part(gap: float, fresh: float, tokens: float = 10.0) -> dict[str, float]:
 
 
 def test_a_policy_with_old_tokens_alone_raises_no_alarm_about_another() -> None:
-    """With overlap one policy was called before the weights changed, the other one after: what the
-    first has learned since is no disagreement of engine and learner."""
+    """A gap of stale tokens is not reported as a disagreement of engine and learner.
+
+    With overlap, one policy may have been called before the weights changed and another after.
+    """
     found = over_policies({"old": part(0.5, 0.0), "new": part(0.0, 10.0)}, rows=2)
     assert (found["logprob_gap_mean"], found["logprob_gap_max"]) == (0.0, 0.0)
     assert (found["fresh_tokens"], found["tokens"], found["loss"]) == (10.0, 20.0, 1.0)

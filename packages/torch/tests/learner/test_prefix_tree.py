@@ -1,4 +1,4 @@
-"""Prefix trees: the pure part alone, and that trees, plain rows and the formulas agree."""
+"""Prefix trees: unit tests, and that trees, single rows and the formulas give the same results."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def prefixes(sequences: Sequence[Sequence[int]]) -> set[tuple[int, ...]]:
 
 
 def whole_tree(sequences: Sequence[list[int]]) -> prefix_tree.Tree:
-    """Where attention costs nothing, everything is one tree."""
+    """Return one tree of all sequences: with free attention, everything is shared."""
     (tree,) = prefix_tree.share(sequences, pair_cost=0.0)
     return tree
 
 
 def test_a_tree_by_hand() -> None:
-    """Two answers to one prompt, a longer history, and a sequence that ends inside another."""
+    """Two answers to one prompt, a longer history, and a sequence that ends inside another one."""
     sequences = [[1, 2, 3], [1, 2, 4, 5, 6], [1, 2, 4], [1, 2, 4, 7]]
     tree = whole_tree(sequences)
     assert tree == prefix_tree.Tree(members=[1, 3, 2, 0], starts=[0, 3, 3, 2], size=7)
@@ -64,7 +64,7 @@ def test_a_tree_by_hand() -> None:
 
 
 def test_what_is_not_worth_sharing_is_not_shared() -> None:
-    """One common first token saves less than the attention between strangers costs."""
+    """With one common token, sharing saves less than the additional attention costs."""
     sequences = [[1, *[n] * 50] for n in (2, 3)]
     assert len(prefix_tree.share(sequences, pair_cost=0.001)) == 2
     assert len(prefix_tree.share(sequences, pair_cost=0.0)) == 1
@@ -164,8 +164,10 @@ EVERYTHING = PolicyLoss(clip_low=0.2, clip_high=0.28, dual_clip=1.4, kl=0.1, ent
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["full", "lora"])
 @pytest.mark.parametrize("loss", [EVERYTHING, SFTLoss()], ids=["policy", "sft"])
 def test_trees_lora_and_plain_rows_agree(family: str, lora: LoRA | None, loss: Loss) -> None:
-    """Loss and every gradient, with both clips active and mixed depths and temperatures; the
-    smaller budget cuts trees."""
+    """Loss and gradients are the same in trees, in trees cut into pieces, and row by row.
+
+    Both clips are active; depths and temperatures differ.
+    """
     model = make_model(**FAMILIES[family])
     rows = make_branching_rows(model, long=260)
     plain = TorchLearner({"writer": model}, lora=lora, share_prefixes=False)
@@ -201,7 +203,7 @@ def test_trees_agree_with_the_formulas(family: str) -> None:
 def test_any_tree_agrees_with_its_sequences(
     sequences: list[list[int]], pair_cost: float, budget: int, block: int, rng: random.Random
 ) -> None:
-    """Cut in every way: a random linear function of all hidden states."""
+    """A random linear function of the hidden states has the same gradient for any cut of trees."""
     model = make_model("Qwen2", num_key_value_heads=2)
     looked = [[place for place in range(1, len(ids)) if rng.random() < 0.7] for ids in sequences]
     count = sum(map(len, looked))
@@ -251,7 +253,7 @@ def test_every_shared_token_goes_through_the_model_once() -> None:
 
 @pytest.mark.parametrize("logits", [1, 7])
 def test_logits_in_parts(monkeypatch: pytest.MonkeyPatch, logits: int) -> None:
-    """Parts of one token and of seven, where calls are spread over parts and passes."""
+    """Chunks have one or seven distributions, so that a call is spread over chunks and passes."""
     model = make_model("Qwen2")
     rows = make_call_rows(model)
     loss = PolicyLoss(form="gspo", clip_low=0.9, clip_high=9.0, kl=0.1, entropy=0.1)
@@ -291,7 +293,7 @@ def test_other_models_fall_back_to_plain_rows(options: dict[str, Any], why: str)
 
 
 def test_a_model_that_ignores_the_tree_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its decoder does not hand on what attention needs."""
+    """The model's decoder drops the argument `tree`."""
     model = make_model("Qwen2")
     assert tree_forward.tree_refusal(model) == ""
     forward = model.model.forward
@@ -315,7 +317,7 @@ def test_a_model_that_fails_on_a_tree_is_found_out(monkeypatch: pytest.MonkeyPat
 
 
 def test_dropout_is_drawn_for_each_row() -> None:
-    """In a tree, rows would share the noise of what they share."""
+    """Rows are computed alone, because in a tree the shared tokens would have the same dropout."""
     model = make_model("Qwen2")
     rows = make_branching_rows(model)
     adapters = LoRA(rank=4, dropout=0.3)

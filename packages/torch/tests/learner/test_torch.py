@@ -1,4 +1,4 @@
-"""TorchLearner against the suite, and what is its own."""
+"""TorchLearner: the conformance suite, and tests of this learner alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def model(folder: Path) -> Any:
 
 
 async def test_engine_logprobs_are_the_learner_s(folder: Path, model: Any) -> None:
-    """At temperature .7, before and after an update that is published."""
+    """At temperature 0.7, before and after an update that is published to the engine."""
     learner = TorchLearner({"writer": folder}, optimizer=Optimizer(learning_rate=1e-2))
     engine = TransformersEngine({"writer": folder})
     await engine.start()
@@ -76,7 +76,7 @@ async def test_engine_logprobs_are_the_learner_s(folder: Path, model: Any) -> No
 
 
 def test_the_gap_looks_at_tokens_of_the_present_weights(folder: Path, model: Any) -> None:
-    """Older versions and later steps differ for a good reason."""
+    """Tokens of older versions, or after unpublished steps, are not counted as fresh."""
     learner = TorchLearner({"writer": folder})
     exact = make_rows(model, 4, off_policy=0.0)
     stale = [
@@ -112,7 +112,7 @@ def test_lora_by_policy(folder: Path) -> None:
 
 
 def test_policies_of_one_model_hold_it_once(folder: Path, model: Any, tmp_path: Path) -> None:
-    """Each is trained as if it were alone, and the weights under both never move."""
+    """Each policy is trained as if alone; the shared weights under the adapters never change."""
     lora, optimizer = LoRA(rank=2), Optimizer(learning_rate=1e-2)
     other = tiny_model(tmp_path / "other", seed=5, hidden=32)
     models = {"writer": folder, "checker": folder, "critic": other}
@@ -145,7 +145,7 @@ def test_full_weights_are_never_shared(folder: Path, model: Any) -> None:
 
 
 def tensors_under_adapters(learner: TorchLearner, policy: str) -> dict[str, int]:
-    """Name → where the tensor is in memory, under the plain model's names."""
+    """Return the memory address of each frozen tensor, by its name in the plain model."""
     state = learner._models[policy].plain.state_dict()
     return {
         name.replace(".base_layer.", "."): tensor.data_ptr()
@@ -234,8 +234,7 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("budget", [100_000, 64])
 def test_scaled_logits_in_trees(budget: int) -> None:
-    """Rows that begin alike are as exact as for other models, where the head alone does not make
-    the logits."""
+    """Trees are exact also for models that scale the output layer's result to get logits."""
     model = make_model("Granite", logits_scaling=2.0)
     learner = TorchLearner({"writer": model}, token_budget=budget)
     assert learner.state()["share_prefixes"] == {"writer": "in trees"}
@@ -252,7 +251,7 @@ def test_scaled_logits_in_trees(budget: int) -> None:
 
 @pytest.mark.parametrize("options", [{"kind": "Qwen2"}, {"kind": "Granite", "logits_scaling": 2.0}])
 def test_a_value_is_read_off_the_last_hidden_state(options: dict[str, Any], tmp_path: Path) -> None:
-    """w·h + b of the model as transformers runs it."""
+    """A value is w·h + b, with h as transformers computes it."""
     model = make_model(**options)
     learner = TorchLearner(
         {"writer": model}, optimizer=Optimizer(learning_rate=1e-3), critic=Critic()

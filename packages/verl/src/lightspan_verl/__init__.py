@@ -1,9 +1,10 @@
 """A learner over verl's `TrainingWorker`, in verl's own environment and processes.
 
-In the trainer's process: `config` is `lightspan.Verl`, `environment` checks an interpreter,
-`learner` is the `Learner`, `workers` starts its ranks as processes. In verl's processes:
-`rank_main` is each rank's main module, `policy` one policy on a rank, `shards` its checkpoints.
-Only `verl_adapter` uses verl's private API. `rpc` has the messages, `framing` their length prefix.
+A *rank* is one of verl's processes. In the trainer's process: `config` is `lightspan.Verl`,
+`environment` checks verl's interpreter, `learner` is the `Learner`, `workers` starts the ranks. In
+the ranks: `rank_main` is the main module, `policy` one policy on one rank, `shards` its part of a
+checkpoint. Only `verl_adapter` uses verl's private API. `rpc` has the messages between trainer and
+ranks, `framing` their length prefix.
 """
 
 from __future__ import annotations

@@ -21,24 +21,24 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
     """verl's FSDP2 training as the learner: `Trainer(…, learner=Verl(python="…", ranks=2))`.
 
     verl and the trainer's transformers are incompatible, so verl has its own environment. Each rank
-    is a child process there with its shard of weights and optimiser state. The ranks start and end
-    with the run. The losses are lightspan's.
+    is a process in that environment, with a part of the weights and of the optimiser's state. The
+    ranks start and end with the run. The loss formulas are lightspan's, not verl's.
 
     Raises:
-        ConfigError: there is no interpreter, or a value is out of range or malformed.
+        ConfigError: `python` is empty, or a value is out of range.
     """
 
     python: str
-    """The interpreter of the environment that has verl, such as `verl-env/bin/python`."""
+    """Path of the Python interpreter of verl's environment, such as `verl-env/bin/python`."""
     ranks: int = 1
-    """Number of processes among which weights and rows are divided. The trainer's `device` decides
-    whether they run on the CPU or each on a GPU of its own."""
+    """Number of processes among which weights and rows are divided. If the trainer's `device` is a
+    GPU, each rank has a GPU of its own."""
     token_budget: int | None = None
-    """Approximate tokens in one forward pass of a rank; lower it when memory runs out. None for
-    2048 on a CPU and 4096 on a GPU."""
+    """Approximate number of tokens in one forward pass of a rank; None for 2048 on a CPU and 4096
+    on a GPU. Lower it when memory runs out."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Data type of passes; weights and gradient sums are float32. None for float32 on a CPU and
-    bfloat16 on a GPU."""
+    """Data type of forward and backward passes; weights and gradient sums are float32. None for
+    float32 on a CPU and bfloat16 on a GPU."""
     gradient_checkpointing: bool = False
     """Whether activations are recomputed in the backward pass instead of stored."""
     param_offload: bool = False
@@ -46,9 +46,9 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_offload: bool = False
     """Whether verl keeps the optimiser's state in host memory between passes."""
     start_s: float = 600.0
-    """Seconds within which the ranks must have loaded the model."""
+    """Seconds within which the ranks must have started and loaded the model."""
     timeout_s: float = 1800.0
-    """Maximum seconds of any other operation; a hung rank then ends the run."""
+    """Maximum seconds of any other operation. If a rank takes longer, the run ends."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.python, str) or not self.python:
@@ -68,11 +68,11 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
         check_number("Verl: timeout_s", self.timeout_s, above=0)
 
     def check(self, device: str) -> None:
-        """See `LearnerSpec.check`."""
+        """Raise `ConfigError` if the ranks cannot use `device` (`LearnerSpec.check`)."""
         self.rank_devices(device)
 
     def build(self, request: LearnerRequest) -> VerlLearner:
-        """See `LearnerSpec.build`."""
+        """Start the ranks, and return the learner (`LearnerSpec.build`)."""
         from lightspan_verl.learner import build_learner
 
         return build_learner(
@@ -86,7 +86,7 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def describe(self, device: str) -> str:
-        """See `LearnerSpec.describe`."""
+        """Return a line to print while the ranks start (`LearnerSpec.describe`)."""
         devices = self.rank_devices(device)
         ranks = "1 rank" if len(devices) == 1 else f"{len(devices)} ranks"
         return f"starting {ranks} of the learner: {', '.join(devices)}"
@@ -98,7 +98,7 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
             device: the trainer's device.
 
         Raises:
-            ConfigError: the device has a number, and there are several ranks.
+            ConfigError: `device` is a single GPU such as "cuda:1", but there are several ranks.
         """
         if self.ranks == 1 or device == "cpu":
             return (device,) * self.ranks
@@ -114,8 +114,8 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             parameters: number of parameters of a policy's model.
-            lora: number of LoRA parameters; 0 if the model's own are trained.
+            lora: number of LoRA parameters; 0 if the model's own parameters are trained.
             device: the trainer's device.
-            reference: whether the loss has a KL term.
+            reference: whether the loss has a KL term, which needs the initial weights.
         """
         return training_memory(parameters, lora, weight_bytes=FLOAT32_BYTES, reference=reference)

@@ -1,8 +1,8 @@
-"""A CPU platform for verl, which has none.
+"""A CPU platform for verl, which supports no CPU itself.
 
-verl loads it by `VERL_USE_EXTERNAL_MODULES=lightspan_verl.cpu_platform` with `VERL_PLATFORM=cpu`,
-which `learner=Verl(…)` sets if the trainer's device is the CPU. Imports verl; imported in verl's
-environment only.
+verl loads this module if `VERL_USE_EXTERNAL_MODULES=lightspan_verl.cpu_platform` and
+`VERL_PLATFORM=cpu`. `learner=Verl(…)` sets these variables if the trainer's device is the CPU. The
+module imports verl, so it can be imported in verl's environment only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _device_module() -> Any:
 
 @PlatformRegistry.register(platform="cpu")
 class CPUPlatform(PlatformBase):  # type: ignore[misc]
-    """A platform with one device, the CPU, and gloo between ranks."""
+    """A platform with one device, the CPU, on which ranks communicate by gloo."""
 
     device_name = "cpu"
     vendor_name = "cpu"

@@ -1,4 +1,4 @@
-"""Assign one of the GPUs in CUDA_VISIBLE_DEVICES to each rank."""
+"""Assign each rank one of the GPUs that CUDA_VISIBLE_DEVICES names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def cuda_device(device: str) -> str:
-    """Return the value of `CUDA_VISIBLE_DEVICES` for a rank on a device, such as "cuda:1".
+    """Return the value of `CUDA_VISIBLE_DEVICES` that lets a rank see only `device`.
+
+    Example: for "cuda:1", "5" if this process's `CUDA_VISIBLE_DEVICES` is "4,5".
 
     Raises:
         ConfigError: this process's `CUDA_VISIBLE_DEVICES` does not include the device.

@@ -1,4 +1,4 @@
-"""Check that an interpreter has the packages of verl's ranks."""
+"""Check that an interpreter's environment has the packages that verl's processes need."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Final
 from lightspan.errors import ConfigError
 
 VERSION: Final = "0.9.1"
-"""Version of verl that `verl_adapter` is written for and tested with."""
+"""The version of verl for which `verl_adapter` is written and tested."""
 NEEDED: Final = ("verl", "msgspec", "torch", "transformers", "tensordict", "safetensors", "uvicorn")
-"""Required packages. verl imports uvicorn without requiring it."""
+"""Required packages. verl imports uvicorn but does not declare it as a requirement."""
 INSTALL: Final = f"pip install verl=={VERSION} msgspec uvicorn cachetools fastapi"
 _PROBE_S: Final = 60.0
 _PROBE: Final = """
@@ -30,14 +30,14 @@ print(json.dumps(versions))
 
 
 def check_environment(python: str) -> dict[str, str]:
-    """Return the versions of required packages in an interpreter's environment.
+    """Check an interpreter's environment; return the version of each required package.
 
     Args:
         python: path of the interpreter.
 
     Raises:
-        ConfigError: the interpreter does not exist, a package is missing or has another version, or
-            TRL 1 or newer is installed, with which verl cannot be imported.
+        ConfigError: the interpreter does not exist, a package is missing, verl has another version,
+            or TRL 1 or newer is installed, with which verl cannot be imported.
     """
     if shutil.which(python) is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Length-prefixed messages over a socket, and the end of a process when its parent ends."""
+"""Length-prefixed messages over a socket, and `exit_with_parent`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _LENGTH: Final = struct.Struct(">Q")
 
 
 def send(link: socket.socket, data: bytes) -> None:
-    """Write one message."""
+    """Write `data` to the socket as one message."""
     link.sendall(_LENGTH.pack(len(data)))
     link.sendall(data)
 
 
 def receive(link: socket.socket) -> bytes | None:
-    """Read one message; return None if the peer has closed the socket."""
+    """Return the next message from the socket; None if the peer has closed it."""
     head = _exactly(link, _LENGTH.size)
     return None if head is None else _exactly(link, _LENGTH.unpack(head)[0])
 
@@ -39,7 +39,7 @@ def _exactly(link: socket.socket, count: int) -> bytes | None:
 def exit_with_parent() -> None:
     """Wait until standard input is closed, then exit the process. Call this in a thread.
 
-    The parent keeps the input open, so that it is closed when the parent ends or is killed.
+    The parent process keeps the input open. It is closed when the parent ends or is killed.
     """
     sys.stdin.buffer.read()
     os._exit(0)

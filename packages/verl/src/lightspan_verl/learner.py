@@ -1,4 +1,4 @@
-"""The trainer's side of the verl learner, which sends orders to verl's processes."""
+"""The trainer's side of the verl learner. It sends orders to verl's processes, the ranks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ CAPABILITIES: Final = LearnerCapabilities(
 )
 
 _MEMORY: Final = Path("/dev/shm")
-"""Folder in memory for weights from verl's processes, used if the weights fit."""
+"""Folder in memory through which weights come from verl's processes, if they fit into it."""
 _PREFIX: Final = "lightspan-verl-"
 _WEIGHT_BYTES: Final = 4
 """Bytes of a trained weight, which is float32."""
@@ -93,15 +93,17 @@ _WEIGHT_BYTES: Final = 4
 class VerlLearner(Learner):
     """A learner that trains policies by verl's FSDP2, in verl's processes.
 
-    Arguments that are not listed are those of `TorchLearner` or `Verl`.
-
     Args:
         models: policy → folder or hub name.
         workers: verl's processes.
         own: whether `close` ends the processes.
+        optimizer, lora, seed: see `TorchLearner`.
+        dtype, gradient_checkpointing, param_offload, optimizer_offload: see `Verl`.
+        token_budget: see `Verl`; None for a default that depends on the device.
+        critic: must be None, because verl has no critic.
 
     Raises:
-        ConfigError: a model is in memory.
+        ConfigError: a model is a loaded model, or `lora` names an unknown policy.
         ModelError: a model does not exist, or has no safetensors files.
         UnsupportedError: an option is not in `capabilities`.
         RankError: a rank ended before it had loaded its models.
@@ -145,7 +147,7 @@ class VerlLearner(Learner):
         self._budget = token_budget or default_token_budget(workers.devices[0])
         self._steps = dict.fromkeys(models, 0)
         self._served = dict.fromkeys(models, (0, 0))
-        """Policy → last published version and the step count at that time."""
+        """Policy → (last published version, number of optimiser steps at that time)."""
         self._counters = {"cpu_s": 0.0, "tokens": 0.0, "updates": 0.0}
         self._frozen: dict[str, str] = {}
         setup = Setup(
@@ -248,7 +250,10 @@ class VerlLearner(Learner):
         loss: Loss,
         old_logprobs: Sequence[Sequence[float]] | None,
     ) -> dict[str, float]:
-        """Take one optimiser step of a policy and return the metrics."""
+        """Take one optimiser step for a policy, and return the metrics.
+
+        The step is skipped if no row is trained, or if loss or gradient are not finite.
+        """
         trained = [index for index in ordered(rows, indices) if any(rows[index].mask)]
         version, served_at = self._served[policy]
         steps = self._steps[policy]
@@ -327,7 +332,7 @@ class VerlLearner(Learner):
         return LoRAWeights(rank=lora.rank, scale=lora.alpha / lora.rank, layers=layers)
 
     def _weights(self, policy: str, kind: Kind) -> dict[str, Tensor]:
-        """Return the current weights, gathered on the CPU."""
+        """Return the policy's current weights, gathered from all ranks, on the CPU."""
         with _temporary_folder(_WEIGHT_BYTES * count_parameters(self._models[policy])) as folder:
             path = folder / "weights.safetensors"
             order = Weights(learner=self._number, policy=policy, kind=kind, path=str(path))
@@ -378,7 +383,7 @@ class VerlLearner(Learner):
             raise CheckpointError(f"cannot export {policy} to {folder}: {error}") from error
 
     def close(self) -> None:
-        """End the ranks if the learner owns them, else delete the learner on them. Idempotent."""
+        """End the processes if the learner owns them; otherwise delete it in them. Idempotent."""
         if self._owns:
             self._workers.end()
         else:
@@ -418,7 +423,11 @@ class VerlLearner(Learner):
         return received
 
     def _by_policy(self, rows: Sequence[Row]) -> dict[str, list[int]]:
-        """Return policy → indices of its rows."""
+        """Return policy → indices of its rows.
+
+        Raises:
+            NotFoundError: a row's policy is unknown.
+        """
         indices: dict[str, list[int]] = {}
         for index, row in enumerate(rows):
             self._check_policy(row.policy)
@@ -440,10 +449,11 @@ class VerlLearner(Learner):
 
 
 def _weights_of(model: str | Path) -> str:
-    """Return the folder of a model's weights.
+    """Return the folder that contains a model's weights.
 
     Raises:
-        ModelError: the model does not exist, or has only pickles, which verl would read.
+        ModelError: the model does not exist, or it has only pickle files. verl would read them,
+            which could run foreign code.
     """
     origin = locate(model, "weights")
     if not any(origin.folder.glob("model*.safetensors")):
@@ -456,9 +466,9 @@ def _weights_of(model: str | Path) -> str:
 
 
 def partition(rows: Sequence[Row], ranks: int) -> list[list[int]]:
-    """Divide rows among ranks; return the indices of each rank's rows.
+    """Divide rows among ranks, and return the indices of each rank's rows.
 
-    The rows are assigned in order of length, the longest first, to the rank with the fewest tokens.
+    Each row, the longest first, goes to the rank that has the fewest tokens so far.
     """
     parts: list[list[int]] = [[] for _ in range(ranks)]
     tokens = [0] * ranks
@@ -470,7 +480,7 @@ def partition(rows: Sequence[Row], ranks: int) -> list[list[int]]:
 
 
 def _padded(parts: Sequence[Sequence[Row]], policy: str) -> list[list[Row]]:
-    """Add rows without trained tokens, so that each rank has the same number of rows.
+    """Add rows without trained tokens, so that all ranks have the same number of rows.
 
     verl's ranks must make the same number of passes.
 
@@ -497,10 +507,10 @@ def _padded(parts: Sequence[Sequence[Row]], policy: str) -> list[list[Row]]:
 def _old(
     share: Sequence[Row], indices: Sequence[int], old_logprobs: Sequence[Sequence[float]]
 ) -> list[list[float]]:
-    """Return the old log-probabilities of a rank's rows, with zeros for added rows.
+    """Return the log-probabilities before the update for one rank's rows; 0 in added rows.
 
     Args:
-        share: the rank's rows, with the rows that `_padded` added.
+        share: the rank's rows, followed by the rows that `_padded` added.
         indices: indices of the rank's own rows in `old_logprobs`.
         old_logprobs: log-probabilities of all rows.
     """
@@ -510,7 +520,7 @@ def _old(
 
 @contextmanager
 def _temporary_folder(size: int) -> Iterator[Path]:
-    """Yield a private temporary folder for `size` bytes, in memory if they fit."""
+    """Yield a private temporary folder, in memory if `size` bytes fit there; then remove it."""
     parent = Path(tempfile.gettempdir())
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > size:
         parent = _MEMORY
@@ -526,7 +536,7 @@ def check_options(
     lora: LoRA | Mapping[str, LoRA | None] | None,
     critic: Critic | None,
 ) -> None:
-    """Raise `UnsupportedError` for options that are not in `CAPABILITIES`."""
+    """Raise `UnsupportedError` if an option is not in `CAPABILITIES`."""
     adapters = list(lora.values()) if isinstance(lora, Mapping) else [lora]
     declared = CAPABILITIES.unsupported(optimizer or Optimizer(), adapters)
     declared += ["a critic"] if critic is not None else []
@@ -540,16 +550,17 @@ def check_options(
 def build_learner(
     settings: Verl, models: Mapping[str, Any], *, device: str, **options: Any
 ) -> VerlLearner:
-    """Start verl's ranks, and return a learner that owns them.
+    """Start verl's processes, and return a learner that ends them when it is closed.
 
     Args:
         settings: the user's settings.
         models: policy → folder or hub name.
         device: the trainer's device.
-        options: further options of `VerlLearner`, from the algorithm.
+        options: further arguments of `VerlLearner`, such as `optimizer` and `lora`.
 
     Raises:
         ConfigError: see `Verl.rank_devices`, `check_environment` and `VerlLearner`.
+        ModelError, UnsupportedError: see `VerlLearner`.
         RankError: a rank ended during its start.
     """
     check_options(options.get("optimizer"), options.get("lora"), options.get("critic"))

@@ -1,6 +1,7 @@
 """One policy on one rank, in verl's environment: scores, steps, weights and checkpoint shards.
 
-All ranks must make the same calls in the same order, because passes are collective operations.
+Each rank has a part (shard) of the weights. All ranks must make the same calls in the same order,
+because forward passes and gathering weights are collective operations.
 """
 
 from __future__ import annotations
@@ -25,11 +26,18 @@ from lightspan_verl.shards import SavedShards, Shard, shard_of, write
 from lightspan_verl.verl_adapter import Batch, Model
 
 ADAPTER = "default"
-"""PEFT's name of the adapters."""
+"""The name under which PEFT stores the LoRA adapters."""
 
 
 class Policy:
-    """This rank's shard of a policy's weights and optimiser state."""
+    """This rank's shard of a policy's weights and optimiser state.
+
+    Args:
+        setup: the learner's settings.
+        policy: the policy's name.
+        rank: number of this rank, from 0.
+        ranks: number of ranks.
+    """
 
     def __init__(self, setup: Setup, policy: str, *, rank: int, ranks: int) -> None:
         self._rank = rank
@@ -54,12 +62,12 @@ class Policy:
 
     @cached_property
     def _base(self) -> Model:
-        """The initial weights, loaded on demand because they are as large as the model."""
+        """The model with its initial weights, which is loaded when it is first needed."""
         return self._load(adapters=False)
 
     # --- computing ------------------------------------------------------------------------
     def score(self, order: Score) -> list[list[float]]:
-        """Return the log-probabilities of each row's tokens; 0 for a row's first token."""
+        """Return the log-probability of each token of each row; 0 for a row's first token."""
         masks = [[False, *[True] * (len(row.ids) - 1)] for row in order.rows]
         return [scores.tolist() for scores in self._scores(order.rows, masks, order.which)]
 
@@ -73,7 +81,11 @@ class Policy:
         return self._base.score(rows, masks)
 
     def update(self, order: Update) -> tuple[MetricAccumulator, float]:
-        """Take a step with the other ranks; return this rank's metrics and the gradient's norm."""
+        """Take an optimiser step together with the other ranks.
+
+        Returns:
+            The metrics of this rank's rows, and the norm of the whole gradient.
+        """
         loss, rows = order.loss, order.rows
         trained_rows = sum(any(row.mask) for row in rows)
         metrics = MetricAccumulator(isinstance(loss, PolicyLoss), rows=trained_rows)
@@ -100,7 +112,7 @@ class Policy:
         return metrics, norm
 
     def _values(self, order: Update) -> dict[str, Sequence[Tensor]]:
-        """Return the loss's inputs, [len(row.ids)] for each row."""
+        """Return the inputs of the loss: name → a tensor of [len(row.ids)] for each row."""
         rows, loss = order.rows, order.loss
         values: dict[str, Sequence[Tensor]] = {
             "weights": [torch.tensor(row.weights) for row in rows]
@@ -123,7 +135,7 @@ class Policy:
     def _call_values(
         self, rows: Sequence[Row], loss: PolicyLoss, values: dict[str, Sequence[Tensor]]
     ) -> dict[str, Sequence[Tensor]]:
-        """Return the loss's inputs over whole calls, [len(row.ids)] for each row."""
+        """Return the inputs of the loss that depend on whole calls, in the form of `_values`."""
         masks = [torch.tensor(row.mask) for row in rows]
         selected = [mask.nonzero()[:, 0].tolist() for mask in masks]
         calls = torch.tensor(number_calls(rows, selected, loss.of_calls), dtype=torch.int64)
@@ -149,7 +161,7 @@ class Policy:
         """Gather the weights from all ranks, and write them into a file.
 
         Args:
-            kind: the weights to gather.
+            kind: which weights: all, with merged adapters, or only those that are trained.
             path: path of the file; None on ranks that do not write.
 
         Returns:
@@ -169,10 +181,10 @@ class Policy:
         return aliases
 
     def hash(self, *, frozen: bool) -> str:
-        """Return the hash of the weights; empty on ranks other than the first.
+        """Return the hash of the weights; "" on ranks other than the first.
 
         Args:
-            frozen: whether only the frozen weights under the adapters are hashed.
+            frozen: whether to hash only the frozen weights under the adapters.
         """
         from lightspan_torch.engine.weights import hash_weights
 
@@ -183,7 +195,7 @@ class Policy:
         return hash_weights(whole) if self._rank == 0 else ""
 
     def _plain(self) -> dict[str, Any]:
-        """Return the state dict of the transformers model, with adapters inside its layers."""
+        """Return the state dict of the transformers model, with the adapters in its layers."""
         module = self._model.module
         plain = module if self._lora is None else module.get_base_model()
         self._model.synchronize()
@@ -200,7 +212,7 @@ class Policy:
 
     @torch.no_grad()
     def _whole(self, state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        """Yield copies of tensors on the CPU, gathered from all ranks."""
+        """Yield the name and a copy on the CPU of each tensor, gathered from all ranks."""
         for name, tensor in state.items():
             whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
             yield name, whole.detach().to("cpu", copy=True)
@@ -208,7 +220,7 @@ class Policy:
     def _check_mergeable(self, state: dict[str, Any]) -> None:
         """Raise `UnsupportedError` if an adapted layer is not linear.
 
-        `_merged` does not have the formulas to merge such adapters, and would leave them out.
+        `_merged` cannot merge the adapters of such layers, and would leave them out.
         """
         linear = (f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight")
         other = [name for name in state if ".lora_" in name and not name.endswith(linear)]
@@ -226,7 +238,7 @@ class Policy:
 
     @torch.no_grad()
     def _merged(self, state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the plain model's names and weights, with adapters merged."""
+        """Yield the name and the value of each weight of the plain model, with adapters merged."""
         assert self._lora is not None
         self._check_mergeable(state)
         scale = self._lora.alpha / self._lora.rank
@@ -243,7 +255,12 @@ class Policy:
 
     # --- checkpoints ----------------------------------------------------------------------
     def save(self, folder: Path, number: int) -> None:
-        """Write this rank's shards of the policy `number` into a checkpoint."""
+        """Write this rank's shards of the policy into a checkpoint.
+
+        Args:
+            folder: the checkpoint's folder.
+            number: number of the policy in the checkpoint.
+        """
         path = folder / f"policy-{number}-rank-{self._rank:03}.safetensors"
         write(path, {**self._weight_shards(), **self._optimizer_shards()})
 
@@ -253,10 +270,10 @@ class Policy:
         Args:
             folder: the checkpoint's folder.
             number: number of the policy in the checkpoint.
-            steps: number of optimiser steps before the checkpoint; 0 for no optimiser state.
+            steps: number of optimiser steps before the checkpoint; if 0, it has no optimiser state.
 
         Raises:
-            CheckpointError: the checkpoint belongs to another model.
+            CheckpointError: the checkpoint belongs to another model, or cannot be read.
         """
         saved = SavedShards(folder, number)
         weights = self._weight_shards()
@@ -316,7 +333,12 @@ def _values_of(batch: Batch) -> TokenValues:
 
 
 def _by_row(values: Tensor, masks: Sequence[Tensor]) -> list[Tensor]:
-    """Scatter [N] values of trained tokens into [len(row.ids)] for each row, 0 elsewhere."""
+    """Return a tensor of [len(row.ids)] for each row, with `values` at its trained tokens.
+
+    Args:
+        values: [N] values of the trained tokens of all rows.
+        masks: for each row, True for each trained token; other tokens get 0.
+    """
     counts = [int(mask.sum()) for mask in masks]
     rows = []
     parts = values.split(counts)  # type: ignore[no-untyped-call]
@@ -328,7 +350,7 @@ def _by_row(values: Tensor, masks: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _without_aliases(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the weights without duplicates of tied ones, and the names that were removed.
+    """Return the weights, of which tied ones are kept once, and the names that were removed.
 
     Returns:
         (name → weight, removed name → name of the equal weight that is kept)

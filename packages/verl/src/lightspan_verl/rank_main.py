@@ -1,7 +1,8 @@
-"""Main module of a rank process: `rank_main RANK RANKS SOCKET RENDEZVOUS`.
+"""Main module of a rank, one of verl's processes: `rank_main RANK RANKS SOCKET RENDEZVOUS`.
 
-The process exits when its standard input is closed, so also when the trainer is killed. It receives
-orders and sends answers over an inherited socket.
+RANKS is their number, SOCKET the descriptor of an inherited socket, over which the rank receives
+orders and sends answers. RENDEZVOUS is a file by which the ranks find each other. The process exits
+when its standard input is closed, so also when the trainer is killed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from lightspan_verl.rpc import (
 )
 
 FOREVER = timedelta(days=365)
-"""Timeout of the process group: ranks may be idle for days during rollouts."""
+"""Timeout of collective operations. It is long because ranks may be idle for days during
+rollouts."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -55,9 +57,14 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def connect(rank: int, ranks: int, path: str) -> None:
-    """Make the default process group, which verl uses.
+    """Create the default process group of torch.distributed, which verl uses.
 
-    Ranks find each other by a file, and gloo uses the loopback interface (GLOO_SOCKET_IFNAME).
+    gloo uses the loopback interface (GLOO_SOCKET_IFNAME).
+
+    Args:
+        rank: number of this rank, from 0.
+        ranks: number of ranks.
+        path: file by which the ranks find each other.
     """
     backend = "gloo"
     if os.environ.get("VERL_PLATFORM") != "cpu":
@@ -74,7 +81,7 @@ def connect(rank: int, ranks: int, path: str) -> None:
 
 
 class RankService:
-    """The learners of this rank."""
+    """Executes the trainer's orders; holds this rank's part of each learner."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self._rank = rank
@@ -82,9 +89,10 @@ class RankService:
         self._learners: dict[int, dict[str, Policy]] = {}
 
     def answer(self, order: Order) -> Answer:
-        """Execute an order and return the answer.
+        """Execute an order, and return its answer.
 
-        Errors other than lightspan's end the process, because its state is unknown.
+        A lightspan error is returned in the answer. Any other error ends the process, because its
+        state is unknown.
         """
         start = time.process_time()
         try:

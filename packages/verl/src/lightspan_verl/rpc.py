@@ -1,4 +1,7 @@
-"""Messages between the learner and verl's processes, as MessagePack. No pickle."""
+"""Messages between the learner in the trainer and verl's processes, as MessagePack. No pickle.
+
+A learner has a number, because the processes may have several learners.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import LoRA, Optimizer, PolicyLoss, SFTLoss, Which
 
 Kind = Literal["served", "trained"]
-"""`served`: whole weights with merged adapters; `trained`: the trained weights or adapters."""
+"""Which weights: `served` for whole weights with merged adapters, `trained` for those that are
+trained: the adapters or, without LoRA, the whole weights."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Order to create the learner with the number `learner`."""
+    """Order to create a learner, to which later orders refer by the number `learner`."""
 
     learner: int
     models: dict[str, str]
@@ -32,16 +36,16 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Order to take a step of one policy with rows."""
+    """Order to take an optimiser step for one policy."""
 
     learner: int
     policy: str
     rows: list[Row]
     loss_of_policy: PolicyLoss | None
-    """None for `SFTLoss`."""
+    """Settings of the policy loss; None for `SFTLoss`."""
     old_logprobs: list[list[float]] | None
     fresh_version: int | None
-    """Published version of the current weights; None if they are not published."""
+    """Version at which the current weights were published; None if they were not published."""
     learning_rate: float
 
     @property
@@ -50,7 +54,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Order to return the log-probabilities of the rows' tokens."""
+    """Order to return the log-probabilities of the tokens of all rows."""
 
     learner: int
     policy: str
@@ -59,7 +63,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Order to gather a policy's weights; the first rank writes them into a file."""
+    """Order to gather a policy's weights. The first rank writes them into the file `path`."""
 
     learner: int
     policy: str
@@ -73,23 +77,24 @@ class Hash(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     learner: int
     policy: str
     frozen: bool
-    """Whether only the frozen weights under the adapters are hashed."""
+    """Whether to hash only the frozen weights under the adapters."""
 
 
 class Save(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Order to write the rank's part of a checkpoint."""
+    """Order to write this rank's part of a checkpoint."""
 
     learner: int
     folder: str
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Order to restore a checkpoint, written by any number of ranks."""
+    """Order to load a checkpoint, which any number of ranks may have written."""
 
     learner: int
     folder: str
     steps: dict[str, int]
-    """Policy → number of its optimiser steps, in the checkpoint's order of policies."""
+    """Policy → number of its optimiser steps, in the order that the policies have in the
+    checkpoint."""
 
 
 class Drop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -102,7 +107,7 @@ Order = Setup | Update | Score | Weights | Hash | Save | Load | Drop
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """A lightspan error of another process."""
+    """A lightspan error that an order raised in a rank, in a form that can be sent."""
 
     kind: str
     """Name of the error's class."""
@@ -110,27 +115,27 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(error: LightspanError) -> Failure:
-        """Encode an error."""
+        """Convert an error to a `Failure`."""
         return Failure(kind=type(error).__name__, text=str(error))
 
     def error(self, where: str) -> LightspanError:
-        """Decode the error; its message begins with `where`, the name of the failed rank."""
+        """Return the error. Its message begins with `where`, the name of the rank that failed."""
         kind: type[LightspanError] = getattr(errors, self.kind, LightspanError)
         return kind(f"{where}: {self.text}")
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """The answer of one rank to one order."""
+    """The answer of one rank to one order. Each order uses the fields that it needs."""
 
     failure: Failure | None = None
     cpu_s: float = 0.0
-    """CPU-seconds of the order."""
+    """CPU seconds that the order took."""
     scores: list[list[float]] = []
     sums: dict[str, float] = {}
     maxima: dict[str, float] = {}
     grad_norm: float = 0.0
     aliases: dict[str, str] = {}
-    """Name of a tied weight → the name of the equal weight in the file."""
+    """Name of a tied weight that is not in the file → name of the equal weight that is."""
     hash: str = ""
     versions: dict[str, str] = {}
 

@@ -1,7 +1,7 @@
-"""One rank's part of a policy's checkpoint: its shards and their offsets.
+"""One rank's part of a policy's checkpoint, as a safetensors file.
 
-Each file stores the range of every tensor's first dimension that it has, so that another number of
-ranks can read the checkpoint. safetensors, no pickle.
+A tensor is divided along its first dimension. Each file stores which range of each tensor it has,
+so that another number of ranks can read the checkpoint.
 """
 
 from __future__ import annotations
@@ -18,19 +18,25 @@ from lightspan.errors import CheckpointError
 
 
 class Shard(NamedTuple):
-    """One rank's shard of a tensor."""
+    """The part of a tensor that one rank has."""
 
     local: Tensor
     start: int
-    """Offset in the whole tensor's first dimension."""
+    """Index in the whole tensor's first dimension at which the part begins."""
     size: int
-    """Size of the whole tensor's first dimension; -1 for a replicated tensor."""
+    """Size of the whole tensor's first dimension; -1 for a tensor that every rank has as a
+    whole."""
 
 
 def shard_of(tensor: Any, rank: int, ranks: int) -> Shard:
-    """Return this rank's shard of a tensor.
+    """Return the part of a tensor that this rank has.
 
     FSDP2 splits the first dimension into parts of ceil(size / ranks).
+
+    Args:
+        tensor: an FSDP2 tensor, or a plain tensor that every rank has as a whole.
+        rank: number of this rank, from 0.
+        ranks: number of ranks.
     """
     if not hasattr(tensor, "to_local"):
         return Shard(tensor, 0, -1)
@@ -40,7 +46,7 @@ def shard_of(tensor: Any, rank: int, ranks: int) -> Shard:
 
 
 def write(path: Path, shards: Mapping[str, Shard]) -> None:
-    """Write the shards of a rank."""
+    """Write the shards of one rank into a file."""
     from safetensors.torch import save_file
 
     tensors = {name: shard.local.detach().cpu().contiguous() for name, shard in shards.items()}
@@ -49,7 +55,15 @@ def write(path: Path, shards: Mapping[str, Shard]) -> None:
 
 
 class SavedShards:
-    """The shards of a policy in a checkpoint, from all ranks."""
+    """All shards of a policy in a checkpoint, written by one or more ranks.
+
+    Args:
+        folder: the checkpoint's folder.
+        number: number of the policy in the checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint lacks the policy or cannot be read.
+    """
 
     def __init__(self, folder: Path, number: int) -> None:
         from safetensors import SafetensorError, safe_open
@@ -69,15 +83,15 @@ class SavedShards:
 
     @property
     def names(self) -> set[str]:
-        """Names of all tensors."""
+        """Names of all tensors of the policy."""
         return set(self._places[0])
 
     @torch.no_grad()
     def read(self, name: str, into: Shard) -> None:
-        """Read the shard `into` of the tensor `name` from the checkpoint.
+        """Fill `into`, a shard of the tensor `name`, from the checkpoint.
 
         Raises:
-            CheckpointError: the tensor is missing or has another shape.
+            CheckpointError: the tensor or a part of it is missing, or it has another size.
         """
         if into.size < 0:
             self._check(name, self._places[0], into)
@@ -94,7 +108,7 @@ class SavedShards:
             )
 
     def _parts(self, name: str, into: Shard) -> Iterator[tuple[Tensor, int]]:
-        """Yield the parts of the shard `into` that the files contain, with their offsets in it."""
+        """Yield each part of the shard `into` that a file has, and its offset in the shard."""
         for file, places in zip(self._files, self._places, strict=True):
             self._check(name, places, into)
             first = places[name][0]

@@ -30,18 +30,19 @@ from lightspan.protocols.learner import LoRA, Optimizer
 from lightspan_torch.learner import losses
 
 KIND: Final = "lightspan"
-"""Model type in verl's registry of engines."""
+"""Name under which `Engine` is registered with verl."""
 
 LossFunction = Callable[[Tensor, Tensor, "Batch"], Tensor]
-"""([n] log-probabilities, [n] entropies, the batch) → the loss, which is summed over ranks."""
+"""Takes [n] log-probabilities, [n] entropies and the batch; returns the loss, which is summed over
+ranks."""
 
 
 @EngineRegistry.register(model_type=KIND, backend=["fsdp2"], device=["cpu", "cuda"])
 class Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
-    """verl's FSDP2 engine with the differences that the module lists."""
+    """verl's FSDP2 engine with the differences that the module's docstring lists."""
 
     loss_sum: Callable[[], float] = staticmethod(lambda: 0.0)
-    """Function that returns this rank's sum of losses in the current step."""
+    """Returns the sum of this rank's losses in the current step."""
     entropy_trained: bool = False
 
     def __init__(self, **parts: Any) -> None:
@@ -89,8 +90,8 @@ class Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
         """Return the log-probabilities of the selected tokens, each at its own temperature.
 
         Returns:
-            In training, `log_probs` [n] and `entropy` [n]. Otherwise `log_probs` as rows, with 0
-            for tokens that are not selected.
+            In training, `log_probs` [n] and `entropy` [n] of the selected tokens. Otherwise
+            `log_probs`, with all tokens of each row and 0 for tokens that are not selected.
         """
         batch = Batch(micro_batch)
         logits = output.logits
@@ -112,7 +113,7 @@ class Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
 
 class Batch:
-    """Rows of one forward pass; `batch[name]` are the values [n] of their selected tokens."""
+    """The rows of one forward pass; `batch[name]` returns [n] values of their selected tokens."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -136,9 +137,9 @@ class Model:
     Args:
         path: folder of the model.
         optimizer: the optimiser's settings.
-        lora: settings of adapters; None to train full weights.
-        dtype: data type of passes.
-        token_budget: approximate tokens in one forward pass.
+        lora: settings of LoRA adapters; None to train full weights.
+        dtype: data type of forward and backward passes.
+        token_budget: approximate number of tokens in one forward pass.
         gradient_checkpointing: whether activations are recomputed in the backward pass.
         param_offload: whether weights and gradients are in host memory between passes.
         optimizer_offload: whether the optimiser's state is in host memory between passes.
@@ -180,11 +181,11 @@ class Model:
 
     @property
     def module(self) -> Any:
-        """The sharded transformers model, with adapters inside its layers."""
+        """The sharded transformers model; it includes the adapters in its layers."""
         return self._engine.module
 
     def synchronize(self) -> None:
-        """Wait until copies from the GPU to the host are complete, which verl does not do."""
+        """Wait until copies from the GPU to the host are complete; verl does not wait for them."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 
@@ -196,12 +197,14 @@ class Model:
     def score(
         self, rows: Sequence[Row], masks: Sequence[Sequence[bool]], *, adapters: bool = True
     ) -> list[Tensor]:
-        """Return [len(row.ids)] for each row: log-probabilities of selected tokens, 0 elsewhere.
+        """Return the log-probabilities of selected tokens: a tensor of [len(row.ids)] for each row.
+
+        It is 0 at tokens that are not selected.
 
         Args:
             rows: this rank's rows.
             masks: for each row, True for each selected token.
-            adapters: whether the adapters are used.
+            adapters: whether the adapters are used; False for the initial weights.
         """
         data = _batch(rows, masks)
         tensordict_utils.assign_non_tensor(
@@ -223,16 +226,17 @@ class Model:
         learning_rate: float,
         entropy_trained: bool,
     ) -> float:
-        """Take a step on the rows of all ranks; return the gradient's norm before clipping.
+        """Take an optimiser step on the rows of all ranks; return the norm of the gradient.
 
-        If the norm is NaN or infinite, no step was taken.
+        It is the norm before clipping. If it is NaN or infinite, no step was taken.
 
         Args:
             rows: this rank's rows.
-            values: the loss's inputs, [len(row.ids)] for each row.
+            values: the inputs of the loss, as tensors of [len(row.ids)] for each row.
             loss: the loss function.
             learning_rate: the step's learning rate.
-            entropy_trained: whether the entropies need a gradient.
+            entropy_trained: whether the loss has an entropy bonus, so that entropies need a
+                gradient.
         """
         total = 0.0
 
@@ -257,9 +261,10 @@ class Model:
         return float(metrics["grad_norm"])
 
     def _tokens(self, rows: Sequence[Row]) -> int:
-        """Return the maximum tokens of a forward pass: the budget, or the longest row of any rank.
+        """Return the maximum number of tokens in a forward pass.
 
-        verl refuses rows beyond the maximum, which must be the same on all ranks.
+        It is the token budget or, if a rank has a longer row, the length of the longest row: verl
+        refuses longer rows. All ranks must use the same number.
         """
         longest = torch.tensor([len(row.ids) for row in rows], device=self._engine.device).max()
         torch.distributed.all_reduce(longest, op=torch.distributed.ReduceOp.MAX)
@@ -323,7 +328,7 @@ def _batch(
     masks: Sequence[Sequence[bool]],
     values: dict[str, Sequence[Tensor]] | None = None,
 ) -> Any:
-    """Return rows as verl's `TensorDict`."""
+    """Return rows, and values of their tokens, as verl's `TensorDict`."""
     ids = [torch.tensor(row.ids) for row in rows]
     fields = {
         "input_ids": ids,

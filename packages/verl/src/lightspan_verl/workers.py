@@ -1,7 +1,7 @@
 """verl's ranks as child processes, which end when the trainer ends or is killed.
 
-The trainer sends each rank an order, and the rank returns an answer. If a rank is lost, all ranks
-are ended.
+The trainer sends each rank an order, and the rank returns an answer. If one rank is lost, all
+ranks are ended.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MODULE: Final = "lightspan_verl.rank_main"
 _MAX_LINES: Final = 12
 """Maximum number of output lines of a process in an error message."""
 _EXIT_DELAY_S: Final = 2.0
-"""Maximum seconds between the closing of a process's connection and its exit status."""
+"""Maximum seconds to wait for a process's exit status after its connection was closed."""
 _GRACE_S: Final = 5.0
 """Seconds between closing a process's standard input and SIGKILL."""
 _PLATFORM: Final = {
@@ -44,7 +44,7 @@ _PLATFORM: Final = {
     # initial threshold explicitly stops glibc from raising the threshold.
     "MALLOC_MMAP_THRESHOLD_": "131072",
 }
-"""Environment variables of ranks on the CPU, which verl does not support itself."""
+"""Environment variables of ranks on a CPU, which verl does not support itself."""
 
 
 class _LostError(Exception):
@@ -55,13 +55,13 @@ class Workers:
     """verl's ranks as child processes, which exit when their standard input is closed.
 
     Args:
-        python: the interpreter that has verl.
+        python: the interpreter of verl's environment.
         devices: the device of each rank.
-        start_s: maximum seconds of the first order.
+        start_s: maximum seconds of the first order, for which the ranks start and load models.
         timeout_s: maximum seconds of any other order.
 
     Raises:
-        ConfigError: see `check_environment`.
+        ConfigError: see `check_environment` and `cuda_device`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Workers:
         self._timeout_s = timeout_s
         self._is_started = False
         self._error = ""
-        """Reason why all ranks were ended; empty while they run."""
+        """Why all ranks were ended; "" while they run."""
         self._lock = threading.Lock()
         self._folder = _own_folder()
         self._children: list[subprocess.Popen[bytes]] = []
@@ -95,11 +95,11 @@ class Workers:
         return [child.pid for child in self._children]
 
     def together(self, orders: Sequence[Order]) -> list[Answer]:
-        """Send an order to each rank and return the answers.
+        """Send one order to each rank, and return the ranks' answers.
 
         Raises:
-            LightspanError: an order failed; the ranks remain usable.
-            RankError: a rank was lost; all are ended.
+            LightspanError: an order failed in a rank; the ranks remain usable.
+            RankError: a rank was lost; all ranks are ended.
         """
         with self._lock:
             if self._error:
@@ -122,7 +122,7 @@ class Workers:
         return answers
 
     def name(self, rank: int) -> str:
-        """Return the name of a rank, for messages."""
+        """Return the name of a rank for messages, such as "verl's rank 1 (cuda:1)"."""
         return f"verl's rank {rank} ({self.devices[rank]})"
 
     def end(self) -> None:
@@ -172,10 +172,10 @@ class Workers:
 
     # --- orders ---------------------------------------------------------------------------
     def _exchange(self, messages: Sequence[bytes]) -> list[bytes]:
-        """Send an encoded order to each rank and return the encoded answers.
+        """Send an encoded order to each rank, and return the encoded answers.
 
         Raises:
-            _LostError: a rank has ended, or exceeded the limit.
+            _LostError: a rank has ended, or took longer than its time limit.
         """
         setting = "timeout_s" if self._is_started else "start_s"
         limit = self._timeout_s if self._is_started else self._start_s
@@ -212,7 +212,7 @@ class Workers:
         return [replies[rank] for rank in sorted(replies)]
 
     def _failure(self) -> str:
-        """Describe which rank was lost, and how its process ended."""
+        """Return a text on which rank was lost and how its process ended."""
         end = time.monotonic() + _EXIT_DELAY_S
         while (rank := self._ended()) is None and time.monotonic() < end:
             time.sleep(0.02)
@@ -223,10 +223,10 @@ class Workers:
         return f"{self.name(rank)}, process {child.pid}, {how}"
 
     def _ended(self) -> int | None:
-        """Return a rank whose process has ended; None if all run.
+        """Return the number of a rank whose process has ended; None if all run.
 
-        A rank that was killed by a signal is preferred, because the other ranks may have ended as a
-        result.
+        If several have ended, prefer one that was killed by a signal: the others may have ended as
+        a result.
         """
         ended = [
             (child.returncode >= 0, rank)
@@ -240,13 +240,13 @@ class Workers:
 
 
 def _last_words(log: Path) -> str:
-    """Return the last lines of a process's output, for an error message."""
+    """Return the last lines of a process's output, for an error message; "" if there are none."""
     lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
     return "; its last output:\n" + "\n".join(lines[-_MAX_LINES:]) + "\n" if lines else ""
 
 
 def _how_it_ended(status: int) -> str:
-    """Describe the end of a process by its exit status."""
+    """Return a text on how a process ended, from its exit status."""
     if status >= 0:
         return f"ended with status {status}"
     name = signal.Signals(-status).name
@@ -257,7 +257,10 @@ def _how_it_ended(status: int) -> str:
 def _end(
     children: Sequence[subprocess.Popen[bytes]], links: Sequence[socket.socket], folder: Path
 ) -> None:
-    """End the processes by closing their standard input, and remove their folder."""
+    """Close the processes' standard input, on which they exit, and remove their folder.
+
+    A process that does not exit in time is killed.
+    """
     for link in links:
         link.close()
     for child in children:
@@ -274,9 +277,10 @@ def _end(
 
 
 def _own_folder() -> Path:
-    """Make a private folder whose `path` has links to the lightspan packages only.
+    """Create the ranks' private folder, in which `path` has links to lightspan's packages only.
 
-    The trainer's site-packages also have packages that are incompatible with verl.
+    `path` is the ranks' PYTHONPATH. The trainer's site-packages could not be, because they contain
+    packages that are incompatible with verl.
     """
     folder = Path(tempfile.mkdtemp(prefix="lightspan-verl-"))
     paths = folder / "path"

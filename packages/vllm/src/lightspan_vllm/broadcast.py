@@ -32,7 +32,7 @@ from lightspan_vllm.weights import FILE_TYPES
 dist: Final[Any] = torch.distributed
 
 TIMEOUT_S: Final = 300.0
-"""Maximum seconds between two weights; the server loads each before the next."""
+"""Maximum seconds between two weights; the server loads each weight before it receives the next."""
 _POLL_INTERVAL_S: Final = 0.005
 
 
@@ -46,7 +46,7 @@ def check_link(link: Link) -> None:
 
 
 class BroadcastError(Exception):
-    """The server's processes are gone, or did not connect."""
+    """The weights could not be sent: the server's processes are gone or did not connect."""
 
 
 class Broadcast:
@@ -54,7 +54,7 @@ class Broadcast:
 
     Args:
         files: safetensors files of the weights.
-        link: backend, and this machine's address.
+        link: the backend, and this machine's address.
         workers: number of processes of the server, each of which receives all weights.
 
     Raises:
@@ -84,7 +84,10 @@ class Broadcast:
         )
 
     def info(self) -> dict[str, Any]:
-        """Return the arguments of `lightspan_broadcast.receive`."""
+        """Return the information that the server needs: the argument `sent` of `receive`.
+
+        `receive` is in `lightspan_broadcast`.
+        """
         return {
             "host": self._link.host,
             "port": self._port,
@@ -95,7 +98,7 @@ class Broadcast:
         }
 
     def send(self) -> None:
-        """Wait for all processes of the server and send every weight. Blocks.
+        """Wait until all processes of the server are connected, and send every weight. Blocks.
 
         Raises:
             BroadcastError: a process is gone or did not connect, or `stop` was called.
@@ -122,7 +125,7 @@ class Broadcast:
             raise BroadcastError(str(error).partition("\n")[0]) from error
 
     def stop(self) -> None:
-        """Stop `send`, from another thread. Idempotent."""
+        """Make a running `send` in another thread raise `BroadcastError`. Idempotent."""
         self._stopped.set()
 
     def _wait_for_workers(self) -> None:

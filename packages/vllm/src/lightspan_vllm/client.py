@@ -24,19 +24,20 @@ from lightspan_vllm.weights import LABEL, LoRAFiles, Weights
 CONTROL_S: Final = 600.0
 """Timeout of control requests, such as loading weights, in seconds."""
 _NOT_LISTENING: Final = (errno.ECONNREFUSED, errno.ENOENT)
-"""Errors of connecting to a closed port or a missing socket file."""
+"""Error numbers of connecting to a closed port or a missing socket file."""
 _MAX_DETAIL: Final = 500
-"""Maximum length of a server's text in an error message."""
+"""Maximum number of characters of a server's response in an error message."""
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Exceptions of decoding foreign JSON."""
+"""Exceptions that decoding an invalid response can raise."""
 
 
 class Unreachable(EngineError):
-    """The server cannot be reached, or the connection broke; the server may come back.
+    """The server cannot be reached, or the connection broke. The server may come back.
 
     Args:
         message: the error message.
-        not_listening: whether nothing listens at the address, which rules out an overloaded server.
+        not_listening: whether no process listens at the address. This excludes that the server is
+            only overloaded.
     """
 
     def __init__(self, message: str, *, not_listening: bool = False) -> None:
@@ -49,7 +50,7 @@ class Refused(EngineError):
 
     Args:
         message: the error message.
-        status: HTTP status of the response.
+        status: HTTP status of the response; 200 for an invalid response.
     """
 
     def __init__(self, message: str, status: int = 200) -> None:
@@ -58,14 +59,15 @@ class Refused(EngineError):
 
 
 class Chunk(NamedTuple):
-    """Newly generated tokens of a call."""
+    """Tokens that a call has generated since its last chunk."""
 
     ids: list[int]
     logprobs: list[float]
     finish: str | None
-    """`stop`, `length`, or `abort` after an update; None if more may follow."""
+    """Why the call ended: `stop`, `length`, or `abort` after an update; None if more tokens may
+    follow."""
     version: int = 0
-    """Version of the weights that sampled the tokens, set by `Server`."""
+    """Version of the weights that sampled the tokens. `Client` leaves it 0; `Server` sets it."""
 
 
 class _Logprobs(msgspec.Struct):
@@ -103,11 +105,11 @@ A = TypeVar("A")
 
 
 class Client:
-    """A client of one server. Opened and closed on one event loop.
+    """An HTTP client of one server. It must be opened and closed on the same event loop.
 
     Args:
-        address: URL of the server, or path of its socket.
-        timings: times and limits, if not the defaults.
+        address: URL of the server, or path of its Unix socket.
+        timings: timeouts; None for the defaults of `ServerTimings`.
     """
 
     def __init__(self, address: str, timings: ServerTimings | None = None) -> None:
@@ -121,7 +123,7 @@ class Client:
         self._vocabulary = 0
 
     async def open(self, address: str) -> None:
-        """Close all connections, and use `address` for new ones."""
+        """Close all connections, and connect to `address` from now on."""
         await self.close()
         self.address = address
         parts = urlsplit(address)
@@ -146,7 +148,7 @@ class Client:
         return self._session is not None
 
     async def close(self) -> None:
-        """Abort requests and close connections. Idempotent."""
+        """Fail the running requests and close all connections. Idempotent."""
         session, self._session = self._session, None
         for response in self._responses:  # aiohttp would not wake its reader
             response.content.set_exception(aiohttp.ClientConnectionError("closed here"))
@@ -155,9 +157,9 @@ class Client:
 
     # --- status ---------------------------------------------------------------------------
     async def health_error(self) -> EngineError | None:
-        """Check the server's health; return an error if the server or its engine is unhealthy.
+        """Check the server's health; return None if the server and its engine are healthy.
 
-        None means that the server and its engine are healthy.
+        Otherwise return the error that the health check raised.
         """
         try:
             await self._call("GET", "/health", timeout_s=self._timings.health_timeout_s)
@@ -166,7 +168,7 @@ class Client:
         return None
 
     async def info(self) -> ServerInfo:
-        """Query the server's description, which `complete` and `load` need.
+        """Query the server's description. `complete` and `load` use what it contains.
 
         Raises:
             ConfigError: the server lacks the route, or its response is invalid.
@@ -196,7 +198,11 @@ class Client:
         return info
 
     async def label(self) -> str:
-        """Return the label of the server's weights; `default` for the initial ones."""
+        """Return the label of the server's weights; `default` for the weights it started with.
+
+        Raises:
+            Unreachable: the server cannot be reached, or does not answer as vLLM does.
+        """
         try:
             return (await self._get("/weight_info", _WeightInfo)).weight_version
         except Refused as error:  # the engine has died, or another server is at the address
@@ -204,11 +210,15 @@ class Client:
 
     # --- weights --------------------------------------------------------------------------
     async def pause(self) -> None:
-        """Abort all calls, hold the calls that arrive later, and drop all keys and values."""
+        """Abort all calls, drop all keys and values, and hold later calls until `resume`."""
         await self._call("POST", "/pause?mode=abort&clear_cache=true")
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        """Abort the calls `request_ids` (None for all), including calls that `pause` holds."""
+        """Abort calls, including calls that `pause` holds.
+
+        Args:
+            request_ids: ids of the calls; None to abort all calls.
+        """
         if request_ids is None:
             body = {}
         else:  # vLLM's ids of a call's only choice
@@ -216,15 +226,19 @@ class Client:
         await self._call("POST", "/abort_requests", body)
 
     async def resume(self) -> None:
-        """Resume the calls that `pause` holds."""
+        """Start the calls that `pause` holds."""
         await self._call("POST", "/resume")
 
     async def load(self, weights: Weights, link: Link | None = None) -> None:
-        """Load new weights into a paused server, after a call of `info`.
+        """Load new weights into the server. Call `info` and `pause` before.
 
         Args:
             weights: the weights' files.
-            link: network transfer; None if the server reads the files.
+            link: how to send the weights over the network; None if the server reads the files.
+
+        Raises:
+            Refused: the server refused the weights, or sending them failed.
+            Unreachable: the server cannot be reached.
         """
         await self._call("POST", "/init_weight_transfer_engine", {"init_info": {}})
         await self._call("POST", "/start_weight_update")
@@ -258,22 +272,22 @@ class Client:
             await asyncio.gather(sending, return_exceptions=True)
 
     async def name_weights(self, label: str) -> None:
-        """Set the label of the server's weights, which the server loses when it restarts."""
+        """Set the label of the server's weights. A restarted server has lost it."""
         await self._call("POST", "/update_weight_version", {"new_version": label})
 
     # --- LoRA -----------------------------------------------------------------------------
     async def loras(self) -> list[str]:
-        """Return the names of the LoRA that lightspan has loaded into the server."""
+        """Return the names of the LoRA adapters in the server that lightspan has loaded."""
         names = [model.id for model in (await self._get("/v1/models", _Models)).data]
         return [name for name in names if name.startswith(LABEL) and name != self._model]
 
     async def load_lora(self, files: LoRAFiles) -> None:
-        """Load a LoRA, in addition to those that the server has."""
+        """Load a LoRA adapter, in addition to those that the server has."""
         body = {"lora_name": files.name, "lora_path": str(files.folder)}
         await self._call("POST", "/v1/load_lora_adapter", body)
 
     async def unload_lora(self, name: str) -> None:
-        """Unload the LoRA `name`, which must have no running call."""
+        """Unload the LoRA adapter `name`. No running call may use it."""
         await self._call("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
     # --- calls ----------------------------------------------------------------------------
@@ -288,16 +302,16 @@ class Client:
         eos_ids: Sequence[int],
         stream: bool,
     ) -> AsyncIterator[Chunk]:
-        """Yield the continuation of a prompt, after a call of `info`.
+        """Yield the tokens by which the server continues a prompt. Call `info` before.
 
         Args:
-            prompt: prompt ids, with the answer so far.
+            prompt: ids of the prompt, followed by the answer so far.
             sampling: temperature, top-p and top-k.
-            request_id: the id for `abort`.
-            lora: name of the LoRA; empty for the model's own weights.
+            request_id: the id by which `abort` finds the call.
+            lora: name of the LoRA adapter; "" for the model's own weights.
             max_tokens: maximum number of tokens.
             eos_ids: ids that end the answer.
-            stream: whether to yield chunks as they are generated; otherwise there is one.
+            stream: whether to yield chunks as they are generated; otherwise there is one chunk.
 
         Raises (while iterating):
             Refused: the server refused the call, or its response is invalid.
@@ -380,7 +394,7 @@ class Client:
         return self._decode(path, await self._call("GET", path), kind)
 
     def _decode(self, path: str, body: bytes, kind: type[A]) -> A:
-        """Decode a response; raise `Refused` if it is invalid."""
+        """Return the decoded response of the route `path`; raise `Refused` if it is invalid."""
         try:
             return msgspec.json.decode(body, type=kind)
         except _UNREADABLE as error:
@@ -438,8 +452,8 @@ _JSON: Final = {"Content-Type": "application/json"}
 def is_gone(health_error: EngineError | None) -> bool:
     """Return whether a health check shows that the server will answer none of its calls.
 
-    This is so if the server's engine is dead (vLLM's `/health` returns 503), or if the server does
-    not listen. A slow server is not gone.
+    This is so if the server's engine is dead (vLLM's `/health` returns 503), or if no process
+    listens at its address. A server that answers slowly is not gone.
 
     Args:
         health_error: result of `Client.health_error`.

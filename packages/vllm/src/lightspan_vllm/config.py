@@ -53,12 +53,12 @@ RESERVED_FLAGS: Final[Mapping[str, str]] = {
     "--max-loras": "it is the number of policies and one",
     "--lora-modules": "LoRA comes from the trainer",
 }
-"""Flag that lightspan sets → the reason, or the setting to use instead."""
+"""Flag that lightspan sets itself → why, or which setting to use instead."""
 PARALLEL: Final = ("--tensor-parallel-size", "-tp")
-"""Flags of the number of devices that share a server's model."""
+"""Names of vLLM's flag for the number of devices that share a server's model."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 CPU_CACHE: Final = "VLLM_CPU_KVCACHE_SPACE"
-"""Environment variable of a server's key-value cache on a CPU, in GiB."""
+"""Environment variable with the size of a server's key-value cache on a CPU, in GiB."""
 MAX_SERVERS: Final = 1024
 """Maximum number of servers of a policy; each is a process with a copy of the model."""
 
@@ -75,23 +75,23 @@ _KINDS: Final[Mapping[str, Any]] = {
     "exchange": _Text,
     "trainer_host": _Text,
 }
-"""Setting → its type."""
+"""Setting → the type to which its value is converted."""
 
 
 class Link(NamedTuple):
-    """The network transfer of weights to servers."""
+    """How weights are sent to servers over the network."""
 
     backend: Literal["gloo", "nccl"]
     host: str
-    """This machine's address from the servers' point of view."""
+    """This machine's address, as the servers reach it."""
 
 
 class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     """vLLM instead of the embedded engine: `Trainer(…, engine=VLLM(python="…/bin/python"))`.
 
-    The trainer starts servers on this machine and stops them with the run: at least one for each
-    policy, or for all LoRA policies of one model; or it uses running servers (`addresses`). Either
-    way vLLM has its own environment, which needs no lightspan.
+    With `python`, the trainer starts servers on this machine and stops them at the end of the run:
+    at least one for each policy, or for all LoRA policies of one model. With `addresses`, it uses
+    servers that run already. In both cases vLLM has its own environment, which needs no lightspan.
 
     Raises:
         ConfigError: neither or both of `python` and `addresses` are given, an address is on another
@@ -100,46 +100,50 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     python: str = ""
-    """The interpreter of vLLM's environment."""
+    """Path of the Python interpreter of vLLM's environment; "" with `addresses`."""
     addresses: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
-    """Addresses of running servers, such as `http://127.0.0.1:8000`, if there is one policy; or
-    policy → addresses, where LoRA policies of one model have the same addresses. A server's
-    development routes need no key, so that anyone who reaches the server can change its weights:
-    only addresses of this machine, such as the end of an SSH tunnel, and hosts in `allow` are
-    accepted."""
+    """Addresses of running servers, such as `http://127.0.0.1:8000`; empty with `python`.
+
+    With one policy, a tuple of addresses. With several, policy → its addresses; LoRA policies of
+    one model have the same addresses. A server's development routes need no key, so that everyone
+    who reaches the server can change its weights. So only addresses of this machine, such as the
+    end of an SSH tunnel, and hosts in `allow` are accepted.
+    """
     allow: tuple[str, ...] = ()
-    """Hosts of other machines that `addresses` may name, in a private network."""
+    """Other machines, in a private network, on which servers of `addresses` may be."""
     merge: bool = False
-    """Whether policies with LoRA are served merged, each on its own servers: for a model whose
-    layers vLLM has no LoRA for."""
+    """Whether LoRA policies are served with merged weights, each on its own servers. Needed if the
+    model has layers for which vLLM has no LoRA."""
     servers: int = 1
-    """Number of servers to start for each policy, or for all LoRA policies of one model, at most
-    1024. The calls of one rollout go to one of them."""
+    """Number of servers to start for each policy, or for all LoRA policies of one model; at most
+    1024. All calls of a rollout go to the same server."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Data type of the served weights; None for the model's."""
+    """Data type of the served weights; None for that of the model's files."""
     context_length: int | None = None
-    """Context length in tokens, at most the model's."""
+    """Maximum number of tokens of prompt and answer; None, or a value above the model's, for the
+    model's."""
     arguments: tuple[str, ...] = ()
-    """Further flags for vLLM, such as `("--enforce-eager",)`."""
+    """Additional flags for vLLM, such as `("--enforce-eager",)`."""
     environment: dict[str, str] = {}
-    """Further environment variables, such as `{"VLLM_CPU_KVCACHE_SPACE": "4"}`."""
+    """Additional environment variables of the servers, such as `{"VLLM_CPU_KVCACHE_SPACE":
+    "4"}`."""
     tool_parser: ToolParserName | None = None
-    """Parser of the models' tool calls; None to choose by each chat template."""
+    """Parser of the models' tool calls; None to choose it by each model's chat template."""
     template_date: datetime.date | None = None
-    """Today's date for chat templates; None for the default date."""
+    """Date that chat templates see as today's; None for 26 July 2024."""
     start_s: float = 900.0
-    """Seconds within which a server must answer after its start."""
+    """Seconds within which a server must be ready after its start."""
     exchange: str = "/dev/shm"
-    """Folder in memory in which weights are stored for servers; with `transfer="files"`, servers
-    read it. It contains one copy of each policy's weights in `dtype`, and a second copy during an
+    """Folder in memory into which weights are written. With `transfer="files"`, servers read them
+    there. It contains one copy of each policy's weights in `dtype`, and a second copy during an
     update of the policy."""
     transfer: Literal["files", "gloo", "nccl"] = "files"
-    """Transfer of whole weights. `files`: servers on the same machine read `exchange`. `gloo`: over
-    torch.distributed, to any machine. `nccl`: over torch.distributed, from the trainer's GPU to
-    GPUs that no other rank has."""
+    """How whole weights reach the servers. `files`: servers on the same machine read `exchange`.
+    `gloo`: over torch.distributed, to any machine. `nccl`: over torch.distributed, from the
+    trainer's GPU to the servers' GPUs, which no other process of the broadcast may use."""
     trainer_host: str = LOOPBACK
-    """This machine's address from the servers' point of view, for `gloo` and `nccl`. Anyone who
-    reaches it during an update can read the weights: use loopback or a private network."""
+    """This machine's address, as the servers reach it, for `gloo` and `nccl`. Everyone who reaches
+    it during an update can read the weights, so use loopback or a private network."""
 
     def __post_init__(self) -> None:
         self._convert()
@@ -170,7 +174,7 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         """Return policy → addresses of its servers.
 
         Args:
-            groups: policies that share servers.
+            groups: the policies, in groups that share servers.
 
         Raises:
             ConfigError: a policy has no address, an address belongs to an unknown policy, or
@@ -195,7 +199,11 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         return dict.fromkeys(names, self.addresses)
 
     def flag(self, *names: str) -> str | None:
-        """Return a flag's last value in `arguments`, by any of its `names`; None if absent."""
+        """Return the last value that `arguments` has for a flag; None if the flag is absent.
+
+        Args:
+            names: the flag's spellings, such as "--tensor-parallel-size" and "-tp".
+        """
         last = None
         for number, argument in enumerate(self.arguments):
             name, is_joined, value = argument.partition("=")
@@ -210,11 +218,15 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.flag(*PARALLEL) or 1)
 
     def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
-        """See `EngineSpec.copies`."""
+        """Return the policies of each copy of weights in the servers (`EngineSpec.copies`)."""
         return [(name,) for name in request.models] if self.merge else request.copies()
 
     def memory(self, size: ModelSize, device: str) -> dict[str, int]:
-        """See `EngineSpec.memory`: on a GPU vLLM's key-value cache fills the remaining memory."""
+        """Return the memory that the servers need: name of a part → bytes (`EngineSpec.memory`).
+
+        Return {} for servers at `addresses`. On a GPU, vLLM's key-value cache is not included: it
+        fills the remaining memory.
+        """
         del device
         if self.addresses:  # not on this machine
             return {}
@@ -227,18 +239,18 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def link(self) -> Link | None:
-        """The network transfer of weights; None if servers read files."""
+        """How weights are sent over the network; None if servers read files."""
         return None if self.transfer == "files" else Link(self.transfer, self.trainer_host)
 
     def build(self, request: EngineRequest) -> VLLMEngine:
-        """See `EngineSpec.build`."""
+        """Return the engine, without starting servers (`EngineSpec.build`)."""
         from lightspan_vllm.engine import VLLMEngine
 
         lora = {} if self.merge else request.lora
         return VLLMEngine(self, request.models, lora=lora, logs=request.folder, seed=request.seed)
 
     def describe(self, folder: Path) -> str:
-        """See `EngineSpec.describe`."""
+        """Return a line to print while the engine starts (`EngineSpec.describe`)."""
         if self.addresses:
             addresses = dict.fromkeys(address for group in self._lists for address in group)
             return f"connecting to the vLLM servers at {', '.join(addresses)}"
@@ -246,7 +258,7 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _lists(self) -> list[tuple[str, ...]]:
-        """The lists in `addresses`: one for each policy, or a single list."""
+        """The tuples of addresses: one for each policy, or a single tuple."""
         addresses = self.addresses
         return list(addresses.values()) if isinstance(addresses, dict) else [addresses]
 
@@ -298,8 +310,10 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         self._check_parallel()
 
     def _check_parallel(self) -> None:
-        """Raise `ConfigError` unless `--tensor-parallel-size` is a positive integer no larger than
-        the number of visible GPUs."""
+        """Raise `ConfigError` if the number of devices in `arguments` is invalid.
+
+        It must be a positive integer, and not exceed the number of GPUs in `environment`.
+        """
         size = self.flag(*PARALLEL)
         if size is None:
             return
@@ -320,7 +334,7 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_distinct(addresses: Sequence[str]) -> None:
-    """Raise `ConfigError` if two addresses lead to one server, however they are spelled."""
+    """Raise `ConfigError` if two addresses lead to the same server, also if spelled differently."""
     spellings: dict[object, str] = {}
     for address in addresses:
         server = _server(address)
@@ -335,7 +349,7 @@ def _check_distinct(addresses: Sequence[str]) -> None:
 
 
 def _server(address: str) -> tuple[str, str, int, str]:
-    """Return the normalised address of a server, as `Client` interprets it."""
+    """Return (scheme, host, port, path) of a server, normalised in the same way as in `Client`."""
     parts = urlsplit(address)
     host = parts.hostname or ""
     with contextlib.suppress(ValueError):

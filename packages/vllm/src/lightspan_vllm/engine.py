@@ -1,17 +1,18 @@
 """The vLLM engine: routes calls to servers and sends new weights to all of them.
 
-**Log-probabilities** are of the distribution sampled from, also under top-p and top-k.
+**Log-probabilities** are of the distribution that tokens are sampled from, also under top-p and
+top-k.
 
-**Weight updates.** A server's calls are aborted. When no call is left, the server's weights are
+**Weight updates.** A server's calls are aborted. When it has no call left, its weights are
 replaced and its keys and values dropped. Then the calls resume with their ids so far, on this or
 another server. So each token's version is that of the weights that sampled the token.
 
-**LoRA.** LoRA policies of one model share servers. Each version of a policy has a unique name
-there, so that its keys and values are never used for another version. An update loads the new
-version, aborts the calls of this policy alone, and unloads the former version after them.
+**LoRA.** LoRA policies of one model share servers. Each version of a policy has a unique name on
+the servers, so that its keys and values are never used for another version. An update loads the new
+version, aborts the calls of its policy alone, and unloads the former version when they have ended.
 
-**Lost servers** are restarted, or awaited if the engine did not start them. They get the current
-weights before any call. Calls of a lost server resume on other servers, or after its return.
+**Lost servers** are restarted, or awaited if the user started them. They get the current weights
+before any call. Calls of a lost server resume on other servers, or when the server is back.
 """
 
 from __future__ import annotations
@@ -62,15 +63,16 @@ CAPABILITIES: Final = EngineCapabilities(
     in_place_update=True,
     trainable_truncation=True,
 )
-"""No grammars: constrained calls are refused. vLLM has grammars, but it is not verified that its
-masks equal the learner's."""
+"""Calls with a grammar are refused. vLLM has grammars, but it is not verified that it masks the
+same tokens as the learner."""
 INSTALL_HINT: Final = (
     "make vLLM's environment first, such as with `python3 -m venv .venv-vllm && "
     ".venv-vllm/bin/pip install vllm`, on a machine without a GPU as docs/vllm.md says, and give "
     "the path of its interpreter"
 )
 MAX_STEM: Final = 100
-"""Maximum length of a log's stem; file systems allow names of 255 bytes."""
+"""Maximum length of the part of a log's file name that names policies; file systems allow 255
+bytes."""
 
 
 class VLLMEngine(TokenEngine, ProbedEngine):
@@ -79,12 +81,12 @@ class VLLMEngine(TokenEngine, ProbedEngine):
     Args:
         settings: the servers' addresses, or how to start them.
         models: policy name → folder, or name on the hub.
-        lora: policy name → LoRA rank, for policies whose updates are `LoRAWeights`; 0 if a policy's
-            weights never change. LoRA policies of one model share servers; every other policy has
-            its own servers, with whole weights.
+        lora: policy name → LoRA rank, for policies whose updates are `LoRAWeights`; 0 for a policy
+            whose weights never change. LoRA policies of one model share servers; every other policy
+            has its own servers, with whole weights.
         logs: folder of the servers' logs.
-        seed: seed of the servers' random generators.
-        timings: times and limits, if not the defaults.
+        seed: seed of the servers' random generators; None for vLLM's default.
+        timings: timeouts and limits; None for the defaults of `ServerTimings`.
 
     Raises:
         ConfigError: the settings do not fit the policies.
@@ -157,10 +159,11 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         return msgspec.structs.replace(CAPABILITIES, lora=lora)
 
     async def start(self) -> None:
-        """Start the servers, or connect to them, and check them.
+        """Start the servers, or connect to them, and check that they can be used.
 
         Raises:
             ConfigError: a server does not meet its requirements.
+            EngineClosedError: the engine was closed.
             EngineError: a server does not become ready.
             EngineMemoryError: the weights do not fit into the `exchange` folder.
         """
@@ -234,8 +237,10 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         return await self._pool(policy).probes(policy)
 
     def usage(self) -> dict[str, float]:
-        """See `TokenEngine.usage`. The CPU time is that of servers that the engine started, since
-        they were ready; that of servers at `addresses=` is unknown."""
+        """See `TokenEngine.usage`. The CPU time is that of started servers since they were ready.
+
+        The CPU time of servers at `addresses=` is unknown, and counted as 0.
+        """
         for pool in self._pools.values():
             pool.check_running()
         spent = max(0.0, self._cpu_s() - self._cpu_s_of_start)
@@ -266,7 +271,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
 
     # --- groups of policies that share servers --------------------------------------------
     def _grouped(self, specs: Mapping[str, ServerSpec]) -> list[tuple[str, ...]]:
-        """Group policies by their servers: LoRA policies of one model and the same addresses."""
+        """Group policies that share servers: LoRA policies with the same model and addresses."""
         by_policy = self.settings.addresses
         groups: dict[Any, list[str]] = {}
         for policy, spec in specs.items():
@@ -292,9 +297,10 @@ class VLLMEngine(TokenEngine, ProbedEngine):
 
     # --- servers --------------------------------------------------------------------------
     async def _launcher(self) -> Callable[[str, Path], tuple[Process, str]]:
-        """Return a function that starts a server of a policy, given the policy and a log file.
+        """Return a function of a policy and a log file that starts a server of the policy.
 
-        The servers end when this process ends or the engine is closed.
+        The function returns the process and the path of its socket. The servers end when this
+        process ends or the engine is closed.
         """
         watchdog = await self._stack.enter_async_context(guarding())
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -313,7 +319,10 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         return launch
 
     def _first_lora(self, group: tuple[str, ...]) -> dict[str, LoRAFiles]:
-        """Return policy → initial LoRA, which adds nothing to the model's own weights."""
+        """Return policy → initial LoRA, which leaves the model's output unchanged.
+
+        Return {} for policies with whole weights.
+        """
         spec = self._specs[group[0]]
         if not spec.lora_rank:
             return {}

@@ -1,4 +1,4 @@
-"""Choose the server of a call. Pure."""
+"""Choose the server of a call. A pure data structure, without I/O."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Final, Generic, TypeVar
 S = TypeVar("S")
 
 MAX_ROLLOUTS: Final = 10_000
-"""Maximum number of rollouts whose server is stored."""
+"""Maximum number of rollouts whose server is remembered; the oldest are dropped."""
 
 
 class LoadBalancer(Generic[S]):
-    """A load balancer with session affinity by rollout.
+    """Chooses a server for each call; the calls of a rollout go to the same server.
 
-    All calls of a rollout go to the same server while it is available, because that server has
-    cached the prefix of their prompts. A new rollout goes to the server with the fewest calls; of
-    several such servers, to the one with the fewest rollouts so far.
+    They do so while that server is available, because it has cached the prefix of their prompts. A
+    new rollout goes to the server with the fewest calls; of several such servers, to the one that
+    was chosen for the fewest rollouts.
     """
 
     def __init__(self) -> None:
@@ -28,8 +28,8 @@ class LoadBalancer(Generic[S]):
         """Return the server for a call.
 
         Args:
-            rollout: id of the call's rollout; empty if the call belongs to no rollout.
-            loads: available server → number of its calls; not empty.
+            rollout: id of the call's rollout; "" if the call belongs to no rollout.
+            loads: available server → number of its running calls; not empty.
         """
         home = self._homes.get(rollout)
         if home is None or home not in loads:

@@ -18,20 +18,20 @@ from lightspan_vllm.requirements import ENVIRONMENT, flags_of
 from lightspan_vllm.weights import ServerSpec
 
 GRACE_S: Final = 10.0
-"""Seconds between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL when a server is stopped."""
 _TO_LOG: Final = 'log="$1"; shift; exec "$@" >>"$log" 2>&1'
 _MAX_LINES: Final = 12
 """Maximum number of log lines in an error message."""
 _MAX_READ: Final = 64_000
 """Maximum number of bytes read from the end of the log."""
 _NOT_INHERITED: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-"""Environment variables that belong to this interpreter."""
+"""Environment variables for this process's interpreter, which a server must not get."""
 
 
 def command(
     settings: VLLM, python: str, spec: ServerSpec, socket: Path, *, seed: int | None
 ) -> list[str]:
-    """Return the command that starts a server. Whole weights are random until an update.
+    """Return the command that starts a server. Whole weights are random until the first update.
 
     Args:
         settings: the engine's settings.
@@ -54,7 +54,7 @@ def command(
 def environment(settings: VLLM) -> dict[str, str]:
     """Return the environment variables of a server.
 
-    They are those of this process, `settings` and `ENVIRONMENT`, in ascending precedence.
+    They are those of this process, overridden by those of `settings`, overridden by `ENVIRONMENT`.
     """
     own = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     extra = settings.environment
@@ -63,13 +63,14 @@ def environment(settings: VLLM) -> dict[str, str]:
 
 
 class Process:
-    """A server's process group.
+    """A running server: its process group and its log.
 
     Args:
         arguments: the command; the first is the program's path.
-        env: the whole environment.
-        log: file for the output.
-        socket: path of the server's socket, by which the server is found among the child processes.
+        env: all environment variables of the server.
+        log: file to which the output is appended.
+        socket: path of the server's socket. It is in the command line, by which the server is found
+            among the child processes.
         watchdog: ends the server if this process dies.
     """
 
@@ -88,7 +89,7 @@ class Process:
         self.ended = asyncio.Event()
         self.status: int | None = None
         self._stderr = Tail()
-        """Errors that do not reach the log, such as that the log cannot be written."""
+        """Error output that does not reach the log, such as that the log cannot be written."""
         self._log_start = log.stat().st_size if log.exists() else 0
         self._task = asyncio.create_task(self._run(list(arguments), env, watchdog))
 
@@ -108,7 +109,10 @@ class Process:
             self.ended.set()
 
     def cpu_s(self) -> float:
-        """Return the CPU-seconds of all processes of the server, also after their end."""
+        """Return the CPU seconds that all processes of the server have used.
+
+        After their end, return the last count.
+        """
         self._cpu_s = max(self._cpu_s, sum(map(_cpu_s, self._running())))
         return self._cpu_s
 
@@ -125,7 +129,7 @@ class Process:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def failure(self, name: str) -> EngineError:
-        """Return an error that explains from the output why the process ended.
+        """Return an error that explains, by the process's output, why it ended.
 
         Args:
             name: name of the server, for the message.
@@ -148,7 +152,7 @@ class Process:
         return EngineError(f"{name} ended with status {self.status}; {self.log} {where}{end}")
 
     def _output(self) -> bytes:
-        """Return the end of the process's output."""
+        """Return the last bytes of the process's output."""
         try:
             with self.log.open("rb") as file:
                 file.seek(self._log_start)

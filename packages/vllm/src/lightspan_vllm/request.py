@@ -1,4 +1,4 @@
-"""A resumable request: its tokens so far and its remaining limit."""
+"""A request that can be resumed: the tokens of its answer so far, and how many may follow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 class Job:
-    """A request that is resubmitted with its ids so far after an update or a server's death.
+    """A request whose answer can be continued by another server, or with other weights.
+
+    After an update or a server's death, it is submitted again with its ids so far.
 
     Args:
         request: the engine's request.
@@ -28,19 +30,19 @@ class Job:
     ) -> None:
         self.request = request
         self.tries = 0
-        """Number of submissions since the last one that returned tokens."""
+        """Number of submissions since the last one that returned a token."""
         self._limit = limit
         self._eos_ids = tokenizer.eos_ids
         self._ids: list[int] = []
         stops = tuple(stop for stop in request.sampling.stop if stop)
         self._stop = StopWatcher(tokenizer, stops) if stops else None
         self.streams = stream or self._stop is not None
-        """Whether the server must stream. Stop strings are matched here, because after a
-        resubmission the server would not see the earlier tokens of the answer."""
+        """Whether the server must stream. With stop strings it must, because they are matched here:
+        after a resubmission, the server would not see the earlier tokens of the answer."""
 
     @property
     def prompt(self) -> list[int]:
-        """The prompt with the answer so far."""
+        """Ids of the prompt, followed by the answer so far."""
         return [*self.request.prompt_ids, *self._ids]
 
     @property
@@ -49,9 +51,9 @@ class Job:
         return self._limit - len(self._ids)
 
     def add(self, chunk: Chunk) -> TokenChunk:
-        """Add the tokens of a server's chunk, and return the engine's chunk with these tokens.
+        """Add the tokens of a server's chunk to the answer; return the engine's chunk for them.
 
-        The last chunk of the answer has a finish reason.
+        The last chunk of the answer has a finish reason. Tokens after a stop string are dropped.
 
         Raises:
             Refused: a log-probability is not finite.

@@ -1,4 +1,4 @@
-"""Requirements of a vLLM server. Each error names the flag that fixes it."""
+"""Which flags a vLLM server needs. Each error names the flag that is missing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ALWAYS: Final = (
     *("--worker-extension-cls", f"{MODULE}.Extension"),
 )
 FLAGS: Final = (*_ALWAYS, "--weight-transfer-config", f'{{"backend": "{TRANSFER}"}}')
-"""Flags of a server of whole weights."""
+"""Flags of a server that serves whole weights."""
 UNTIED: Final = ("--hf-overrides", '{"tie_word_embeddings": false}')
-"""Flag for a model with tied embeddings. Without it, vLLM would keep the old output layer after an
-update, without an error."""
+"""Flag for a model with tied embeddings. Without this flag, vLLM would keep the old output layer
+after an update, and report no error."""
 LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts for --max-lora-rank."""
 UPDATING: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
@@ -54,17 +54,17 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     transfer: str | None
     tensor_parallel: int
     workers: int
-    """Number of processes, each of which loads weights."""
+    """Number of the server's processes that load weights."""
     lora_rank: int
-    """Maximum rank of LoRA; 0 if LoRA is disabled."""
+    """Maximum rank of a LoRA adapter; 0 if LoRA is disabled."""
     loras: int
-    """Maximum number of LoRA at a time."""
+    """Maximum number of LoRA adapters at the same time; 0 if LoRA is disabled."""
     lora_updates: bool
     device: str
 
 
 def max_lora_rank(rank: int) -> int:
-    """Return the smallest value of --max-lora-rank that permits a LoRA of `rank`.
+    """Return the smallest value of vLLM's flag --max-lora-rank that permits a LoRA of `rank`.
 
     Raises:
         ConfigError: vLLM does not support a rank this high.
@@ -79,7 +79,7 @@ def max_lora_rank(rank: int) -> int:
 
 
 def flags_of(spec: ServerSpec) -> tuple[str, ...]:
-    """Return a server's flags, in addition to its model and data type."""
+    """Return the flags that a server needs in addition to its model and data type."""
     if not spec.lora_rank:
         return (*FLAGS, *(UNTIED if spec.tied else ()))
     return (
@@ -92,7 +92,7 @@ def flags_of(spec: ServerSpec) -> tuple[str, ...]:
 
 
 def start_command(spec: ServerSpec) -> str:
-    """Return the shell command that starts a server."""
+    """Return the shell command by which the user can start a server, for error messages."""
     updating = f"{UPDATING}=1 " if spec.lora_rank else ""
     flags = [f"'{flag}'" if flag.startswith("{") else flag for flag in flags_of(spec)]
     return (
@@ -107,7 +107,7 @@ def without_routes(address: str, refusal: str) -> str:
 
     Args:
         address: address of the server.
-        refusal: the server's error.
+        refusal: the error that the server returned.
     """
     if ": 404" in refusal:
         why = "it has no development routes: start it with VLLM_SERVER_DEV_MODE=1"
@@ -120,7 +120,13 @@ def without_routes(address: str, refusal: str) -> str:
 
 
 def check_server_info(address: str, info: ServerInfo, spec: ServerSpec) -> None:
-    """Raise `ConfigError` for a server that does not meet the specification."""
+    """Raise `ConfigError` if a server does not meet its specification.
+
+    Args:
+        address: address of the server.
+        info: the server's description.
+        spec: the specification that it must meet.
+    """
     ours = (spec.vocabulary, spec.layers, spec.hidden)
     theirs = (info.vocabulary, info.layers, info.hidden)
     problems = []
@@ -157,11 +163,7 @@ def check_server_info(address: str, info: ServerInfo, spec: ServerSpec) -> None:
 
 
 def check_parallel(spec: ServerSpec) -> None:
-    """Check that a server's devices can share the model's attention heads evenly.
-
-    Raises:
-        ConfigError: the number of heads is not divisible by the number of devices.
-    """
+    """Raise `ConfigError` if a server's devices cannot share the attention heads evenly."""
     count, heads = spec.tensor_parallel or 1, spec.heads
     if heads and heads % count:
         divisors = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)

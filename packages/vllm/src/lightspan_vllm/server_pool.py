@@ -22,28 +22,30 @@ from lightspan_vllm.weights import LoRAFiles, ServerSpec, TargetWeights, Weights
 log = logging.getLogger(__name__)
 
 MAX_TRIES: Final = 4
-"""Maximum number of consecutive submissions of a call that fail without a token."""
+"""A call fails after this many consecutive submissions that returned no token."""
 TEMPERATURES: Final = (0.01, 2.0)
-"""vLLM's range of temperatures. vLLM silently raises lower ones above 0 to the minimum."""
+"""Minimum and maximum temperature of vLLM. vLLM silently raises a temperature between 0 and the
+minimum to the minimum."""
 PROBES: Final = 4
-"""Number of recent prompts per policy that are stored for probes."""
+"""Number of recent prompts per policy that are stored for probes: calls that check a server's
+weights."""
 PROBE_TOKENS: Final = 8
 """Number of tokens of a probe's answer."""
 PROBE_LENGTH: Final = 2048
-"""Maximum length of a probe's prompt, in tokens."""
+"""Maximum length, in tokens, of a prompt that is stored for probes."""
 TOLERANCE: Final = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
-"""The server's data type → tolerated difference of the server's and the learner's log-probability,
-averaged over a probe's tokens."""
+"""Data type of the server's weights → how much the log-probabilities of server and learner may
+differ, averaged over a probe's tokens."""
 
 
 class ServerPool:
-    """The servers of one policy, or of LoRA policies of one model, with their calls.
+    """The servers of one policy, or of the LoRA policies of one model, and their calls.
 
     Args:
         policies: names of the policies.
         spec: specification of the servers.
         tokenizer: the model's tokenizer.
-        lora: policy → initial LoRA; empty for whole weights.
+        lora: policy → initial LoRA; empty for a policy with whole weights.
     """
 
     def __init__(
@@ -55,16 +57,16 @@ class ServerPool:
     ) -> None:
         self.policies = tuple(policies)
         self.name = f"polic{'y' if len(policies) == 1 else 'ies'} {', '.join(policies)}"
-        """Name for messages."""
+        """Name of the pool in messages."""
         self.spec = spec
         self.tokenizer = tokenizer
         self.servers: list[Server] = []
         self.target = TargetWeights(spec.as_saved(0), lora)
-        """The current weights, which every server should have."""
+        """The current weights, which every server must get."""
         self.updating = asyncio.Lock()
         self._context = min(spec.context, tokenizer.context_length)
         self._removed_cpu_s = 0.0
-        """CPU-seconds of removed servers."""
+        """CPU seconds of servers that were removed from the pool."""
         self._balancer: LoadBalancer[Server] = LoadBalancer()
         self._recent: dict[str, deque[list[int]]] = {
             policy: deque(maxlen=PROBES) for policy in policies
@@ -75,7 +77,7 @@ class ServerPool:
         self._reading: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start every server if necessary, and load the current weights into it.
+        """Start the servers that do not run, and load the current weights into all servers.
 
         Raises:
             ConfigError, EngineError: see `Server.serve`.
@@ -96,7 +98,7 @@ class ServerPool:
                 raise  # otherwise it was removed, and other servers remain
 
     async def close(self) -> None:
-        """Stop all servers and delete the weights; waiting calls raise `EngineClosedError`."""
+        """Stop all servers and delete the weights; running calls raise `EngineClosedError`."""
         self._fail(EngineClosedError())
         tasks = [*self._recovering.values(), *self._reading]
         for task in tasks:
@@ -109,11 +111,11 @@ class ServerPool:
 
     @property
     def cpu_s(self) -> float:
-        """CPU-seconds of started servers."""
+        """CPU seconds of the servers that the engine started."""
         return self._removed_cpu_s + sum(server.cpu_s for server in self.servers)
 
     def check_running(self) -> None:
-        """Raise the error that ended the pool, unless it was closed."""
+        """Raise the error that ended the pool, if any. Do nothing if the pool was closed."""
         if not isinstance(self._failure, EngineClosedError):
             self._check_open()
 
@@ -122,7 +124,8 @@ class ServerPool:
         """Check a request, and return its job.
 
         Raises:
-            ContextOverflowError, PromptRefused, UnsupportedError, EngineError: see `check_request`.
+            ContextOverflowError, PromptRefused, EngineError: see `check_request`.
+            UnsupportedError: the request has a grammar, or see `check_request`.
         """
         prompt = request.prompt_ids
         if request.grammar:
@@ -139,7 +142,12 @@ class ServerPool:
         return Job(request, self.tokenizer, limit=limit, stream=stream)
 
     async def run(self, job: Job) -> AsyncGenerator[TokenChunk, None]:
-        """Yield the chunks of a call; resubmit it until it is finished."""
+        """Yield the chunks of a call; submit it again until it is finished.
+
+        Raises:
+            EngineError: no submission of several returned a token, or the pool has ended.
+            Refused: the server refused the call.
+        """
         while True:
             server = await self._server(job)
             changes = server.changes
@@ -169,7 +177,7 @@ class ServerPool:
                     self._count_try(job, EngineError(f"{server.name} ended it without an answer"))
 
     def _count_try(self, job: Job, error: EngineError) -> None:
-        """Count a failed submission of `job`; raise `EngineError` after `MAX_TRIES`."""
+        """Count a submission of `job` that failed; raise `EngineError` after `MAX_TRIES`."""
         job.tries += 1
         if job.tries >= MAX_TRIES:
             raise EngineError(
@@ -196,7 +204,7 @@ class ServerPool:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _server(self, job: Job) -> Server:
-        """Wait for a ready server and return it.
+        """Wait until a server is ready, and return the server for `job`.
 
         Raises:
             EngineClosedError, EngineError: the pool has ended.
@@ -215,10 +223,10 @@ class ServerPool:
 
     # --- servers --------------------------------------------------------------------------
     async def update(self, weights: Weights) -> None:
-        """Replace the weights of every server.
+        """Replace the whole weights in every server.
 
         Raises:
-            EngineError: a server failed; the pool has ended.
+            ConfigError, EngineError: a server failed; the pool has ended.
         """
         former, self.target = self.target, TargetWeights(weights)
         try:
@@ -230,7 +238,7 @@ class ServerPool:
         """Replace the LoRA of one policy in every server.
 
         Raises:
-            EngineError: a server failed; the pool has ended.
+            ConfigError, EngineError: a server failed; the pool has ended.
         """
         former = self.target.lora[policy]
         self.target = self.target._replace(lora={**self.target.lora, policy: files})
@@ -247,7 +255,7 @@ class ServerPool:
             raise
 
     def recover(self, server: Server, reason: Exception | None = None) -> None:
-        """Restart or await a lost server, in the background.
+        """Restart a lost server, or wait until the user's server is back; both in the background.
 
         Args:
             server: the server.
@@ -286,7 +294,13 @@ class ServerPool:
 
     # --- probes ---------------------------------------------------------------------------
     async def probes(self, policy: str) -> list[Probe]:
-        """Return every server's answers to prompts of the policy's recent calls."""
+        """Return every server's answers to the prompts of the policy's recent calls.
+
+        If there was no call yet, the prompt is a greeting.
+
+        Raises:
+            EngineError: a server does not answer, or the pool has ended.
+        """
         greeting = self.tokenizer.render([{"role": "user", "content": "Hello"}])
         prompts = list(self._recent[policy]) or [greeting[: self._context - PROBE_TOKENS]]
         return [
@@ -328,7 +342,7 @@ class ServerPool:
 async def _read(
     chunks: AsyncIterator[Chunk], items: asyncio.Queue[Chunk | Exception | None]
 ) -> None:
-    """Put all chunks into a queue, then the error, or None at the end."""
+    """Put all chunks into `items`; then the error that ended them, or None at their end."""
     try:
         async with contextlib.aclosing(chunks):  # type: ignore[type-var]
             async for chunk in chunks:
@@ -342,11 +356,11 @@ async def _read(
 
 
 def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of a group, recursively."""
+    """Return the first error of a group; if that is a group too, its first error."""
     first = errors.exceptions[0]
     return first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _describe(error: Exception) -> str:
-    """Return an error's message, with its type unless it is a lightspan error."""
+    """Return an error's message, with the type of an error that is not lightspan's."""
     return str(error) if isinstance(error, LightspanError) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""A supervised server: started, checked, updated and restarted with the current weights."""
+"""A supervised server: it is started, checked, updated, and restarted with the current weights."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from lightspan_vllm.timings import ServerTimings
 from lightspan_vllm.weights import LoRAFiles, ServerSpec, TargetWeights, Weights
 
 MAX_DEATHS: Final = 3
-"""Maximum number of deaths of a server without a finished call in between."""
+"""A server fails when it has died this often without finishing a call in between."""
 _ABORT_INTERVAL_S: Final = 0.2
-"""Seconds between two requests to abort calls."""
+"""Seconds between two requests to abort the calls of a server that is updated."""
 _MAX_ABORTS: Final = 300
 
 Launch = Callable[[], tuple[Process, str]]
@@ -31,7 +31,7 @@ Launch = Callable[[], tuple[Process, str]]
 
 
 class Server:
-    """A server of one policy, or of LoRA policies of one model.
+    """A server of one policy, or of the LoRA policies of one model.
 
     Args:
         name: name for messages.
@@ -39,11 +39,11 @@ class Server:
         target: returns the current weights.
         start_s: seconds within which the server must answer after its start.
         launch: starts the server; None for a server that the user started.
-        address: address of a server that the user started.
-        on_loss: called when a started process ends by itself, or when a server with calls stops
-            listening, with the server and the reason (None if unknown).
-        link: network transfer of weights; None if the server reads files.
-        timings: times and limits, if not the defaults.
+        address: address of a server that the user started; "" with `launch`.
+        on_loss: called with the server and the reason (None if unknown) when a started process ends
+            by itself, or when a server with calls is gone.
+        link: how weights are sent over the network; None if the server reads files.
+        timings: timeouts and limits; None for the defaults of `ServerTimings`.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class Server:
         self.ready = False
         """Whether the server has the current weights and accepts calls."""
         self.changes = 0
-        """Number of weight changes. If it is the same before and after a call, no update aborted
-        the call."""
+        """Number of weight changes so far. If it is the same before and after a call, no update
+        aborted the call."""
         self.deaths = 0
-        """Number of deaths since the last finished call."""
+        """Number of the server's deaths since its last finished call."""
         self._spec = spec
         self._target = target
         self._start_s = start_s
@@ -78,29 +78,29 @@ class Server:
         self._link = link
         self._process: Process | None = None
         self._former_cpu_s = 0.0
-        """CPU-seconds of former processes."""
+        """CPU seconds of the processes before the current one."""
         self._log: Path | None = None
-        """Log of the started process; None before the first start."""
+        """Log of the started process; None before the first start, and for a server of the user."""
         self._watcher: asyncio.Task[None] | None = None
         self._monitor: asyncio.Task[None] | None = None
         self._label = ""
         self._version = 0
         self._lora: dict[str, LoRAFiles] = {}
-        """Policy → its LoRA that the server has loaded."""
+        """Policy → the LoRA of the policy that the server has loaded."""
         self._checked = False
         self._was_ready = False
-        """Whether the server was ready before; only then can it be lost."""
+        """Whether the server was ever ready. Its loss is reported only then."""
         self._closed = False
         self._lock = asyncio.Lock()
         self._calls: dict[str, str] = {}
         """Id of a running call → its policy."""
         self._drained = asyncio.Event()
-        """Set when the last call of a policy has ended."""
+        """Set whenever the last call of a policy ends."""
 
     # --- calls ----------------------------------------------------------------------------
     @property
     def cpu_s(self) -> float:
-        """CPU-seconds of the started processes; 0 for a server that the user started."""
+        """CPU seconds of the started processes; 0 for a server that the user started."""
         return self._former_cpu_s + (0.0 if self._process is None else self._process.cpu_s())
 
     @property
@@ -116,8 +116,8 @@ class Server:
         The weights of a policy change only while the policy has no call.
 
         Raises (while iterating):
-            Unreachable: the server is gone, or is the user's and was restarted or updated by
-                another program.
+            Unreachable: the server is gone; or it is a server of the user, which was restarted or
+                whose weights were changed by another program.
             Refused: the server refused the call.
         """
         if not self.ready:
@@ -146,15 +146,16 @@ class Server:
                 self._drained.set()
 
     def _calls_of(self, policy: str | None) -> list[str]:
-        """Return the ids of the running calls of `policy` (None for all policies)."""
+        """Return the ids of the running calls of `policy`; None for all policies."""
         return [key for key, owner in self._calls.items() if policy in (None, owner)]
 
     # --- weights --------------------------------------------------------------------------
     async def serve(self) -> None:
-        """Start the server if necessary, and load the current weights into it.
+        """Start the server if it does not run, and load the current weights into it.
 
         Raises:
             ConfigError: the server does not meet its specification.
+            EngineClosedError: the server was closed.
             EngineError: the server does not become ready, dies repeatedly, or refuses the weights.
         """
         async with self._lock:
@@ -176,7 +177,7 @@ class Server:
                 self._monitor = asyncio.create_task(self._check_health())
 
     async def close(self) -> None:
-        """Abort calls and stop the started process. Idempotent."""
+        """Abort the calls, and stop the process if the engine started it. Idempotent."""
         self.ready, self._closed = False, True
         if self._monitor is not None:
             self._monitor.cancel()
@@ -203,7 +204,7 @@ class Server:
         self.changes += 1
 
     async def _load_lora(self, lora: Mapping[str, LoRAFiles]) -> None:
-        """Replace the LoRA that changed, and abort the calls of their policies only.
+        """Load each policy's current LoRA, if it changed, and abort the calls of that policy only.
 
         Args:
             lora: policy → its current LoRA.
@@ -224,7 +225,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _loading(self, version: int) -> AsyncIterator[None]:
-        """Convert the error of a server that refuses to load weights in the context.
+        """Convert `Refused` in the `with` block, in which the server loads weights.
 
         Args:
             version: version of the weights.
@@ -243,7 +244,7 @@ class Server:
             ) from error
 
     async def _is_dying(self) -> bool:
-        """Return whether the server ends or stops listening within `dying_s`."""
+        """Return whether the server ends, or its health check fails, within `dying_s`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timings.dying_s
         while loop.time() < deadline:
@@ -254,10 +255,13 @@ class Server:
         return False
 
     async def _drain(self, policy: str | None) -> None:
-        """Wait until `policy` (None for every policy) has no call.
+        """Wait until `policy` has no running call; None for every policy.
 
         A call that reached the server after `pause` is held there. It would resume with new weights
         but is labelled with the former version, so such calls are aborted too.
+
+        Raises:
+            Unreachable: the server does not end the calls.
         """
         for _ in range(_MAX_ABORTS):
             calls = self._calls_of(policy)
@@ -331,7 +335,7 @@ class Server:
 
     @property
     def _ended(self) -> asyncio.Event:
-        """Set when the started process has ended; never for a server that the user started."""
+        """Set when the started process has ended; never set for a server that the user started."""
         return asyncio.Event() if self._process is None else self._process.ended
 
     async def _watch(self, process: Process) -> None:
@@ -341,7 +345,7 @@ class Server:
             self._on_loss(self, None)
 
     async def _check_health(self) -> None:
-        """Check the health of the server while it has calls."""
+        """Check the health of a server with calls at intervals; call `on_loss` if it is gone."""
         while True:
             await asyncio.sleep(self._timings.health_interval_s)
             if self.ready and self._calls:
@@ -350,10 +354,10 @@ class Server:
                     self._on_loss(self, health_error)
 
     async def _discard(self, error: Unreachable) -> None:
-        """Stop a server that became unreachable.
+        """Close the connections to an unreachable server, and stop it if the engine started it.
 
         Raises:
-            EngineError: the server died `MAX_DEATHS` times.
+            EngineError: a server of the user was lost `MAX_DEATHS` times.
         """
         await self.client.close()
         await self._stop()

@@ -1,4 +1,4 @@
-"""Polling intervals, timeouts and retry limits for vLLM servers."""
+"""Intervals, timeouts and limits for vLLM servers."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTimings:
-    """Intervals, timeouts and retry limits with which the client and the supervisor watch a vLLM
-    server."""
+    """Intervals, timeouts and limits with which a vLLM server is watched."""
 
     poll_interval_s: float = 0.5
     """Seconds between two polls of a server that is starting or seems to be gone."""
     health_interval_s: float = 5.0
-    """Seconds between two health checks of a server with calls. When vLLM's engine dies, its front
-    end stops listening but waits for its calls, which may never be answered."""
+    """Seconds between two health checks of a server with calls. They are needed because a server
+    whose engine has died stops listening but does not end while it has calls, which may never be
+    answered."""
     health_timeout_s: float = 10.0
-    """Maximum seconds of a health check."""
+    """Seconds after which a health check fails."""
     max_failed_polls: int = 10
     """Number of consecutive failed polls after which a server counts as gone."""
     dying_s: float = 10.0
-    """Maximum seconds for which a server whose engine has died answers with errors."""
+    """Seconds to wait, after a server returned an error, for a sign that it is ending."""
     keepalive_s: float = 2.0
     """Seconds after which the client closes an idle connection.
 
-    vLLM closes it after 5 s. The client must be first: a call that is sent while the server closes
-    the connection is lost."""
+    By default vLLM closes a connection after 5 s. The client must close it before, because a call
+    that is sent while the server closes the connection is lost.
+    """

@@ -1,7 +1,7 @@
 """Weights as files in shared memory, which servers on this machine read.
 
-Each engine has a folder that only its user can read. It is removed when the engine is closed; after
-a killed trainer, by the next engine that starts.
+Each engine has a folder that only its user can read. It is removed when the engine is closed. If
+the trainer was killed, the next engine that starts removes it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from lightspan_torch.tempdirs import OwnedTempDir
 
 PREFIX: Final = "lightspan-weights-"
 LABEL: Final = "lightspan-"
-"""Prefix of labels and LoRA names that come from lightspan."""
+"""Prefix of all weight labels and LoRA names that lightspan gives."""
 HEAD: Final = "lm_head.weight"
 EMBEDDINGS: Final = "model.embed_tokens.weight"
 BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 FILE_TYPES: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""Data type in safetensors files → torch's name."""
+"""Data type in safetensors files → torch's name for it."""
 _LINEAR: Final = ("_proj", "query_key_value", "Wqkv")
 """Name endings of linear layers in models that vLLM serves with LoRA."""
 
@@ -40,15 +40,15 @@ class Weights:
 
     version: int
     label: str
-    """Unique name that a server reports after loading the weights."""
+    """Unique name of the weights, by which a server reports that it has loaded them."""
     files: tuple[str, ...]
     aliases: Mapping[str, str]
     """Name of a weight that is not in the files → name of the equal weight that is."""
     temporary: Path | None = None
-    """The file that `remove` deletes; None if the files are the model's own."""
+    """The file that `remove` deletes; None if `files` are the model's own."""
 
     def remove(self) -> None:
-        """Delete the temporary file."""
+        """Delete the temporary file, if there is one."""
         if self.temporary is not None:
             self.temporary.unlink(missing_ok=True)
 
@@ -59,7 +59,8 @@ class LoRAFiles:
 
     version: int
     name: str
-    """Unique name on servers, so that keys and values of other LoRA are never reused."""
+    """Unique name of the LoRA on servers, so that keys and values of another LoRA are never
+    reused."""
     folder: Path
 
     def remove(self) -> None:
@@ -68,22 +69,22 @@ class LoRAFiles:
 
 
 class TargetWeights(NamedTuple):
-    """The weights that a server should have."""
+    """The current weights of a pool, which its servers must load."""
 
     weights: Weights
     lora: Mapping[str, LoRAFiles] = {}
-    """Policy → its LoRA; empty for whole weights."""
+    """Policy → its LoRA; empty for a policy with whole weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSpec:
-    """The specification of a server, read from a model's folder."""
+    """What a server must serve, read from a model's folder."""
 
     name: str
     """The model as the user named it."""
     folder: Path
     shapes: Mapping[str, tuple[int, ...]]
-    """Weight name → shape; tied weights once."""
+    """Weight name → shape; of tied weights, only the embeddings."""
     dtype: str
     context: int
     vocabulary: int
@@ -93,13 +94,13 @@ class ServerSpec:
     heads: int = 0
     """Number of attention heads; 0 if unknown."""
     tensor_parallel: int | None = None
-    """Number of devices that share the model; None for any."""
+    """Number of devices that must share the model; None if any number is accepted."""
     on_gpu: bool = False
     """Whether the server must use GPUs."""
     lora_rank: int = 0
     """Maximum rank of the policies' LoRA; 0 if the server serves whole weights."""
     loras: int = 0
-    """Number of LoRA policies, including those whose weights never change."""
+    """Number of LoRA policies, including those whose weights never change; 0 for whole weights."""
 
     @classmethod
     def of(cls, model: Any, *, dtype: str | None, context: int | None) -> ServerSpec:
@@ -111,7 +112,7 @@ class ServerSpec:
             context: context length in tokens, at most the model's; None for the model's.
 
         Raises:
-            ConfigError: the model is loaded, which other processes cannot read.
+            ConfigError: `model` is a loaded model, which other processes cannot read.
             ModelError: the model does not exist or cannot be read.
         """
         if not isinstance(model, str | os.PathLike):
@@ -155,20 +156,20 @@ class ServerSpec:
     def aliases(self) -> dict[str, str]:
         """Name of a tied output layer → name of its embeddings; empty if the layer is not tied.
 
-        Servers get the embeddings under both names, because a server that ties them itself would
+        Servers get the embeddings under both names. A server that only got the embeddings would
         keep the old output layer.
         """
         return {HEAD: EMBEDDINGS} if self.tied else {}
 
     @property
     def bytes(self) -> int:
-        """Size of the served weights."""
+        """Size of the served weights, in bytes."""
         return BYTES[self.dtype] * sum(map(math.prod, self.shapes.values()))
 
     def as_saved(self, version: int) -> Weights:
         """Return the weights in the model's own files, as a policy's `version`.
 
-        For LoRA policies, no files are named, because their servers load the model at the start.
+        With LoRA, `files` is empty: the servers load the model when they start.
         """
         if self.lora_rank:
             return Weights(version=version, label=_label(version), files=(), aliases={})
@@ -176,10 +177,10 @@ class ServerSpec:
         return Weights(version=version, label=_label(version), files=files, aliases=self.aliases)
 
     def zero_lora(self) -> LoRAWeights:
-        """Return LoRA weights that add nothing to the model.
+        """Return LoRA weights that leave the model's output unchanged.
 
-        On a CPU, vLLM would apply the LoRA in its last slot to a call without LoRA that is in a
-        batch with LoRA calls. So every call must name a LoRA.
+        They are needed because every call must name a LoRA. On a CPU, a call without LoRA in a
+        batch with LoRA calls would get the LoRA that vLLM has in its last slot.
 
         Raises:
             ModelError: no layer of the model is known to support LoRA in vLLM.
@@ -200,7 +201,12 @@ class ServerSpec:
         )
 
     def check(self, weights: Mapping[str, Any], policy: str) -> None:
-        """Raise `ModelError` unless names and shapes of weights match the model's."""
+        """Raise `ModelError` if names or shapes of weights differ from the model's.
+
+        Args:
+            weights: weight name → tensor.
+            policy: the policy's name, for the error message.
+        """
         unknown = sorted(set(weights) - set(self.shapes) - set(self.aliases))
         if unknown:
             raise ModelError(f"weights for policy {policy} have unknown names: {unknown[:5]}")
@@ -218,10 +224,10 @@ class ServerSpec:
 
 
 class WeightStore:
-    """The folder of one engine's weights.
+    """A folder into which one engine writes weights for its servers.
 
     Args:
-        parent: a folder in memory, such as `/dev/shm`.
+        parent: a folder in memory, such as `/dev/shm`, in which the folder is created.
 
     Raises:
         ConfigError: `parent` is not a writable folder.
@@ -240,7 +246,7 @@ class WeightStore:
     def write(
         self, spec: ServerSpec, weights: Mapping[str, Any], policy: str, version: int
     ) -> Weights:
-        """Write weights into a file, in the server's data type.
+        """Write whole weights into a file, in the server's data type, and return the file.
 
         Raises:
             EngineMemoryError: the weights do not fit into the folder.
@@ -269,7 +275,7 @@ class WeightStore:
         )
 
     def write_lora(self, weights: LoRAWeights, policy: str, version: int) -> LoRAFiles:
-        """Write LoRA weights as a PEFT adapter.
+        """Write LoRA weights as a PEFT adapter, and return its files.
 
         Raises:
             EngineMemoryError: the weights do not fit into the folder.
@@ -304,7 +310,10 @@ class WeightStore:
         return files
 
     def check_room(self, spec: ServerSpec, policy: str) -> None:
-        """Raise `EngineMemoryError` unless the model's weights fit into the folder."""
+        """Raise `EngineMemoryError` if the policy's whole weights do not fit into the folder.
+
+        LoRA weights are not checked.
+        """
         if spec.lora_rank:  # whole weights are not written
             return
         free = shutil.disk_usage(self.folder).free
@@ -329,7 +338,7 @@ def _whole(spec: ServerSpec, policy: str) -> str:
 
 
 def _read_shapes(folder: Path) -> tuple[dict[str, tuple[int, ...]], str]:
-    """Return the shapes of the weights in a model's files, and their data type.
+    """Return the shapes of the weights in a model's files, and the weights' data type.
 
     Raises:
         FileNotFoundError: there are no files.

@@ -1,4 +1,4 @@
-"""A store in a PostgreSQL database, for processes of many machines.
+"""A store in a PostgreSQL database, for processes on many machines.
 
 `store` is the store, `dsn` parses its URL and hides the password. `server` connects and translates
 PostgreSQL's errors, `schema` creates the tables. `database` has the connections of an open store:

@@ -29,9 +29,15 @@ _CLAIM_COST: Final = 32
 
 
 class PostgresDatabase(OpenDatabase):
-    """Up to four connections of one process, each with a thread.
+    """Up to four connections of one process, each with its own thread.
 
-    The connection of the reader is opened at once, each other connection when it is needed.
+    The reader's connection is opened at once, each other connection when it is first needed.
+
+    Args:
+        server: the store's server.
+        clock: a clock for tests; None for the server's.
+        on_move: called when the status of a rollout may have changed.
+        create: whether to create the tables if there are none.
     """
 
     def __init__(
@@ -50,7 +56,8 @@ class PostgresDatabase(OpenDatabase):
         super().__init__(moving, adding, reading)
         self._reading = reading.link
         self._is_unreachable = False
-        """Whether the reader has waited for the server in vain; if so, a query does not wait."""
+        """Whether the last query waited in vain for the server. If so, the next query does not
+        wait."""
         self._mover = WriterThread(moving, on_move, moves=True)
         self._adder = WriterThread(adding, on_move, moves=False)
         self._additions = {
@@ -65,7 +72,11 @@ class PostgresDatabase(OpenDatabase):
         self._lock = threading.Lock()
 
     def _connect(self, create: bool) -> Connection:
-        """Connect, and create or check the tables. Raises `StoreError`."""
+        """Open the reader's connection; create the tables, or check their version.
+
+        Raises:
+            StoreError: the server cannot be reached, or the tables cannot be used.
+        """
         retry = Retry(self._server.timings.database_retry_s)
         while True:
             try:
@@ -90,7 +101,7 @@ class PostgresDatabase(OpenDatabase):
         return writer.submit(work, items, cost)
 
     def listen(self) -> None:
-        """Start to receive the notifications of other sessions; idempotent."""
+        """Start to receive notifications from other sessions. Idempotent."""
         with self._lock:
             if self._listener is None:
                 self._listener = Listener(self._server, self._on_move)

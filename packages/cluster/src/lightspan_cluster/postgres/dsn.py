@@ -1,7 +1,7 @@
 """The URL of a PostgreSQL store, and its secrets.
 
-Only this process and the runners that it starts know the password of a URL: `Address.url` is
-without it, so it gets into no message, file or log. Other processes that open the store by
+The password of a URL is known only to this process and the runners that it starts. `Address.url`
+has no password, so no message, file or log contains it. Other processes that open the store by
 `Address.url` need PGPASSWORD, ~/.pgpass or a service file. This module needs no PostgreSQL client.
 """
 
@@ -29,22 +29,22 @@ class Address(NamedTuple):
     """The parsed URL of a store."""
 
     url: str
-    """The URL without secrets."""
+    """The URL without its secrets."""
     parameters: Mapping[str, str]
-    """Parameters of libpq without secrets."""
+    """libpq's connection parameters, without secrets."""
     schema: str
 
     @property
     def secrets(self) -> dict[str, str]:
-        """Secret parameters of libpq."""
+        """libpq's secret connection parameters, such as the password."""
         return secrets_of(self.url)
 
 
 def read_address(url: str) -> Address:
-    """Parse the URL of a store, and remember its secrets in this process.
+    """Parse the URL of a store, and keep its secrets in this process.
 
     Raises:
-        ConfigError: the URL is invalid; the message has no secrets.
+        ConfigError: the URL is invalid. The error message contains no secrets.
     """
     rest = url.removeprefix(SCHEME)
     rest, _, query = rest.partition("?")
@@ -86,7 +86,10 @@ def read_address(url: str) -> Address:
 
 
 def _hosts(url: str, text: str) -> dict[str, str]:
-    """Parse `HOST:PORT,HOST:PORT` into libpq's `host` and `port`; `url` is for errors."""
+    """Return libpq's `host` and `port` for `text`, which is `HOST:PORT,HOST:PORT`.
+
+    `url` is the whole URL, for the error message.
+    """
     hosts, ports = [], []
     for part in text.split(",") if text else []:
         match = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]*)(?::(\d*))?", part)
@@ -102,7 +105,7 @@ def _invalid(url: str, reason: str) -> ConfigError:
 
 
 def without_secrets(url: str) -> str:
-    """Hide the secrets of a URL, which may be invalid, for a message."""
+    """Return a URL, which may be invalid, with its secrets replaced by "…"."""
     _, at, tail = url.removeprefix(SCHEME).rpartition("@")
     tail = re.sub(r"(\w*password)=[^&]*", r"\1=…", tail)
     if not at:  # a host and port may be a user and a password

@@ -1,6 +1,6 @@
-"""Listener for notifications of other sessions that something has moved.
+"""Receives notifications of other sessions that the status of a rollout has changed.
 
-A notification is a hint only: `watch` also polls.
+A notification may be lost, so a store's `watch` polls too.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from lightspan_cluster.postgres.server import Link, Server
 from lightspan_cluster.postgres.tables import CHANNEL
 
 _RETRY_S: Final = 1.0
-"""Seconds before a lost session is opened again; until then the store only polls."""
+"""Seconds after which a lost session is opened again. In the meantime the store only polls."""
 _POLL_INTERVAL_S: Final = 0.2
 """Seconds between two checks whether `stop` was called."""
 
 
 class Listener:
-    """A session that listens, and its thread.
+    """A session that receives notifications, and its thread.
 
     Args:
         server: the store's server.
-        on_move: called for each notification of the store's schema.
+        on_move: called for each notification about the store's schema.
     """
 
     def __init__(self, server: Server, on_move: Callable[[], None]) -> None:
@@ -52,7 +52,7 @@ class Listener:
             self._stopping.wait(_RETRY_S)
 
     def _listen(self) -> None:
-        """Listen until `stop` is called. Raises an error if the session is lost."""
+        """Receive notifications until `stop` is called; raise an error if the session is lost."""
         db = self._link.db
         db.execute(f"LISTEN {CHANNEL}".encode())
         self._on_move()  # earlier notifications were missed

@@ -21,10 +21,10 @@ def public_url(url: str) -> str:
 
 
 def take_credentials(url: str) -> None:
-    """Do nothing: libpq reads its variables in every process (`StorePlugin.take_credentials`)."""
+    """Do nothing: libpq reads its environment variables itself (`StorePlugin.take_credentials`)."""
 
 
 def relay_url(url: str) -> str:
-    """Return "": a database relays no calls (`StorePlugin.relay_url`)."""
+    """Return "", because a database forwards no calls (`StorePlugin.relay_url`)."""
     del url
     return ""

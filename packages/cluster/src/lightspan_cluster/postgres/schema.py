@@ -1,4 +1,4 @@
-"""The tables of a schema, created if there are none; `lightspan_versions` has their version."""
+"""Create the tables of a store's schema, and check their version (table `lightspan_versions`)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from lightspan.stores._sql.queries import read_text, statements_of
 from lightspan_cluster.postgres.dsn import Address
 
 VERSION: Final = 4
-"""Schema version that this lightspan reads and writes."""
+"""Version of the tables that this lightspan reads and writes."""
 _LOCK: Final = 0x6C737061
-"""'lspa': first half of the advisory lock for the creation of a schema's tables."""
+"""'lspa': first half of the key of the advisory lock under which a schema's tables are created."""
 
 Connection = psycopg.Connection[Any]
 
 
 @cache
 def statements() -> list[str]:
-    """Return the statements that create the tables; cached, as an upgrade may replace the file."""
+    """Return the SQL statements that create the tables.
+
+    They are cached, because an upgrade of lightspan may replace the file while the process runs.
+    """
     return statements_of(read_text("lightspan_cluster.postgres", "schema.sql"))
 
 
@@ -38,7 +41,7 @@ def prepare(db: Connection, address: Address, *, create: bool) -> None:
 
     Raises:
         NotFoundError: there are no tables, and `create` is False.
-        StoreFormatError: the schema belongs to another program, or has another version.
+        StoreFormatError: the schema belongs to another program, or its tables have another version.
     """
     version = _version(db, address)
     if version == 0:
@@ -71,7 +74,11 @@ def _create(db: Connection, address: Address) -> int:
 
 
 def _version(db: Connection, address: Address) -> int:
-    """Return the version of the schema's tables; 0 if there are none."""
+    """Return the version of the schema's tables; 0 if there are no tables.
+
+    Raises:
+        StoreFormatError: the schema has tables of another program.
+    """
     query = "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace(%s)::oid"
     names = {name for (name,) in db.execute(query, (_quoted(db, address),))}
     if "lightspan_versions" in names:

@@ -1,7 +1,8 @@
 """The server of a PostgreSQL store: connections and error messages.
 
-A server that may lose acknowledged writes is rejected. Every session fixes the setting that decides
-this (`synchronous_commit`) at its start, so later changes have no effect on it.
+A server that may lose acknowledged writes is rejected. One of the settings that decide this is
+`synchronous_commit`. Every session fixes its value when it starts, so that later changes of the
+setting do not affect the session.
 """
 
 from __future__ import annotations
@@ -59,14 +60,19 @@ _LOSSES: Final = {
     "fsync": "the whole database when the machine loses power",
     "synchronous_commit": "the latest writes when it is killed",
 }
-"""Setting that must be on → what the server may lose if it is off."""
+"""Setting that must be on → what the server may lose if it is off, for the error message."""
 
 
 class Server:
-    """The server of one store: makes connections and explains errors."""
+    """The server of one store: opens connections, and explains errors.
+
+    Args:
+        address: the store's address.
+        timings: times and limits.
+    """
 
     def __init__(self, address: Address, timings: StoreTimings) -> None:
-        """Raises `ConfigError` for an option that libpq does not know."""
+        """Check the address; raise `ConfigError` if libpq does not know one of its options."""
         self.address: Final = address
         self.timings = timings
         self._parameters = {**_DEFAULTS, **address.parameters}
@@ -83,7 +89,8 @@ class Server:
         """Open a session in autocommit mode, with the store's schema as its search path.
 
         Raises:
-            StoreError: the server may lose acknowledged writes, or cannot hold a store.
+            StoreError: the server may lose acknowledged writes, or its encoding or version cannot
+                be used.
             psycopg.Error: the server cannot be reached.
         """
         parameters = {**self._parameters, **self.address.secrets}
@@ -121,7 +128,7 @@ class Server:
             )
 
     def explain(self, error: Exception) -> StoreError:
-        """Return the store error for an error of PostgreSQL, with a hint."""
+        """Return a `StoreError` for an error of PostgreSQL, with advice if the cause is known."""
         text = str(error).strip() or type(error).__name__
         state = getattr(error, "sqlstate", None) or ""
         kind, hint = StoreError, ""
@@ -141,7 +148,7 @@ class _UnstorableError(StoreError, DataError):
 
 
 UNREADABLE: Final = (LookupError, TypeError, ValueError, OverflowError)
-"""Exceptions that the decoding of a malformed row raises."""
+"""Exceptions that decoding a malformed row can raise."""
 _NO_CONNECTION: Final = (
     "the server has no connection left, and each process needs up to five: raise its "
     "max_connections"
@@ -161,7 +168,7 @@ _STATE_HINTS: Final = {
     "42703": "a column is missing: restore a backup, or name another schema",
     "XX": "the database is damaged: restore a backup",
 }
-"""SQLSTATE or its prefix → hint."""
+"""SQLSTATE code, or its first characters → advice."""
 _MESSAGE_HINTS: Final = {
     "password authentication failed": "the password is wrong: set PGPASSWORD, or see ~/.pgpass",
     "no password supplied": "the server requires a password: set PGPASSWORD, or see ~/.pgpass",
@@ -171,7 +178,8 @@ _MESSAGE_HINTS: Final = {
     "definition of service": "libpq finds no such service: see ~/.pg_service.conf",
     "connection": "the server cannot be reached: is it running, and is this its address?",
 }
-"""Words of libpq's message → hint, for errors without SQLSTATE, before there is a session."""
+"""Words in libpq's message → advice. They are used for errors without a SQLSTATE code, which occur
+before there is a session."""
 _KINDS: Final[dict[str, type[StoreError]]] = {
     "54000": _UnstorableError,
     "42P01": StoreFormatError,
@@ -182,9 +190,9 @@ _KINDS: Final[dict[str, type[StoreError]]] = {
 
 
 def needs_explanation(error: BaseException) -> bool:
-    """Return whether an error comes from the server or its data, and not from lightspan.
+    """Return whether an error comes from the server or from the stored data, not from lightspan.
 
-    A `DataError` is included: it is raised for rows that cannot be decoded.
+    A plain `DataError` counts as such an error: it is raised for rows that cannot be decoded.
     """
     if isinstance(error, LightspanError):
         return isinstance(error, DataError) and not isinstance(error, StoreError)
@@ -198,13 +206,13 @@ def is_connection_lost(error: BaseException) -> bool:
 
 
 def is_starting(error: BaseException) -> bool:
-    """Return whether the server is reachable, but not ready yet."""
+    """Return whether an error means that the server runs but is not ready yet."""
     words = ("starting up", "in recovery mode", "shutting down")
     return isinstance(error, psycopg.OperationalError) and any(w in str(error) for w in words)
 
 
 class Link:
-    """A connection of one thread, opened at its first use and again after a loss."""
+    """A connection that one thread uses. It is opened when first used, and again after a loss."""
 
     def __init__(self, server: Server, db: Connection | None = None) -> None:
         self.server: Final = server
@@ -212,13 +220,16 @@ class Link:
 
     @property
     def db(self) -> Connection:
-        """The open connection."""
+        """The connection; it is opened if necessary."""
         if self._db is None:
             self._db = self.server.connect()
         return self._db
 
     def recover(self, error: BaseException, retry: Retry) -> bool:
-        """Restore the session after an error; return whether to retry, after a pause."""
+        """Make the session usable again after an error; return whether to repeat the transaction.
+
+        If True, this has already waited for `retry.pause`.
+        """
         db = self._db
         if db is not None and not db.closed:
             with contextlib.suppress(psycopg.Error):
@@ -241,9 +252,9 @@ _ROLLED_BACK: Final = (errors.DeadlockDetected, errors.SerializationFailure)
 
 
 class Retry:
-    """Pauses between retries, with backoff, until a timeout.
+    """Pauses between retries, with exponential backoff, until a timeout.
 
-    The timeout begins with the first pause, because a lost connection may be noticed late.
+    The timeout starts at the first pause, because a lost connection may be noticed late.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -252,7 +263,7 @@ class Retry:
         self._backoff_s = _MIN_BACKOFF_S
 
     def pause(self) -> bool:
-        """Wait before a retry and return True; return False at once after the timeout."""
+        """Wait before a retry, and return True; after the timeout, return False at once."""
         now = clock.monotonic()
         if self._end is None:
             self._end = now + self._timeout_s

@@ -1,8 +1,8 @@
-"""PostgresStore: one schema of a database, any number of processes on any number of machines.
+"""PostgresStore: a store in one schema of a database, for processes on any machines.
 
-Acknowledged writes survive `kill -9` of the server and a power loss; a server with other settings
-is rejected. Leases run by the server's clock. A lost connection is opened again, for up to half a
-minute, and its unacknowledged writes are repeated.
+Acknowledged writes survive `kill -9` of the server and a power loss; a server whose settings do not
+guarantee this is rejected. Leases are timed by the server's clock. A lost connection is opened
+again, for up to half a minute, and its unacknowledged writes are repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ except ImportError as error:
     ) from error
 
 _POLLS_S: Final = (0.5, 0.5)
-"""Range of the seconds between two polls of `watch`, which notifications wake."""
+"""Minimum and maximum seconds between two polls of `watch`. A notification causes a poll at
+once."""
 
 
 class PostgresStore(SQLStore[PostgresDatabase]):
@@ -34,13 +35,13 @@ class PostgresStore(SQLStore[PostgresDatabase]):
 
     Args:
         url: `postgresql://user@host:port/database?sslmode=…&schema=…`; libpq finds missing parts by
-            its own means. The default schema is `lightspan`.
-        create: create the tables if there are none.
+            its own rules. The default schema is `lightspan`.
+        create: whether to create the tables if there are none.
         clock: a clock for tests; None for the server's.
-        timings: times and limits; None for the defaults.
+        timings: times and limits; None for the defaults of `StoreTimings`.
 
     Raises:
-        ConfigError: the URL cannot be parsed.
+        ConfigError: the URL is invalid.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class PostgresStore(SQLStore[PostgresDatabase]):
 
     @property
     def url(self) -> str:
-        """The URL without its password, which this process keeps."""
+        """The URL without its password."""
         return self._server.address.url
 
     def _start(self) -> PostgresDatabase:

@@ -1,4 +1,4 @@
-"""The tables of a PostgreSQL schema: its queries and transactions."""
+"""The tables of a PostgreSQL schema: their queries and transactions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from lightspan.stores._sql.tables import Ends, ReadTables, SQLTables, WriteTable
 from lightspan_cluster.postgres.server import Connection, Link
 
 CHANNEL: Final = "lightspan"
-"""Channel of notifications; the payload is a schema in which a rollout has changed status."""
+"""PostgreSQL's channel for notifications. Their text is the schema in which a rollout's status has
+changed."""
 _COUNTED: Final = "insert_spans"
-"""Name of the only insertion whose number of new rows is used."""
+"""Name of the only insertion whose number of inserted rows is needed."""
 _LISTS: Final = re.compile(r"IN \((\?|:\w+)\.\.\.\)")
 _NAMED: Final = re.compile(r":(\w+)")
 
@@ -34,7 +35,7 @@ FROM (SELECT * FROM ends FOR UPDATE) AS locked
 
 
 class _Session(SQLTables):
-    """The tables in one session."""
+    """The store's tables, queried over one connection."""
 
     package = "lightspan_cluster.postgres"
 
@@ -71,16 +72,18 @@ class _Session(SQLTables):
 
 
 class PostgresWriteTables(_Session, WriteTables):
-    """The tables of a writer.
+    """The tables, as a writer thread uses them.
 
-    A transaction that adds or changes rollouts or attempts locks the row of `ends`, so only one of
-    these transactions runs at a time. A transaction that only adds other rows does not wait for it.
+    A transaction that adds or changes rollouts or attempts locks the row of the table `ends`, so
+    only one such transaction runs at a time. A transaction that only adds other rows does not wait
+    for it.
     """
 
     def __init__(self, link: Link, clock: Callable[[], float] | None) -> None:
         super().__init__(link, clock)
         self.begun: list[str] = []
-        """Ids of attempts that the transaction inserts; if they exist, it was committed."""
+        """Ids of the attempts that the transaction inserts. If they exist later, it was
+        committed."""
         self._unsent: list[tuple[bytes, list[list[Any]] | None]] = []
         self._time = 0.0
         self._ends: Ends | None = None
@@ -115,9 +118,11 @@ class PostgresWriteTables(_Session, WriteTables):
         return self._ends
 
     def _insert(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Queue rows to be inserted with the commit; return their number.
+        """Queue rows, which are sent together with the commit; return their number.
 
-        Each round trip before the commit would make other writers wait for the lock.
+        Sending them at once would be a round trip to the server, for which other writers would wait
+        too, because this transaction may hold the lock. The insertion `_COUNTED` is an exception:
+        it is sent at once, and the number of new rows is returned.
         """
         if not rows:
             return 0
@@ -134,7 +139,7 @@ class PostgresWriteTables(_Session, WriteTables):
         return super()._run(query, values)
 
     def _send(self, last: Sequence[bytes] = ()) -> None:
-        """Send the queued statements and those of `last` in one round trip."""
+        """Send the queued statements, followed by those in `last`, in one round trip."""
         unsent = [*self._unsent, *((query, None) for query in last)]
         self._unsent = []
         is_pipelined = len(unsent) > 1 and psycopg.Pipeline.is_supported()
@@ -158,7 +163,7 @@ class PostgresWriteTables(_Session, WriteTables):
 
 
 class PostgresReadTables(_Session, ReadTables):
-    """The tables of the reader."""
+    """The tables, as the reader uses them."""
 
     def now(self) -> float:
         return float(self._execute("now")[0][0]) if self._clock is None else self._clock()

@@ -1,9 +1,9 @@
 """A writer of a PostgreSQL store: a connection, and the thread that commits with it.
 
-A transaction that was lost with its connection is repeated on a new one. Its rows have ids from the
-caller, so writing them twice changes nothing. Claims generate ids; after the loss of a transaction
-that began attempts, the writer first checks whether they exist. A repeated transaction may skip a
-version of a policy.
+If the connection is lost before a commit was acknowledged, the transaction is repeated on a new
+connection. Its rows have ids from the caller, so writing them twice changes nothing. Claims
+generate ids: if such a transaction was lost, the writer first checks whether its attempts exist.
+A repeated transaction may skip a version number of a policy.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ R = TypeVar("R")
 
 
 class _Sent(NamedTuple):
-    """A transaction whose commit was sent, but not answered."""
+    """A transaction whose commit was sent but not acknowledged."""
 
     begun: list[str]
     answers: list[list[Any]]
 
 
 class WriterThread(Committer):
-    """Commits the jobs that the event loops of any threads submit.
+    """A thread that commits the jobs which event loops of any threads submit.
 
     Args:
-        tables: the tables to write to; `stop` closes their link.
+        tables: the tables to write to; `stop` closes their connection.
         on_move: called after each transaction that changed the status of a rollout.
         moves: whether the jobs may add or change rollouts and attempts; False if they only add
             other rows.
@@ -52,7 +52,7 @@ class WriterThread(Committer):
         self._closed = False
         self._sent: _Sent | None = None
         self._is_unreachable = False
-        """Whether the writer has waited for the server in vain; the next jobs do not wait then."""
+        """Whether the last jobs waited in vain for the server. If so, the next jobs do not wait."""
         name = f"lightspan-store-{'move' if moves else 'add'}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -60,12 +60,12 @@ class WriterThread(Committer):
     def submit(self, work: Work[T, R], items: Sequence[T], cost: int) -> asyncio.Future[list[R]]:
         """Queue items to be written; return a future that gets their answers after the commit.
 
-        Jobs that wait at the same time are committed together.
+        Jobs that are in the queue at the same time are committed together.
 
         Args:
             work: function that writes the items and returns an answer per item.
             items: items of the job.
-            cost: cost of the job; jobs up to a total cost share a transaction.
+            cost: cost of the job. Jobs share a transaction up to a total cost.
 
         Raises:
             StoreClosedError: the store is closed.
@@ -78,7 +78,7 @@ class WriterThread(Committer):
         return cast("asyncio.Future[list[R]]", job.future)
 
     def stop(self) -> None:
-        """Write the submitted jobs, then end the thread and close the connection."""
+        """Write the submitted jobs, end the thread and close the connection."""
         with self._lock:
             self._closed = True
             self._queue.put(None)
@@ -93,7 +93,7 @@ class WriterThread(Committer):
         self._tables.link.close()
 
     def _on_done(self, number: int) -> None:
-        """Do nothing: the number of jobs is not used."""
+        """Do nothing: the number of committed jobs is not used."""
 
     def _write(self, jobs: Sequence[Job]) -> list[list[Any]]:
         timeout_s = self._tables.link.server.timings.database_retry_s

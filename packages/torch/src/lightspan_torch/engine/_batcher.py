@@ -4,9 +4,10 @@ Only this module, `_prefix_scheduler` and `_cpu_attention` use transformers' con
 API (written for 5.23). Its traps:
 
 - Shared and cached blocks outlive the weights that computed them, so `interrupt` empties the cache.
-- The stock router runs every handler on the event loop of the last one, so `_Router` replaces it.
-- Cancelled requests never report, and a dying thread drops its requests. So the caller keeps the
-  list of requests in flight, and `on_stop` reports that no more results will come.
+- The stock router runs every handler on the event loop of the handler that was registered last, so
+  `_Router` replaces it.
+- A cancelled request delivers no result, and a generation thread that dies drops its requests. So
+  the caller keeps the list of requests in flight, and `on_stop` reports that no more results come.
 - `pause()` keeps the keys and values of requests in flight, so `interrupt` drops them too.
 - A logits processor gets the request of each row before the forward pass only. Asynchronous batches
   and CUDA graphs would give it the rows of another step, so both are off.
@@ -50,11 +51,11 @@ from lightspan_torch.engine._prefix_scheduler import PrefixScheduler
 from lightspan_torch.engine.grammars import GrammarMismatchError, GrammarState, allowed
 
 GREEDY_TEMPERATURE: Final = 1e-6
-"""Replaces temperature 0: all probability is on the largest logit."""
+"""Temperature used instead of 0: so low that the largest logit gets all probability."""
 
 
 class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of the batch and the key-value cache; None for transformers' defaults."""
+    """Sizes of the batch and the key-value cache; a size of None is chosen by transformers."""
 
     max_requests: int | None
     """Maximum number of requests in one forward pass."""
@@ -62,21 +63,24 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of tokens in one forward pass."""
     cache_tokens: int | None
     page_size: int
-    """Tokens in a block, the unit of allocation and prefix sharing."""
+    """Number of tokens in a cache block, the unit in which memory is allocated and prefixes are
+    shared."""
     prefix_sharing: bool = True
     seed: int | None = None
-    """Seed of torch's global generator, which sampling uses; set when the thread starts."""
+    """Seed of torch's global generator, which sampling uses; None to leave the generator as it is.
+    The seed is set when the generation thread starts."""
 
 
 class Batcher:
-    """One model with its generation thread and requests.
+    """A model, its generation thread and the requests that it answers.
 
     Args:
         model: the model; its attention implementation is changed in place.
         eos_ids: ids that end an answer.
         settings: sizes of the batch and the key-value cache.
         on_outputs: called on the generation thread with new outputs.
-        on_stop: called on the generation thread just before it ends, with the error if it failed.
+        on_stop: called on the generation thread just before it ends, with the error that ended it
+            or None.
         on_mismatch: called on the generation thread with the id of a request that violates its
             grammar, and the reason; the caller must cancel the request.
     """
@@ -103,7 +107,11 @@ class Batcher:
         self._manager.output_router = self._router
 
     def start(self) -> None:
-        """Start the thread, a daemon so that an unclosed engine does not keep the process alive."""
+        """Start the generation thread.
+
+        It is a daemon thread, so that an engine that was never closed does not keep the process
+        alive.
+        """
         # threads inherit the daemon flag from the thread that starts them
         starter = threading.Thread(target=self._manager.start, daemon=True)
         starter.start()
@@ -125,7 +133,7 @@ class Batcher:
 
         Args:
             request_id: unique id of the request.
-            ids: the prompt and the tokens of the answer so far.
+            ids: the prompt, followed by the tokens of the answer that were sampled before.
             sampling: temperature, top-p and top-k.
             max_new_tokens: maximum number of further tokens.
             streaming: whether outputs are passed to `on_outputs` before the request is finished.
@@ -133,7 +141,7 @@ class Batcher:
             answer_start: index in `ids` at which the grammar starts.
 
         Raises:
-            EngineError: the thread has ended.
+            EngineError: the generation thread has ended.
         """
         if walk is not None:
             self._walks.begin(request_id, walk, answer_start)
@@ -151,7 +159,7 @@ class Batcher:
             raise EngineError("the generation thread has stopped")
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a request, if it exists, and free its blocks."""
+        """Cancel a request and free its cache blocks. Do nothing if the request does not exist."""
         self._manager.cancel_request(request_id)
         self._walks.forget(request_id)
 
@@ -161,7 +169,7 @@ class Batcher:
         """Pause generation, remove all requests, empty the cache and call `change`. Blocks.
 
         Args:
-            request_ids: ids of the caller's requests in flight.
+            request_ids: ids of the requests in flight.
             change: function that replaces the weights.
 
         Returns:
@@ -169,7 +177,7 @@ class Batcher:
             have been passed to `on_outputs`.
 
         Raises:
-            EngineError: the thread has ended.
+            EngineError: the generation thread has ended.
         """
         try:
             with self._manager.pause():
@@ -185,7 +193,7 @@ class Batcher:
             raise EngineError("the generation thread has stopped") from error
 
     def stop(self) -> None:
-        """Stop the thread; requests in flight get no answer. Idempotent."""
+        """Stop the generation thread; requests in flight get no answer. Idempotent."""
         atexit.unregister(self.stop)
         if self._manager.is_running():
             self._status.request_stop(BackgroundThreadStatus.HARD_STOP, 0)
@@ -193,18 +201,18 @@ class Batcher:
             self._manager.stop(block=True, timeout=30, hard_stop=True)
 
     def settle(self, request_id: str) -> None:
-        """Remove a request whose result was received."""
+        """Forget a finished request after the caller has received its result."""
         self.finished.discard(request_id)
         self._walks.forget(request_id)
 
     @property
     def finished(self) -> set[str]:
-        """Ids of requests that delivered their result and are not yet settled."""
+        """Ids of requests whose result was delivered but for which `settle` was not called yet."""
         return self._router.finished
 
     @property
     def cpu_s(self) -> float:
-        """CPU-seconds of the generation thread, at most one step old."""
+        """CPU seconds that the generation thread had used at its last step."""
         return self._status.cpu_s
 
     @property
@@ -272,12 +280,12 @@ class _Status(BackgroundThreadStatus):
         self.cpu_s = 0.0
 
     def update_with_tp_status(self, tp_status: int) -> None:
-        """Record the CPU time; the thread calls this at each step."""
+        """Record the CPU time. The generation thread calls this at each step."""
         self.cpu_s = time.thread_time()
         super().update_with_tp_status(tp_status)
 
     def mark_as_stopped(self) -> None:
-        """Call `on_stop`; the thread calls this on every exit path."""
+        """Call `on_stop`. The generation thread calls this whenever it ends."""
         self.cpu_s = time.thread_time()
         super().mark_as_stopped()
         self._on_stop(self.fatal_error)
@@ -289,7 +297,7 @@ SCHEDULER_MAPPING[SCHEDULER] = PrefixScheduler
 
 
 class _Manager(ContinuousBatchingManager):
-    """The manager with `_cpu_attention` for models that support it."""
+    """transformers' manager that uses `_cpu_attention` for the models it supports."""
 
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
         if _cpu_attention.supported(model):
@@ -329,7 +337,10 @@ def _manager(
 
 
 def _skip_idle_processors(manager: ContinuousBatchingManager) -> None:
-    """Sort the vocabulary for top-p and top-k only in batches that use them."""
+    """Replace the top-p and top-k processors by versions that skip batches without top-p or top-k.
+
+    Each processor sorts the vocabulary, which is wasted work in such batches.
+    """
     processors: list[Any] = manager.logit_processor.logits_processor
     for index, processor in enumerate(processors):
         if isinstance(processor, ContinuousBatchingTopPLogitsWarper):
@@ -340,10 +351,10 @@ def _skip_idle_processors(manager: ContinuousBatchingManager) -> None:
 
 
 class _GrammarMasks(ContinuousBatchingLogitsProcessor):
-    """Logits processor that masks tokens by each request's grammar.
+    """Logits processor that masks the tokens that a request's grammar does not allow.
 
-    It comes first, so that temperature, top-p, top-k and log-probabilities apply to the masked
-    distribution.
+    It is the first processor, so that temperature, top-p, top-k and log-probabilities apply to the
+    masked distribution.
     """
 
     def __init__(self, vocabulary: int, on_mismatch: Callable[[str, str], None]) -> None:
@@ -354,7 +365,7 @@ class _GrammarMasks(ContinuousBatchingLogitsProcessor):
         # by request id, not in the request's arguments, which transformers copies deeply
         self._running: dict[str, _Running] = {}
         self._rows: list[int] = []
-        """Masked rows of the next batch."""
+        """Indices of the next batch's rows that have a mask, in the order of `_masks`."""
         self._masks = np.empty((0, (vocabulary + 31) // 32), np.int32)
 
     def begin(self, request_id: str, walk: GrammarState, start: int) -> None:
@@ -379,7 +390,10 @@ class _GrammarMasks(ContinuousBatchingLogitsProcessor):
         return torch.zeros(len(requests_with_new_token), dtype=torch.int32)
 
     def _mask(self, state: Any, into: NDArray[np.int32]) -> bool:
-        """Write a request's mask into `into`; return False if the request has no grammar."""
+        """Write the mask of the request's next token into `into`; return whether there is one.
+
+        There is none if the request has no grammar, or if its tokens violate the grammar.
+        """
         running = self._running.get(state.request_id)
         if running is None:
             return False
@@ -409,7 +423,7 @@ class _GrammarMasks(ContinuousBatchingLogitsProcessor):
 
 
 class _Running:
-    """A request's matcher state, with the number of tokens it has consumed."""
+    """A request's matcher state and the number of answer tokens that it has consumed."""
 
     def __init__(self, walk: GrammarState, start: int) -> None:
         self.walk = walk
@@ -420,7 +434,7 @@ class _Running:
         """Advance the matcher over the tokens of the answer that are new since the last call.
 
         Args:
-            initial: the tokens that were submitted: the prompt and the answer so far.
+            initial: the tokens that were submitted: the prompt and the start of the answer, if any.
             generated: the tokens sampled since the submission.
         """
         before = len(initial) - self._start
@@ -431,7 +445,7 @@ class _Running:
 
 
 def _rows_of(masks: NDArray[np.int32], count: int) -> NDArray[np.int32]:
-    """Return a buffer of [at least count, words]: `masks` if it is large enough, else a new one."""
+    """Return `masks` if it has at least `count` rows, else a new array that has."""
     if count <= len(masks):
         return masks
     return np.empty((max(count, 2 * len(masks)), masks.shape[1]), np.int32)
@@ -442,7 +456,7 @@ class _Lazy:
 
     _setting: str
     _neutral: float
-    """Minimum value of the setting that has no effect."""
+    """Value from which on the setting has no effect, such as 1 for top-p."""
     _needed = True
 
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:

@@ -1,11 +1,12 @@
-"""Attention per request over a batch of different lengths, on a CPU.
+"""Attention on a CPU in which each request of a batch attends to its own keys only.
 
 On a CPU, transformers computes one masked attention of all queries against the keys of all
-requests, whose cost is quadratic in the batch. Here each request attends to its own keys only.
-Decoding requests are padded to a common length, in groups of similar length. A prompt is computed
-alone, or with prompts that have as many cached and as many new tokens, as in a group of rollouts.
+requests, whose cost is quadratic in the batch. This module computes it per request instead.
+Requests that decode one token are padded to a common length, in groups of similar length. A prompt
+without cached tokens is computed alone. Prompts with cached tokens are computed together if they
+have as many cached and as many new tokens, as the rollouts of a group have.
 
-Registered with `AttentionInterface`, the extension point of transformers.
+The attention is registered with `AttentionInterface`, the extension point of transformers.
 """
 
 from __future__ import annotations
@@ -26,25 +27,26 @@ NAME: Final = "lightspan_by_request"
 
 
 class _Group(NamedTuple):
-    """G requests with T new tokens each, whose keys are padded to K."""
+    """G requests with T new tokens each, whose keys are padded to the same number K."""
 
     rows: Tensor
-    """[G·T] query rows, request by request."""
+    """[G·T] indices of the group's query rows, ordered by request."""
     read: slice
-    """Place of the group's G·K keys among the keys at `_Plan.read_index`."""
+    """The slice of `_Plan.read_index` with the cache positions of the group's G·K keys."""
     mask: Tensor
-    """[G, 1, T, K], True where a new token attends; [1, 1, T, K] if it is the same for all."""
+    """[G, 1, T, K] True where a new token attends to a key; [1, 1, T, K] if all requests have the
+    same."""
 
 
 class _Plan(NamedTuple):
-    """The attention plan of one batch, the same for all layers."""
+    """How the attention of one batch is computed; the same for all layers."""
 
     read_index: Tensor
-    """Cache positions of the keys of all groups."""
+    """Cache positions of the keys of all groups, concatenated."""
     prompts: list[slice]
-    """Query rows of each prompt without cached tokens."""
+    """Query rows of each prompt that has no cached tokens."""
     groups: list[_Group]
-    """Requests with cached tokens."""
+    """The requests that have cached tokens."""
 
 
 def supported(model: Any) -> bool:
@@ -61,7 +63,7 @@ def supported(model: Any) -> bool:
 
 
 def install(model: Any) -> None:
-    """Replace the model's attention by this module's."""
+    """Replace the model's attention by `attention`."""
     AttentionInterface.register(NAME, attention)
     model.set_attn_implementation(NAME)
 
@@ -76,14 +78,17 @@ def attention(
     cache: PagedAttentionCache | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within each request.
+    """Compute the attention of each request's queries to the keys of the same request.
 
     Args:
-        query: [1, heads, T, size]; key and value: [1, key heads, T, size], new tokens only.
-        cache: earlier keys and values; without it, plain causal attention is computed.
+        query: [1, heads, T, size], where T counts the new tokens of all requests.
+        key: [1, key heads, T, size]; `value` has the same shape.
+        attention_mask: used only without `cache`.
+        scaling: factor of the scores; None for 1/√size.
+        cache: earlier keys and values; None to compute plain causal attention.
 
     Returns:
-        [1, T, heads, size]
+        The output, [1, T, heads, size], and None in place of the attention weights.
     """
     if cache is None:
         return sdpa_attention_forward(
@@ -108,7 +113,7 @@ def attention(
 
 
 def _attend_prompt(queries: Tensor, keys: Tensor, values: Tensor, scaling: float | None) -> Tensor:
-    """Compute attention of a whole prompt's [T, heads, size] queries to its own keys."""
+    """Return the causal attention of a whole prompt to itself, [T, heads, size]."""
     repeat = queries.shape[1] // keys.shape[1]
     if repeat > 1:
         keys, values = (x.repeat_interleave(repeat, dim=1) for x in (keys, values))
@@ -125,7 +130,7 @@ def _attend_prompt(queries: Tensor, keys: Tensor, values: Tensor, scaling: float
 def _attend_group(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
-    """Compute attention of [G·T, heads, size] queries to [G·K, key heads, size] keys."""
+    """Return the attention of [G·T, heads, size] queries to [G·K, key heads, size] keys."""
     new, places = mask.shape[-2:]
     heads, size = queries.shape[1:]
     groups = keys.shape[1]
@@ -145,7 +150,7 @@ def _attend_group(
 
 
 def _plan_of(cache: Any, layer: int, allocator: Any, kwargs: dict[str, Any]) -> _Plan:
-    """Return the batch's plan, made at the first layer and stored in the cache for the others."""
+    """Return the batch's plan. It is made at layer 0 and stored in `cache` for the later layers."""
     if layer != 0:
         plan: _Plan = cache.lightspan_plan
         return plan
@@ -162,7 +167,8 @@ def _make_plan(ends_q: Sequence[int], ends_k: Sequence[int], read_index: Tensor)
     """Make the attention plan of a batch.
 
     Args:
-        ends_q, ends_k: cumulative numbers of new tokens and of keys, from 0.
+        ends_q: 0 and the cumulative numbers of the requests' new tokens.
+        ends_k: 0 and the cumulative numbers of the requests' keys.
         read_index: cache positions of the keys of all requests, concatenated.
     """
     prompts: list[slice] = []
@@ -181,7 +187,7 @@ def _make_plan(ends_q: Sequence[int], ends_k: Sequence[int], read_index: Tensor)
 
 
 class _Reads:
-    """Collector of the cache positions to read."""
+    """Collects cache positions of keys, of which the groups read their slices."""
 
     def __init__(self, read_index: Tensor) -> None:
         self._from = read_index
@@ -189,7 +195,7 @@ class _Reads:
         self._size = 0
 
     def add(self, places: Tensor) -> slice:
-        """Add cache positions at `places` of the read index; return their slice of `index()`."""
+        """Add the positions `read_index[places]`; return their slice of `index()`."""
         self._parts.append(self._from[places])
         start, self._size = self._size, self._size + len(places)
         return slice(start, self._size)

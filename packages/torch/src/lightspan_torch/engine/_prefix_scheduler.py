@@ -1,8 +1,8 @@
-"""Scheduler that delays requests while another one computes their prefix. Private to `_batcher`.
+"""Scheduler that delays a request while its prefix is computed for another. Private to `_batcher`.
 
 transformers shares complete blocks of keys and values only. The rollouts of a group arrive
-together, before any block of their prompt is complete, so each would compute the prompt. Here one
-of them starts, and the others wait one forward pass for its blocks.
+together, before any block of their prompt is complete, so each would compute the prompt. Here the
+first request starts, and the others wait one forward pass for its blocks.
 
 A block's key is a hash of its tokens and all tokens before them, so only equal prefixes are shared.
 `Batcher.interrupt` empties the cache, so that no block is shared across versions of the weights.
@@ -23,7 +23,7 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 
 class PrefixScheduler(FIFOScheduler):
-    """A FIFO scheduler that never computes a block twice at the same time."""
+    """A FIFO scheduler that does not compute the same block for two requests at the same time."""
 
     def __init__(self, cache: PagedAttentionCache, *arguments: Any, **options: Any) -> None:
         super().__init__(cache, *arguments, **options)
@@ -35,10 +35,10 @@ class PrefixScheduler(FIFOScheduler):
         """Remove all requests."""
         super().reset()
         self._hashes: dict[str, list[int]] = {}
-        """Id of a request whose prompt is not computed yet → its block hashes."""
+        """Id of a request whose prompt is not computed yet → hashes of its prompt's blocks."""
 
     def _get_waiting_candidates(self) -> list[RequestState]:
-        """Return the waiting requests that may start now, in order."""
+        """Return the waiting requests that may start now, in their order of arrival."""
         candidates = super()._get_waiting_candidates()
         if not self.cache.use_prefix_sharing:
             return candidates
@@ -69,7 +69,7 @@ class PrefixScheduler(FIFOScheduler):
             yield state
 
     def _missing(self, state: RequestState) -> list[int]:
-        """Return the hashes of a prompt's blocks that are not in the cache, in order."""
+        """Return the hashes of a prompt's blocks from the first block that is not in the cache."""
         (allocator,) = self.cache.cache_allocators.values()  # sharing requires a single one
         hashes = self._hashes.get(state.request_id)
         if hashes is None:
@@ -96,7 +96,10 @@ class PrefixScheduler(FIFOScheduler):
 def _keep_complete_blocks(
     cache: PagedAttentionCache, state: RequestState, complete_blocks: Mapping[str, int]
 ) -> None:
-    """Mark blocks completed by the last forward pass as shareable, even of an ended request."""
+    """Mark the blocks that the last forward pass completed as shareable.
+
+    Blocks of a request that just ended are marked too.
+    """
     if not cache.use_prefix_sharing:
         return
     tokens = state.initial_tokens + state.generated_tokens

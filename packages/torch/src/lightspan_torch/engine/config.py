@@ -19,31 +19,38 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 
 
 class Transformers(msgspec.Struct, frozen=True, kw_only=True):
-    """The transformers engine in the trainer's process: the default of `Trainer(engine=)`.
+    """Settings of the engine in the trainer's process, the default of `Trainer(engine=)`.
+
+    It samples with transformers' continuous batching.
 
     Raises:
         ConfigError: a value is out of range.
     """
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Data type of the weights; None for the model's."""
+    """Data type of the weights; None for the data type in the model's configuration."""
     context_length: int | None = None
-    """Context length in tokens, at most the model's; it bounds the key-value cache."""
+    """Maximum number of tokens of prompt and answer; None, or a value above the model's, for the
+    model's. It bounds the key-value cache."""
     num_blocks: int | None = None
-    """Size of a policy's key-value cache in blocks of 64 tokens; None for a default by device."""
+    """Size of a policy's key-value cache in blocks of 64 tokens; None for a default that depends on
+    the device."""
     batch_requests: int | None = None
-    """Maximum number of requests in one forward pass; None for a default by device."""
+    """Maximum number of requests in one forward pass; None for a default that depends on the
+    device."""
     batch_tokens: int | None = None
-    """Maximum number of tokens in one forward pass; None for a default by device."""
+    """Maximum number of tokens in one forward pass; None for a default that depends on the
+    device."""
     prefix_sharing: bool = True
-    """Whether prompts with a common prefix share its keys and values."""
+    """Whether requests whose prompts start with the same tokens share the keys and values of those
+    tokens."""
     merge_lora: bool = False
-    """Whether each LoRA policy has a model of its own, with merged weights. If not, LoRA policies
-    of one model share its weights."""
+    """Whether each LoRA policy is served by its own copy of the model, into which its LoRA is
+    merged. If False, LoRA policies of one model share the model's weights."""
     tool_parser: ToolParserName | None = None
-    """Parser of the models' tool calls; None to choose by each chat template."""
+    """Parser of the models' tool calls; None to choose it by the model's chat template."""
     template_date: datetime.date | None = None
-    """Today's date for chat templates; None for 26 July 2024."""
+    """Date that chat templates see as today's; None for 26 July 2024."""
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
@@ -60,7 +67,7 @@ class Transformers(msgspec.Struct, frozen=True, kw_only=True):
             check_date("Transformers: template_date", self.template_date)
 
     def build(self, request: EngineRequest) -> TransformersEngine:
-        """See `EngineSpec.build`."""
+        """Return the engine, not started (`EngineSpec.build`)."""
         from lightspan_torch.engine.transformers import TransformersEngine
 
         options = self.options()
@@ -88,11 +95,11 @@ class Transformers(msgspec.Struct, frozen=True, kw_only=True):
         return options
 
     def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
-        """See `EngineSpec.copies`."""
+        """Return the policies of each copy of weights in the engine (`EngineSpec.copies`)."""
         return [(name,) for name in request.models] if self.merge_lora else request.copies()
 
     def memory(self, size: ModelSize, device: str) -> dict[str, int]:
-        """See `EngineSpec.memory`."""
+        """Return the memory of one copy of a model, by part, in bytes (`EngineSpec.memory`)."""
         from lightspan_torch.engine.transformers import cache_tokens
 
         context = min(size.context, self.context_length or size.context)
@@ -104,6 +111,6 @@ class Transformers(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def describe(self, folder: Path) -> str:
-        """See `EngineSpec.describe`."""
+        """Return "", because nothing is printed while the engine starts (`EngineSpec.describe`)."""
         del folder
         return ""

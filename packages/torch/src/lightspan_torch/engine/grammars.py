@@ -26,7 +26,8 @@ from lightspan.schema.genai_messages import CALL_CLOSE, CALL_OPEN
 LIBRARY: Final = f"llguidance {llguidance.__version__}"
 """Name and version of the grammar compiler; recorded with every call sampled under a grammar."""
 MAX_GRAMMARS: Final = 64
-"""Maximum number of cached grammars. Most take 0.1 MiB; the largest a request may send, 5 MiB."""
+"""Maximum number of cached grammars. Most take 0.1 MiB; the largest that a request may send takes
+5 MiB."""
 MAX_VOCABULARIES: Final = 8
 """Maximum number of cached vocabulary indexes."""
 _LIMITS: Final = llguidance.LLParserLimits(max_items_in_row=20_000, step_max_items=200_000)
@@ -35,7 +36,7 @@ start. `lightspan_gateway.grammars` bounds the length of a grammar."""
 
 
 class GrammarMismatchError(EngineError):
-    """Tokens that the compiled grammar does not allow."""
+    """The grammar does not allow a token, or llguidance failed to compute the next mask."""
 
 
 class Grammars:
@@ -47,7 +48,7 @@ class Grammars:
     Args:
         tokenizer: a fast tokenizer of transformers.
         vocabulary: vocabulary size of the model, which may exceed the tokenizer's.
-        eos_ids: every id that ends a turn; a finished grammar allows nothing else.
+        eos_ids: ids that end a turn. After a complete answer, the grammar allows only these ids.
 
     Raises:
         UnsupportedError: grammars cannot be compiled for the tokenizer.
@@ -61,7 +62,7 @@ class Grammars:
             )
         self.vocabulary = vocabulary
         self.words = (vocabulary + 31) // 32
-        """Number of 32-bit words in a mask."""
+        """Number of 32-bit words in a mask; a mask has a bit for each token."""
         self._tokens = _trie(tokenizer, vocabulary, tuple(sorted(eos_ids)))
         self._special = self._special_tokens()
         self._rules = self._tool_call_rules(tokenizer)
@@ -69,18 +70,18 @@ class Grammars:
         self._lock = threading.Lock()
 
     def check(self, grammar: str) -> None:
-        """Compile a grammar ahead of its calls.
+        """Compile `grammar` and cache it, so that later calls need not wait for the compiler.
 
         Raises:
-            UnsupportedError: the grammar cannot be compiled or followed.
+            UnsupportedError: the grammar cannot be compiled, or it allows no first token.
         """
         self.start(grammar)
 
     def start(self, grammar: str) -> GrammarState:
-        """Return the matcher state at a grammar's start; compile the grammar if necessary.
+        """Return the matcher state at a grammar's start; compile the grammar if it is not cached.
 
         Raises:
-            UnsupportedError: the grammar cannot be compiled or followed.
+            UnsupportedError: the grammar cannot be compiled, or it allows no first token.
         """
         state = self.cached_start(grammar)
         if state is not None:
@@ -110,12 +111,12 @@ class Grammars:
             ids: the T sampled tokens of the call.
 
         Returns:
-            [T, words] a bit for each token of the vocabulary, set if the token is allowed; the
-            lowest token id is the lowest bit.
+            [T, words] masks. Each has a bit for each token of the vocabulary, which is set if the
+            token is allowed; the lowest bit of the first word is token 0.
 
         Raises:
             GrammarMismatchError: a token is not allowed.
-            UnsupportedError: the grammar cannot be compiled.
+            UnsupportedError: the grammar cannot be compiled, or it allows no first token.
         """
         state = self.start(grammar)
         masks = np.empty((len(ids), self.words), np.int32)
@@ -125,10 +126,11 @@ class Grammars:
         return masks
 
     def _tool_call_rules(self, tokenizer: Any) -> str:
-        """Return the rules for the marks of tool calls, to which every grammar may refer.
+        """Return grammar rules for the texts that open and close a tool call.
 
-        If the tokenizer has a special token for a mark, a rule names the token; otherwise it spells
-        the mark.
+        The texts are `CALL_OPEN` and `CALL_CLOSE`. The rules are appended to every grammar. If the
+        tokenizer has a special token for such a text, the rule names the token; otherwise it spells
+        the text.
         """
         opening, closing = (self._mark(tokenizer, text) for text in (CALL_OPEN, CALL_CLOSE))
         rules = f"tool_call_open: {opening}\ntool_call_close: {closing}\n"
@@ -165,7 +167,7 @@ class Grammars:
 
 
 class GrammarState:
-    """The matcher state of one call's grammar. Not thread-safe."""
+    """Position of one answer in its grammar, held by llguidance's matcher. Not thread-safe."""
 
     def __init__(
         self,
@@ -182,10 +184,10 @@ class GrammarState:
         return GrammarState(self._matcher.deep_copy(), self._tokens, self._special)
 
     def mask(self, into: NDArray[np.int32]) -> None:
-        """Write the mask of tokens allowed next into `into`, [words].
+        """Write the mask of the tokens that are allowed next into `into`, an array of [words].
 
         Raises:
-            GrammarMismatchError: llguidance gave up; its mask would silently end the answer.
+            GrammarMismatchError: llguidance failed; its mask would silently end the answer.
         """
         assert into.nbytes == self._special.nbytes
         assert into.flags.c_contiguous
@@ -195,10 +197,11 @@ class GrammarState:
             self._replace_special(into)
 
     def _replace_special(self, mask: NDArray[np.int32]) -> None:
-        """Replace a special token in `mask` by the first ordinary token of the same text.
+        """Replace a special token that `mask` allows only because of its text by an ordinary token.
 
         If the only possible continuation begins with the text of a special token, llguidance allows
-        only the special token: `"<|im_end|>"` as a JSON value would end the answer.
+        only the special token: with `"<|im_end|>"` as a JSON value, it would end the answer. The
+        mask is changed to allow the first token by which the tokenizer spells the text.
         """
         text = self._matcher.compute_ff_bytes()
         if not text or text[0] == _SPECIAL_TOKEN_BYTE:
@@ -208,7 +211,7 @@ class GrammarState:
         mask.view(np.uint32)[token // 32] = 1 << token % 32
 
     def take(self, token: int) -> None:
-        """Advance by a token.
+        """Advance the state by one sampled token.
 
         Raises:
             GrammarMismatchError: the token is not allowed at this position.
@@ -229,13 +232,13 @@ def allowed(masks: NDArray[np.int32], vocabulary: int) -> NDArray[np.bool_]:
 
 
 _SPECIAL_TOKEN_BYTE: Final = 0xFF
-"""First byte of a special token in llguidance's byte strings; UTF-8 text never has it."""
+"""First byte of a special token in llguidance's byte strings; UTF-8 text never contains it."""
 _tries: OrderedDict[tuple[bytes, int, tuple[int, ...]], llguidance.LLTokenizer] = OrderedDict()
 _tries_lock: Final = threading.Lock()
 
 
 def _trie(tokenizer: Any, vocabulary: int, eos_ids: tuple[int, ...]) -> llguidance.LLTokenizer:
-    """Return llguidance's index of a vocabulary, shared by policies, engine and learner.
+    """Return llguidance's index of a vocabulary, cached for policies, engine and learner.
 
     Raises:
         UnsupportedError: llguidance cannot index the vocabulary.
@@ -259,7 +262,7 @@ def _trie(tokenizer: Any, vocabulary: int, eos_ids: tuple[int, ...]) -> llguidan
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:
-    """Return llguidance's error in one line, without positions in the grammar."""
+    """Return llguidance's error in one line, without the line and column numbers."""
     lines = str(matcher.get_error()).splitlines() or ["the grammar cannot be followed"]
     details = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return " ".join([re.sub(r"^at \d+\(\d+\): ", "", lines[0]).strip(), *details])

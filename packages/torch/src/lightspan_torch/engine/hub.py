@@ -3,9 +3,9 @@
 The hub's client sends `HF_TOKEN` (or the token of `hf auth login`) and honours `HF_ENDPOINT`,
 `HF_HOME` and `HF_HUB_OFFLINE`. This module never reads, stores or prints a token.
 
-A model is fetched into the cache and loaded from there. If the hub cannot be reached, one request
-with a timeout of a few seconds is made before the cache is used: transformers would retry for each
-file, half a minute each time.
+A model is fetched into the cache and loaded from there. This module first makes one request to the
+hub, with a timeout, and uses the cache alone if the request fails. transformers would retry for
+each file, for half a minute each time.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ _PATTERNS: Final[Mapping[Part, tuple[str, ...]]] = {
     "tokenizer": ("*.json", "*.txt", "*.model", "*.jinja"),
     "weights": ("config.json", "generation_config.json", "model*.safetensors*"),
 }
-"""File patterns of each part; every part includes the configuration."""
+"""File patterns of each part. Each part includes the model's configuration."""
 _REQUIRED: Final[Mapping[Part, str]] = {"tokenizer": "tokenizer*", "weights": "model*.safetensors"}
 _DESCRIPTIONS: Final[Mapping[Part, str]] = {
     "tokenizer": "tokenizer and configuration",
     "weights": "weights",
 }
 _IGNORED: Final = ("original/*", "onnx/*", "coreml/*")
-"""Copies of the weights for other programs."""
+"""Patterns of files not fetched: copies of the weights for other programs."""
 
 
 class Origin(NamedTuple):
-    """The folder that a model is loaded from."""
+    """Where a model is loaded from."""
 
     name: str
     """The model as the user named it: a folder or a name on the hub."""
     folder: Path
     """The model's folder, or its snapshot in the hub's cache."""
     cached_only: bool = False
-    """Whether the hub was unreachable, so that the cache may be incomplete."""
+    """Whether the hub could not be used. The files in the cache may then be incomplete."""
 
 
 def locate(model: str | Path, part: Part) -> Origin:
-    """Locate the files of a model; fetch them first if the model is on the hub.
+    """Return the folder of a model; fetch the files first if the model is on the hub.
 
     Args:
         model: folder, or name on the hub.
-        part: the files to fetch.
+        part: which files are needed.
 
     Raises:
-        ModelError: the folder is not a model, or neither hub nor cache has the model.
+        ModelError: `model` is a folder without a model, or neither the hub nor its cache has it.
     """
     name = check_model_path(model)
     return Origin(name, Path(name)) if Path(name).is_dir() else _on_hub(name, part)
 
 
 def check_model_path(model: str | Path) -> str:
-    """Return a model's name on the hub, or the path of its existing folder.
+    """Return `model` as text: its name on the hub, or the path of an existing model folder.
 
     Raises:
-        ModelError: a path is not a folder with a `config.json`.
+        ModelError: `model` looks like a path but is no folder with a `config.json`.
     """
     name = str(model)
     path = Path(name).expanduser()
@@ -86,14 +86,14 @@ def check_model_path(model: str | Path) -> str:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Return whether a folder holds a PEFT adapter and no model."""
+    """Return whether a folder contains a PEFT adapter (LoRA weights) without its base model."""
     return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
 
 
 def cached_folder(name: str) -> Path | None:
     """Return the folder of a hub model in the cache; None if the model is not cached.
 
-    The folder may be incomplete. The network is not used.
+    The folder may lack files. The network is not used.
     """
     config = _in_cache(name, "config.json")
     return None if config is None else config.parent
@@ -104,8 +104,8 @@ def cannot_load(what: str, origin: Origin, error: BaseException) -> ModelError:
 
     Args:
         what: name of the part, such as "tokenizer".
-        origin: the model's folder.
-        error: the reason.
+        origin: where the part was loaded from.
+        error: why loading failed.
     """
     where, advice = "as the Hugging Face hub has it", ""
     if Path(origin.name) == origin.folder:
@@ -147,16 +147,16 @@ def _on_hub(name: str, part: Part) -> Origin:
 
 
 def _cached(name: str, part: Part, reason: str, error: BaseException) -> Origin:
-    """Return the origin of a model in the cache.
+    """Return the origin of a model in the cache, after the hub could not be used.
 
     Args:
         name: name of the model on the hub.
-        part: the files that are needed.
+        part: which files are needed.
         reason: why the hub cannot be used, for the error message.
         error: the hub's error.
 
     Raises:
-        ModelError: the cache lacks the part.
+        ModelError: the cache lacks the files of `part`.
     """
     config = _in_cache(name, "config.json")
     if config is not None and any(config.parent.glob(_REQUIRED[part])):
@@ -178,7 +178,7 @@ _FETCH_ELSEWHERE: Final = (
 
 
 def _http_reason(name: str, error: BaseException | None) -> str:
-    """Return the hub's error and what to do about it."""
+    """Return the hub's error and the advice on it, such as to set `HF_TOKEN`."""
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
     assert error is not None
@@ -209,7 +209,7 @@ def _set_token() -> str:
 
 
 def _print_download(name: str, info: Any) -> None:
-    """Print the size of the weights that are missing in the cache, if it is known."""
+    """Print the total size of the weights that must be fetched, if the hub states the sizes."""
     missing = [
         file.size
         for file in info.siblings or ()

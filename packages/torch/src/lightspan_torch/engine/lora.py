@@ -1,4 +1,4 @@
-"""LoRA that is served unmerged: validation, and adapters as forward hooks of a model."""
+"""LoRA served without merging: validation, and adapters as forward hooks of a model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _MAX_NAMES: Final = 5
 def is_low_rank(
     weights: Mapping[str, Any] | LoRAWeights, policy: str, served: int | None
 ) -> TypeGuard[LoRAWeights]:
-    """Return whether an update's weights are LoRA weights.
+    """Return whether the weights passed to `TokenEngine.update` are LoRA weights.
 
     Args:
-        weights: the weights of `TokenEngine.update`.
+        weights: the weights passed to `TokenEngine.update`.
         policy: the policy's name.
-        served: LoRA rank that the policy is served with; 0 if its weights never change; None for
-            whole weights.
+        served: the policy's LoRA rank in the engine; 0 for a policy whose weights never change;
+            None for a policy served with whole weights.
 
     Raises:
         ModelError: the weights are not of the kind that the policy is served with.
@@ -59,7 +59,7 @@ def check_low_rank(
         shapes: weight name → shape in the model.
         weights: the weights to check.
         policy: the policy's name.
-        rank: maximum rank.
+        rank: maximum rank of `weights`.
     """
     if weights.rank > rank:
         raise ModelError(
@@ -84,7 +84,7 @@ def check_low_rank(
 
 
 def check_ranks(ranks: Mapping[str, int], models: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a rank below 0 or of an unknown policy."""
+    """Raise `ConfigError` if a rank is below 0 or its policy is not in `models`."""
     for policy, rank in ranks.items():
         if policy not in models:
             raise ConfigError(f"lora= names {policy!r}; the engine's policies: {sorted(models)}")
@@ -94,11 +94,11 @@ def check_ranks(ranks: Mapping[str, int], models: Mapping[str, Any]) -> None:
 class LowRank:
     """The LoRA of one policy, added to the outputs of its model's layers.
 
-    Forward hooks leave the model's modules and weight names unchanged, so that its tensors can be
-    shared with other policies.
+    Forward hooks add it. The model's modules and weight names are unchanged, so the policy can
+    share the model's tensors with other policies.
 
     Args:
-        model: the policy's own model; only its tensors may be shared.
+        model: a model object used by this policy alone; only its tensors may be shared.
         rank: maximum rank.
     """
 
@@ -112,7 +112,7 @@ class LowRank:
         self._scale = 1.0
 
     def change(self, weights: LoRAWeights, policy: str) -> Callable[[], None]:
-        """Check LoRA weights and return a function that replaces the current ones.
+        """Check LoRA weights, and return a function that replaces the current LoRA weights by them.
 
         Raises:
             ModelError: the weights do not fit the model.
@@ -132,7 +132,7 @@ class LowRank:
         return change
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the current LoRA tensors by name."""
+        """Return the current LoRA tensors by name; empty before the first change."""
         return {
             f"{name}.lora_{letter}": tensor
             for name, pair in self._layers.items()
@@ -142,7 +142,7 @@ class LowRank:
     def _add(
         self, name: str, module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor
     ) -> Tensor:
-        """Forward hook: add the layer's LoRA output, computed in the same data types as PEFT."""
+        """Return a layer's output plus its LoRA output, computed in PEFT's data types."""
         pair = self._layers.get(name)
         if pair is None:
             return output

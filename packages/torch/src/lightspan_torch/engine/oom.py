@@ -16,8 +16,8 @@ _OUT_OF_MEMORY: Final = re.compile(
     r"|CUBLAS_STATUS_ALLOC_FAILED|Memory footprint",
     re.IGNORECASE,
 )
-"""Messages of torch's allocators (CUDA, CPU), cuBLAS, C++ and transformers' cache. Most of them
-raise a plain `RuntimeError`, which only its message distinguishes."""
+"""Messages of torch's allocators (CUDA, CPU), cuBLAS, C++ and transformers' cache. Most of these
+errors are plain `RuntimeError`s, which can be recognised only by their message."""
 _ALLOCATION: Final = re.compile(
     r"Tried to allocate [\d.]+ [KMG]iB|you tried to allocate \d+ bytes", re.IGNORECASE
 )
@@ -31,7 +31,10 @@ def is_out_of_memory(error: BaseException | str) -> bool:
 
 
 def allocation(error: BaseException | str) -> str:
-    """Return the size of the failed allocation, in brackets; empty if the message has none."""
+    """Return the size of the failed allocation, in brackets; "" if the message states no size.
+
+    Example: " (it tried to allocate 2.00 GiB)".
+    """
     match = _ALLOCATION.search(str(error))
     if match is None:
         return ""
@@ -42,14 +45,14 @@ def allocation(error: BaseException | str) -> str:
 
 @contextmanager
 def explained(what: str, advice: Callable[[], str]) -> Iterator[None]:
-    """Replace an out-of-memory error in the context by an `OutOfMemoryError` with advice.
+    """Run the `with` block; replace an out-of-memory error by an `OutOfMemoryError` with advice.
 
     Args:
         what: the failed operation, such as "updating policy writer on cuda:0".
-        advice: returns the settings to lower; called only when memory ran out.
+        advice: returns advice on settings to lower; called only when memory ran out.
 
     Raises:
-        OutOfMemoryError: memory ran out in the body.
+        OutOfMemoryError: memory ran out in the `with` block.
     """
     try:
         yield

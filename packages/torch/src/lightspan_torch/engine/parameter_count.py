@@ -13,7 +13,7 @@ from lightspan_torch.engine.hub import TIMEOUT_S, cached_folder, check_model_pat
 
 
 def model_size(model: str) -> ModelSize:
-    """Return the size of a model by its configuration, in a folder or the hub's cache.
+    """Return the size of a model, computed from its configuration in a folder or the hub's cache.
 
     Raises:
         ModelError: the configuration is missing or does not describe a causal language model.
@@ -65,7 +65,7 @@ def size_of_config(config: Any, name: str = "the model") -> ModelSize:
 
 
 def count_parameters(model: str | Path) -> int:
-    """Return the number of parameters of a model.
+    """Return the number of parameters of a model, a folder or a name on the hub.
 
     The headers of safetensors files are read, in the folder or the hub's cache. For a hub model
     that is not completely cached, the hub's API is queried; nothing is fetched.

@@ -24,10 +24,10 @@ def check_request(
         context: the policy's context length, in tokens.
         vocabulary: number of ids of the policy's vocabulary.
         options: the engine's options that shorten the context, for the error message.
-        temperatures: minimum and maximum temperature, in addition to 0.
+        temperatures: minimum and maximum temperature. Temperature 0 is allowed in any case.
 
     Raises:
-        ContextOverflowError: prompt and one token exceed the context.
+        ContextOverflowError: the prompt and one token of answer exceed the context.
         PromptRefused: a prompt id is not in the vocabulary.
         UnsupportedError: a sampling parameter is out of range.
         EngineError: the prompt is empty.
@@ -66,5 +66,8 @@ def _check_sampling(sampling: Sampling, temperatures: tuple[float, float]) -> No
 
 
 def copy_of(error: EngineError) -> EngineError:
-    """Return a copy of an error, so that each caller that raises it has its own traceback."""
+    """Return a copy of an error.
+
+    An error that several callers raise would collect the tracebacks of all of them.
+    """
     return type(error)(str(error))

@@ -28,20 +28,22 @@ DEFAULT_CONTEXT: Final = 4096
 """Context length, in tokens, of a model whose configuration has none."""
 
 TEMPLATE_DATE: Final = datetime.date(2024, 7, 26)
-"""Today's date for chat templates: Llama's own default. With the real date, prompts would change at
-midnight: turns of one chat would not share a prefix, and two runs of one seed would differ."""
+"""Date that chat templates see as today's: Llama's own default. With the real date, prompts would
+change at midnight: turns of one chat would not share a prefix, and two runs with the same seed
+would differ."""
 
 TOOL_MARKERS: Final = (CALL_OPEN, CALL_CLOSE, PYTHON_TAG)
-"""Marks of tool calls: decoded even where they are special tokens, because the tool parser needs
-them."""
+"""Texts that open or close a tool call. They are decoded even if they are special tokens, because
+the tool parser needs them."""
 
 OVERLENGTH_FACTOR: Final = 2
-"""Maximum ids of a text's pieces, as a multiple of the context; a longer text is refused.
+"""A text is refused if its pieces have more ids in all than this factor times the allowed number.
 
 Cutting a text into pieces adds a few ids at every cut. A text that fits would need 2,048 extra ids
-at every cut to be refused, because the gateway admits at most 32 bytes per id."""
+at every cut to be refused, because the gateway admits at most 32 bytes per id.
+"""
 _PIECE_LENGTH: Final = 2**16
-"""Characters of one piece; the tokenizers library holds about 250 bytes per character."""
+"""Number of characters in a piece; the tokenizers library takes about 250 bytes per character."""
 
 
 class TransformersTokenizer(ChatTokenizer):
@@ -49,11 +51,11 @@ class TransformersTokenizer(ChatTokenizer):
 
     Args:
         tokenizer: a `PreTrainedTokenizerBase`.
-        name: the model's name or path, for error messages.
+        name: the model's name or path, for error messages; if empty, the tokenizer's own.
         context_length: maximum tokens of a sequence.
         eos_ids: ids that end a turn, in addition to the tokenizer's own and `TURN_ENDS`.
-        tool_parser: parser of the model's tool calls; None to choose by the chat template.
-        date: today's date for chat templates.
+        tool_parser: parser of the model's tool calls; None to choose it by the chat template.
+        date: date that chat templates see as today's.
 
     Raises:
         ConfigError: `tool_parser` is unknown or `date` is not a date.
@@ -139,11 +141,19 @@ class TransformersTokenizer(ChatTokenizer):
             ) from error
 
     def encode(self, text: str, *, most: int | None = None) -> list[int]:
-        """Return the ids of a text, without special tokens added.
+        """Return the ids of a text, without adding special tokens such as a start of sequence.
 
-        `transformers.encode` also copies every token's text, offsets and masks into Python lists.
-        Freeing the texts alone holds the GIL for 50 ns per token: 0.12 s for 3 MB, where returning
-        the ids alone takes 0.03 s. So the Rust backend is called directly.
+        The Rust backend is called directly where possible. `transformers.encode` also copies every
+        token's text, offsets and masks into Python lists. Freeing the texts alone holds the GIL for
+        50 ns per token: 0.12 s for 3 MB, where returning the ids alone takes 0.03 s.
+
+        Args:
+            text: the text to encode.
+            most: maximum number of ids that the caller can use; None for no limit.
+
+        Raises:
+            ContextOverflowError: a long text has far more than `most` ids. A text with a few more
+                is encoded, and the caller must check its length.
         """
         backend = _plain_backend(self.tokenizer)
         if backend is None:
@@ -156,7 +166,12 @@ class TransformersTokenizer(ChatTokenizer):
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Decode ids; `skip_special_tokens` removes special tokens other than `TOOL_MARKERS`."""
+        """Return the text of ids.
+
+        Args:
+            ids: the ids.
+            skip_special_tokens: whether to leave out special tokens other than `TOOL_MARKERS`.
+        """
         hidden = self._hidden if skip_special_tokens else ()
         return str(
             self.tokenizer.decode(
@@ -173,7 +188,7 @@ class TransformersTokenizer(ChatTokenizer):
         return text
 
     def _template(self, *, with_tools: bool) -> str:
-        """Return the chat template; empty if there is none."""
+        """Return the chat template; "" if the tokenizer has none."""
         if not self.tokenizer.chat_template:
             return ""
         return str(self.tokenizer.get_chat_template(tools=[] if with_tools else None))
@@ -185,12 +200,15 @@ def load_tokenizer(
     tool_parser: ToolParserName | None = None,
     date: datetime.date = TEMPLATE_DATE,
 ) -> TransformersTokenizer:
-    """Load the tokenizer of a folder or of a model on the Hugging Face hub. Runs no remote code.
+    """Load the tokenizer of a model in a folder or on the Hugging Face hub. Runs no remote code.
 
     Args:
-        tool_parser, date: see `TransformersTokenizer`.
+        model: folder, or name on the hub.
+        tool_parser: parser of the model's tool calls; None to choose it by the chat template.
+        date: date that chat templates see as today's.
 
     Raises:
+        ConfigError: `tool_parser` is unknown or `date` is not a date.
         ModelError: the tokenizer does not exist, cannot be fetched or cannot be read.
     """
     from transformers import AutoConfig, AutoTokenizer
@@ -218,7 +236,7 @@ def load_tokenizer(
 
 
 def context_length(config: Any) -> int:
-    """Return the maximum sequence length of a model configuration."""
+    """Return the maximum sequence length of a model, in tokens, from its configuration."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return int(getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT)
 
@@ -240,14 +258,14 @@ def _as_ids(value: Any) -> set[int]:
 
 
 def _turn_ends(tokenizer: Any) -> set[int]:
-    """Return the ids of the end-of-sequence token and of `TURN_ENDS` that the tokenizer has."""
+    """Return the ids of the tokenizer's end-of-sequence token and of its `TURN_ENDS`."""
     added = tokenizer.get_added_vocab()
     ends = {int(added[token]) for token in TURN_ENDS if token in added}
     return ends | _as_ids(tokenizer.eos_token_id)
 
 
 def _hidden_ids(tokenizer: Any) -> frozenset[int]:
-    """Return the ids that `decode` removes: special tokens other than `TOOL_MARKERS`."""
+    """Return the ids that `decode` leaves out: special tokens other than `TOOL_MARKERS`."""
     added = tokenizer.added_tokens_decoder
     special = {token for token, entry in added.items() if entry.special}
     special |= set(tokenizer.all_special_ids)
@@ -257,7 +275,7 @@ def _hidden_ids(tokenizer: Any) -> frozenset[int]:
 
 # --- encoding -------------------------------------------------------------------------------
 _ENCODING_METHODS: Final = ("apply_chat_template", "__call__", "encode", "_encode_plus")
-"""Methods by which a tokenizer class can change the ids of a chat."""
+"""Methods that turn a chat into ids. A tokenizer class that overrides one may return other ids."""
 
 
 def _is_standard(kind: type) -> bool:
@@ -270,7 +288,7 @@ def _is_standard(kind: type) -> bool:
 
 
 def _plain_backend(tokenizer: Any) -> Any:
-    """Return the Rust backend if it gives the tokenizer's ids, else None.
+    """Return the tokenizer's Rust backend; None if it would give other ids than the tokenizer.
 
     The ids differ where the tokenizer truncates, pads, or splits special tokens in its own way.
     """
@@ -286,9 +304,9 @@ def _plain_backend(tokenizer: Any) -> Any:
 
 
 def _check_length(backend: Any, text: str, most: int) -> None:
-    """Raise `ContextOverflowError` if a text has far more than `most` ids.
+    """Raise `ContextOverflowError` if a text has more than `OVERLENGTH_FACTOR` times `most` ids.
 
-    The text is encoded piece by piece, because 4 MB at once take seconds and a gigabyte.
+    The text is encoded piece by piece: encoding 4 MB at once takes seconds and 1 GB of memory.
     """
     count = 0
     for start in range(0, len(text), _PIECE_LENGTH):
@@ -304,12 +322,13 @@ def _check_length(backend: Any, text: str, most: int) -> None:
 # --- templates ------------------------------------------------------------------------------
 _CLOCK: Final = "strftime_now"
 _FOREIGN_FORMATS: Final = ("<function=", "<arg_key>")
-"""Marks of Qwen3-Coder's and GLM's templates, whose tool calls have arguments in tags, not JSON."""
+"""Texts in the templates of Qwen3-Coder and GLM. Their tool calls have arguments in tags, not
+JSON."""
 _TOOLS: Final = re.compile(r"\btools\b")
 
 
 def _has_template_options_only(options: Mapping[str, Any]) -> bool:
-    """Return whether no option changes how transformers turns text into ids."""
+    """Return whether `options` affect only the template's text, not its encoding into ids."""
     return not options or options.keys() & _transformers_options() <= {"documents"}
 
 
@@ -321,12 +340,15 @@ def _transformers_options() -> frozenset[str]:
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message without an empty `tool_calls`: Llama's template only tests for the key."""
+    """Return the message without an empty `tool_calls`.
+
+    Llama's template takes every message with this key for a tool call.
+    """
     return {key: value for key, value in message.items() if key != "tool_calls" or value}
 
 
 def _parser_of(template: str) -> ToolParserName:
-    """Return the parser for a chat template's format of tool calls."""
+    """Return the name of the parser for the tool calls that a chat template writes."""
     if CALL_OPEN in template:
         return "hermes"
     if "<|start_header_id|>" in template or PYTHON_TAG in template:
@@ -335,7 +357,7 @@ def _parser_of(template: str) -> ToolParserName:
 
 
 def _check_readable(template: str, name: str) -> None:
-    """Raise `ModelError` if no parser reads the chat template's format of tool calls."""
+    """Raise `ModelError` if no parser reads the tool calls that a chat template writes."""
     foreign = [marker for marker in _FOREIGN_FORMATS if marker in template]
     if foreign:
         raise ModelError(

@@ -3,18 +3,19 @@
 Each policy has its own weights, key-value cache and generation thread. A thread starts with the
 first request for its policy and sleeps while there is none.
 
-**Log-probabilities** are of the distribution sampled from, after temperature, top-p and top-k.
-Temperature 0 is greedy: it samples from a point mass, so its log-probabilities are 0.0 (the log of
-1/k among k equal logits).
+**Log-probabilities** are of the distribution that tokens are sampled from, after temperature, top-p
+and top-k. Temperature 0 is greedy decoding: the distribution is a point mass, so the
+log-probabilities are 0.0 (the log of 1/k among k equal logits).
 
 **Weight updates.** `update` pauses the thread between two steps, takes out all requests with their
 partial ids, drops their keys and values, replaces the weights, and resubmits prompt + partial ids.
 No key or value of old weights is used again, and each token's version is that of the weights that
 sampled it.
 
-**Prefix sharing.** Calls of one policy with a common prompt prefix share its keys and values, in
-whole pages: calls in flight and earlier ones, until the cache is full or the weights change. The
-last bits of a log-probability may depend on what was shared.
+**Prefix sharing.** Calls of one policy whose prompts start with the same tokens share the keys and
+values of those tokens, in whole pages. They share them with calls in flight and with earlier calls,
+until the cache is full or the weights change. The last bits of a log-probability may depend on
+which keys and values were shared.
 """
 
 from __future__ import annotations
@@ -73,21 +74,22 @@ from lightspan_torch.engine.weights import (
 )
 
 BLOCK_TOKENS: Final = 64
-"""Tokens of one block of `num_blocks`."""
+"""Number of tokens in one block of the setting `num_blocks`."""
 CPU_PAGE: Final = 8
-"""Tokens of a cache page on a CPU, the unit of allocation and sharing. At most so many tokens of a
-shared prompt are recomputed; 4, 8 and 16 took equally long."""
+"""Tokens of a cache page on a CPU, the unit in which memory is allocated and prefixes are shared.
+Up to this many tokens of a shared prompt are recomputed. Pages of 4, 8 and 16 were equally fast."""
 GPU_PAGE: Final = 64
 CPU_BATCH: Final = (48, 512)
-"""Maximum requests and tokens in one forward pass on a CPU, measured by `benchmarks/engine.py`."""
+"""Default maximum numbers of requests and of tokens in one forward pass on a CPU; measured by
+`benchmarks/engine.py`."""
 MASKED_CPU_BATCH: Final = (12, 256)
-"""`CPU_BATCH` for models that need transformers' own attention, whose cost is quadratic in the
-number of requests and of tokens."""
+"""Replaces `CPU_BATCH` for models that `_cpu_attention` does not support. The cost of transformers'
+own attention is quadratic in the number of requests and of tokens."""
 CPU_CACHE_TOKENS: Final = 16_384
 """Minimum size of the key-value cache on a CPU, in tokens."""
 GPU_CACHE_TOKENS: Final = 131_072
-"""Size of the key-value cache on a GPU, in tokens. The rest of the memory is left to the learner.
-Not yet run on a GPU."""
+"""Size of the key-value cache on a GPU, in tokens. The learner gets the rest of the memory. Not yet
+run on a GPU."""
 
 CAPABILITIES: Final = EngineCapabilities(
     exact_tokens=True,
@@ -106,24 +108,28 @@ class TransformersEngine(TokenEngine):
 
     Args:
         models: policy name → folder, hub name, or a loaded model, which is copied.
-        lora: policy name → LoRA rank, for policies whose updates are `LoRAWeights`; 0 if a policy's
-            weights never change. LoRA policies of one model share its weights, not their caches;
-            they compute more per token than a merged policy.
+        lora: policy name → LoRA rank, for policies whose updates are `LoRAWeights`; 0 for a policy
+            whose weights never change. LoRA policies of one model share its weights, not their
+            caches; they compute more per token than a merged policy.
         device: `"cpu"`, `"cuda"` or `"cuda:0"`.
         dtype: data type of the weights; None for the model's.
-        tokenizers: policy name → tokenizer, where it is not in the model's folder.
+        tokenizers: policy name → tokenizer, for policies whose model folder has none.
         tool_parser: parser of the models' tool calls: `"hermes"`, `"llama"` or `"json"`; None to
-            choose by each chat template.
-        template_date: today's date for chat templates.
+            choose it by each model's chat template.
+        template_date: date that chat templates see as today's.
         versions: policy name → version of the initial weights; 0 by default.
-        context_length: context length in tokens, at most the model's; it bounds the key-value
-            cache.
-        batch_requests: maximum number of requests in one forward pass.
-        batch_tokens: maximum number of tokens in one forward pass.
-        num_blocks: size of a policy's key-value cache in blocks of 64 tokens, which is also the
-            maximum length of a call; None for `default_cache_tokens`.
-        prefix_sharing: whether prompts with a common prefix share its keys and values.
-        seed: seed of torch's global random generator, set when a generation thread starts.
+        context_length: maximum number of tokens of prompt and answer; None, or a value above the
+            model's, for the model's. It bounds the key-value cache.
+        batch_requests: maximum number of requests in one forward pass; None for a default that
+            depends on the device.
+        batch_tokens: maximum number of tokens in one forward pass; None for a default that depends
+            on the device.
+        num_blocks: size of a policy's key-value cache in blocks of 64 tokens, which also limits the
+            length of a call; None for `default_cache_tokens`.
+        prefix_sharing: whether requests whose prompts start with the same tokens share the keys and
+            values of those tokens.
+        seed: seed of torch's global random generator, set when a generation thread starts; None to
+            leave the generator as it is.
     """
 
     def __init__(
@@ -298,9 +304,9 @@ class _PolicyWorker:
         self._spent_cpu_s = 0.0
         self._failure: EngineError | None = None
         self._jobs: dict[str, _Job] = {}
-        """Current batcher id → job."""
+        """Id of the job's current submission to the batcher → job."""
         self._can_submit = asyncio.Event()
-        """Cleared while an update is running."""
+        """Set unless an update of the weights is running."""
         self._can_submit.set()
         self._lock = asyncio.Lock()
         self._ids = map(str, itertools.count())
@@ -317,7 +323,7 @@ class _PolicyWorker:
         return Grammars(tokenizer, vocabulary=self._vocabulary, eos_ids=eos_ids)
 
     def load_grammars(self) -> None:
-        """Index the vocabulary for grammars, so that no call with a grammar waits for it."""
+        """Index the vocabulary for grammars, so that no request has to wait for the index."""
         with contextlib.suppress(UnsupportedError):  # raised again by a call with a grammar
             _ = self.grammars
 
@@ -326,7 +332,10 @@ class _PolicyWorker:
         return self._batcher.cpu_s if self._batcher is not None else self._spent_cpu_s
 
     def check_alive(self) -> None:
-        """Raise the error that ended the generation thread, unless the engine was closed."""
+        """Raise the error that ended the generation thread, if any.
+
+        Do nothing if the engine was closed.
+        """
         if not isinstance(self._failure, EngineClosedError):
             self._check_running()
 
@@ -339,10 +348,10 @@ class _PolicyWorker:
         return hash_weights({**self._model.state_dict(), **low_rank})
 
     async def grammar_start(self, grammar: str) -> GrammarState:
-        """Return the matcher state at a grammar's start; compile the grammar in a thread.
+        """Return the matcher state at a grammar's start; if not cached, compile it in a thread.
 
         Raises:
-            UnsupportedError: the grammar cannot be compiled.
+            UnsupportedError: the grammar cannot be compiled, or it allows no first token.
         """
         state = self.grammars.cached_start(grammar)
         return state if state is not None else await asyncio.to_thread(self.grammars.start, grammar)
@@ -355,7 +364,7 @@ class _PolicyWorker:
         Args:
             request: the request.
             state: matcher state at the start of the request's grammar; None without a grammar.
-            stream: whether chunks are sent as they are generated.
+            stream: whether tokens are sent as they are generated.
 
         Raises:
             ContextOverflowError, PromptRefused, UnsupportedError, EngineError: see `check_request`.
@@ -369,7 +378,7 @@ class _PolicyWorker:
         return _Job(request, state, self.tokenizer, limit=limit, stream=stream)
 
     async def submit(self, job: _Job) -> None:
-        """Submit a job to the batcher, after a running update."""
+        """Submit a job to the batcher; wait first if an update of the weights is running."""
         while not self._can_submit.is_set():  # another update may start before this task resumes
             await self._can_submit.wait()
         self._submit(job)
@@ -399,7 +408,7 @@ class _PolicyWorker:
             self._batcher.cancel(job.key)
 
     def _change(self, weights: Mapping[str, Any] | LoRAWeights) -> Callable[[], None]:
-        """Return a function that replaces the weights.
+        """Check `weights`, and return a function that replaces the model's weights by them.
 
         Raises:
             ModelError: the weights do not fit the model.
@@ -411,7 +420,7 @@ class _PolicyWorker:
         return weight_change(self._model, weights, self.policy)
 
     async def update(self, weights: Mapping[str, Any] | LoRAWeights, version: int) -> None:
-        """Replace the weights; see the module's docstring."""
+        """Replace the weights as the module's docstring describes."""
         async with self._lock:
             self._check_running()
             change = self._change(weights)
@@ -474,7 +483,7 @@ class _PolicyWorker:
         self._to_loop(self._fail, failure)
 
     def _explain(self, error: BaseException | str, message: str) -> EngineError:
-        """Return an `EngineError` with `message`, or with advice if `error` means out of memory."""
+        """Return an error with `message`; if memory ran out, an `EngineMemoryError` with advice."""
         if not is_out_of_memory(error):
             return EngineError(message)
         return EngineMemoryError(
@@ -523,7 +532,7 @@ class _PolicyWorker:
 
 
 class _Job:
-    """A running request: its tokens and its queue of chunks."""
+    """A running request: its sampled tokens and the chunks to send."""
 
     def __init__(
         self,
@@ -538,7 +547,8 @@ class _Job:
         self.done = False
         self.sampling = request.sampling
         self.grammar_state = grammar_state
-        """Matcher state at the start of the answer; each submission advances a copy."""
+        """Matcher state at the start of the answer; None without a grammar. Each submission gets a
+        copy."""
         self.answer_start = len(request.prompt_ids) - request.answered
         self._prompt = request.prompt_ids
         self._limit = limit
@@ -549,9 +559,9 @@ class _Job:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._sent = 0
-        """Number of tokens in sent chunks."""
+        """Number of sampled tokens that were sent in chunks."""
         self._resumed = 0
-        """Number of tokens generated before the current submission."""
+        """Number of tokens sampled before the current submission."""
         self._version = 0
         self._chunks: asyncio.Queue[TokenChunk | EngineError] = asyncio.Queue()
 
@@ -574,11 +584,14 @@ class _Job:
         return item
 
     def begin(self, key: str, version: int) -> None:
-        """Record that the job is submitted with the id `key`, for weights of `version`."""
+        """Record the id (`key`) of a submission and the `version` of its weights."""
         self.key, self._version, self._resumed = key, version, len(self._ids)
 
     def receive(self, output: GenerationOutput) -> None:
-        """Add the new tokens of `output`, which contains all tokens since the submission."""
+        """Add the new tokens of `output`, which contains all tokens since the submission.
+
+        Depending on `output`, finish the job, fail it or send a chunk.
+        """
         if output.error is not None:
             self.fail(EngineError(f"generation failed: {output.error}"))
             return
@@ -598,7 +611,7 @@ class _Job:
             self.flush()
 
     def flush(self) -> None:
-        """Send unsent tokens as a chunk."""
+        """Send the tokens that were not sent yet as a chunk."""
         if len(self._ids) > self._sent:
             self._send(None)
 
@@ -638,15 +651,21 @@ def default_cache_tokens(device: str, context: int) -> int:
 
 
 def cache_tokens(device: str, context: int, num_blocks: int | None) -> int:
-    """Return the size of one policy's key-value cache in tokens, a multiple of `BLOCK_TOKENS`."""
+    """Return the size of one policy's key-value cache in tokens, a multiple of `BLOCK_TOKENS`.
+
+    Args:
+        device: name of the device.
+        context: the policy's context length, in tokens.
+        num_blocks: the setting; None for `default_cache_tokens`, rounded up.
+    """
     blocks = num_blocks or math.ceil(default_cache_tokens(device, context) / BLOCK_TOKENS)
     return blocks * BLOCK_TOKENS
 
 
 def _settings(model: Any, context: int, sizes: BatchSettings) -> BatchSettings:
-    """Replace each None in `sizes` by a default of the model's device.
+    """Return `sizes` with each None replaced by a default for the model's device.
 
-    On a GPU, None for the batch's sizes is kept, so that transformers chooses them.
+    On a GPU, the batch sizes stay None, so that transformers chooses them.
     """
     tokens = sizes.cache_tokens or cache_tokens(model.device.type, context, None)
     if model.device.type != "cpu":
@@ -662,7 +681,7 @@ def _settings(model: Any, context: int, sizes: BatchSettings) -> BatchSettings:
 
 
 def _lower_engine(settings: BatchSettings, context: int) -> str:
-    """Return advice on lowering the engine's memory settings."""
+    """Return advice on which of the engine's settings to lower when memory ran out."""
     tokens = settings.cache_tokens or 0
     blocks = tokens // BLOCK_TOKENS
     now = f"num_blocks, now {blocks} ({tokens:,} tokens of keys and values)"

@@ -20,7 +20,7 @@ from lightspan_torch.engine.oom import allocation, is_out_of_memory
 
 
 def without_aliases(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict with tied weights once, under their first name."""
+    """Return a state dict in which tied weights appear once, under their first name."""
     pointers: set[int] = set()
     weights = {}
     for name, tensor in state.items():
@@ -31,7 +31,7 @@ def without_aliases(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def hash_weights(state: dict[str, Tensor]) -> str:
-    """Return the SHA-256 of names, types, shapes and values; tied weights count once."""
+    """Return the SHA-256 of names, types, shapes and values of weights; tied weights count once."""
     digest = hashlib.sha256()
     for name, tensor in sorted(without_aliases(state).items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -77,7 +77,9 @@ def load_model(
 
 
 class SharedModels:
-    """Models whose weights several policies share: each source is loaded once.
+    """Models that share the weights of the source that they were loaded from.
+
+    Each source is loaded once.
 
     Args:
         load: loads a model from a folder, a hub name or a loaded model.
@@ -88,7 +90,7 @@ class SharedModels:
         self._models: dict[Any, Any] = {}
 
     def load(self, source: Any) -> Any:
-        """Return a new model that shares its tensors with the other models of `source`."""
+        """Return a new model that shares its tensors with the other models loaded from `source`."""
         key = source if isinstance(source, torch.nn.Module) else str(source)
         if key not in self._models:
             self._models[key] = self._load(source)
@@ -108,7 +110,7 @@ def check_device(device: str | torch.device) -> None:
 
 
 def _moved(model: Any, device: str | torch.device, dtype: torch.dtype | None, name: str) -> Any:
-    """Move a model to a device, and convert it to a data type (None to keep its own).
+    """Move a model to `device`, and convert it to `dtype`; None keeps its data type.
 
     Raises:
         OutOfMemoryError: the model does not fit into the device's memory.
@@ -131,7 +133,7 @@ def _too_large(name: str, device: str | torch.device, error: BaseException) -> s
 
 @contextlib.contextmanager
 def without_bars() -> Iterator[None]:
-    """Disable transformers' progress bars, which would mix with the reporter's output."""
+    """Disable transformers' progress bars in the `with` block; they would garble other output."""
     if not transformers_logging.is_progress_bar_enabled():
         yield
         return
@@ -143,7 +145,7 @@ def without_bars() -> Iterator[None]:
 
 
 def weight_change(model: Any, weights: Mapping[str, Any], policy: str) -> Callable[[], None]:
-    """Check weights and return a function that copies them into the model.
+    """Check weights, and return a function that copies them into the model.
 
     Raises:
         ModelError: names or shapes differ from the model's.

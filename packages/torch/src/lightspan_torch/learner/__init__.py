@@ -1,4 +1,4 @@
-"""The embedded learner: rows of exact tokens in, a new policy version out.
+"""The embedded learner: rows of exact token ids in, a new version of the policy's weights out.
 
 `config` is `lightspan.Torch`, `torch` the learner. `validation` checks rows, `policy_model` holds
 weights, LoRA and optimizer, `prefix_tree` merges common prefixes, `tree_forward` runs them through

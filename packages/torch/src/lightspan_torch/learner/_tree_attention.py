@@ -1,7 +1,8 @@
-"""Attention within trees, through transformers' `AttentionInterface`. Private to this package.
+"""Attention within prefix trees of token sequences. Private to this package.
 
-A model's attention is replaced once and behaves as before unless a forward pass has a `tree`. The
-embedded engine replaces its own model's attention in another way
+It uses transformers' `AttentionInterface`. `install` replaces a model's attention once. A forward
+pass then gets the argument `tree`; without it, the attention is what it was before.
+The embedded engine replaces its own model's attention in another way
 (`lightspan_torch.engine._cpu_attention`).
 """
 
@@ -18,17 +19,19 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 NAME: Final = "lightspan_tree"
 
 _LENGTH_DEPENDENT: Final = ("dynamic", "longrope")
-"""Rotary embeddings that depend on the longest position in the batch."""
+"""Kinds of rotary embeddings that depend on the longest position in the batch."""
 
 
 class TreeContext(Protocol):
-    """The `tree` of a forward pass. A protocol, because its only implementation, in `tree_forward`,
-    imports this module."""
+    """The argument `tree` of a forward pass: computes the attention of its prefix trees.
+
+    A protocol, because its only implementation, in `tree_forward`, imports this module.
+    """
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
     ) -> Tensor:
-        """Return [B, T, heads, size]; see `attention` for the arguments."""
+        """Return the attention output, [B, T, heads, size]; see `attention` for the arguments."""
         ...
 
 
@@ -42,13 +45,17 @@ def attention(
     tree: TreeContext | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention within the tree; without a tree, as `sdpa` does.
+    """Compute attention within the prefix trees of `tree`; if `tree` is None, as `sdpa` does.
 
     Args:
-        query: [B, heads, T, size]; key and value: [B, key heads, T, size].
+        query: [B, heads, T, size].
+        key: [B, key heads, T, size]; `value` has the same shape.
+        attention_mask: used only without `tree`.
+        scaling: factor of the scores; None for 1/√size.
+        tree: computes the attention of the pass; None for plain attention.
 
     Returns:
-        [B, T, heads, size]
+        The output, [B, T, heads, size], and None in place of the attention weights.
     """
     if tree is None:
         return sdpa_attention_forward(
@@ -61,7 +68,7 @@ def attention(
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
 ) -> Tensor:
-    """Compute attention, causal if `mask` is None; return [B, heads, T, size].
+    """Return the attention output, [B, heads, T, size]; causal if `mask` is None.
 
     `key` and `value` may have fewer heads than `query`.
     """
@@ -88,23 +95,23 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the additive causal mask [queries, keys] of the last `queries` of `keys` tokens.
+    """Return the additive causal mask [queries, keys] for the last `queries` of `keys` tokens.
 
-    The last q rows and k columns of the mask are the causal mask [q, k].
+    The mask's last q rows and last k columns are the causal mask [q, k].
     """
     visible = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(keys - queries)
     return additive(visible, dtype)
 
 
 def install(model: Any) -> None:
-    """Replace the model's attention by this module's. Idempotent."""
+    """Replace the model's attention by `attention`. Idempotent."""
     if model.config._attn_implementation != NAME:
         AttentionInterface.register(NAME, attention)
         model.set_attn_implementation(NAME)
 
 
 def refusal(model: Any) -> str:
-    """Return why a model cannot use attention within trees; empty if it can."""
+    """Return why a model cannot use attention within trees; "" if it can."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}

@@ -9,7 +9,7 @@ from lightspan.lightning.rows import Row
 
 
 def number_calls(rows: Sequence[Row], selected: Sequence[Sequence[int]], setting: str) -> list[int]:
-    """Return the call number of each selected token, row after row.
+    """Return the call number of each selected token, row by row.
 
     Calls are numbered from 0 across all rows.
 
@@ -19,7 +19,7 @@ def number_calls(rows: Sequence[Row], selected: Sequence[Sequence[int]], setting
         setting: the setting that needs call numbers, for the error message.
 
     Raises:
-        DataError: a row's `responses` are missing or invalid.
+        DataError: a row's `responses` are invalid, or a selected token is in none of them.
     """
     numbers: list[int] = []
     first = 0
@@ -30,7 +30,11 @@ def number_calls(rows: Sequence[Row], selected: Sequence[Sequence[int]], setting
 
 
 def _calls(row: Row, places: Sequence[int], setting: str) -> list[int]:
-    """Return the index of the row's call that contains each position in `places`."""
+    """Return, for each position in `places`, the index of the row's call that contains it.
+
+    Raises:
+        DataError: `row.responses` are invalid, or a position is in none of them.
+    """
     owners = [-1] * len(row.ids)
     end = 0
     for number, (start, length) in enumerate(row.responses):

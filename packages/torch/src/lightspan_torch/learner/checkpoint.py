@@ -1,4 +1,7 @@
-"""A learner's checkpoint folder: tensor files, and a manifest of policies and settings."""
+"""Read and write a learner's checkpoint folder.
+
+The folder contains tensor files and a manifest: a JSON file with the policies and settings.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,19 @@ from torch import Tensor
 from lightspan.errors import CheckpointError
 
 FORMAT: Final = 1
-"""Version of the checkpoint's layout."""
+"""Version of the checkpoint's file layout."""
 MANIFEST: Final = "learner.json"
 
 
 def check_manifest(folder: Path, manifest: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise `CheckpointError` if a checkpoint has other policies or settings than the learner.
+    """Raise `CheckpointError` if the learner cannot load a checkpoint.
+
+    Its policies, optimizer, LoRA settings and frozen weights must be the learner's.
 
     Args:
         folder: the checkpoint's folder.
         manifest: the checkpoint's manifest.
-        own: the learner's manifest.
+        own: the manifest that the learner would write.
     """
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
@@ -54,7 +59,11 @@ def check_manifest(folder: Path, manifest: Mapping[str, Any], own: Mapping[str, 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Make a checkpoint's folder, and raise `CheckpointError` if writing into it fails."""
+    """Create a checkpoint's folder, and yield to the `with` block that writes into it.
+
+    Raises:
+        CheckpointError: the folder cannot be created, or writing in the `with` block fails.
+    """
     from safetensors import SafetensorError
 
     try:
@@ -68,17 +77,17 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Write the manifest, which marks a checkpoint as complete."""
+    """Write the manifest. Call this last, because the manifest marks the checkpoint as complete."""
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
 @contextmanager
 def reading(folder: Path) -> Iterator[Any]:
-    """Yield a checkpoint's manifest.
+    """Yield a checkpoint's manifest to the `with` block.
 
     Raises:
-        CheckpointError: the manifest cannot be read, or the code in the context raises an error
-            that shows a damaged checkpoint.
+        CheckpointError: the manifest cannot be read, or the `with` block raises an error that a
+            damaged checkpoint causes, such as `KeyError`.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
@@ -94,12 +103,12 @@ def reading(folder: Path) -> Iterator[Any]:
 
 
 def compact(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return detached contiguous tensors, as safetensors requires."""
+    """Return the tensors detached and contiguous, as safetensors requires."""
     return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint's file.
+    """Return the tensors of one file of a checkpoint.
 
     Raises:
         CheckpointError: the file cannot be read.

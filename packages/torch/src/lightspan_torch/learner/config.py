@@ -19,21 +19,21 @@ _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 
 class Torch(msgspec.Struct, frozen=True, kw_only=True):
-    """The torch learner in the trainer's process: the default of `Trainer(learner=)`.
+    """Settings of the learner in the trainer's process, the default of `Trainer(learner=)`.
 
     Raises:
-        ConfigError: a device or type is unknown, or a value is out of range.
+        ConfigError: a device or data type is unknown, or a value is out of range.
     """
 
     device: str | None = None
-    """Device, such as `"cuda:1"`; None for the trainer's."""
+    """Device, such as `"cuda:1"`; None for the trainer's device."""
     token_budget: int | None = None
-    """Maximum padded tokens in one forward pass; None for a default by device. Lower it when memory
-    runs out."""
+    """Maximum number of tokens in one forward pass, padding included; None for a default that
+    depends on the device. Lower it when memory runs out."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
-    """Data type of the weights; None for float32, or bfloat16 under LoRA on a GPU."""
+    """Data type of the weights; None for float32, or bfloat16 with LoRA on a GPU."""
     share_prefixes: bool = True
-    """Whether common prefixes of rows are computed once."""
+    """Whether tokens at which several rows start alike are computed once."""
 
     def __post_init__(self) -> None:
         if self.device is not None:
@@ -46,10 +46,10 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"Torch: share_prefixes={self.share_prefixes!r}: use True or False")
 
     def check(self, device: str) -> None:
-        """See `LearnerSpec.check`."""
+        """Do nothing: `build` checks the device (`LearnerSpec.check`)."""
 
     def build(self, request: LearnerRequest) -> TorchLearner:
-        """See `LearnerSpec.build`."""
+        """Return the learner (`LearnerSpec.build`)."""
         from lightspan_torch.learner.torch import TorchLearner
 
         return TorchLearner(
@@ -73,18 +73,18 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def describe(self, device: str) -> str:
-        """See `LearnerSpec.describe`."""
+        """Return "": nothing is printed while the learner is built (`LearnerSpec.describe`)."""
         del device
         return ""
 
     def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
-        """Estimate the memory of the learner: name of a part → bytes.
+        """Estimate the learner's memory: name of a part → bytes.
 
         Args:
             parameters: number of parameters of a policy's model.
-            lora: number of LoRA parameters; 0 if the model's own are trained.
+            lora: number of LoRA parameters; 0 if the model's own parameters are trained.
             device: the trainer's device.
-            reference: whether the loss has a KL term.
+            reference: whether the loss has a KL term, which needs the initial weights.
         """
         narrow = lora and (self.device or device) != "cpu"  # as in `policy_model.default_dtype`
         return training_memory(

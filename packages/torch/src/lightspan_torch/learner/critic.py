@@ -1,13 +1,14 @@
-"""A policy's critic: the value of a call from the hidden state of its prompt's last token.
+"""A policy's critic: estimates the value of a call, which is its expected return.
 
-That token's node predicts the call's first response token, so an update computes its state anyway:
-the states are collected from the update's own passes, without a gradient. States of a few updates
-are stored, because fitting a head to them costs little. Older states come from weights that are a
-few steps old; values are only computed from states of the current weights.
+It uses the hidden state of the last token of the call's prompt. An update computes this state
+anyway, to predict the first response token. So the states are collected from the update's own
+forward passes, without a gradient. The states of a few updates are stored, because fitting a head
+to them costs little. The older ones come from weights that are a few steps old. Values are only
+computed from states of the current weights.
 
 The head is V = w·h + b. A fit is AdamW on w alone, in coordinates in which the stored states and
 targets have mean 0 and standard deviation 1, so that b is 0. So rewards and states may have any
-scale and offset (pretrained trunks have dimensions a hundred times as large as others). w and b are
+scale and offset (pretrained models have dimensions a hundred times as large as others). w and b are
 stored in the original coordinates (as in PopArt, arXiv 1602.07714), so no running statistics can
 become stale.
 """
@@ -32,20 +33,21 @@ from lightspan_torch.learner.tree_forward import Head, Pass
 
 BETAS: Final = (0.9, 0.95)
 EPSILON: Final = 1e-3
-"""AdamW's epsilon. Gradients are of order 1 here, so that rounding errors in a direction in which
-the states hardly vary make no full step."""
+"""AdamW's epsilon. Gradients are of order 1, so in a direction in which the states hardly vary,
+rounding errors do not cause a full step."""
 MIN_SPREAD: Final = 0.03
-"""Minimum standard deviation of a dimension, as a fraction of the states' root mean square. Later
-states may vary more in a dimension than the stored ones."""
+"""Lower bound of a dimension's standard deviation, as a fraction of the states' root mean square.
+The states of later updates may vary more in a dimension than the stored states do."""
 
 
 class CallStates:
-    """Collector of the hidden states at the start of C calls.
+    """Collects the hidden state from which the first token of each of C calls is predicted.
 
     Args:
         first: [C] the index of each call's first token among the selected tokens.
         selected: number of selected tokens, which `Pass.entries` index.
-        hidden: size of a state.
+        hidden: size of a hidden state.
+        device: device of the states.
 
     Attributes:
         states: [C, hidden] float32
@@ -56,15 +58,18 @@ class CallStates:
     ) -> None:
         self.states = torch.zeros(len(first), hidden, device=device)
         self._call = torch.full((selected,), -1, device=device)
-        """[selected] the call that starts with the token; -1 for none."""
+        """[selected] index of the call that starts with the token; -1 if no call starts with it."""
         self._call[torch.tensor(first, dtype=torch.int64, device=device)] = torch.arange(
             len(first), device=device
         )
         self.is_complete = False
-        """Whether all states are collected, so that further passes are ignored."""
+        """Whether all states are collected, so that further passes need not be looked at."""
 
     def before(self, head: Head) -> Head:
-        """Return a head that collects the states of each pass before it calls `head`."""
+        """Return a head that collects the states of a pass and then calls `head`.
+
+        If all states are collected already, return `head` itself.
+        """
         if self.is_complete:
             return head
 
@@ -75,7 +80,12 @@ class CallStates:
         return both
 
     def collect(self, hidden: Tensor, current_pass: Pass) -> list[tuple[Tensor, Tensor]]:
-        """Collect the hidden states of a pass (a `tree_forward.Head`), without gradients."""
+        """Collect the states of a pass, without gradients. Return no gradients, as a `Head` must.
+
+        Args:
+            hidden: [nodes, hidden] hidden states of the pass.
+            current_pass: the pass.
+        """
         calls = self._call[current_pass.entries]
         starts = calls >= 0
         self.states[calls[starts]] = hidden.detach()[current_pass.places[starts]].float()
@@ -83,7 +93,7 @@ class CallStates:
 
 
 def first_tokens(rows: Iterable[Row], selected: Iterable[Sequence[int]]) -> list[int]:
-    """Return the index of each call's first token among the rows' selected tokens.
+    """Return [C] the index of each call's first token among the selected tokens of all rows.
 
     Args:
         rows: the rows.
@@ -97,14 +107,14 @@ def first_tokens(rows: Iterable[Row], selected: Iterable[Sequence[int]]) -> list
 
 
 def targets_of(rows: Iterable[Row]) -> list[float]:
-    """Return the value target of each call, [C]; NaN for a call without a target."""
+    """Return the value target of each call, row by row, [C]; NaN for a call without a target."""
     return [
         target for row in rows for target in row.value_targets or [math.nan] * len(row.responses)
     ]
 
 
 def check_calls(rows: Iterable[Row]) -> None:
-    """Raise `DataError` unless every call starts after a row's first token."""
+    """Raise `DataError` if a call starts at a row's first token or outside the row."""
     for row in rows:
         for response in row.responses:
             if not 1 <= response.start < len(row.ids):
@@ -115,7 +125,7 @@ def check_calls(rows: Iterable[Row]) -> None:
 
 
 def check_targets(rows: Iterable[Row]) -> None:
-    """Raise `DataError` for invalid value targets."""
+    """Raise `DataError` if the value targets of a row are invalid."""
     for row in rows:
         if not row.value_targets:
             continue
@@ -137,10 +147,12 @@ def check_targets(rows: Iterable[Row]) -> None:
 
 
 class ValueHead:
-    """The value head V = w·h + b and its recent training data (see the module).
+    """The value head V = w·h + b and the states and targets of recent updates.
+
+    The module's docstring describes how it is fitted.
 
     Args:
-        hidden: size of a state.
+        hidden: size of a hidden state.
         settings: the critic's settings.
         device: device of the head and the stored states.
     """
@@ -152,13 +164,14 @@ class ValueHead:
         self.reset()
 
     def reset(self) -> None:
-        """Reset the head and delete the stored states."""
+        """Set the head to 0, and delete the stored states and targets."""
         self._weight = torch.zeros(self._hidden, device=self._device)
         self._bias = torch.zeros((), device=self._device)
         self._recent: deque[tuple[Tensor, Tensor]] = deque(maxlen=self._settings.batches)
-        """([C, hidden] states, [C] targets in float64) of the last updates."""
+        """([C, hidden] states, [C] float64 targets) of each of the last updates."""
         self._slope = torch.nn.Parameter(torch.zeros_like(self._weight))
-        """w in the coordinates of the current fit."""
+        """w in the coordinates of the fit, in which states and targets have mean 0 and deviation
+        1."""
         # per dimension, so that all together move a value by up to `learning_rate`
         self._rate = self._settings.learning_rate / self._hidden
         self._optimizer = torch.optim.AdamW(
@@ -171,16 +184,19 @@ class ValueHead:
 
     @torch.no_grad()
     def values(self, states: Tensor) -> list[float]:
-        """Return the values [C] of states [C, hidden]."""
+        """Return the [C] values for [C, hidden] hidden states."""
         return list((states @ self._weight + self._bias).tolist())
 
     def learn(self, states: Tensor, targets: Sequence[float]) -> dict[str, float]:
-        """Fit the head to new and stored states; return the critic's metrics of `Learner.update`.
+        """Fit the head to the new and the stored states; return metrics of values before the fit.
 
         Args:
-            states: [C, hidden] states at the starts of an update's calls.
-            targets: [C] value targets; NaN for a call without a target. If all are NaN, nothing is
-                fitted and the metrics are empty.
+            states: [C, hidden] hidden states before each call of an update.
+            targets: [C] value targets; NaN for a call without a target.
+
+        Returns:
+            The critic's metrics of `Learner.update`. Empty if all targets are NaN; nothing is
+            fitted then.
         """
         goals = torch.tensor(targets, dtype=torch.float64, device=states.device)
         has_target = ~goals.isnan()
@@ -216,7 +232,7 @@ class ValueHead:
         self._bias = middle.float() - self._weight @ centre
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint."""
+        """Return the tensors to save in a checkpoint."""
         tensors = {"weight": self._weight, "bias": self._bias}
         for number, (states, targets) in enumerate(self._recent):
             tensors |= {f"states/{number}": states, f"targets/{number}": targets}
@@ -224,10 +240,10 @@ class ValueHead:
         return {**tensors, **{f"optimizer/{name}": value for name, value in state.items()}}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Restore `saved_tensors`.
+        """Set the head to the state that `saved_tensors` returned.
 
         Raises:
-            CheckpointError: the checkpoint's states have another size.
+            CheckpointError: `tensors` are of another size of hidden states.
         """
         if tensors["weight"].shape != self._weight.shape:
             raise CheckpointError(

@@ -3,8 +3,9 @@
 A learner minimises Σ weight · loss over tokens; the weights (`Row.weights`) hold all normalisation,
 so no loss takes a mean.
 
-A *sequence* of a formula is a call: the tokens of one sampled answer. A row may have several calls;
-its other tokens do not affect the loss. `calls` is the call number of each token.
+What the papers call a *sequence* is here a call: the tokens of one sampled answer. A row may have
+several calls; its tokens outside calls do not affect the loss. `calls` is the call number of each
+token.
 
 | form | loss of a token | source |
 |---|---|---|
@@ -12,12 +13,13 @@ its other tokens do not affect the loss. `calls` is the call number of each toke
 | `gspo` | max(-A·s, -A·clip(s, 1 - low, 1 + high)) | GSPO, 2507.18071 |
 | `cispo` | -sg[clip(r, 1 - low, 1 + high)] · A · log π | MiniMax-M1, 2506.13585 |
 
-with r = π/π_old of the token, s = exp(mean of log r over the call's tokens), and sg[…] without
-gradient.
+with A the advantage, r = π/π_old of the token, s = exp(mean of log r over the call's tokens), and
+sg[…] without gradient.
 
-Notation: π is being trained; π_old is the reference of the ratio and its clipping; π_behaviour
-sampled the token (the engine). Two forms, never mixed, or the engine/learner difference counts
-twice (decoupled PPO, arXiv 2110.00641; verl's rollout correction, "bypass mode"):
+Notation: π is being trained; π_old is the denominator of the ratio that is clipped; π_behaviour
+sampled the token (the engine). There are two forms. They are never mixed, because the difference
+between engine and learner would count twice (decoupled PPO, arXiv 2110.00641; verl's rollout
+correction, "bypass mode"):
 
 - *bypass*: π_old := π_behaviour, the recorded log-probabilities. The clipped ratio is itself the
   importance weight, and `importance_weight` is not used.
@@ -37,24 +39,25 @@ from torch import Tensor
 from lightspan.protocols.learner import KLEstimator
 
 LOG_RATIO_LIMIT: Final = 20.0
-"""Log-ratios are clamped to ± this, as in verl, so that exp stays finite."""
+"""Log-ratios are clamped to ± this limit, as in verl, so that exp stays finite."""
 
 
 class ClippedLoss(NamedTuple):
-    """A loss with its ratio; each of shape [tokens]."""
+    """A loss, its ratio, and where the ratio was clipped; each tensor has the shape [tokens]."""
 
     loss: Tensor
     ratio: Tensor
     clipped: Tensor
-    """True where clipping removed the gradient (CISPO: bounded it)."""
+    """True where clipping removed the token's gradient; for CISPO, where it bounded the
+    gradient."""
 
 
 def log_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Return log(π_a/π_b), clamped to ±`LOG_RATIO_LIMIT`.
 
     Args:
-        numerator: log π_a.
-        denominator: log π_b.
+        numerator: log π_a of each token.
+        denominator: log π_b of each token.
     """
     return (numerator - denominator).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
@@ -72,7 +75,15 @@ def clipped_ratio_loss(
 
     With r = π/π_old: L = max(-A·r, -A·clip(r, 1 - low, 1 + high)) (arXiv 1707.06347; high > low is
     DAPO's clip-higher, 2503.14476). Where A < 0, L is at most -c·A (dual clip, 1912.09729), which
-    bounds how hard a token that has become likely is pushed down.
+    limits the gradient of a bad token whose probability has grown.
+
+    Args:
+        logprobs: log π of each token.
+        old_logprobs: log π_old of each token.
+        advantages: A of each token.
+        clip_low: low.
+        clip_high: high.
+        dual_clip: c; None for no dual clip.
     """
     ratio = log_ratio(logprobs, old_logprobs).exp()
     loss, clipped = _clipped(ratio, advantages, clip_low, clip_high)
@@ -87,7 +98,7 @@ def clipped_ratio_loss(
 def _clipped(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """Return max(-A·ratio, -A·clip(ratio)), and True where the clipped term is larger."""
+    """Return max(-A·ratio, -A·clip(ratio)), and where the clipped term is the larger one."""
     plain = -advantages * ratio
     bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     return torch.maximum(plain, bounded), bounded > plain
@@ -101,16 +112,22 @@ def gspo_loss(
     clip_low: float,
     clip_high: float,
 ) -> ClippedLoss:
-    """Compute GSPO's loss (arXiv 2507.18071): PPO's loss of the ratio of the whole call.
+    """Compute GSPO's loss (arXiv 2507.18071): PPO's loss with the ratio of the whole call.
 
-    With s as in the module, L = max(-A·s, -A·clip(s, 1 - low, 1 + high)) for each of its T tokens.
-    The gradient of s is s · mean(∇ log π). Advantages and weights of a call's tokens are equal, so
-    the sum over its tokens is the same as if each token had its own gradient s·∇ log π, which needs
-    no other token's gradient: s·π/sg[π], the paper's GSPO-token, as in verl. Where advantages or
-    weights differ within a call (importance weights per token), that form is the definition.
+    With s as in the module's docstring, the loss of each token is
+    L = max(-A·s, -A·clip(s, 1 - low, 1 + high)).
+
+    The gradient is that of s·π/sg[π], the paper's GSPO-token, as in verl: each token gets s·∇ log π
+    and needs no other token's gradient. The gradient of s itself is s · mean(∇ log π) over the
+    call's tokens. If advantages and weights are equal within a call, the sum over its tokens is the
+    same. If they differ (importance weights per token), GSPO-token is the definition.
 
     Args:
-        call_ratios: s of each token's call, by `call_ratios`.
+        logprobs: log π of each token.
+        call_ratios: s of each token's call, as returned by the function `call_ratios`.
+        advantages: A of each token.
+        clip_low: low.
+        clip_high: high.
     """
     # π/sg[π] is 1, and its gradient is that of log π
     ratio = call_ratios * (logprobs - logprobs.detach()).exp()
@@ -128,8 +145,8 @@ def cispo_loss(
 ) -> ClippedLoss:
     """Compute CISPO's loss (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5): -sg[clip(r)] · A · log π.
 
-    Clipping bounds a token's weight, where `clipped` is True, and removes no token's gradient. The
-    loss is meant for its gradient: its value bounds no return.
+    Clipping bounds a token's weight but leaves its gradient; `clipped` is True where it did. Only
+    the gradient of the loss has a meaning, not its value.
     """
     ratio = log_ratio(logprobs.detach(), old_logprobs).exp()
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -137,7 +154,7 @@ def cispo_loss(
 
 
 def call_ratios(logprobs: Tensor, old_logprobs: Tensor, calls: Tensor) -> Tensor:
-    """Return s = exp(mean over the call's tokens of log π/π_old) at each token, without gradient.
+    """Return s = exp(mean of log π/π_old over the call's tokens) at each token, without gradient.
 
     Args:
         logprobs, old_logprobs: log π and log π_old, of all tokens of the calls.
@@ -151,7 +168,7 @@ def call_ratios(logprobs: Tensor, old_logprobs: Tensor, calls: Tensor) -> Tensor
 def _sums(values: Tensor, calls: Tensor) -> Tensor:
     """Return for each token the sum of `values` over the token's call, in float64.
 
-    In float32, the rounding error of a long call's sum would be as large as GSPO's clip bounds.
+    In float32, the rounding error in a long call's sum would be as large as GSPO's clip bounds.
     """
     size = int(calls.max()) + 1 if len(calls) else 0
     totals = torch.zeros(size, dtype=torch.float64, device=values.device)
@@ -159,18 +176,23 @@ def _sums(values: Tensor, calls: Tensor) -> Tensor:
 
 
 def importance_weight(old_logprobs: Tensor, behaviour_logprobs: Tensor, cap: float) -> Tensor:
-    """Return w = min(π_old/π_behaviour, C) without gradient (TIS, arXiv 2110.00641, verl's cap)."""
+    """Return the truncated importance weight w = min(π_old/π_behaviour, C), without gradient.
+
+    Args:
+        old_logprobs: log π_old of each token.
+        behaviour_logprobs: log π_behaviour of each token.
+        cap: C.
+    """
     return log_ratio(old_logprobs, behaviour_logprobs).exp().clamp(max=cap).detach()
 
 
 def call_importance_weight(
     old_logprobs: Tensor, behaviour_logprobs: Tensor, calls: Tensor, cap: float
 ) -> Tensor:
-    """Return w = min(Π π_old/π_behaviour, C) over the call at each of its tokens, without gradient.
+    """Return w = min(Π π_old/π_behaviour over the call, C) at each token, without gradient.
 
-    The weight of a call is unbiased except for the cap, whereas the weight of a token ignores
-    earlier tokens. But the weight of a call grows and shrinks with the call's length (verl's
-    `rollout_is: sequence`).
+    The weight of a call is unbiased except for the cap; a weight per token ignores earlier tokens.
+    But the longer a call, the farther its weight is from 1 (verl's `rollout_is: sequence`).
 
     Args:
         old_logprobs, behaviour_logprobs: log π_old and log π_behaviour, of all tokens of the calls.
@@ -186,9 +208,9 @@ def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimato
     """Estimate KL(π‖π_base) from tokens of π (J. Schulman, "Approximating KL divergence", 2020).
 
     With x = log π - log π_base:
-
-    - k1 = x: unbiased, signed. As a loss its expected gradient is zero: for reporting.
-    - k2 = x²/2: biased value; as a loss its expected gradient is the KL's.
+    - k1 = x: unbiased, may be negative. Only for reporting: as a loss, its expected gradient is
+      zero.
+    - k2 = x²/2: biased value; as a loss, its expected gradient is that of the KL divergence.
     - k3 = exp(-x) - 1 + x: unbiased, never negative.
     """
     x = log_ratio(logprobs, base_logprobs)
@@ -202,10 +224,10 @@ def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimato
 
 
 def entropy(log_distribution: Tensor) -> Tensor:
-    """Return the entropy of each distribution.
+    """Return the entropy of each distribution, [tokens].
 
     Args:
-        log_distribution: [tokens, vocabulary], normalised.
+        log_distribution: [tokens, vocabulary] normalised log-probabilities.
     """
     # a probability of 0 has the logarithm -inf, and 0 · -inf would be NaN
     return -(log_distribution.exp() * log_distribution.clamp(min=torch.finfo().min)).sum(-1)

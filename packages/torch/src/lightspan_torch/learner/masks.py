@@ -1,7 +1,8 @@
-"""Grammar masks: the vocabulary that a token under a grammar was sampled from.
+"""Grammar masks: which tokens of the vocabulary the grammar allowed when a token was sampled.
 
 Replaying a call's grammar over its ids gives a mask for each token. Masks stay packed, a bit per
-token of the vocabulary, and are stored once: 200 calls of 33,000 tokens had 40 distinct ones.
+token of the vocabulary. Equal masks are stored once: 200 calls of 33,000 tokens had 40 distinct
+masks.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from lightspan.schema.token_records import pack_ids
 from lightspan_torch.engine.grammars import GrammarMismatchError, Grammars
 
 MAX_CACHE_BYTES: Final = 2**28
-"""Maximum bytes of cached masks per policy; much more than the calls of a batch need."""
+"""When the cached masks of a policy exceed this many bytes, the cache is emptied. The calls of a
+batch need much less."""
 
 
 class Replays:
-    """A cache of the masks of one policy's calls.
+    """Replays the grammars of one policy's calls, and caches the masks.
 
     Args:
         make_grammars: returns the policy's grammars; called at the first replay.
@@ -33,16 +35,16 @@ class Replays:
         self._make_grammars = make_grammars
         self._grammars: Grammars | None = None
         self._calls: dict[tuple[str, bytes], list[bytes]] = {}
-        """(grammar, packed ids) → the masks of the ids."""
+        """(grammar, packed ids) → the mask at each id."""
         self._distinct: dict[bytes, bytes] = {}
-        """Mask → the object that is stored for all equal masks."""
+        """Mask → the same mask as an object that all equal masks share."""
         self._bytes = 0
 
     def masks(self, grammar: str, ids: Sequence[int]) -> list[bytes]:
         """Return the packed mask of allowed tokens at each token of a call.
 
-        A mask has a bit for each token of the vocabulary, set if the token is allowed; the lowest
-        token id is the lowest bit.
+        A mask has a bit for each token of the vocabulary, which is set if the token is allowed; the
+        lowest bit of the first byte is token 0.
 
         Args:
             grammar: grammar of the call.
@@ -76,12 +78,12 @@ class Replays:
 
 
 class MaskTable(NamedTuple):
-    """The masks of N tokens, M of them distinct."""
+    """The masks of N tokens, each of M distinct masks stored once."""
 
     distinct: Tensor
-    """[M, bytes] packed as by `Replays.masks`; the first allows every token."""
+    """[M, bytes] masks, packed as by `Replays.masks`. The first mask allows every token."""
     which: Tensor
-    """[N] index of the token's mask."""
+    """[N] index of the token's mask in `distinct`."""
 
 
 def mask_table(
@@ -90,7 +92,9 @@ def mask_table(
     replays: Replays,
     device: torch.device,
 ) -> MaskTable:
-    """Return the masks of the selected tokens of rows, row after row.
+    """Return the masks of the selected tokens, row by row.
+
+    A token that was sampled without a grammar gets the mask that allows every token.
 
     Args:
         rows: the rows.

@@ -12,13 +12,14 @@ OPTIMIZER_STATES: Final = 2
 def training_memory(
     parameters: int, lora: int, *, weight_bytes: int, reference: bool
 ) -> dict[str, int]:
-    """Estimate a learner's memory without activations and logits: name of a part → bytes.
+    """Estimate a learner's memory, without activations and logits: name of a part → bytes.
 
     Args:
         parameters: number of parameters of the model.
-        lora: number of LoRA parameters, in float32; 0 if the model's own are trained.
+        lora: number of LoRA parameters, which are float32; 0 if the model's own are trained.
         weight_bytes: bytes of a parameter of the model.
-        reference: whether a KL term needs the initial weights, which under LoRA are there anyway.
+        reference: whether the loss has a KL term. It needs a copy of the initial weights; with
+            LoRA, the frozen weights serve as the copy.
     """
     weights = parameters * weight_bytes
     trained = lora * FLOAT32_BYTES or weights

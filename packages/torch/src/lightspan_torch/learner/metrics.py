@@ -12,7 +12,7 @@ _GAP: Final = "logprob_gap"
 
 
 class MetricAccumulator:
-    """Sums and maxima over the tokens of one policy's update."""
+    """Sums and maxima of metrics over the tokens of one policy's update."""
 
     def __init__(self, policy_gradient: bool, rows: int) -> None:
         self._policy_gradient = policy_gradient
@@ -32,8 +32,8 @@ class MetricAccumulator:
     def add_gap(self, gap: Tensor, fresh: Tensor) -> None:
         """Add the differences between the log-probabilities of engine and learner.
 
-        Only fresh tokens show whether engine and learner run the same model. The difference of a
-        stale token also includes what was learned since the token was sampled.
+        Only fresh tokens show whether engine and learner compute the same. The difference of an
+        older token also includes what was learned since the token was sampled.
 
         Args:
             gap: [n] absolute difference of each token.
@@ -46,11 +46,11 @@ class MetricAccumulator:
 
     @property
     def state(self) -> tuple[dict[str, float], dict[str, float]]:
-        """The sums and the maxima: name → value."""
+        """The sums and the maxima, each as metric name → value."""
         return dict(self._sums), dict(self._maxima)
 
     def replace(self, states: Iterable[tuple[Mapping[str, float], Mapping[str, float]]]) -> None:
-        """Replace the contents by the combined `state` of several accumulators.
+        """Replace the sums and maxima by the combination of the `state` of several accumulators.
 
         Float sums depend on the order of `states`, which must be the same on every rank.
         """
@@ -63,7 +63,7 @@ class MetricAccumulator:
                 self._maxima[name] = max(self._maxima[name], value)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of `Learner.update`, without those of the optimiser step."""
+        """Return the metrics of `Learner.update`, except those of the optimiser step."""
         count = max(self._sums["tokens"], 1.0)
         metrics = {"loss": self._sums["loss"], "tokens": self._sums["tokens"]}
         metrics["entropy"] = self._sums["entropy"] / count
@@ -83,10 +83,10 @@ class MetricAccumulator:
 def over_policies(parts: Mapping[str, Mapping[str, float]], rows: int) -> dict[str, float]:
     """Combine the metrics of all policies into the metrics of an update.
 
-    With several policies, the metrics of each are added as `<policy>/<metric>`.
+    With several policies, the metrics of each are also included, as `<policy>/<metric>`.
 
     Args:
-        parts: policy → metrics.
+        parts: policy → its metrics; may be empty if there were no rows.
         rows: number of rows of the update.
     """
     if not parts:
@@ -111,7 +111,7 @@ def over_policies(parts: Mapping[str, Mapping[str, float]], rows: int) -> dict[s
 
 
 def _comparable(name: str, parts: list[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    """Return the parts whose values of the metric `name` may be combined.
+    """Return those of the policies' metrics from which the metric `name` may be combined.
 
     A policy without fresh tokens reports the log-probability gap of stale tokens, which includes
     what was learned since they were sampled. If such gaps were combined with gaps of fresh tokens,
@@ -123,7 +123,7 @@ def _comparable(name: str, parts: list[Mapping[str, float]]) -> list[Mapping[str
 
 
 def _weight_of(name: str, parts: Sequence[Mapping[str, float]]) -> str:
-    """Return the name of the metric by which a mean of the metric `name` is weighted."""
+    """Return the metric by which the mean of the metric `name` over policies is weighted."""
     if name in ("value_loss", "explained_variance"):
         return "value_calls"
     is_fresh = name.startswith(_GAP) and all(part.get("fresh_tokens") for part in parts)

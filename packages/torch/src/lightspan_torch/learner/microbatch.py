@@ -7,22 +7,23 @@ from typing import Final
 import torch
 
 TOKEN_BUDGETS: Final = {"cpu": 2048, "cuda": 4096}
-"""Device type → token budget. A CPU is fastest while a microbatch fits into its cache. A GPU is
-limited by activations: about 5 GiB per 1,000 tokens for 1.5 B parameters. Not yet run on a GPU."""
+"""Device type → maximum number of tokens in one forward pass. A CPU is fastest while a pass fits
+into its cache. A GPU is limited by activations: about 5 GiB per 1,000 tokens for 1.5 B parameters.
+Not yet run on a GPU."""
 
 
 def default_token_budget(device: str) -> int:
-    """Return the default number of padded tokens in one forward pass."""
+    """Return the default maximum number of tokens in one forward pass, padding included."""
     return TOKEN_BUDGETS.get(torch.device(device).type, 16_384)
 
 
 def advice(token_budget: int, longest: int, full: bool) -> str:
-    """Return which settings to lower when memory runs out, the most effective first.
+    """Return advice on which settings to lower when memory runs out, the most effective first.
 
     Args:
-        token_budget: maximum padded tokens in one forward pass.
+        token_budget: maximum number of tokens in one forward pass, padding included.
         longest: number of tokens of the longest row.
-        full: whether full weights are trained.
+        full: whether full weights are trained, not LoRA adapters.
     """
     first = (
         f"Lower token_budget, now {token_budget}: "

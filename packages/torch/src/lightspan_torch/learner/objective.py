@@ -1,4 +1,4 @@
-"""The loss of a token given its log-probability, shared by all learners."""
+"""The loss of a token as a function of its log-probability; used by all learners."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightspan_torch.learner.metrics import MetricAccumulator
 
 
 class TokenValues(NamedTuple):
-    """Inputs of the loss of n tokens, except the current log-probabilities; each of shape [n]."""
+    """Inputs of the loss of n tokens, except their current log-probabilities; each of shape [n]."""
 
     behaviour: Tensor
     """Log-probabilities under the weights that sampled the token."""
@@ -20,13 +20,15 @@ class TokenValues(NamedTuple):
     fresh: Tensor
     """True where the current weights sampled the token."""
     old: Tensor | None = None
-    """Log-probabilities under the learner's weights before the update; None to use `behaviour`."""
+    """Log-probabilities under the learner's weights before the update; None to use `behaviour`
+    instead."""
     base: Tensor | None = None
-    """Log-probabilities under the weights before training; None without a KL term."""
+    """Log-probabilities under the weights before training; None if the loss has no KL term."""
     call_ratios: Tensor | None = None
-    """GSPO's ratio of the token's call; None for other losses."""
+    """GSPO's ratio s of the token's call; None for other losses."""
     call_importance: Tensor | None = None
-    """Importance weight of the token's call; None if the loss has no weights per call."""
+    """Importance weight of the token's call; None if the loss weights tokens, or does not
+    weight."""
 
     def at(self, entries: Tensor) -> TokenValues:
         """Return the values of the tokens at the indices `entries`."""
@@ -40,13 +42,15 @@ def policy_losses(
     entropies: Tensor,
     metrics: MetricAccumulator,
 ) -> Tensor:
-    """Return [n] losses, by the formulas of `lightspan_torch.learner.losses`; add to `metrics`.
+    """Return the loss of each token, [n], and add the tokens' metrics to `metrics`.
+
+    The formulas are those of `lightspan_torch.learner.losses`.
 
     Args:
         loss: the loss's settings.
         values: the inputs of the loss.
         logprobs: [n] log-probabilities under the current weights.
-        entropies: [n], differentiable if the loss has an entropy bonus.
+        entropies: [n] entropies; they must be differentiable if the loss has an entropy bonus.
         metrics: the accumulator of the update.
     """
     metrics.add_gap((logprobs.detach() - values.behaviour).abs(), values.fresh)

@@ -1,4 +1,4 @@
-"""A learner's policy: a transformers model, full or with LoRA adapters, and its optimisers."""
+"""The model of a policy that is trained, in full or by LoRA adapters, and its optimisers."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ ADAPTER: Final = "default"
 ADAPTER_CONFIG: Final = "adapter_config.json"
 ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 FINAL_FACTOR: Final = 0.05
-"""Final value of a decaying learning rate, as a fraction of the full one."""
+"""Lower bound of a decaying learning rate, as a fraction of the full rate."""
 
 _SCALED_LOGITS: Final = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-"""Settings of models that transform the head's output into logits."""
+"""Settings of models that change the output layer's result to get logits."""
 
 
 def default_dtype(device: str | torch.device, lora: LoRA | None) -> torch.dtype:
     """Return the default data type of a learner's weights.
 
-    float32, because bfloat16 with eight bits of precision rounds away steps of 1e-6. Frozen weights
-    under adapters on a GPU are bfloat16; the adapters stay float32 (as in PEFT). Not yet run on a
-    GPU.
+    The default is float32: bfloat16 has eight bits of precision, so that it rounds away steps of
+    1e-6. Weights under LoRA adapters on a GPU are frozen, so they are bfloat16; the adapters stay
+    float32 (as in PEFT). Not yet run on a GPU.
     """
     if lora is not None and torch.device(device).type == "cuda":
         return torch.bfloat16
@@ -48,7 +48,7 @@ def default_dtype(device: str | torch.device, lora: LoRA | None) -> torch.dtype:
 
 
 class TrainedModel:
-    """A policy's weights, and on demand its weights before training.
+    """A policy's weights. Its weights before training are loaded when they are needed.
 
     Args:
         source: a folder, a hub name, or a loaded model, which is copied.
@@ -56,7 +56,8 @@ class TrainedModel:
         device: the model's device.
         dtype: data type of the weights.
         seed: seed of the adapters' initial weights.
-        shared: frozen weights under adapters, shared by policies; None to load them separately.
+        shared: loads the frozen weights under adapters, which policies share; None to load them for
+            this policy alone.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class TrainedModel:
 
     @property
     def plain(self) -> Any:
-        """The transformers model without PEFT's wrapper; its layers include the adapters."""
+        """The transformers model without PEFT's wrapper. Its layers include the adapters."""
         return self.model if self.lora is None else self.model.get_base_model()
 
     @property
@@ -105,7 +106,10 @@ class TrainedModel:
 
     @contextmanager
     def using(self, which: Which) -> Iterator[Any]:
-        """Yield the plain model with its current weights ("policy") or initial weights ("base")."""
+        """Yield the plain model with the weights that `which` names.
+
+        "policy" is for the current weights, "base" for the weights before training.
+        """
         if which == "policy":
             yield self.plain
         elif self.lora is not None:
@@ -119,7 +123,7 @@ class TrainedModel:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Enable the adapters' dropout.
+        """Enable the adapters' dropout in the `with` block.
 
         The model's own dropout stays off: the log-probabilities of the update must be those of the
         distribution that the engine samples from.
@@ -139,7 +143,10 @@ class TrainedModel:
 
     @torch.no_grad()
     def merged_weights(self) -> dict[str, Tensor]:
-        """Copy the weights to the CPU, with adapters merged, under the plain model's names."""
+        """Return copies of the weights on the CPU, with the adapters merged into them.
+
+        The names are those of the plain model.
+        """
         deltas: dict[str, Tensor] = {}
         if self.lora is not None:
             for name, layer in self._adapted():
@@ -155,7 +162,7 @@ class TrainedModel:
 
     @torch.no_grad()
     def lora_weights(self) -> LoRAWeights:
-        """Return copies of the adapters on the CPU, under the plain model's names.
+        """Return copies of the adapters on the CPU, by names of the plain model's layers.
 
         Raises:
             UnsupportedError: an adapted layer is not linear.
@@ -175,7 +182,7 @@ class TrainedModel:
         return LoRAWeights(rank=self.lora.rank, scale=scale, layers=layers)
 
     def _adapted(self) -> Iterator[tuple[str, Any]]:
-        """Yield the names and layers that have adapters."""
+        """Yield the name and the layer of each layer that has an adapter."""
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         for name, layer in self.plain.named_modules():
@@ -183,14 +190,14 @@ class TrainedModel:
                 yield name, layer
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint: the whole model, or the adapters alone."""
+        """Return the tensors to save in a checkpoint: the whole model, or the adapters alone."""
         if self.lora is not None:
             return {name: parameter.data for name, parameter in self.trainable().items()}
         return without_aliases(self.model.state_dict())
 
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Restore `saved_tensors`.
+        """Set the weights to the tensors that `saved_tensors` returned.
 
         Raises:
             CheckpointError: names or shapes differ from the model's.
@@ -211,7 +218,7 @@ class TrainedModel:
             tensor.copy_(tensors[name])
 
     def frozen_hash(self) -> str:
-        """Return the hash of the weights under the adapters; empty without LoRA."""
+        """Return the hash of the weights under the adapters; "" without LoRA."""
         if self.lora is None:
             return ""
         state = self.plain.state_dict()
@@ -221,10 +228,10 @@ class TrainedModel:
         return hash_weights(self.plain.state_dict())
 
     def export(self, folder: Path, *, merge: bool = False) -> None:
-        """Save the model, with its tokenizer if the source has one.
+        """Save the model, and its tokenizer if the model was loaded from a folder or the hub.
 
-        With LoRA, a PEFT adapter is saved, which names its base model; with `merge`, the merged
-        plain model.
+        With LoRA, save the PEFT adapter, which contains the name of its base model. If `merge`,
+        save the model with the adapter merged instead.
         """
         with without_bars():
             if self.lora is None:
@@ -238,28 +245,36 @@ class TrainedModel:
             load_tokenizer(self._source).tokenizer.save_pretrained(folder)
 
     def tokenizer(self) -> TransformersTokenizer | None:
-        """Load the tokenizer of the model's folder or name; None if the model was passed as a
-        module without `name_or_path`."""
+        """Load the model's tokenizer.
+
+        Return None if the model was passed as a module that has no `name_or_path`.
+        """
         source = self._source
         if isinstance(source, torch.nn.Module):
             source = str(getattr(source, "name_or_path", "") or "")
         return load_tokenizer(source) if source else None
 
     def hidden_to_logits(self) -> bool:
-        """Return whether the head alone turns the last hidden states into logits."""
+        """Return whether the logits are the output layer's result, without scaling or capping."""
         config = self.plain.config.get_text_config()
         return all(getattr(config, name, None) is None for name in _SCALED_LOGITS)
 
 
 @contextmanager
 def forked_random(device: torch.device) -> Iterator[None]:
-    """Restore torch's global generators on exit: engines in this process sample with them."""
+    """Run the `with` block, then set torch's global generators back to their state before it.
+
+    Engines in this process sample with these generators.
+    """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
 
 
 def initial_random_state(seed: int, device: torch.device) -> dict[str, Tensor]:
-    """Return the state of torch's global generators after seeding, and leave them unchanged."""
+    """Return the state that torch's global generators have after seeding.
+
+    The generators themselves are left unchanged.
+    """
     with forked_random(device):
         torch.manual_seed(seed)
         return random_state(device)
@@ -295,7 +310,7 @@ def _with_adapters(model: Any, lora: LoRA, seed: int) -> Any:
 
 
 def adapter_base(folder: str | Path) -> str | None:
-    """Return the base model of the PEFT adapter in a folder; None if there is no adapter.
+    """Return the base model of the PEFT adapter in a folder; None if the folder has no adapter.
 
     Raises:
         ModelError: the adapter cannot be read, or names no base model.
@@ -322,11 +337,11 @@ def load_adapter(
     device: str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """Load a PEFT adapter merged into its base model. Reads safetensors only.
+    """Load a PEFT adapter, merged into its base model. Reads safetensors only.
 
     Args:
         folder: the adapter's folder.
-        base: the base model; None for the one that the adapter names.
+        base: the base model; None for the base model that the adapter names.
         device: the model's device.
         dtype: data type of the weights; None for the base model's.
 
@@ -359,11 +374,11 @@ def merge_adapter(
     Args:
         folder: the adapter's folder, such as `runs/sql/model`.
         target: folder for the merged model and its tokenizer.
-        base: the base model; None for the one that the adapter names.
+        base: the base model; None for the base model that the adapter names.
 
     Raises:
         ConfigError: `target` is `folder`.
-        ModelError: see `load_adapter`.
+        ModelError: see `load_adapter`; or the tokenizer cannot be loaded.
     """
     if Path(target).resolve() == Path(folder).resolve():
         raise ConfigError(f"give the merged model another folder than the adapter's, {folder}")
@@ -392,7 +407,7 @@ def _quiet_peft() -> Iterator[None]:
 
 
 class Stepper:
-    """The optimisers of one model, with the learning rate's schedule."""
+    """The optimisers of one model and the schedule of their learning rate."""
 
     def __init__(self, model: TrainedModel, optimizer: Optimizer) -> None:
         self.steps = 0
@@ -418,7 +433,7 @@ class Stepper:
             parameter.grad = None
 
     def clip(self) -> float:
-        """Clip the gradient's norm; return the norm before clipping."""
+        """Clip the norm of all gradients to the setting `max_grad_norm`; return the norm before."""
         limit = self._settings.max_grad_norm
         bound = float("inf") if limit is None else limit
         return float(torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), bound))
@@ -432,7 +447,7 @@ class Stepper:
         self.zero_grad()
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """Return the optimisers' states for a checkpoint: `<parameter>/<state>` → tensor."""
+        """Return the optimisers' state to save in a checkpoint: `<parameter>/<state>` → tensor."""
         names = {id(parameter): name for name, parameter in self._parameters.items()}
         return {
             f"{names[id(parameter)]}/{key}": value
@@ -443,7 +458,7 @@ class Stepper:
         }
 
     def restore(self, tensors: dict[str, Tensor], steps: int) -> None:
-        """Restore the states from `saved_tensors`, and the number of steps.
+        """Set the optimisers to the state that `saved_tensors` returned, after `steps` steps.
 
         Raises:
             CheckpointError: the state belongs to another optimiser or model.
@@ -470,14 +485,14 @@ class Stepper:
 
 
 def rate_factor(settings: Optimizer, steps: int) -> float:
-    """Return the learning rate's factor in the step after `steps` steps."""
+    """Return the factor of the learning rate for the next step, after `steps` steps were made."""
     warmup = min(1.0, (steps + 1) / max(1, settings.warmup_steps))
     decay = settings.decay_steps
     return warmup if decay is None else warmup * max(FINAL_FACTOR, 1 - steps / decay)
 
 
 def _hidden_matrices(model: TrainedModel) -> set[str]:
-    """Return the names of trainable matrices that are neither embeddings nor the head."""
+    """Return the names of the trainable matrices, except the embeddings and the output layer."""
     layers = (model.plain.get_input_embeddings(), model.plain.get_output_embeddings())
     excluded = {id(p) for layer in layers if layer is not None for p in layer.parameters()}
     return {
@@ -488,7 +503,7 @@ def _hidden_matrices(model: TrainedModel) -> set[str]:
 
 
 def _adamw(parameters: list[torch.nn.Parameter], settings: Optimizer) -> torch.optim.Optimizer:
-    """Return AdamW with weight decay on matrices only, not on norms and biases."""
+    """Return an AdamW optimiser that decays matrices only, not norms and biases."""
     rate, decay = settings.learning_rate, settings.weight_decay
     matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
     vectors = [parameter for parameter in parameters if parameter.ndim < 2]

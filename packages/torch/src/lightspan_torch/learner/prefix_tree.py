@@ -1,9 +1,9 @@
-"""Prefix trees of token sequences: each shared token once. Pure functions of lists of integers.
+"""Prefix trees of token sequences, in which each shared token occurs once.
 
-A *node* is a token with its prefix; sequences with a common prefix share nodes. Nodes are numbered
-depth first, so that a node follows its ancestors and a subtree is an interval. The longest branch
-comes first: the long common history of an episode is then one interval of nodes, followed by its
-short branches.
+All functions are pure functions of lists of integers. A *node* is a token with its prefix;
+sequences with a common prefix share its nodes. Nodes are numbered depth first, so that a node
+follows its ancestors and a subtree is an interval. The longest branch comes first: the long common
+history of an episode is then one interval of nodes, followed by its short branches.
 
 Prefix trees for training: Tree Training (arXiv 2511.00413).
 """
@@ -24,19 +24,19 @@ a piece in blocks of this many nodes."""
 
 
 class Tree(NamedTuple):
-    """Sequences computed together, in depth-first order."""
+    """Sequences that are computed together, in depth-first order."""
 
     members: list[int]
-    """Indices of the sequences."""
+    """Indices of the sequences in the tree."""
     starts: list[int]
-    """Number of tokens that each member shares with the previous member; 0 for the first. The rest
-    of a member are its own nodes."""
+    """Number of tokens that each member shares with the previous member; 0 for the first. The other
+    tokens are the member's own nodes."""
     size: int
     """Number of nodes."""
 
     @property
     def is_chain(self) -> bool:
-        """Whether the tree has one branch, so that plain causal attention suffices."""
+        """Whether the tree does not branch, so that plain causal attention is enough."""
         return not any(self.starts) and len(self.members) == 1
 
 
@@ -45,15 +45,15 @@ class Layout(NamedTuple):
 
     tokens: list[int]
     depths: list[int]
-    """Position of the node in its sequences."""
+    """Position of each node in the sequences that contain it."""
     ends: list[int]
-    """The first node after the node's subtree. i is j or an ancestor of j if i <= j < ends[i]."""
+    """The first node after each node's subtree. i is j or an ancestor of j if i <= j < ends[i]."""
     paths: list[list[int]]
-    """For each member, the node of each token."""
+    """For each member of the tree, the nodes of its tokens."""
 
 
 class Piece(NamedTuple):
-    """The nodes [start, stop) of a tree, computed in one pass."""
+    """The nodes from `start` to before `stop` of a tree, which are computed in one pass."""
 
     start: int
     stop: int
@@ -62,20 +62,21 @@ class Piece(NamedTuple):
 
 
 def plain(sequences: Sequence[list[int]]) -> list[Tree]:
-    """Return a tree of each sequence alone."""
+    """Return a separate tree for each sequence."""
     return [Tree([index], [0], len(ids)) for index, ids in enumerate(sequences)]
 
 
 def share(sequences: Sequence[list[int]], *, pair_cost: float, block: int = BLOCK) -> list[Tree]:
-    """Return trees of sequences with common prefixes.
+    """Group sequences with common prefixes into trees.
 
-    In depth-first order, a sequence joins the tree of the one before it if that costs less than
-    computing it alone: the saved tokens can cost more in attention.
+    In depth-first order, a sequence joins the tree of the sequence before it if that costs less
+    than computing it alone. Sharing saves tokens, but the larger tree can cost more in attention.
 
     Args:
         sequences: non-empty sequences. The result does not depend on their order, except among
             equal ones.
-        pair_cost: cost of one query-key pair, relative to a token through the rest of the model.
+        pair_cost: cost of one query-key pair, as a fraction of the cost of a token in the rest of
+            the model.
         block: maximum number of nodes under one square mask.
     """
     trees: list[Tree] = []
@@ -98,7 +99,10 @@ def share(sequences: Sequence[list[int]], *, pair_cost: float, block: int = BLOC
 
 
 def _pairs(size: int, start: int, fresh: int, block: int) -> float:
-    """Return the query-key pairs that `fresh` nodes at depth `start` add to `size` nodes."""
+    """Return how many query-key pairs are added by `fresh` nodes at depth `start`.
+
+    `size` is the number of nodes in the tree before.
+    """
     whole = size + fresh
     if whole <= block:
         return whole * whole - size * size
@@ -110,17 +114,17 @@ def _pairs(size: int, start: int, fresh: int, block: int) -> float:
 
 @dataclass(slots=True)
 class _Vertex:
-    """A vertex of the radix tree, at which sequences branch or end."""
+    """A vertex of the radix tree: a prefix at which sequences branch or end."""
 
     depth: int
     ending: list[int] = field(default_factory=list)
     children: list[_Vertex] = field(default_factory=list)
     height: int = 0
-    """Depth of the deepest descendant."""
+    """Depth of the vertex's deepest descendant."""
 
 
 def depth_first(sequences: Sequence[list[int]]) -> list[tuple[int, int]]:
-    """Order sequences depth first, the longest branch first.
+    """Return the order of the sequences by depth-first traversal, the longest branch first.
 
     Returns:
         (index, number of tokens shared with the previous sequence) of each sequence, in order. No
@@ -174,7 +178,7 @@ def _radix_tree(sequences: Sequence[list[int]]) -> _Vertex:
 
 
 def lay_out(tree: Tree, sequences: Sequence[list[int]]) -> Layout:
-    """Return the numbered nodes of a tree."""
+    """Number the nodes of a tree, and return their tokens, depths, subtrees and paths."""
     tokens: list[int] = []
     depths: list[int] = []
     ends = [tree.size] * tree.size
@@ -194,14 +198,14 @@ def lay_out(tree: Tree, sequences: Sequence[list[int]]) -> Layout:
 def cut(layout: Layout, budget: int, mask_budget: int) -> list[Piece]:
     """Cut the nodes of a tree into pieces of consecutive nodes.
 
-    A piece stays in memory until its last descendant is computed. The pieces in memory at once have
-    at most as many nodes as the longest sequence plus one budget.
+    A piece stays in memory until its last descendant is computed. The pieces in memory at the same
+    time have at most as many nodes as the longest sequence, plus `budget`.
 
     Args:
         layout: the nodes of the tree.
-        budget: maximum nodes of a piece. A member's own nodes are split only where a subtree larger
-            than the budget branches off, which does not need the nodes after that point.
-        mask_budget: maximum queries times keys of a piece with several members.
+        budget: maximum number of nodes of a piece. A member's own nodes are split only where a
+            subtree larger than `budget` branches off: it does not need the nodes after that point.
+        mask_budget: maximum of queries times keys of a piece with several members.
     """
     pieces: list[Piece] = []
     is_whole = False
@@ -220,19 +224,20 @@ def cut(layout: Layout, budget: int, mask_budget: int) -> list[Piece]:
 
 
 class _Segment(NamedTuple):
-    """Own nodes of one member, or a part of them."""
+    """The own nodes of one member, or a part of them."""
 
     start: int
     stop: int
     past: list[int]
     is_small: bool
-    """Whether the segment's subtree [subtree_start, subtree_stop) has at most `budget` nodes."""
+    """Whether the segment's subtree, from `subtree_start` to before `subtree_stop`, has at most
+    `budget` nodes."""
     subtree_start: int
     subtree_stop: int
 
 
 def _segments(layout: Layout, budget: int) -> Iterator[_Segment]:
-    """Yield the members' own nodes in order, split where a large subtree branches off."""
+    """Yield the members' own nodes in order, split where a subtree over `budget` branches off."""
     splits = set(_large_branchings(layout, budget))
     here = first = last = 0
     for path in layout.paths:
@@ -263,7 +268,7 @@ def _large_branchings(layout: Layout, budget: int) -> Iterator[int]:
 
 
 def intervals(nodes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return ascending numbers as half-open intervals."""
+    """Group ascending numbers into half-open intervals: [1, 2, 3, 7] → [(1, 4), (7, 8)]."""
     if not nodes:
         return []
     breaks = [place for place, (a, b) in enumerate(pairwise(nodes), 1) if b != a + 1]
@@ -272,17 +277,20 @@ def intervals(nodes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class Source(NamedTuple):
-    """The earlier piece whose keys include the past of a piece."""
+    """The earlier piece from which a piece gets the keys of its past."""
 
     piece: int
-    """Index of the last piece that has nodes of the past; the past of this piece has the rest."""
+    """Index of the earlier piece: the last piece that contains nodes of the past. Its own past
+    contains the other nodes."""
     intervals: list[tuple[int, int]]
-    """Half-open intervals in the concatenated past and nodes of the piece at index `piece`."""
+    """Where the keys are: half-open intervals of the earlier piece's past followed by its nodes."""
 
 
 def source(pieces: Sequence[Piece], number: int) -> Source | None:
-    """Return which earlier piece has the keys of the ancestors of piece `number`, and where; None
-    if the piece has no ancestors before it."""
+    """Return the piece that has the keys of the ancestors of piece `number`, and where they are.
+
+    Return None if piece `number` has no ancestors before it.
+    """
     past = pieces[number].past
     if not past:
         return None

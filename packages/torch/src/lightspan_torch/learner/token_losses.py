@@ -1,4 +1,4 @@
-"""Heads that compute log-probabilities, or the loss's gradient, from the hidden states of a pass.
+"""Heads: functions of a pass's hidden states that compute log-probabilities or gradients.
 
 The *selected* tokens of a row are those that are trained or scored. Their logits are most of the
 memory, so a head computes them in chunks and frees each chunk before the next.
@@ -30,14 +30,14 @@ LOGITS: Final = 2**24
 
 
 class SelectedTokens:
-    """The N selected tokens of one policy's rows, row after row.
+    """The N selected tokens of one policy's rows, row by row.
 
     Args:
         rows: the rows.
-        masks: for each row, True for each selected token; never for the first.
+        masks: for each row, True for each selected token; the first token is never selected.
         device: device of the tensors.
         replays: masks of the policy's calls, for tokens that were sampled under a grammar.
-        old_logprobs: for each row, its log-probabilities before the update; None for none.
+        old_logprobs: for each row, its log-probabilities before the update; None if not computed.
         fresh_version: version of the current weights; None if no engine has them.
 
     Raises:
@@ -45,7 +45,8 @@ class SelectedTokens:
 
     Attributes:
         selected: for each row, the positions of its selected tokens
-        targets, weights: [N]
+        targets: [N] the ids of the tokens
+        weights: [N] the weights of the tokens' losses
         values: the inputs of the loss, each [N] or None
     """
 
@@ -80,7 +81,7 @@ class SelectedTokens:
         # share a distribution
         temperatures = floats(gather(row.temperatures for row in rows))
         self._temperatures, self._kind = _distinct(temperatures)
-        """[kinds] the temperature of each kind; [N] the kind of each token"""
+        """[kinds] the temperature of each kind, and [N] the index of each token's kind."""
         self._allowed: Tensor | None = None
         """[kinds, bytes] the packed mask of each kind; None if no row has a grammar."""
         if any(row.constraints for row in rows):
@@ -91,8 +92,9 @@ class SelectedTokens:
             self._allowed = table.distinct[kinds % count]
 
     def add_call_values(self, loss: PolicyLoss, logprobs: Callable[[], Tensor]) -> None:
-        """Compute the loss's inputs over whole calls, before the first pass: a call's tokens may be
-        in several chunks.
+        """Compute the inputs of the loss that depend on whole calls: ratios and importance weights.
+
+        Call this before the first pass, because a call's tokens may be in several chunks.
 
         Args:
             loss: the loss's settings.
@@ -113,13 +115,17 @@ class SelectedTokens:
             self.values = self.values._replace(call_importance=importance)
 
     def by_row(self, values: Tensor) -> list[list[float]]:
-        """Split [N] values into a list per row."""
+        """Split the values of the N tokens into a list per row."""
         flat = values.tolist()
         ends = list(accumulate(map(len, self.selected), initial=0))
         return [flat[start:end] for start, end in pairwise(ends)]
 
     def chunks(self, current_pass: Pass, size: int) -> Iterator[_LogitChunk]:
-        """Yield the tokens of a pass in chunks of at most `size` distributions."""
+        """Yield the selected tokens of a pass in chunks.
+
+        Several tokens may be sampled from the same distribution. A chunk has at most `size`
+        distinct distributions.
+        """
         if not len(current_pass.entries):
             return
         kinds = len(self._temperatures)
@@ -141,27 +147,34 @@ class SelectedTokens:
 
 
 def _distinct(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct values, ascending, and for each value its index among them."""
+    """Return the distinct values, ascending, and the index of each value among them."""
     distinct, which = torch.unique(values, return_inverse=True)
     return distinct, which
 
 
 class _LogitChunk(NamedTuple):
-    """The logits of n tokens of a pass, which share D distinct distributions."""
+    """n selected tokens of a pass, which were sampled from D distinct distributions."""
 
     places: Tensor
-    """[D] the predicting nodes of the pass."""
+    """[D] indices of the hidden states that predict the distributions."""
     temperatures: Tensor
-    """[D]"""
+    """[D] the temperature of each distribution."""
     allowed: Tensor | None
     """[D, bytes] packed masks (`lightspan_torch.learner.masks`); None if all tokens are allowed."""
     which: Tensor
-    """[n] the token's distribution."""
+    """[n] the index of the token's distribution."""
     entries: Tensor
-    """[n] the token's index in `SelectedTokens`."""
+    """[n] the token's index among all tokens of `SelectedTokens`."""
 
     def distributions(self, hidden: Tensor, output: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return log-probabilities [D, vocabulary] at the tokens' temperatures, -inf if masked."""
+        """Return the log-probabilities, [D, vocabulary], at the tokens' temperatures.
+
+        They are -inf where a grammar does not allow the token.
+
+        Args:
+            hidden: [D, hidden] hidden states of `places`.
+            output: turns hidden states into logits.
+        """
         scaled = output(hidden).float() / self.temperatures[:, None]
         if self.allowed is not None:
             scaled.masked_fill_(forbidden(self.allowed, scaled.shape[-1]), -math.inf)
@@ -179,6 +192,13 @@ def training_head(
 
     The head adds the gradient to the parameters of the model's output layer, and returns the
     gradient of the hidden states.
+
+    Args:
+        model: the policy's model.
+        plain: the transformers model of the pass.
+        tokens: the selected tokens.
+        loss: the loss's settings.
+        metrics: the accumulator to which the tokens' metrics are added.
     """
     output, size = _output(model, plain)
 
@@ -197,7 +217,7 @@ def training_head(
 
 
 def scoring_head(model: TrainedModel, plain: Any, tokens: SelectedTokens, scores: Tensor) -> Head:
-    """Return a head that writes the tokens' log-probabilities into `scores`, [N]."""
+    """Return a head that writes the log-probabilities of the selected tokens into `scores`, [N]."""
     output, size = _output(model, plain)
 
     def head(hidden: Tensor, current_pass: Pass) -> list[tuple[Tensor, Tensor]]:
@@ -210,7 +230,7 @@ def scoring_head(model: TrainedModel, plain: Any, tokens: SelectedTokens, scores
 
 
 def _output(model: TrainedModel, plain: Any) -> tuple[Callable[[Tensor], Tensor], int]:
-    """Return the function from hidden states to logits, and the maximum states per call."""
+    """Return a function from hidden states to logits, and the maximum number of states per call."""
     size = max(1, LOGITS // plain.config.get_text_config().vocab_size)
     output = plain.get_output_embeddings() if model.hidden_to_logits() else torch.nn.Identity()
     return output, size
@@ -223,7 +243,7 @@ def _backward(
     loss: Loss,
     metrics: MetricAccumulator,
 ) -> None:
-    """Add the gradient of Σ weight · loss of a chunk's tokens."""
+    """Add the gradient of Σ weight · loss over a chunk's tokens to the parameters."""
     logprobs = chunk.logprobs(distributions, tokens)
     metrics.count(logprobs.numel())
     # entropy is always reported, but a graph as large as the logits is needed only for a bonus

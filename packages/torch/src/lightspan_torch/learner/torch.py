@@ -1,10 +1,11 @@
 """The embedded learner: torch in this process, on a CPU or one GPU.
 
-Rows with a common prefix are computed in trees, every shared token once (`prefix_tree`,
-`tree_forward`). Losses are evaluated per (row, token), so that rows with different advantages or
-ratios stay exact. A pass has at most `token_budget` tokens; gradients of all passes add up to those
-of one big batch. Trees, or rows, of similar size are padded on the right. Logits are computed at
-trained positions only, because tokens × vocabulary is most of the memory and time.
+Rows with a common prefix are computed in trees, in which each shared token is computed once
+(`prefix_tree`, `tree_forward`). The loss is evaluated for each token of each row, so a shared token
+may have different advantages and ratios in different rows. A pass has at most `token_budget`
+tokens; the gradients of all passes add up to those of one big batch. Trees, or rows, of similar
+size are padded on the right. Logits are computed at trained positions only, because
+tokens × vocabulary is most of the memory and time.
 
 All randomness (LoRA's initial weights, its dropout) comes from the learner's own seed. torch's
 global generator, which engines sample with, stays unchanged.
@@ -98,19 +99,21 @@ class TorchLearner(Learner):
 
     Args:
         models: policy name → folder, hub name, or a loaded model (which is copied).
-        optimizer: the optimiser's settings.
-        lora: adapters instead of full weights, for all policies or by policy name. Policies with
-            adapters on the same model share its weights.
+        optimizer: the optimiser's settings; None for the defaults of `Optimizer`.
+        lora: LoRA settings, for all policies or by policy name; None to train full weights.
+            Policies with LoRA on the same model share its weights.
         device: `"cpu"`, `"cuda"` or `"cuda:0"`.
-        dtype: data type of the trained weights; None for `default_dtype`.
-        token_budget: maximum padded tokens in one forward pass; lower it when memory runs out.
+        dtype: data type of the weights; None for `default_dtype`.
+        token_budget: maximum number of tokens in one forward pass, padding included; None for a
+            default that depends on the device. Lower it when memory runs out.
         seed: seed of all randomness.
-        share_prefixes: whether common prefixes of rows are computed once. Where the model cannot do
-            so, or LoRA's dropout must differ between rows, each row is computed alone;
-            `state()["share_prefixes"]` shows it by policy.
-        tokenizers: policy name → tokenizer, where it is not in the model's folder. Only calls that
-            were sampled under a grammar need one.
-        critic: settings of the policies' critics, which estimate values of calls; None for none.
+        share_prefixes: whether tokens at which several rows start alike are computed once. Each row
+            is computed alone if the model cannot do so, or in updates with LoRA's dropout, which
+            must differ between rows; `state()["share_prefixes"]` shows it by policy.
+        tokenizers: policy name → tokenizer, for policies whose model folder has none. Only calls
+            that were sampled under a grammar need a tokenizer.
+        critic: settings of the policies' critics, which estimate values of calls; None for no
+            critic.
     """
 
     def __init__(
@@ -161,7 +164,7 @@ class TorchLearner(Learner):
             policy: tree_refusal(model.plain) if share_prefixes else "share_prefixes=False"
             for policy, model in self._models.items()
         }
-        """Policy → why its rows are computed one by one; empty if they are computed in trees."""
+        """Policy → why its rows are computed one by one; "" if they are computed in trees."""
         self._replays = {policy: Replays(partial(self._grammars, policy)) for policy in models}
         self._critic = critic
         self._heads = {
@@ -169,10 +172,10 @@ class TorchLearner(Learner):
             for policy, model in self._models.items()
             if critic is not None
         }
-        """Policy → value head; empty without a critic."""
+        """Policy → value head; no entries without a critic."""
         self._random = initial_random_state(seed, self._device)
         self._served = dict.fromkeys(models, (0, 0))
-        """Policy → last published version and the step count at that time."""
+        """Policy → (last published version, number of optimiser steps at that time)."""
         self._counters = {"cpu_s": 0.0, "tokens": 0.0, "updates": 0.0}
 
     @property
@@ -226,13 +229,18 @@ class TorchLearner(Learner):
         return scores, self._values_of(rows, states)
 
     def _check_scored(self, rows: Sequence[Row]) -> None:
-        """Raise `DataError` for an invalid row, `NotFoundError` for an unknown policy."""
+        """Raise `DataError` if a row is invalid, `NotFoundError` if its policy is unknown."""
         check_rows(rows, trained=False)
         self._by_policy(rows)
 
     def _check_values(self, rows: Sequence[Row]) -> None:
-        """Raise `ConfigError` without a critic; otherwise `DataError` or `NotFoundError` for a row
-        that is invalid, or has a call without a value."""
+        """Raise an error if the values of the rows' calls cannot be computed.
+
+        Raises:
+            ConfigError: the learner has no critic.
+            DataError: a row is invalid, or a call has no token before it.
+            NotFoundError: a row's policy is unknown.
+        """
         if self._critic is None:
             raise ConfigError("this learner has no critic: give critic=Critic() to it")
         self._check_scored(rows)
@@ -241,12 +249,17 @@ class TorchLearner(Learner):
     def _scores_and_states(
         self, rows: Sequence[Row], which: Which | None, *, states: bool
     ) -> tuple[list[list[float]], dict[str, Tensor]]:
-        """Return log-probabilities by row, and states [C, hidden] at the starts of calls by policy.
+        """Return log-probabilities by row, and the hidden states before calls by policy.
 
         Args:
             rows: the rows to score.
-            which: the weights; None for no log-probabilities.
-            states: whether to return states.
+            which: the weights to score with; None to compute no log-probabilities.
+            states: whether to return hidden states.
+
+        Returns:
+            The log-probabilities of each row; empty if `which` is None. Policy → [C, hidden] states
+            from which the first tokens of its C calls are predicted, row by row; empty without
+            `states`.
         """
         with self._metered(), self._explain_memory("scoring", rows):
             scores: dict[int, list[float]] = {}
@@ -273,7 +286,7 @@ class TorchLearner(Learner):
             return [scores[index] for index in sorted(scores)], states_by_policy
 
     def _values_of(self, rows: Sequence[Row], states: Mapping[str, Tensor]) -> list[list[float]]:
-        """Return the values of the rows' calls, from the states of `_scores_and_states`."""
+        """Return the values of each row's calls, from the states of `_scores_and_states`."""
         values = {
             policy: iter(self._heads[policy].values(policy_states.to(self._device)))
             for policy, policy_states in states.items()
@@ -299,7 +312,10 @@ class TorchLearner(Learner):
         return over_policies(parts, rows=len(rows))
 
     def _fresh_version(self, policy: str) -> int | None:
-        """Return the published version of the policy's current weights; None if not published."""
+        """Return the version at which the policy's current weights were published.
+
+        Return None if the weights have changed since the last `publish`.
+        """
         version, served_at = self._served[policy]
         return version if served_at == self._steppers[policy].steps else None
 
@@ -362,7 +378,7 @@ class TorchLearner(Learner):
             raise NotFoundError(f"the learner has no policy {policy!r}; it has: {names}") from None
 
     def _grammars(self, policy: str) -> Grammars:
-        """Return the grammars of the policy's tokenizer, as in its engine.
+        """Return the grammars for the policy's tokenizer, compiled as in the engine.
 
         Raises:
             ConfigError: the policy has no tokenizer.
@@ -382,7 +398,7 @@ class TorchLearner(Learner):
         )
 
     def _mismatch(self, record: TokenRecord) -> str:
-        """Return why a record cannot be replayed under its grammar; empty if it can."""
+        """Return why a record cannot be replayed under its grammar; "" if it can."""
         self._model(record.policy)
         if record.grammar_library != LIBRARY:
             return f"sampled with {record.grammar_library or 'an unknown library'}, not {LIBRARY}"
@@ -398,7 +414,11 @@ class TorchLearner(Learner):
             return model.lora_weights() if as_lora else model.merged_weights()
 
     def _by_policy(self, rows: Sequence[Row]) -> dict[str, list[int]]:
-        """Return policy → indices of its rows."""
+        """Return policy → indices of its rows.
+
+        Raises:
+            NotFoundError: a row's policy is unknown.
+        """
         indices: dict[str, list[int]] = defaultdict(list)
         for index, row in enumerate(rows):
             indices[row.policy].append(index)
@@ -414,7 +434,10 @@ class TorchLearner(Learner):
         loss: Loss,
         old_logprobs: Sequence[Sequence[float]] | None,
     ) -> dict[str, float]:
-        """Take one optimiser step, fit the critic and return the metrics."""
+        """Take one optimiser step for a policy, fit its critic and return the metrics.
+
+        The step is skipped if no row is trained, or if loss or gradient are not finite.
+        """
         stepper = self._steppers[policy]
         trained = ordered(rows, [index for index in indices if any(rows[index].mask)])
         tokens = SelectedTokens(
@@ -448,7 +471,7 @@ class TorchLearner(Learner):
         """Add the loss's gradient to the parameters.
 
         Returns:
-            The metrics, and the states at the starts of calls; None without value targets.
+            The metrics, and the hidden states before the calls; None if no call has a value target.
         """
         model = self._models[policy]
         passes = self._plan(policy, tokens, dropout=model.dropout)
@@ -482,10 +505,10 @@ class TorchLearner(Learner):
     def _call_states(
         self, policy: str, tokens: SelectedTokens, *, dropout: bool = False
     ) -> CallStates:
-        """Return a collector of the hidden states at the starts of calls.
+        """Return the collector of the hidden states before the calls of `tokens.rows`.
 
-        The states are collected during the passes over `tokens`. If those passes return logits
-        instead of states, or use dropout, all states are computed here, in separate passes.
+        The passes over `tokens` fill it. If those passes return logits instead of states, or use
+        dropout, the states are computed here, in separate passes.
         """
         model = self._models[policy]
         if dropout or not model.hidden_to_logits():
@@ -495,9 +518,10 @@ class TorchLearner(Learner):
 
     @torch.no_grad()
     def _computed_states(self, policy: str, rows: Sequence[Row]) -> CallStates:
-        """Compute the states at the starts of the rows' calls.
+        """Compute the hidden states before the rows' calls, in separate passes.
 
-        Tokens after the last start are left out, so that answers to one prompt become one sequence.
+        Tokens from a row's last call on are left out, so that answers to one prompt are one
+        sequence.
         """
         model = self._models[policy]
         starts = [[response.start for response in row.responses] for row in rows]
@@ -516,7 +540,7 @@ class TorchLearner(Learner):
         return states
 
     def _sharing(self, policy: str) -> str:
-        """Describe how rows with common prefixes are computed."""
+        """Return a text on how rows with common prefixes are computed, for `state()`."""
         if self._refusals[policy]:
             return f"each row by itself: {self._refusals[policy]}"
         if self._models[policy].dropout:
@@ -548,11 +572,11 @@ class TorchLearner(Learner):
         tokens: SelectedTokens,
         call_states: CallStates | None = None,
     ) -> Tensor:
-        """Return [N] log-probabilities under the current weights or those before training.
+        """Return the log-probabilities of the N tokens, [N].
 
         Args:
             policy: the policy's name.
-            which: the weights.
+            which: the weights: the current ones or those before training.
             passes: the passes over the tokens.
             tokens: the tokens.
             call_states: collector of hidden states from the passes; None to collect none.
@@ -564,7 +588,7 @@ class TorchLearner(Learner):
     def _old(
         self, policy: str, plain: Any, passes: Sequence[Pass], tokens: SelectedTokens
     ) -> Tensor:
-        """Return [N] log-probabilities under the same random dropout as the update that follows."""
+        """Return [N] log-probabilities with the same dropout as in the update that follows."""
         with forked_random(self._device):
             return self._scores(policy, plain, passes, tokens)
 
@@ -601,9 +625,10 @@ class TorchLearner(Learner):
 
     @contextmanager
     def _own_random(self, needed: bool) -> Iterator[None]:
-        """Use the learner's random state in torch's global generators within the context.
+        """Use the learner's own random state in the `with` block, if `needed`.
 
-        Reproducible only if no engine samples at the same time, with the same generators.
+        torch's global generators get the state, and are set back at the end. The result is
+        reproducible only if no engine samples with these generators at the same time.
         """
         if not needed:
             yield
@@ -616,7 +641,7 @@ class TorchLearner(Learner):
             self._random = random_state(self._device)
 
     def _explain_memory(self, doing: str, rows: Sequence[Row]) -> AbstractContextManager[None]:
-        """Replace an out-of-memory error in the context by an `OutOfMemoryError` with advice.
+        """Replace an out-of-memory error in the `with` block by an `OutOfMemoryError` with advice.
 
         Args:
             doing: "updating" or "scoring".
@@ -631,7 +656,7 @@ class TorchLearner(Learner):
 
     @contextmanager
     def _metered(self) -> Iterator[None]:
-        """Add this thread's CPU time to the counters."""
+        """Add the CPU time that this thread uses in the `with` block to the counters."""
         start = time.thread_time()
         try:
             yield

@@ -1,14 +1,15 @@
-"""Forward and backward passes over prefix trees, each node once.
+"""Forward and backward passes over prefix trees, in which each node is computed once.
 
 Small trees are the rows of one padded batch. A tree larger than `prefix_tree.BLOCK` is computed in
 *pieces* of at most the token budget, depth first. A piece attends to itself and to the keys and
-values of its ancestors, stored by earlier pieces, which accumulate its gradient. After the last
-descendant of a piece, the piece's backward pass uses the accumulated gradient:
+values of its ancestors. Earlier pieces have stored these keys and values, and accumulate their
+gradient. After the last descendant of a piece, the piece's backward pass uses the accumulated
+gradient:
 
     ∂L/∂(hidden, K, V of the piece) = (∂ of its own tokens' loss, ∂ accumulated from descendants)
 
-So no path is computed twice, however small the budget, and only the pieces along one path, plus
-one, exist at once.
+So no path is computed twice, however small the budget. In memory at the same time are only the
+pieces along one path, plus one.
 """
 
 from __future__ import annotations
@@ -36,41 +37,44 @@ from lightspan_torch.learner.prefix_tree import (
 )
 
 MASK_BUDGETS: Final = {"cpu": 2**20}
-"""Device type → maximum queries times keys of a piece's masks; 2**24 for others. Every query of a
-piece is computed with the keys of its deepest branch: small pieces waste less, and are no slower on
-a CPU."""
+"""Device type → maximum of queries times keys in the masks of a piece; 2**24 for other devices.
+Every query of a piece is computed with the keys of its deepest branch. So small pieces waste less,
+and are no slower on a CPU."""
 
 
 @dataclass(slots=True)
 class Pass:
-    """One forward pass over B rows of L nodes, with E selected tokens and P keys of `source`."""
+    """One forward pass over B rows of L nodes, with E selected tokens.
+
+    Its keys are those of its own nodes, preceded by P keys that the pass `source` has stored.
+    """
 
     ids: Tensor
-    """[B, L]"""
+    """[B, L] token ids."""
     entries: Tensor
-    """[E] indices into the selected tokens of all passes."""
+    """[E] indices of the selected tokens, which are numbered across all passes."""
     places: Tensor
-    """[E] the node that predicts each selected token, an index into B·L."""
+    """[E] index, from 0 to B·L - 1, of the node that predicts each selected token."""
     positions: Tensor | None = None
-    """[B, L]; None if every row is one sequence."""
+    """[B, L] positions of the tokens; None for 0 … L - 1, if every row is one sequence."""
     nodes: Tensor | None = None
-    """[P + L] numbers of the keys' nodes, the last L of which are the queries'; None for
-    0 … L - 1."""
+    """[P + L] node numbers of the keys; the last L are also those of the queries. None for 0 … L -
+    1."""
     ends: Tensor | None = None
     """[B, P + L] the first node after each key's subtree; None if nothing branches, so that every
     query attends to all keys up to its own."""
     source: int = -1
-    """The pass whose keys include the first P keys; -1 for none."""
+    """Number of the pass that stored the first P keys; -1 if P is 0."""
     intervals: list[tuple[int, int]] = field(default_factory=list)
-    """Half-open intervals of the first P keys among the keys of `source`."""
+    """Half-open intervals that the first P keys have among the keys of the pass `source`."""
     last_use: int = -1
-    """The last pass whose source is this pass."""
+    """Number of the last pass whose `source` is this pass; -1 if there is none."""
     block: int = BLOCK
     """Maximum number of queries under one mask."""
 
 
 Selected = Sequence[Sequence[int]]
-"""For each sequence, the positions of its selected tokens; never 0."""
+"""For each sequence, the positions of its selected tokens; position 0 is never selected."""
 
 
 def plan(
@@ -81,12 +85,12 @@ def plan(
     device: torch.device,
     block: int = BLOCK,
 ) -> list[Pass]:
-    """Return the passes of all trees.
+    """Return the passes that compute all trees.
 
     Args:
         sequences: the token sequences.
-        selected: for each sequence, the positions of its selected tokens, which `Pass.entries`
-            number sequence after sequence.
+        selected: for each sequence, the positions of its selected tokens. `Pass.entries` numbers
+            them across all sequences.
         trees: the trees of the sequences.
         budget: maximum nodes of a pass, including padding; a longer sequence is a pass alone.
         device: device of the passes' tensors.
@@ -105,9 +109,10 @@ def plan(
 def _batches(
     trees: Sequence[Tree], sequences: Sequence[list[int]], budget: int
 ) -> Iterator[list[Tree]]:
-    """Yield batches of trees of similar size with trees × largest size within the budget.
+    """Yield batches of trees of similar size; with padding, a batch has at most `budget` nodes.
 
-    Chains have their own batches, because they need no mask.
+    Trees without branches have their own batches, because they need no mask. A larger tree is a
+    batch of its own.
     """
     order = sorted(
         trees, key=lambda tree: (not tree.is_chain, tree.size, sequences[tree.members[0]])
@@ -136,7 +141,7 @@ class _Planner:
     block: int
 
     def whole(self, trees: Sequence[Tree]) -> Pass:
-        """Return a pass over whole trees, padded to the largest."""
+        """Return one pass over whole trees, each padded to the size of the largest."""
         length = max(tree.size for tree in trees)
         layouts = [lay_out(tree, self.sequences) for tree in trees]
         entries: list[int] = []
@@ -159,7 +164,7 @@ class _Planner:
         return current_pass
 
     def pieces(self, tree: Tree, first: int) -> list[Pass]:
-        """Return the passes over the pieces of a tree, numbered from `first`."""
+        """Return the passes over the pieces of a tree. `first` is the number of the first pass."""
         layout = lay_out(tree, self.sequences)
         pieces = cut(layout, self.budget, MASK_BUDGETS.get(self.device.type, 2**24))
         entries: list[int] = []
@@ -197,7 +202,7 @@ class _Planner:
     def _collect(
         self, tree: Tree, layout: Layout, entries: list[int], places: list[int], base: int
     ) -> None:
-        """Append the tree's selected tokens to `entries`, the nodes that predict them to `places`.
+        """Append the tree's selected tokens to `entries`, and their predicting nodes to `places`.
 
         `base` is the number of the tree's first node in the pass.
         """
@@ -218,7 +223,7 @@ def _padded(values: Sequence[int], length: int) -> list[int]:
 
 
 class _Running:
-    """A running pass: its attention, and its keys and values for later passes."""
+    """A pass that is computed: its attention, and the keys and values that later passes use."""
 
     def __init__(self, current_pass: Pass, source: _Running | None, is_source: bool) -> None:
         self._pass = current_pass
@@ -226,16 +231,18 @@ class _Running:
         self._is_source = is_source
         self._masks: list[tuple[int, int, Tensor]] = []
         self._cache: dict[int, tuple[Tensor, Tensor]] = {}
-        """Layer → keys and values [1, key heads, P + L, size], in the graph of this pass."""
+        """Layer → keys and values [1, key heads, P + L, size], attached to the autograd graph of
+        this pass."""
         self.leaves: dict[int, tuple[Tensor, Tensor]] = {}
-        """`_cache` without a graph: later passes attend to these and add their gradient to them."""
+        """`_cache` detached from the graph: later passes attend to these tensors, which get their
+        gradient."""
         self.gradients: list[tuple[Tensor, Tensor]] = []
-        """See `Head`."""
+        """What `Head` returned for this pass."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
     ) -> Tensor:
-        """Return [B, L, heads, size]; see `_tree_attention`."""
+        """Return the attention output, [B, L, heads, size]; see `TreeContext.attend`."""
         if self._source is not None:
             past_keys, past_values = self._source.leaves[layer]
             key = _after(past_keys, self._pass.intervals, key)
@@ -265,7 +272,7 @@ class _Running:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def backward(self) -> None:
-        """Add the pass's gradient to the parameters and to the leaves of its source."""
+        """Add the pass's gradient to the parameters and to the `leaves` of its source."""
         tensors = [states for states, _ in self.gradients]
         gradients = [gradient for _, gradient in self.gradients]
         for layer, pair in self._cache.items():
@@ -278,7 +285,7 @@ class _Running:
 
 
 def _after(past: Tensor, intervals: Sequence[tuple[int, int]], own: Tensor) -> Tensor:
-    """Concatenate the `intervals` of past keys (or values) and a pass's own keys (or values).
+    """Return the `intervals` of past keys (or values), followed by a pass's own keys (or values).
 
     Returns:
         [1, key heads, P + L, size]
@@ -291,7 +298,7 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 
 def _masks(current_pass: Pass, keys: int, dtype: torch.dtype) -> Iterator[tuple[int, int, Tensor]]:
-    """Yield (start, stop, [B, 1, queries, keys] mask) of each block of queries.
+    """Yield (start, stop, [B, 1, queries, keys] mask) for each block of queries.
 
     Keys after the block's last query are left out.
     """
@@ -323,15 +330,16 @@ def _visible(current_pass: Pass, first: int, last: int, past: int) -> Tensor:
 
 
 Head = Callable[[Tensor, Pass], list[tuple[Tensor, Tensor]]]
-"""([B·L, hidden] of a pass, the pass) → pairs of a tensor in the pass's graph and its gradient."""
+"""Takes the [B·L, hidden] states of a pass, and the pass. Returns pairs of a tensor in the pass's
+autograd graph and the gradient of that tensor, from which the backward pass starts."""
 
 
 def sweep(passes: Sequence[Pass], decode: Callable[..., Tensor], head: Head) -> None:
-    """Run all passes forward and, where there are gradients, backward.
+    """Run all passes forward and, where `head` returns gradients, backward.
 
     Args:
-        passes: the passes, as by `plan`.
-        decode: (ids, positions, tree) → [B, L, hidden].
+        passes: the passes returned by `plan`.
+        decode: function of (ids, positions, tree) that returns hidden states, [B, L, hidden].
         head: called with the hidden states of each pass.
     """
     running: dict[int, _Running] = {}
@@ -349,7 +357,7 @@ def sweep(passes: Sequence[Pass], decode: Callable[..., Tensor], head: Head) -> 
 
 
 def decoder(model: Any, *, in_trees: bool, logits: bool = False) -> Callable[..., Tensor]:
-    """Return a `decode` for `sweep`: the last hidden states of a transformers model.
+    """Return the argument `decode` of `sweep` for a transformers model: its last hidden states.
 
     Args:
         model: the transformers model.
@@ -372,7 +380,7 @@ def decoder(model: Any, *, in_trees: bool, logits: bool = False) -> Callable[...
 
 
 def pair_cost(model: Any) -> float:
-    """Return the cost of one query-key pair, relative to a token through all layers."""
+    """Return the cost of one query-key pair, as a fraction of the cost of a token in all layers."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
@@ -382,10 +390,10 @@ def pair_cost(model: Any) -> float:
 
 @torch.no_grad()
 def tree_refusal(model: Any) -> str:
-    """Return why a model cannot compute trees; empty if it can.
+    """Return why a model cannot compute trees; "" if it can.
 
-    Small trees are compared with plain sequences, because a configuration does not show how a
-    model's code uses positions and masks: a wrong tree would train on wrong log-probabilities
+    Small trees are computed and compared with plain sequences. A configuration does not show how a
+    model's code uses positions and masks, and a wrong tree would train on wrong log-probabilities
     without any error.
     """
     reason = _tree_attention.refusal(model)
@@ -409,7 +417,7 @@ def tree_refusal(model: Any) -> str:
 def _last_states(
     model: Any, sequences: Sequence[list[int]], *, in_trees: bool, block: int = BLOCK
 ) -> Tensor:
-    """Return the hidden states of each sequence's last but one token, [sequences, hidden]."""
+    """Return the hidden state of each sequence's last but one token, [sequences, hidden]."""
     selected = [[len(ids) - 1] for ids in sequences]
     trees = share(sequences, pair_cost=0.0) if in_trees else plain(sequences)
     states = [torch.empty(0)] * len(sequences)

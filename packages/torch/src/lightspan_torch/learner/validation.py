@@ -17,7 +17,7 @@ _CONTENTS: Final = attrgetter(
 
 
 def ordered(rows: Sequence[Row], indices: Iterable[int]) -> list[int]:
-    """Sort indices by the contents of their rows.
+    """Return the indices, sorted by the contents of the rows that they refer to.
 
     Float sums depend on their order, so this makes results independent of the order of `rows`.
     """
@@ -25,7 +25,13 @@ def ordered(rows: Sequence[Row], indices: Iterable[int]) -> list[int]:
 
 
 def check_names(option: str, by_policy: Mapping[str, Any], models: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if an option names an unknown policy."""
+    """Raise `ConfigError` if an option has a key that is no policy of `models`.
+
+    Args:
+        option: name of the option, for the error message.
+        by_policy: the option's value: policy → setting.
+        models: policy → model.
+    """
     unknown = sorted(set(by_policy) - set(models))
     if unknown:
         raise ConfigError(
@@ -34,7 +40,7 @@ def check_names(option: str, by_policy: Mapping[str, Any], models: Mapping[str, 
 
 
 def check_loss(loss: Loss, old_logprobs: Sequence[Sequence[float]] | None) -> None:
-    """Raise `ConfigError` if a loss needs `old_logprobs` and there are none."""
+    """Raise `ConfigError` if a loss needs `old_logprobs` but they are None."""
     if isinstance(loss, PolicyLoss) and loss.importance_cap is not None and old_logprobs is None:
         raise ConfigError(
             f"importance_cap={loss.importance_cap} needs the learner's scores before the update: "
@@ -43,7 +49,10 @@ def check_loss(loss: Loss, old_logprobs: Sequence[Sequence[float]] | None) -> No
 
 
 def check_rows(rows: Iterable[Row], *, trained: bool) -> None:
-    """Raise `DataError` for an invalid row."""
+    """Raise `DataError` if a row is invalid.
+
+    If `trained`, the first token of a row must not be trained either.
+    """
     for row in rows:
         size = len(row.ids)
         fields = ("mask", "advantages", "weights", "logprobs", "versions", "temperatures")
@@ -66,8 +75,10 @@ def check_rows(rows: Iterable[Row], *, trained: bool) -> None:
 
 
 def _check_constraints(row: Row) -> None:
-    """Raise `DataError` unless all constraints lie after the row's first token, in order and
-    without overlap."""
+    """Raise `DataError` if the constraints of a row are out of order, overlap or leave the row.
+
+    The first token of a row cannot have a constraint.
+    """
     end = 1
     for constraint in row.constraints:
         start, count = constraint.start, constraint.length

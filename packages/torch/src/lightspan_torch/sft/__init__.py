@@ -1,6 +1,6 @@
 """Supervised fine-tuning on recorded chats.
 
-`algorithm` trains, `chat_dataset` reads chats of a store, `checkpoint` saves interrupted runs.
+`algorithm` trains, `chat_dataset` reads chats from a store, `checkpoint` saves interrupted runs.
 """
 
 from lightspan_torch.sft.algorithm import SFT

@@ -35,7 +35,7 @@ from lightspan_torch.sft.checkpoint import Progress, Unfinished, delayed_interru
 POLICY = "policy"
 
 Turns: TypeAlias = Literal["last", "all"]
-"""The assistant messages of a chat that are imitated."""
+"""Which assistant messages of a chat are imitated: the last, or all."""
 
 
 class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,61 +44,64 @@ class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: list[int]
     response_ids: list[int]
     earlier: list[tuple[int, int]] = []
-    """Intervals [start, end) of `prompt_ids` with earlier answers to imitate, regardless of
-    `SFT.turns`."""
+    """Intervals [start, end) of `prompt_ids` that are earlier answers. They are imitated too,
+    whatever `SFT.turns` is."""
 
 
 class SFTResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a fine-tuning."""
+    """What a fine-tuning returns."""
 
     model: Path
-    """Folder of the model."""
+    """Folder of the fine-tuned model."""
     losses: list[float]
     """Mean loss of each update."""
     seconds: float
-    """CPU-seconds of the learner."""
+    """CPU seconds that the learner used."""
     demonstrations: int = 0
-    """Number of imitated demonstrations."""
+    """Number of demonstrations that were imitated."""
     left_out: dict[str, int] = {}
-    """With `from_store`: reason → number of calls left out."""
+    """Reason → number of calls of the store that were not imitated; empty without `from_store`."""
 
 
 @dataclass(kw_only=True, eq=False)
 class SFT:
-    """Supervised fine-tuning on demonstrations of `fit`, or on recorded calls of `from_store`.
+    """Supervised fine-tuning on demonstrations passed to `fit`, or on recorded calls of a store.
 
-    Answers sampled under a grammar are imitated without it, so that the model learns the format.
+    Answers that were sampled under a grammar are imitated without masking by the grammar, so that
+    the model learns the format.
 
     From a store (`lightspan.record`), each call whose score is at least `min_reward` is imitated:
     prompt, tools and answer. The score of a call is the last feedback or reward on the call itself,
-    else that of its attempt. Calls without a score are left out, as are calls of damaged attempts,
-    late, failed and truncated calls, calls with several answers, and chats that are too long for
-    the model; `SFTResult.left_out` counts them.
+    or if it has none, that of its attempt. Left out are calls without a score, late, failed and
+    truncated calls, calls with several answers, calls of damaged attempts, and chats that are too
+    long for the model; `SFTResult.left_out` counts them.
 
     Args:
         model: initial weights: a folder or a hub name.
-        learning_rate: AdamW's learning rate; give `optimizer` for anything else.
+        learning_rate: AdamW's learning rate; None for 1e-5. For other settings pass `optimizer`
+            instead.
         batch_size: demonstrations per update.
-        epochs: passes over the demonstrations.
-        prompt_weight: weight of the prompt's tokens in the loss; the answer's is 1.
-        turns: the assistant messages of a chat that are imitated: the last one, or all, each with
-            the messages before it as its prompt, computed in one sequence. `"all"` needs a chat
+        epochs: how often each demonstration is imitated.
+        prompt_weight: weight of the prompt's tokens in the loss; the answer's tokens have weight 1.
+        turns: which assistant messages of a chat are imitated: `"last"` or `"all"`. Each message's
+            prompt is the messages before it; all are computed in one sequence. `"all"` needs a chat
             template that renders earlier messages unchanged.
-        optimizer: see `lightspan.Optimizer`.
-        lora: adapters instead of full weights.
+        optimizer: settings of the optimiser, instead of `learning_rate`.
+        lora: settings of LoRA adapters; None to train full weights.
         device: device of the learner, such as `"cuda"`.
-        seed: seed of the order of the demonstrations.
-        learner: settings of the torch learner, `Torch(…)`.
-        from_store: URL of a store that production wrote.
-        min_reward: minimum score of an imitated call; None to include unscored calls.
-        service: only calls of this service.
-        agents: only calls of these agents: names, or globs on agent paths.
-        since: only attempts that began at this time or later (see
-            `lightspan.algorithms.recorded_attempts.Time`).
-        until: only attempts that began before this time.
+        seed: seed of the order of the demonstrations and of the learner.
+        learner: settings of the torch learner; None for the defaults of `Torch`.
+        from_store: URL of a store with recorded production calls; None to pass demonstrations to
+            `fit`.
+        min_reward: minimum score of an imitated call; None to imitate calls without a score too.
+        service: imitate only calls of this service; None for all services.
+        agents: imitate only calls of these agents: names, or globs on agent paths; empty for all.
+        since: imitate only attempts that began at this time or later (see
+            `lightspan.algorithms.recorded_attempts.Time`); None for no limit.
+        until: imitate only attempts that began before this time; None for no limit.
 
     Raises:
-        ConfigError: an option is invalid, or applies only to `from_store`.
+        ConfigError: an option is invalid, or needs `from_store` but there is none.
     """
 
     model: str | Path = field(kw_only=False)
@@ -146,7 +149,7 @@ class SFT:
         self.optimizer = self.optimizer or Optimizer(learning_rate=1e-5 if rate is None else rate)
 
     def _selection(self) -> dict[str, Any]:
-        """Return the options that select from a store."""
+        """Return the options that select calls of a store: name → value."""
         names = ("min_reward", "service", "agents", "since", "until")
         return {name: getattr(self, name) for name in names}
 
@@ -158,26 +161,29 @@ class SFT:
         reporter: Reporter | None = None,
         resume: bool = False,
     ) -> SFTResult:
-        """Fine-tune and write the model to `folder`: `fit(chats, folder)`, or with `from_store`
-        `fit(folder=folder)`. Ctrl-C leaves a checkpoint in `FOLDER.unfinished`.
+        """Fine-tune the model and write it to `folder`.
+
+        Call `fit(chats, folder)`, or with `from_store` `fit(folder=folder)`. Ctrl-C leaves a
+        checkpoint in `FOLDER.unfinished`.
 
         Args:
             demonstrations: chats (`{"messages": […], "tools": […]}` or a list of messages) whose
                 last message is the assistant's, or token ids; or the path of a `.jsonl` file with
-                a chat on each line.
+                a chat on each line. None with `from_store`.
             folder: folder for the model, created if necessary.
             reporter: reports progress; None for the terminal.
             resume: whether to continue exactly from the checkpoint that Ctrl-C left; without a
                 checkpoint, the fine-tuning starts again.
 
         Raises:
-            CheckpointError: the checkpoint cannot be read.
-            ConfigError: there is no folder, both or neither of demonstrations and `from_store`, or
-                the checkpoint has other settings or demonstrations.
-            DataError: the file cannot be read, there is no demonstration, or a demonstration does
-                not end with the assistant, has an empty prompt or answer, is longer than the
+            CheckpointError: the checkpoint cannot be read or written.
+            ConfigError: `folder` is missing, both or neither of `demonstrations` and `from_store`
+                are given, or the checkpoint has other settings or demonstrations.
+            DataError: the file cannot be read, or there is no demonstration. Or a demonstration
+                does not end with the assistant, has an empty prompt or answer, is longer than the
                 model's context, has earlier messages that the chat template renders differently
                 with an answer, or has an `earlier` outside its prompt.
+            KeyboardInterrupt: on Ctrl-C, after the checkpoint is written.
             ModelError: the model or its tokenizer cannot be loaded.
         """
         if folder is None:
@@ -228,10 +234,10 @@ class SFT:
     def _stored(
         self, tokenizer: ChatTokenizer, left_out: Counter[str], reporter: Reporter
     ) -> list[Demonstration]:
-        """Read the demonstrations of the store, and count the calls left out in `left_out`.
+        """Return the demonstrations of the store; add the calls left out to `left_out`.
 
         Raises:
-            DataError: the store has no demonstration.
+            DataError: the store has no call to imitate.
         """
         stored = load_chats(str(self.from_store), **self._selection())
         left_out.update(stored.left_out)
@@ -253,7 +259,7 @@ class SFT:
         return prepared
 
     def _work(self, demonstrations: Sequence[Demonstration]) -> str:
-        """Return a hash of all settings and demonstrations that affect the result."""
+        """Return a hash of the demonstrations and of all settings that affect the result."""
         settings = {
             "model": str(self.model),
             "optimizer": self.optimizer,
@@ -271,10 +277,10 @@ class SFT:
         progress: Progress,
         unfinished: Unfinished,
     ) -> None:
-        """Make the remaining updates and record them in `progress`.
+        """Make the updates that are not done yet, and record them in `progress`.
 
         Raises:
-            KeyboardInterrupt: on Ctrl-C, after a checkpoint.
+            KeyboardInterrupt: on Ctrl-C, after a checkpoint is written.
         """
         batches = list(self._batches(len(demonstrations)))
         reporter.start("imitating", len(batches))
@@ -312,7 +318,7 @@ class SFT:
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def _rows(self, demonstrations: Sequence[Demonstration]) -> list[Row]:
-        """Return rows whose weights sum to 1 over the batch."""
+        """Return a row for each demonstration. The weights of all rows sum to 1."""
         weights = [_weights(demo, self.prompt_weight) for demo in demonstrations]
         total = sum(map(sum, weights))
         return [
@@ -328,16 +334,16 @@ def demonstrations_from(
     optimize: str | Sequence[str] = "*",
     keep: Callable[[Episode], bool] | None = None,
 ) -> list[Demonstration]:
-    """Return the calls of episodes whose reward is at least `min_reward`, as exact token ids.
+    """Return the calls of the episodes whose reward is at least `min_reward`, as exact token ids.
 
     Calls that have no ids, failed or were not delivered are left out. The ids belong to the
-    tokenizer that sampled them: the imitating model must have the same one.
+    tokenizer with which they were sampled: the model to fine-tune must have the same tokenizer.
 
     Args:
         episodes: the episodes.
         min_reward: minimum reward of an episode.
-        optimize: names or globs on agent paths.
-        keep: returns whether to include an episode; None for all.
+        optimize: which agents' calls to return: names, or globs on agent paths.
+        keep: returns whether to include an episode; None to include all.
     """
     patterns = [optimize] if isinstance(optimize, str) else list(optimize)
     demonstrations = []
@@ -359,14 +365,19 @@ def demonstrations_from(
 
 
 def _described(options: Mapping[str, Any]) -> str:
-    """Return the options that are not at their default, as source code."""
+    """Return the options that were set, as source code: `min_reward=0.5, service='sql'`."""
     return ", ".join(f"{k}={v!r}" for k, v in options.items() if v is not None and v != ())
 
 
 def _prepared(
     demo: Json | Demonstration, tokenizer: ChatTokenizer, index: int, turns: Turns = "last"
 ) -> Demonstration:
-    """Return the demonstration as token ids; check its length and `earlier`."""
+    """Return the demonstration as token ids.
+
+    Raises:
+        DataError: prompt or answer are empty, `earlier` is outside the prompt, or the demonstration
+            is too long for the model.
+    """
     ids = _tokenise(demo, tokenizer, index, turns)
     if not ids.prompt_ids or not ids.response_ids:
         raise DataError(f"demonstrations[{index}] needs a prompt and an answer that are not empty")
@@ -418,7 +429,7 @@ def _turn(
     tokenizer: ChatTokenizer,
     index: int,
 ) -> tuple[list[int], list[int]]:
-    """Return the prompt and the answer of a chat's last message, as token ids."""
+    """Return the prompt and the answer as token ids; the answer is the last message."""
     prompt = tokenizer.render(messages[:-1], tools)
     whole = tokenizer.render(messages, tools, add_generation_prompt=False)
     if whole[: len(prompt)] != prompt:
@@ -440,7 +451,11 @@ def _chat(demo: Any, index: int) -> tuple[list[dict[str, Any]], list[dict[str, A
 
 
 def _weights(demo: Demonstration, prompt_weight: float) -> list[float]:
-    """Return the weight of each token: 0 for the first, which nothing predicts, 1 in answers."""
+    """Return the weight of each token in the loss.
+
+    It is 1 in answers, `prompt_weight` elsewhere, and 0 for the first token, which nothing
+    predicts.
+    """
     weights = [0.0, *[prompt_weight] * (len(demo.prompt_ids) - 1), *[1.0] * len(demo.response_ids)]
     for start, end in demo.earlier:
         weights[start:end] = [1.0] * (end - start)

@@ -29,12 +29,13 @@ from lightspan.stores.protocol import Store
 
 @dataclass(slots=True)
 class Chats:
-    """The chats of recorded calls that are suitable for fine-tuning."""
+    """Chats to fine-tune on, made of recorded calls."""
 
     chats: list[dict[str, Json]] = field(default_factory=list)
-    """`{"messages": […], "tools": […]}` of each call; the last message is the answer."""
+    """`{"messages": […], "tools": […]}` of each call, "tools" only if it had any. The last message
+    is the answer."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """Reason → number of calls that were left out for this reason."""
+    """Reason → number of calls that are not in `chats` for this reason."""
 
 
 async def read_chats(
@@ -45,8 +46,8 @@ async def read_chats(
     Args:
         store: an open store.
         query: selects the attempts.
-        min_reward: minimum score; None to include unscored calls.
-        agents: names or globs on agent paths; empty for all.
+        min_reward: minimum score; None to include calls without a score.
+        agents: names or globs on agent paths; empty for all agents.
     """
     result = Chats()
     async for _, _, episode in read_attempts(store, query):
@@ -65,7 +66,7 @@ async def read_chats(
 def _rejection(
     episode: Episode, call: Call, min_reward: float | None, agents: Sequence[str]
 ) -> str:
-    """Return the reason to leave a call out; empty if there is none."""
+    """Return the reason to leave a call out; "" if there is none."""
     if agents and not any(matches(pattern, call.agent_path) for pattern in agents):
         return "of other agents"
     if episode.capture_errors:
@@ -77,17 +78,16 @@ def _rejection(
 
 
 _COMPLETE: Final = ("stop", "tool_calls", "function_call", "None")
-"""Finish reasons of complete answers; None for servers without finish reasons."""
+"""Finish reasons of complete answers. "None" is for servers that send no finish reason."""
 
 
 def chat_of(call: Call) -> dict[str, Json] | str:
     """Convert a call to a chat that ends with the call's answer.
 
-    The call must have succeeded, with one complete answer: feedback does not identify one of
-    several answers.
+    Calls with several answers are not converted, because feedback does not say which it is for.
 
     Returns:
-        The chat, or as a text the reason to leave the call out.
+        The chat; or a text, the reason why the call cannot be converted.
     """
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
     if call.outcome is not CallOutcome.OK:
@@ -130,7 +130,15 @@ def load_chats(
     since: Time | None = None,
     until: Time | None = None,
 ) -> Chats:
-    """Read the chats of the store at a URL; see `read_chats`, and `SFT` for the arguments.
+    """Open a store and read its chats as `read_chats` does.
+
+    Args:
+        store: URL of the store.
+        min_reward: minimum score; None to include calls without a score.
+        service: read only calls of this service; None for all services.
+        agents: names or globs on agent paths; empty for all agents.
+        since: read only attempts that began at this time or later; None for no limit.
+        until: read only attempts that began before this time; None for no limit.
 
     Raises:
         ConfigError: an argument is invalid.

@@ -20,21 +20,22 @@ _PROGRESS = "done.json"
 
 
 class Progress(msgspec.Struct, kw_only=True):
-    """The progress of a fine-tuning."""
+    """What has been done of a fine-tuning."""
 
     work: str
-    """Hash of the settings and demonstrations, which a resumed run must share."""
+    """Hash of the settings and demonstrations. A run with another hash cannot continue the
+    checkpoint."""
     losses: list[float]
-    """Loss of each update so far."""
+    """Loss of each update that was made."""
     seconds: float
-    """CPU-seconds of the learner."""
+    """CPU seconds that the learner has used."""
 
 
 class Unfinished:
-    """The checkpoint folder `MODEL.unfinished` of an interrupted fine-tuning.
+    """The checkpoint of an interrupted fine-tuning, in the folder `MODEL.unfinished`.
 
     Args:
-        target: folder of the future model.
+        target: folder in which the model is written at the end.
     """
 
     def __init__(self, target: Path) -> None:
@@ -42,7 +43,11 @@ class Unfinished:
         self.path = target.with_name(f"{target.name}.unfinished")
 
     def write(self, learner: Learner, progress: Progress) -> None:
-        """Write the checkpoint atomically."""
+        """Write the checkpoint: `path` has the old or the new checkpoint, never a part.
+
+        Raises:
+            CheckpointError: the checkpoint cannot be written.
+        """
         part = self.path.with_name(f"{self.path.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         learner.save(part / _LEARNER)
@@ -81,10 +86,10 @@ class Unfinished:
 
 @contextlib.contextmanager
 def delayed_interrupt() -> Iterator[Callable[[], bool]]:
-    """Delay the first Ctrl-C, which would interrupt an update halfway.
+    """Record the first Ctrl-C in the `with` block, instead of interrupting an update halfway.
 
-    Yields a function that returns whether Ctrl-C was pressed. A second Ctrl-C interrupts at once.
-    In other threads, or with another handler of SIGINT, nothing is delayed.
+    Yield a function that returns whether Ctrl-C was pressed. A second Ctrl-C interrupts at once.
+    In other threads, or with another handler of SIGINT, Ctrl-C is not recorded.
     """
     interrupted = threading.Event()
     default = signal.default_int_handler

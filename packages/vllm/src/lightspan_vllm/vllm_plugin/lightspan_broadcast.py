@@ -1,6 +1,7 @@
 """Broadcast of weights over torch.distributed, from the trainer (rank 0) to a server's processes.
 
-Used on both sides: vLLM's process loads it like `lightspan_vllm_plugin`. Imports only torch.
+Both sides use this module: the trainer imports it, and vLLM's process loads it like
+`lightspan_vllm_plugin`. It imports only torch.
 """
 
 from __future__ import annotations
@@ -22,21 +23,25 @@ _POLL_INTERVAL_S = 0.001
 
 
 def rendezvous_key(rank: int) -> str:
-    """Return the key that the process `rank` sets in the rendezvous store once it has connected."""
+    """Return the key that process `rank` sets in the store when it has connected.
+
+    The store is torch's `TCPStore`, in which the processes find each other.
+    """
     return f"here-{rank}"
 
 
 def make_group(
     store: Any, rank: int, size: int, *, backend: str, address: str, timeout_s: float
 ) -> Any:
-    """Return this process's group of one update, after all processes have connected.
+    """Return this process's process group for one update. All processes must have connected.
 
     Args:
-        store: the rendezvous store.
+        store: the store in which the processes find each other.
         rank: rank of this process; the trainer is 0.
         size: number of ranks.
         backend: `gloo`, between CPUs, or `nccl`, between GPUs.
-        address: this machine's address on the interface to use; NCCL chooses its own.
+        address: this machine's address on the network interface to use. NCCL ignores it and chooses
+            an interface itself.
         timeout_s: maximum seconds to wait for the other ranks.
 
     Raises:
@@ -55,13 +60,13 @@ def make_group(
 
 
 def broadcast(group: Any, tensor: torch.Tensor, poll: Callable[[], None] = lambda: None) -> None:
-    """Broadcast rank 0's tensor to all ranks.
+    """Send rank 0's tensor to all ranks.
 
     Args:
         group: the process group.
-        tensor: sent by rank 0, filled on other ranks.
-        poll: called repeatedly during the broadcast, and may raise to end it, because NCCL does not
-            detect lost ranks.
+        tensor: the tensor to send on rank 0; on other ranks, the tensor to fill.
+        poll: called repeatedly until the broadcast has ended. NCCL does not detect lost ranks, so
+            `poll` may raise an error to end the wait.
 
     Raises:
         RuntimeError: a rank is gone, or did not answer in time.
@@ -78,10 +83,10 @@ def broadcast(group: Any, tensor: torch.Tensor, poll: Callable[[], None] = lambd
 def receive(
     sent: Mapping[str, Any], rank: int, device: torch.device
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the names and weights that a trainer sends, as they arrive.
+    """Yield the name and the tensor of each weight that a trainer sends, as they arrive.
 
     Args:
-        sent: the result of `Broadcast.info`.
+        sent: the result of `Broadcast.info` in the trainer.
         rank: rank of this process, from 1.
         device: the GPU for NCCL; Gloo uses the CPU.
 
@@ -108,7 +113,7 @@ def receive(
 
 
 def _local_address(host: str, port: int) -> str:
-    """Return this machine's address on the route to a host; sends nothing."""
+    """Return this machine's own address on the route to `host`. No packet is sent."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)

@@ -37,19 +37,20 @@ BACKEND = "lightspan"
 
 @dataclass
 class WholeInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """Empty arguments of the initialisation."""
+    """Arguments of `init_transfer_engine`: there are none."""
 
 
 @dataclass
 class WholeUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """The source of a whole model's weights."""
+    """Where the weights of a whole model come from: from `files` or over the network."""
 
     files: list[str] = field(default_factory=list)
-    """Paths of safetensors files; empty if the weights are sent."""
+    """Paths of safetensors files; empty if the weights are sent over the network."""
     sent: dict[str, Any] = field(default_factory=dict)
-    """Arguments of `lightspan_broadcast.receive`; empty if the weights are in files."""
+    """Argument `sent` of `lightspan_broadcast.receive`; empty if the weights are in files."""
     again: dict[str, str] = field(default_factory=dict)
-    """Name of a weight that is neither in a file nor sent → name of the equal weight that is."""
+    """Name of a weight that neither `files` nor `sent` has → name of the equal weight that they
+    have."""
 
 
 class WholeEngine(WeightTransferEngine[WholeInit, WholeUpdate]):  # type: ignore[misc]
@@ -62,18 +63,18 @@ class WholeEngine(WeightTransferEngine[WholeInit, WholeUpdate]):  # type: ignore
         """Do nothing, because every update opens its own connection."""
 
     def start_weight_update(self) -> None:
-        """Prepare the model for weights in the checkpoint's layout."""
+        """Prepare the model for weights in the layout of its checkpoint."""
         self._names = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load weights, and synchronise the accelerator only if there is one (unlike the base)."""
+        """Load weights. Unlike the base class, synchronise the accelerator only if there is one."""
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: WholeUpdate) -> None:
-        """Load every weight.
+        """Load all weights of the model.
 
         Raises:
             ValueError: weights of the model are missing.
@@ -107,14 +108,14 @@ class WholeEngine(WeightTransferEngine[WholeInit, WholeUpdate]):  # type: ignore
 
 
 class Extension:
-    """Mixin of vLLM's worker."""
+    """Mixin of vLLM's worker, whose methods can be called over HTTP (`/collective_rpc`)."""
 
     model_config: Any
     vllm_config: Any
     device: Any
 
     def lightspan_facts(self) -> dict[str, Any]:
-        """Return the server's description, for the checks at the start of a run."""
+        """Return the server's description, the fields of `ServerInfo` in the trainer."""
         config, model = self.vllm_config, self.model_config
         text, transfer = model.hf_text_config, config.weight_transfer_config
         lora = config.lora_config
