@@ -1,8 +1,8 @@
-"""Model calls in LangChain whose client does not use the OpenAI SDK: recorded without tokens.
+"""Record model calls of LangChain whose client does not use the OpenAI SDK.
 
-See `lightspan.capture.other_clients`. LangChain notifies the handler when a model run begins and
-ends. If the SDK instrumentation records a call in between, it is the call of the model run;
-otherwise the client bypassed the SDK, or LangChain's cache answered.
+Their records have no tokens. See `lightspan.capture.other_clients`. LangChain notifies the handler
+when a model run begins and ends. If the SDK instrumentation records a call in between, it is the
+call of the model run; otherwise the client bypassed the SDK, or LangChain's cache answered.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Run:
     """List of messages, or a text prompt."""
     call: FrameworkCall
     around: Sequence[Run]
-    """The enclosing model run; all candidates if it is ambiguous, empty if there is none."""
+    """The enclosing model run; several if it is unclear which one encloses, empty if there is
+    none.
+    """
     is_open: bool = True
 
     def end(self, *, is_answered: bool) -> None:
@@ -41,7 +43,7 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class ModelCall:
-    """One call of a model: one run, or a run for each of several prompts (`generate`)."""
+    """One call of a model; with several prompts (`generate`) it has one run per prompt."""
 
     size: int
     """Number of prompts."""
@@ -51,7 +53,7 @@ class ModelCall:
     model: Any = None
     """The model; None if it is unknown."""
     around: Sequence[Run] = ()
-    """Value of `Run.around` for each run of the call."""
+    """Value of `Run.around` for every run of the call."""
     start_ns: int = field(default_factory=time.time_ns)
 
     @property
@@ -88,7 +90,7 @@ def begin(
         prompt: messages or text prompt of the run.
         name: name of the model's class.
         event: remaining keyword arguments of LangChain's callback.
-        start_call: function that announces the run; its argument is the enclosing framework calls.
+        start_call: function that announces the run; its argument is the enclosing model calls.
         open_calls: id of an open model run → its model call.
     """
     size, current = int(event.get("batch_size") or 1), current_call.get()
@@ -105,7 +107,8 @@ def begin(
 def innermost(open_calls: Mapping[UUID, ModelCall]) -> Sequence[Run]:
     """Return the innermost open model run of the current context.
 
-    Returns all candidates if the run is ambiguous, and an empty sequence if there is none.
+    Returns several runs if it is unclear which one is innermost, and an empty sequence if there is
+    none.
 
     Args:
         open_calls: id of an open model run → its model call.
@@ -125,7 +128,7 @@ def innermost(open_calls: Mapping[UUID, ModelCall]) -> Sequence[Run]:
 def _run_on_stack(open_calls: Mapping[UUID, ModelCall]) -> Run | None:
     """Return the innermost model run whose method is on the call stack; None if there is none.
 
-    The context identifies neither one of several prompts nor a run that has begun to stream.
+    The context alone does not identify one of several prompts, or a run that has begun to stream.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None:

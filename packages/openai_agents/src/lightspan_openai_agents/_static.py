@@ -18,7 +18,7 @@ from agents import Agent, Handoff
 from lightspan.instrumentation import AgentPaths, AgentSearch, Location
 
 _RUNNERS: Final = frozenset({"Runner", "run", "run_sync", "run_streamed"})
-"""Names in a function's code that mean that it runs the agents that it mentions."""
+"""Names in a function's code which mean that the function runs the agents that it mentions."""
 _AGENT_ATTRIBUTES: Final = (
     "tools",
     "input_guardrails",
@@ -45,7 +45,7 @@ def agents(app: Any) -> AgentPaths:
 @dataclass(frozen=True, slots=True)
 class _Location(Location):
     ids: frozenset[int] = frozenset()
-    """Object ids of the agents around the location."""
+    """Ids of the agent objects that enclose the location, by which cycles are recognised."""
 
     def entering(self, agent: Agent[Any]) -> _Location:
         inside = self.within(agent.name) if agent.name else self

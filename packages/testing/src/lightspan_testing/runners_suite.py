@@ -31,7 +31,7 @@ LEASE_S = 5.0
 
 
 class RunnersSuite:
-    """See the module's docstring."""
+    """Tests of runners; the module's docstring shows how to subclass it."""
 
     @pytest.fixture
     def runners(self) -> Runners:

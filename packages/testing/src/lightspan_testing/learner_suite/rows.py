@@ -125,7 +125,7 @@ def _call_row(
 
 
 def _shift_calls(row: Row, rng: random.Random, off_policy: float) -> Row:
-    """Return the row with the log-probabilities of each call shifted by a random constant."""
+    """Return the row with the log-probabilities of each call shifted by one random constant."""
     logprobs = list(row.logprobs)
     for start, length in row.responses:
         shift = rng.uniform(-off_policy, off_policy) / 2
@@ -135,7 +135,7 @@ def _shift_calls(row: Row, rng: random.Random, off_policy: float) -> Row:
 
 
 def split_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return one row for each call in those of `rows` that have trained tokens."""
+    """Return one row per call of the `rows` that have trained tokens."""
     return [
         _single_call(row, number)
         for row in rows

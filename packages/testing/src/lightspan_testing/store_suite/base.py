@@ -36,7 +36,7 @@ LEASE_S = 60.0
 
 
 class Clock:
-    """A clock that tests advance."""
+    """A clock whose time changes only when tests advance it."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -124,7 +124,7 @@ def make_call(
 
 
 def make_try(attempt: Attempt, outcome: CallOutcome, sequence_end: int) -> StoredCall:
-    """Build one try of the attempt's model call `call-1`, with its outcome and end."""
+    """Build one try of the attempt's model call `call-1`, with the given outcome and end."""
     call = make_call(attempt)
     attributes = {**call.span.attributes, CALL_OUTCOME: outcome.value}
     span = call.span.replace(attributes=attributes, sequence_end=sequence_end)
@@ -199,12 +199,12 @@ async def content_of(store: Store, *attempts: Attempt) -> list[Any]:
 
 
 class StoreTests:
-    """Common base of the tests."""
+    """Hooks and fixtures that all groups of store tests inherit."""
 
     _numbers: ClassVar[itertools.count[int]] = itertools.count()
 
     def make_store(self, name: str, clock: Clock) -> Store:
-        """Return an unopened store. Durable stores of one name share their content."""
+        """Return an unopened store. Durable stores with the same name must share their content."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -226,7 +226,7 @@ class StoreTests:
 
     @pytest.fixture
     async def stores(self, name: str, clock: Clock) -> AsyncIterator[list[Store]]:
-        """Yield two open stores with the same content; skip the test if the store cannot share."""
+        """Yield two open stores with the same content; skip the test if stores cannot share it."""
         first, second = self.make_store(name, clock), self.make_store(name, clock)
         if not first.capabilities.multi_process:
             pytest.skip("not shared between processes")
