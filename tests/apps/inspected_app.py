@@ -11,7 +11,7 @@ client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")
 
 @lightspan.rollout
 def answer(task: dict[str, str]) -> float:
-    """Ask both agents; the writer twice, the second prompt going on from the first."""
+    """Call the writer twice in one conversation, and the checker."""
     messages = [{"role": "user", "content": task["question"]}]
     with lightspan.agent("writer"):
         first = _ask(messages)

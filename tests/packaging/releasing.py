@@ -1,4 +1,4 @@
-"""What `nox -s release` checks before it uploads."""
+"""Check a release before `nox -s release` uploads it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ SMOKE = Path(__file__).with_name("smoke.py")
 
 
 def smoke_apart(session: nox.Session, name: str, pins: str, dist: Path) -> None:
-    """Install a distribution in an empty virtualenv, with ours that it needs, and import it.
+    """Install a distribution with those of lightspan that it needs in an empty virtualenv; import
+    it.
 
     Args:
-        pins: of constraints/PINS-latest.txt.
+        session: the nox session.
+        name: name of the distribution.
+        pins: `PINS` of the file constraints/PINS-latest.txt.
         dist: folder of the wheels.
     """
     folder = Path(session.create_tmp()).absolute() / name

@@ -1,4 +1,4 @@
-"""The toy adapter in the suite that every adapter passes."""
+"""Run the adapter suite with the toy adapter."""
 
 from __future__ import annotations
 

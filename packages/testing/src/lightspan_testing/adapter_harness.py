@@ -219,8 +219,8 @@ class Stage:
             capabilities=CAPABILITIES,
         )
         self.answered: list[tuple[str, str]] = []
-        """Name of the agent according to the prompt, and requested policy, of each call to a server
-        that `serving` runs.
+        """(agent named by the prompt, requested policy) of each generation of the gateway's
+        engine.
         """
         self._gateway = Gateway(self.store, self.engine)
         self._server = ScriptedServer(self._reply)
