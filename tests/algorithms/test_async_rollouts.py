@@ -90,7 +90,7 @@ def episode(group: str) -> Episode:
 def test_every_group_is_trained_once_and_in_time(
     overlap: int, per_step: int, steps: int, seed: int
 ) -> None:
-    """Check it for any order of ends, with and without publishing in a step."""
+    """Check the groups for any order in which groups end, with and without publishing in a step."""
     rng = random.Random(seed)
     world: Any = Ends(steps, rng)
     trained: Counter[str] = Counter()

@@ -131,7 +131,7 @@ print("went on")
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS bounds memory on Linux")
 def test_a_learner_that_really_runs_out_of_memory(tmp_path: Path) -> None:
-    """Check it with a limit on the address space, and that smaller updates succeed afterwards."""
+    """Check the learner's error with a limited address space; then a smaller update succeeds."""
     folder = tiny_model(tmp_path / "model", seed=0, hidden=512, layers=4, context=8192)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, timeout=100
@@ -147,7 +147,7 @@ def test_a_learner_that_really_runs_out_of_memory(tmp_path: Path) -> None:
 
 # --- the engine -----------------------------------------------------------------------------
 async def test_a_cache_that_is_too_large_names_its_size(folder: Path) -> None:
-    """Check it with a cache of 70 TB, more than any machine has."""
+    """Check the engine's error with a cache of 70 TB, more than any machine has."""
     engine = TransformersEngine({"writer": folder}, num_blocks=10**9)
     await engine.start()
     lower = (

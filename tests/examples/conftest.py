@@ -36,8 +36,8 @@ collect_ignore_glob = [
 
 @pytest.fixture(scope="session")
 def few_tasks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function from an example to its cache with few tasks. Tests must not change the
-    cache.
+    """Return a function from an example to a data folder with few tasks, which tests must not
+    change.
     """
 
     @cache

@@ -47,7 +47,7 @@ def test_the_dry_run_of_each_program(followed: Follower, program: str) -> None:
 
 
 def test_the_trained_model_answers_the_same_program(followed: Follower) -> None:
-    """Check that the answer is in capitals, of which the untrained model has only a tenth."""
+    """Check the share of capitals in the answers, which is a tenth before the training."""
     [line] = [line for line in followed.printed if line.startswith("LIGHTSPAN_GATEWAY_URL=")]
     shares = [float(followed.shell(line).stdout) for _ in range(16)]
     assert sum(shares) / len(shares) > 0.3

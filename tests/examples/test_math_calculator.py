@@ -101,7 +101,7 @@ def test_it_agrees_with_python(expression: str) -> None:
 
 
 class _Exact(ast.NodeTransformer):
-    """A parser of numbers as exact fractions of their decimal text."""
+    """Replace each number of an expression by the exact fraction of its decimal text."""
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         text = ast.Constant(str(node.value))

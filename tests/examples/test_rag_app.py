@@ -139,7 +139,7 @@ def test_who_only_searches_has_not_answered(library: Library) -> None:
 
 
 def test_an_answer_never_reaches_the_app(tmp_path: Path) -> None:
-    """Check that the first request contains the question and no word of the answer."""
+    """Check that the request to the model does not contain the right answer."""
     generate(tmp_path, worlds={"test": 1}, questions={"test": 8})
     for task in load(tmp_path, "test"):
         documents = Library(Index.load(tmp_path / task["documents"]))

@@ -135,7 +135,7 @@ def test_questions_are_chains_that_never_return(world: World) -> None:
 
 
 def test_no_constant_answer_scores_well() -> None:
-    """Check that a policy with a constant answer gets almost no reward."""
+    """Check that the best constant answer has a mean reward below 0.2."""
     worlds = [make_world(f"test-{number:02d}", "test", seed=0) for number in range(18)]
     questions = [question for world in worlds for question in make_questions(world, 50, seed=0)]
     candidates = [name for pool in names.NAMES.values() for name in pool]

@@ -255,7 +255,7 @@ class TestDSPy(FrameworkSuite):
     names_agents = False
 
     def patched(self) -> Any:
-        """Return DSPy's methods, without functions that OpenInference leaves in place."""
+        """Return, for each method in `METHODS`, whether lightspan wraps it."""
         files = [vars(owner)[name].__code__.co_filename for owner, name in METHODS]
         return [file == framework_patches.__file__ for file in files]
 

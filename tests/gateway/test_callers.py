@@ -86,9 +86,7 @@ async def test_of_equal_calls_at_once_the_one_without_a_client_is_retried(store:
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_an_sdk_retry_without_the_shim(store: Store, restarted: bool) -> None:
-    """Check that a retry by the SDK, which has `x-stainless-retry-count`, continues the
-    unfinished call.
-    """
+    """Check that a retry with `x-stainless-retry-count` gets the answer that was not delivered."""
     async with make_rig(store, ["one", "two", "three"]) as rig:
         _, first = await post(rig, ask())
         [call] = rig.session().calls.values()

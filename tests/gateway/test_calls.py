@@ -379,7 +379,7 @@ async def test_an_endpoint_answers(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_retried_call_asks_the_endpoint_once(store: Store, stream: bool) -> None:
-    """Check it also after a restart, with tool calls and usage."""
+    """Check that repeated calls get the first answer, also after a restart."""
     calls = Reply(tool_calls=[ToolCall(name="f"), ToolCall(name="g")])
     body: dict[str, Any] = {"n": 2, "stream": stream}
     if stream:

@@ -46,7 +46,9 @@ async def rig_of(store: Store, parser: ToolParserName, text: str) -> AsyncIterat
 async def test_an_answer_in_a_format_is_no_call(
     store: Store, parser: ToolParserName, arguments: str, stream: bool
 ) -> None:
-    """Check it without tools, with tool choice `none`, and with a name that is no tool."""
+    """Check answers that look like calls: without tools, with tool choice `none`, with an
+    unknown name.
+    """
     text = json.dumps({"name": "multiply", arguments: {"x": 1}})
     free = in_format(schema(arguments, TEXT))
     chosen = in_format(schema(arguments, {"enum": ["multiply", "divide"]}))

@@ -234,7 +234,7 @@ async def test_a_chunked_body_that_is_too_large(store: Store) -> None:
 async def test_wrong_types_and_ranges(
     store: Store, fields: dict[str, Any], message: str, param: str
 ) -> None:
-    """Check that media are refused by their field's name, and that the span stays readable."""
+    """Check that the error names the field, and that the failed call is recorded."""
     async with make_rig(store, "ok") as rig:
         headers = {c.HEADER_AGENT: "writer"}
         status, body = await post(rig, ask(**fields), **headers)

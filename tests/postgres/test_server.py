@@ -155,7 +155,7 @@ def _setting(cluster: Cluster, name: str) -> str:
 
 
 async def test_texts_compare_byte_by_byte_whatever_the_language(cluster: Cluster) -> None:
-    """Check the order of `B` and `a`, which a dictionary order would reverse."""
+    """Check that `B` comes before `a`, which the order of a dictionary would reverse."""
     tell(
         cluster,
         "CREATE DATABASE words LOCALE_PROVIDER icu ICU_LOCALE 'en' LOCALE 'C' TEMPLATE template0",

@@ -42,7 +42,7 @@ def test_the_app_reaches_its_held_out_figure(run: RunFolder, server: str) -> Non
     """Compare rewards with those of the last evaluation, with equal questions and sampling.
 
     By chance they differ by more than five standard errors once in a million runs. The untrained
-    model is ten standard errors lower.
+    model is at least ten standard errors lower.
     """
     from sql_example import training
 

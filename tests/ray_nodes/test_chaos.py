@@ -113,7 +113,7 @@ def test_nodes_are_killed_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
     moments: Callable[[Any], random.Random],
 ) -> None:
-    """Check it with a second node that is not killed, so that the training continues."""
+    """Check a training on two nodes, one of which is never killed."""
     dice, script = moments("ray"), Script()
     nodes = Nodes(own, dice)
     runners = RayRunners(8, actors=2, address=own.address, app_dirs=HERE)

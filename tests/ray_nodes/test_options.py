@@ -67,7 +67,7 @@ async def ended(runners: RayRunners, store: Store, names: list[str]) -> list[Att
 async def test_an_interpreter_of_the_apps_own_and_a_process_for_each_attempt(
     cluster: Cluster, node: Node, store: Store, tmp_path: Path
 ) -> None:
-    """Check that Ray cannot be imported in the app's environment."""
+    """Check that the attempts run in two processes of the app's interpreter, without Ray."""
     python = app_environment(tmp_path / "environment", "openai", "aiohttp")
     meeting = tmp_path / "meeting"
     meeting.mkdir()

@@ -44,13 +44,15 @@ def test_a_wrong_token(cluster: Cluster, node: Node, served: str) -> None:
 
 @pytest.mark.parametrize("mode", [None, "disabled"])
 def test_a_trainer_that_asks_for_no_token(cluster: Cluster, served: str, mode: str | None) -> None:
-    """Check that a trainer without token authentication cannot even connect."""
+    """Check that a trainer without token authentication is refused before it connects."""
     said = joined(cluster.address, served, RAY_AUTH_MODE=mode)
     assert said.startswith(f"ConfigError: Ray cluster {cluster.address} requires no token")
 
 
 def test_a_cluster_that_asks_for_no_token(served: str) -> None:
-    """Check that such a cluster is refused, unless an option allows it."""
+    """Check that a trainer with a token is refused, and that one without token can use the
+    cluster.
+    """
     with Cluster(RAY_AUTH_MODE="disabled", LIGHTSPAN_STORE_KEY="a-runner-key-0123456789") as open_:
         open_.add(cpus=1).wait_ready()
         said = joined(open_.address, served)

@@ -12,7 +12,9 @@ from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenize
 
 
 class Script:
-    """A script: prompt suffix → texts that are answered in turn, repeatedly."""
+    """A script of an engine: a prompt that ends with a key gets the key's texts in turn,
+    repeatedly.
+    """
 
     def __init__(self, answers: Mapping[str, Sequence[str]]) -> None:
         self.tokenizer = tiny_chat_tokenizer()

@@ -53,7 +53,7 @@ def read(lines: Sequence[dict[str, Any]]) -> list[Alert]:
 
 
 def recorded(name: str) -> list[tuple[str, int]]:
-    """Return (step, name) of the alerts of a recorded run."""
+    """Return (name, step) of the alerts of a recorded run."""
     lines = [json.loads(text) for text in (RECORDED / f"{name}.jsonl").read_text().splitlines()]
     evaluations = [
         Evaluation(
@@ -159,7 +159,7 @@ def test_a_resumed_run_does_not_repeat_an_alert() -> None:
 
 
 def test_a_run_that_redoes_its_last_step_in_the_same_process_is_read_anew(tmp_path: Path) -> None:
-    """Check it with two files of three lines each."""
+    """Check that the changed file of metrics is read again, although it has equally many lines."""
 
     def warnings_of(*groups: list[float]) -> list[str]:
         steps = [line(step, [group] * 12, time=0.0) for step, group in enumerate(groups, 1)]

@@ -38,7 +38,9 @@ def emptied(path: Path) -> None:
 
 
 def overwritten(at: float) -> Change:
-    """Overwrite the file from a fraction `at` of its size on."""
+    """Return a change that overwrites up to 400 bytes, from the fraction `at` of the file's size
+    on.
+    """
 
     def change(path: Path) -> None:
         data = bytearray(path.read_bytes())
@@ -52,7 +54,7 @@ def overwritten(at: float) -> Change:
 
 
 def replaced(text: str) -> Change:
-    """Replace the file's content by other JSON."""
+    """Return a change that replaces the file's content by `text`."""
 
     def change(path: Path) -> None:
         path.write_text(f"{text}\n")
@@ -159,7 +161,10 @@ def test_training_does_not_go_on_in_a_damaged_store(
 
 
 def error_of(act: Callable[[], object], kind: type[Exception], path: Path) -> str:
-    """Return the message of the error of `act`, which must be of `kind` and name `path`."""
+    """Return the message of the error that `act` raises, which must be of `kind`.
+
+    Returns `path` if `act` raises nothing.
+    """
     try:
         act()
     except kind as error:

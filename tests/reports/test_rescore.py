@@ -69,7 +69,7 @@ def wise() -> Iterator[ScriptedServer]:
 
 
 def files(folder: Path) -> dict[str, str]:
-    """Return the content of each file of the run, without SQLite's temporary files and the lock."""
+    """Return a hash of each file of the run, without SQLite's temporary files and the lock."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))

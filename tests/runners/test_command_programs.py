@@ -39,7 +39,10 @@ EVERYONE = Routing(rules=[Rule("*", POLICY)])
 
 
 def needs(program: str) -> Any:
-    """Skip a test whose language is not installed; other languages test the same."""
+    """Return a mark that skips a test if `program` is not installed.
+
+    Other languages test the same.
+    """
     return pytest.mark.skipif(
         shutil.which(program) is None, reason=f"{program} is not on this machine"
     )
@@ -228,8 +231,9 @@ async def test_its_environment_opens_its_own_model_calls_only(
 
 
 def _until_refused(url: str, headers: Mapping[str, str]) -> None:
-    """Repeat a call until the gateway refuses it; it checks every second whether the attempt
-    runs.
+    """Repeat a call until the gateway refuses it.
+
+    The gateway checks once a second whether the attempt is running.
     """
     while _status(url, headers) != 403:
         time.sleep(0.1)

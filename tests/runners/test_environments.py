@@ -97,7 +97,7 @@ def _fake(folder: Path, version: str, protocol: int) -> Path:
 async def test_environments_that_do_not_fit(
     store: Store, tmp_path: Path, app_python: Path, environment: str, words: list[str]
 ) -> None:
-    """Check that nothing is claimed."""
+    """Check that the runners refuse to start, and that nothing is claimed."""
     from app_environment import app_environment
 
     factories = {
@@ -235,7 +235,7 @@ def test_the_app_is_looked_for_beside_the_script_and_here(
 
 
 async def test_command_lines_show_nothing(store: Store, app_python: Path) -> None:
-    """Check that command lines, which `ps` shows to every user, contain no secrets."""
+    """Check that command lines, which `ps` shows to every user, contain neither store nor app."""
     runners = LocalRunners(2, processes=2, python=app_python, app_dirs=[APART])
     await runners.start(RunnerPlan(store_url=store.url, app="apart_app:naps"))
     try:

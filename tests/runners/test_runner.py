@@ -119,7 +119,9 @@ async def test_a_gateway_that_is_gone_is_infrastructure(store: Store) -> None:
 async def test_without_its_gateway_a_runner_claims_nothing(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Check that only one rollout is lost to a connection error after the trainer was killed."""
+    """Check that only one attempt is lost while the gateway is away, and that all rollouts
+    succeed.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     routing = Routing(gateway_url=f"http://127.0.0.1:{port}", default=WRITER.target)
@@ -295,7 +297,7 @@ async def cancels_itself(task: Any) -> float:
 
 
 async def test_an_app_that_cancels_itself_fails(store: Store) -> None:
-    """Check that it is not taken for a stop of the runner, after which it would run again."""
+    """Check that the app's own cancellation is a failure, not a stop of the runner."""
     await enqueue(store, [{}])
     async with running(store, cancels_itself):
         [state] = await finished(store)

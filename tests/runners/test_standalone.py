@@ -189,7 +189,7 @@ def test_a_training_and_a_runner_meet(
 
 
 async def test_it_serves_its_app_alone(start: Start, store: Store) -> None:
-    """Check it with two trainings and with rollouts of a training that has ended."""
+    """Check that rollouts of another app, and of a training that has ended, are not claimed."""
     mine, other = trainer_of("apart_app:naps"), trainer_of("apart_app:other", "run-2")
     await store.announce(other)
     theirs = await enqueue(store, "apart_app:other", {}, {}, run_id="run-2")
@@ -252,8 +252,9 @@ async def test_every_attempt_its_process(start: Start, store: Store, tmp_path: P
 
 # --- it ends ------------------------------------------------------------------------------------
 async def _at_work(start: Start, store: Store, *tasks: Any) -> tuple[Started, list[str]]:
-    """Return a runner whose supervisor reports exactly the waiting tasks as running, and their
-    ids.
+    """Start a runner, and wait until it reports exactly the waiting tasks as running.
+
+    Returns the runner and the rollout ids of all tasks. An empty task does not wait.
     """
     await store.announce(trainer_of("apart_app:naps"))
     names = await enqueue(store, "apart_app:naps", *tasks)

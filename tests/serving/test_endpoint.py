@@ -38,7 +38,7 @@ def write_run(folder: Path, served: ServedRun | None, **result: Any) -> Path:
 
 
 def served_by(model: Path, routing: Routing, **policies: str) -> ServedRun:
-    """Return the description of a served run; `policies` are folders relative to `model`."""
+    """Return the description of a served run; `policies` is policy name → folder of its weights."""
     fields = {
         name: ServedPolicy(folder=folder, model=str(model), version=3)
         for name, folder in policies.items()

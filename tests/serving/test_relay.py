@@ -166,7 +166,7 @@ async def test_a_stream_comes_as_it_is_made(place: Place) -> None:
 
 
 async def test_who_leaves_leaves_at_the_gateway_too(place: Place) -> None:
-    """Check that an abandoned call is cancelled, and that a retry with the same id continues it."""
+    """Check that an abandoned call is cancelled, and that its retries share one new call."""
     gate, requests = Gate(), list[object]()
 
     def script(request: object) -> Say:

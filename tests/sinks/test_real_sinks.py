@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> SinkRun:
 
 @pytest.fixture
 def said() -> Iterator[list[str]]:
-    """Return the list of logged warnings and errors; check that it is empty after the test."""
+    """Yield the list in which a test collects errors; check afterwards that it is empty."""
     texts: list[str] = []
     yield texts
     assert texts == []
@@ -77,7 +77,7 @@ def test_mlflow_goes_on_with_a_resumed_run(run: SinkRun, said: list[str], tmp_pa
 
 
 def wandb_records(path: Path) -> list[Any]:
-    """Return the records in an offline file of W&B, which W&B can read only in Go.
+    """Return the records in an offline file of W&B, which W&B's Python code cannot read.
 
     The file has a header of 7 bytes, then a log in LevelDB's format.
     """

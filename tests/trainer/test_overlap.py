@@ -114,7 +114,7 @@ def test_each_call_is_shown_with_the_step_that_trained_it(run: RunFolder, tmp_pa
 
 
 class Asks(LightningRL):
-    """An algorithm that requests rollouts in one given way."""
+    """An algorithm that requests its rollouts by the function `ask`."""
 
     def __init__(self, ask: Callable[[TrainerContext], Any], *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

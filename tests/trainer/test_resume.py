@@ -64,10 +64,11 @@ def _weights(model: Path) -> str:
 
 
 class Interrupting(SilentReporter):
-    """A reporter that sends SIGINT at the n-th piece of work with a title.
+    """A reporter that raises KeyboardInterrupt when a piece of work begins.
 
     Args:
-        error: exception to raise instead; None to send SIGINT.
+        title: title of the piece of work.
+        error: exception to raise instead; None for KeyboardInterrupt.
     """
 
     def __init__(self, title: str, error: BaseException | None = None) -> None:
@@ -246,7 +247,7 @@ def _script(folder: Path, model: Path, steps: int, *more: str) -> Iterator[subpr
 
 
 class Signalling(Interrupting):
-    """Send SIGINT as a terminal or a notebook does."""
+    """A reporter that sends SIGINT to the process when the piece of work `title` begins."""
 
     def start(self, title: str, total: int) -> None:
         if title == self.title:

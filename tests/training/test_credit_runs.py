@@ -100,7 +100,7 @@ def test_a_critic_trains_groups_of_one(
 def test_a_critic_is_trusted_by_what_it_said_before_it_was_fitted_to_any_of_a_step(
     apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
-    """Check that the first minibatch's update does not change the second one's value estimates."""
+    """Check that the explained variance is that of the values before any update of the step."""
     algorithm = rl(estimator="ppo", group_size=4, tasks_per_step=2, minibatches=4)
     learner = Recording(tiny, algorithm.critic)
     run = trainer(algorithm, tmp_path / "run", steps=3, learner=learner)
@@ -177,7 +177,9 @@ def test_a_run_with_a_critic_goes_on_exactly(
 
 
 class Replay:
-    """Wrap two algorithms, so that the n-th step of the second gets the episodes of the first."""
+    """Wrap algorithms, so that step n of each gets the episodes that step n of the first one
+    got.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}
@@ -259,7 +261,7 @@ def test_dr_grpo_divides_by_one_constant_in_the_whole_run(
 def test_a_run_does_not_go_on_with_another_rule(
     apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
-    """Check that a run that is older than a setting is treated as if it was not set."""
+    """Check that a setting that is missing in the folder of an older run counts as not set."""
     folder, tasks = tmp_path / "run", ask(2)
     trainer(rl(), folder, steps=1).fit(apps.spell, tasks)
     config = json.loads((folder / "config.json").read_text())

@@ -18,7 +18,7 @@ LATEST_S = 900.0
 
 @contextmanager
 def training(script: Path, folder: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the script; at the end, check that its child processes are gone."""
+    """Run the script; at the end, kill it and check that its child processes have ended."""
     command = [sys.executable, str(script), str(folder), *map(str, arguments)]
     with folder.with_suffix(".log").open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)

@@ -45,9 +45,7 @@ class TestSent(TestVLLMEngine):
 
 
 async def test_each_missing_flag_is_named(start: Start, served: Path, tmp_path: Path) -> None:
-    """Check a server that was started with no option that lightspan needs, except the model's
-    folder.
-    """
+    """Check the error for a server that lacks every option that lightspan needs."""
     # beside the loop of the test: `start` has one of its own
     address = await asyncio.to_thread(start, "--dtype", "bfloat16", flags=FLAGS[4:6])
     engine = VLLMEngine(VLLM(addresses=(address,)), {"writer": served}, logs=tmp_path)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def learner_of(folder: Path, *, by: float) -> TorchLearner:
-    """Return a learner whose weights were changed at random by a relative amount of `by`."""
+    """Return a learner whose weights have random noise with the standard deviation `by`."""
     learner = TorchLearner({"writer": str(folder)})
     generator = torch.Generator().manual_seed(4)
     for parameter in learner._models["writer"].trainable().values():

@@ -177,7 +177,7 @@ def test_with_equal_turns_it_is_terminal(
     st.dictionaries(st.tuples(st.sampled_from("ab"), st.sampled_from("xy")), st.floats(-1, 1)),
 )
 def test_a_potential_of_the_state_changes_nothing(rollouts: Any, potential: Any) -> None:
-    """Check it without a prior, where several rollouts were in the same state."""
+    """Check the advantages without a prior, where several rollouts were in the same state."""
     calls = credited(rollouts, "rloo")
     shaped = [
         replace(call, credit=call.credit - potential.get((call.agent_path, call.key), 0.0))
