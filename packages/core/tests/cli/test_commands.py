@@ -1,4 +1,4 @@
-"""Test `lightspan` without the packages of some subcommands."""
+"""Test the command `lightspan` without the packages of some subcommands."""
 
 from __future__ import annotations
 
