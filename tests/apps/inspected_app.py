@@ -1,4 +1,7 @@
-"""Two agents: `writer` learns, `checker` is frozen. The reward is whether the answer has an `o`."""
+"""An app with two agents: `writer` is trained, `checker` is frozen.
+
+The reward is 1 if one of the writer's answers contains an `o`, else 0.
+"""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ async def test_a_stream_of_calls(store: Store) -> None:
 
 @pytest.mark.parametrize("text", [CALLED, CALL, "", "ok"])
 async def test_the_sdks_own_reading_of_a_stream(store: Store, text: str) -> None:
-    """`messages.stream()` assembles the same message as an unstreamed answer."""
+    """Check that `messages.stream()` assembles the same message as an unstreamed answer."""
     async with make_rig(store, text) as rig, client_of(rig) as client:
         request = body(rig, "call-a", {"tools": [TOOL]})
         async with client.messages.stream(**request) as stream:

@@ -260,7 +260,7 @@ async def test_a_relayed_call_that_nobody_comes_back_for_is_cancelled(
 
 
 async def test_a_relayed_call_holds_up_no_end(store: Store) -> None:
-    """A relayed call without a client does not delay the close of the gateway."""
+    """Check that a relayed call without a client does not delay the close of the gateway."""
     gate = Gate()
     async with make_rig(store, [Say(text="abc", gates={1: gate})]) as rig, rig.client() as client:
         await leave_in_the_middle(rig, client, gate)

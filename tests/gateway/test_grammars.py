@@ -286,7 +286,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_the_library_cannot_do_is_refused_with_its_reason(
     grammars: Grammars, name: str
 ) -> None:
-    """An unsupported schema is refused, never followed in part."""
+    """Check that an unsupported schema is refused instead of being followed in part."""
     schema, reason = REFUSED[name]
     wrapped = {"type": "object", "properties": {"it": schema}, "required": ["it"]}
     tool = Tool(name="f", parameters=wrapped)

@@ -48,7 +48,7 @@ def size_of(name: str) -> ModelSize:
 
 
 def need(size: ModelSize, lora: bool) -> float:
-    """Return GiB on the GPU, without activations and logits."""
+    """Return the needed memory on the GPU in GiB, without activations and logits."""
     engine = size.weight_bytes * (size.parameters + GPU_CACHE_TOKENS * size.cache_values)
     adapters = RANK * size.lora_values if lora else 0
     learner = Torch().memory(size.parameters, adapters, device="cuda", reference=False)

@@ -28,7 +28,13 @@ MESSAGES: Any = [{"role": "user", "content": "What is 12 + 7 * 3?"}]
 
 
 def write_run(folder: Path, served: ServedRun | None, **result: Any) -> Path:
-    """Write the folder of a complete run."""
+    """Write the folder of a complete run; return it.
+
+    Args:
+        folder: the folder.
+        served: description of the served run; None for none.
+        result: fields of the run's result.
+    """
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     if served is not None:
@@ -204,7 +210,7 @@ def test_the_one_line_and_the_agents(tmp_path: Path) -> None:
 
 # --- the real process -----------------------------------------------------------------------
 def greedy(url: str, path: str, **fields: Any) -> list[int]:
-    """Return the token ids of a greedy answer."""
+    """Return the token ids of a greedy answer to `MESSAGES`."""
     with openai.OpenAI(base_url=f"{url}{path}", api_key="unused", max_retries=0) as client:
         answer = client.chat.completions.create(
             model="policy",

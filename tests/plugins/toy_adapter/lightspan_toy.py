@@ -63,7 +63,7 @@ def _call(original: Any, patch: Patch) -> Any:
 
 
 def _wrap(name: str, make: Any, owner: type) -> None:
-    """Wrap the method `name` of `owner`, if the class defines it."""
+    """Wrap a method of a class that defines it."""
     original = vars(owner).get(name)
     if original is not None:
         _patches.append(Patch(owner, name, functools.partial(make, original)))
@@ -102,7 +102,7 @@ class LightspanInstrumentor(AdapterInstrumentor):
 
 # --- the agents of an app, without running it -----------------------------------------------
 def agents(app: Any) -> AgentPaths:
-    """Return the agent paths that `optimize=` accepts for the app."""
+    """Return the paths that `optimize=` may name."""
     return _Search().search(app, Location())
 
 

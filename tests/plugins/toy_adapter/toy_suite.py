@@ -1,4 +1,4 @@
-"""Run the adapter suite with the toy adapter."""
+"""The toy adapter in the suite that every adapter passes."""
 
 from __future__ import annotations
 

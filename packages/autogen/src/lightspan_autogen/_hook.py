@@ -1,4 +1,4 @@
-"""Wrappers of AutoGen's methods, from which lightspan knows the acting agent.
+"""Find out the acting agent by wrapping AutoGen's methods.
 
 AutoGen has no hook that runs for every agent *before* its model call: its telemetry emits nothing
 where OpenTelemetry is switched off and opens no span for direct calls of `on_messages`, and its log

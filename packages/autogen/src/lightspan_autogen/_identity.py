@@ -1,4 +1,4 @@
-"""Agent paths and spans from AutoGen's invocations; pure, without AutoGen.
+"""Derive agent paths and spans from AutoGen's invocations, without importing AutoGen.
 
 A team, an agent and a tool call each open a span; teams and agents also add one frame to the path:
 

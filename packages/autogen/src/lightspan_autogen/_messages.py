@@ -1,4 +1,4 @@
-"""Messages between agents of autogen-core, which are handled in the context of their sender.
+"""Handle messages between agents of autogen-core in the context of their sender.
 
 A runtime handles messages in its own tasks, which may have been started in another attempt or
 before any. So each message stores its sender's context, in which it is handled: a message that was

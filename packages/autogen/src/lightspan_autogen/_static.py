@@ -1,4 +1,4 @@
-"""The agents of a team or agent that can be optimised, without running it.
+"""List the agents of a team or agent that can be optimised, without running it.
 
 The paths are those of `_identity`: a team, its agents, and the teams and agents inside these and
 inside their tools. The list is *complete* if nothing could add another agent at run time: all

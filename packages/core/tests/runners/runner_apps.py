@@ -1,7 +1,7 @@
-"""Apps for the tests of runners, which run them by name, in this process or another.
+"""Apps for the tests of runners, which import them by name, in this process or another.
 
-Apps that call a model import the client themselves: it would take two thirds of the start of a
-runner process.
+Functions that call a model import the client themselves, because that import takes two thirds of
+the start of a runner process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Observation of CrewAI's events, from which lightspan knows the acting agent.
+"""Find out the acting agent by observing CrewAI's events.
 
 CrewAI's event bus calls its handlers in a thread pool, a millisecond late: too late to label a
 request. So `emit` itself is wrapped, which runs in the context of the event. There the frame of a
@@ -83,9 +83,9 @@ class _State:
     """Hold the adapter's state, of which a process has one."""
 
     watches: list[Patch] = field(default_factory=list)
-    """Patches of CrewAI and of the users' model clients."""
+    """Patches of CrewAI, and of model clients that the user defines."""
     clients: weakref.WeakSet[type] = field(default_factory=weakref.WeakSet)
-    """Subclasses of BaseLLM that are patched or CrewAI's own."""
+    """Subclasses of `BaseLLM` that need no patch: those already patched, and CrewAI's own."""
     attempts: dict[int, AttemptHandle] = field(default_factory=dict)
     """`id` of an attempt's scope → the attempt. Only for attempts in production that began with the
     first entry of a trail.

@@ -1,4 +1,4 @@
-"""Agent paths and spans from CrewAI's events; pure, without CrewAI.
+"""Derive agent paths and spans from CrewAI's events, without importing CrewAI.
 
 CrewAI emits an event whenever something begins or ends, in the context in which it happens. The
 entries that have begun and not ended in a context are its *trail*, the outermost first. Each of
@@ -54,7 +54,7 @@ class Kind(StrEnum):
 
 
 _TURNS: Final = (Kind.TASK, Kind.AGENT)
-"""Kinds of entries that are turns of an agent.
+"""Kinds of entries that are turns: work of one agent.
 
 A turn is never inside itself: if it begins again, its previous entry was abandoned.
 """
@@ -72,7 +72,7 @@ class Name(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The start of an entry."""
+    """The start of an entry: a crew, flow, task, agent, tool or model call."""
 
     kind: Kind
     key: Hashable
@@ -88,7 +88,7 @@ class Start(NamedTuple):
 
 
 class End(NamedTuple):
-    """The end of an entry."""
+    """The end of an entry: a crew, flow, task, agent, tool or model call."""
 
     kind: Kind
     key: Hashable

@@ -1,4 +1,4 @@
-"""The agents of a crew, flow or agent that can be optimised, without running it.
+"""List the agents of a crew, flow or agent that can be optimised, without running it.
 
 The names are those of `_identity`, with roles as templates. The list is *complete* if nothing could
 add another agent at run time: no function of the app creates agents, and no other framework is
@@ -23,7 +23,7 @@ from lightspan_crewai._hook import crew_name, role_of
 from lightspan_crewai._identity import clean
 
 MANAGER: Final = "Crew Manager"
-"""Role of the manager that CrewAI creates for a hierarchical crew without one."""
+"""Role of the manager that CrewAI creates for a hierarchical crew that has no manager."""
 PLANNER: Final = "Task Execution Planner"
 """Role of the agent that plans for a crew with `planning=True`."""
 GUARDRAIL: Final = "Guardrail Agent"

@@ -24,7 +24,7 @@ from lightspan.instrumentation import FrameworkCall, truncated_json
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A model run."""
+    """A run of a model, as LangChain reports it."""
 
     prompt: Any
     """List of messages, or a text prompt."""
@@ -36,7 +36,7 @@ class Run:
     is_open: bool = True
 
     def end(self, *, is_answered: bool) -> None:
-        """End the run."""
+        """End the run; `is_answered` is whether the model has answered."""
         self.is_open = False
         self.call.end(is_answered=is_answered)
 
@@ -67,9 +67,8 @@ current_call: Final[ContextVar[ModelCall | None]] = ContextVar(
 )
 """The last model call that began in this context; None if there is none or a token was streamed.
 
-The call is not stored in `AgentContext.notes`: a model run may end in a different context from the
-one in which it began. There the note could not be removed, and the frames pushed with the note
-would stay.
+The call is not stored in `AgentContext.notes`, because a model run may end in another context
+than it began. There the note could not be removed, and the frames pushed with the note would stay.
 """
 
 

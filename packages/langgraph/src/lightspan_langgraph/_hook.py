@@ -1,4 +1,4 @@
-"""Callbacks from LangChain, from which lightspan knows the acting agent.
+"""Find out the acting agent by callbacks from LangChain.
 
 LangChain calls the handler whenever a run begins or ends, and `RunTree` stores every run's place.
 When the acting agent is needed, by the SDK instrumentation or `with lightspan.agent(…)`, the
@@ -97,7 +97,7 @@ _state: Final = _State()
 class LightspanCallback(BaseCallbackHandler):
     """A callback handler that records agents; add it to `config={"callbacks": [...]}`.
 
-    `instrument()` adds it to every run. With both, nothing is recorded twice.
+    `instrument()` adds it to every run. If both are used, nothing is recorded twice.
     """
 
     run_inline = True

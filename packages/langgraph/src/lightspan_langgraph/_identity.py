@@ -1,4 +1,4 @@
-"""Agent paths and spans from LangChain's run events; pure, without LangChain.
+"""Derive agent paths and spans from LangChain's run events, without importing LangChain.
 
 LangChain reports *runs*: a graph, each of its nodes, each chain, tool and model inside, each with
 the id of its parent. A run that is an agent's *boundary* adds one frame to the path:
@@ -93,7 +93,7 @@ class RunKind(StrEnum):
 
 
 class Start(NamedTuple):
-    """The start of a run."""
+    """The start of a run of a graph, node, chain, tool or model."""
 
     run_id: UUID
     parent_id: UUID | None
@@ -114,7 +114,7 @@ class Start(NamedTuple):
 
 
 class End(NamedTuple):
-    """The end of a run."""
+    """The end of a run of a graph, node, chain, tool or model."""
 
     run_id: UUID
     status: SpanStatus = SpanStatus.OK
@@ -174,7 +174,7 @@ class RunTree:
         return len(self._open)
 
     def start(self, event: Start) -> None:
-        """Add a run that begins; a no-op if the run is open already."""
+        """Add a run that begins; do nothing if the run is open already."""
         with self._lock:
             if event.run_id in self._open:
                 return
@@ -213,7 +213,9 @@ class RunTree:
             return _place_in(max(candidates, key=lambda run: run.order), pushed)
 
     def inside(self, run_id: UUID) -> Place:
-        """Return the place inside an open run; the empty place if the run is unknown."""
+        """Return the place (agent path and span) inside an open run; the empty place if it is
+        unknown.
+        """
         with self._lock:
             run = self._open.get(run_id)
             return Place() if run is None else run.inside

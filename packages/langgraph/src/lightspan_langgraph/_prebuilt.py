@@ -1,4 +1,4 @@
-"""Detection of graph nodes that are part of a prebuilt agent.
+"""Detect graph nodes that are part of a prebuilt agent.
 
 A node's name is not enough, because tutorials also name the nodes of custom graphs `agent` and
 `tools`. Nodes with such names are recognised by the module of the function that they run.

@@ -1,4 +1,4 @@
-"""The agents of a graph that can be optimised, without running it.
+"""List the agents of a graph that can be optimised, without running it.
 
 The names come from the graph and the objects that its functions refer to, by the rules of
 `_identity`. The list is *complete* if nothing could add another agent at run time: no function

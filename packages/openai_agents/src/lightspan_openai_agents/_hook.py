@@ -1,4 +1,4 @@
-"""A wrapper of the Agents SDK's tracing, from which lightspan knows the acting agent.
+"""Find out the acting agent by wrapping the Agents SDK's tracing.
 
 The SDK begins and ends its spans in the context in which the work happens, so an agent's frame is
 pushed when its span begins and popped when it ends; tasks and threads inherit it. Tracing is often
@@ -104,7 +104,7 @@ _state: Final = _State()
 
 # --- operations -----------------------------------------------------------------------------
 class _Open:
-    """An open operation and the function that undoes its context."""
+    """An operation in progress, with the function that restores the context from before it."""
 
     __slots__ = ("attempt", "handled", "leave", "operation")
 
@@ -238,8 +238,8 @@ def _end_attributes(kind: OperationKind, data: Any) -> dict[str, Any]:
 class LightspanProcessor(TracingProcessor):
     """A trace processor that records agents: `add_trace_processor(LightspanProcessor())`.
 
-    It is not called where tracing is disabled, and `set_trace_processors` removes it;
-    `instrument()` has neither limit. With both, nothing is recorded twice.
+    The SDK does not call it where tracing is disabled, and `set_trace_processors` removes it;
+    `instrument()` has neither limit. If both are used, nothing is recorded twice.
     """
 
     def __init__(self) -> None:

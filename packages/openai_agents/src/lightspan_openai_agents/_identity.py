@@ -1,4 +1,4 @@
-"""Agent paths and spans from the SDK's spans; pure, without the SDK.
+"""Derive agent paths and spans from the Agents SDK's spans, without importing the SDK.
 
 The SDK reports *operations* in the context in which they happen: a run (`task`), an agent, a tool,
 a handoff, a guardrail. A model call is one more. An operation reads the context at its start,

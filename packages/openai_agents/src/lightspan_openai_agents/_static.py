@@ -1,4 +1,4 @@
-"""The agents that an agent can reach and that can be optimised, without running it.
+"""List the optimisable agents that an agent can reach, without running it.
 
 The search follows handoffs, agents as tools, and the objects that the functions of tools,
 guardrails, hooks and instructions refer to, by the rules of `_identity`. The list is *complete* if
@@ -29,7 +29,7 @@ _AGENT_ATTRIBUTES: Final = (
     "model",
     "tool_use_behavior",
 )
-"""Attributes of an agent whose code runs while it acts."""
+"""Attributes of an agent that contain code to run while the agent acts."""
 _SDK: Final = "agents"
 
 

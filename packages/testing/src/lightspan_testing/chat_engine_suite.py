@@ -224,7 +224,7 @@ class ChatEngineSuite:
 
     @pytest.mark.parametrize("stream", [False, True])
     async def test_many_at_once(self, stream: bool) -> None:
-        """Calls run concurrently: the server answers when it has received all of them."""
+        """Calls run concurrently: the server answers only after it has received all of them."""
         everyone = threading.Barrier(CALLS)
 
         def answer(request: Request) -> str:

@@ -144,7 +144,7 @@ class EngineSuite:
     Streams of an engine in another process continue meanwhile, and may end before all have begun.
     """
     tokens_in_flight = 120
-    """Maximum tokens of each call that is in flight during an update."""
+    """Maximum tokens of each call that is running during an update."""
 
     def make_engine(self, models: Mapping[str, Path]) -> TokenEngine:
         """Return an unstarted engine that serves `models` (policy name → folder)."""
@@ -293,7 +293,9 @@ class EngineSuite:
     async def test_logprobs_are_of_the_distribution_sampled_from(
         self, engine: TokenEngine, model: Any, prompt: list[int]
     ) -> None:
-        """Many calls run at once, each with its own prompt, temperature and length."""
+        """Many concurrent calls, each with its own prompt, temperature and length, have exact
+        log-probabilities.
+        """
         prompts = [prompt + [5 + number] * (number % 9) for number in range(64)]
         calls = [
             generate(

@@ -1,7 +1,7 @@
 """An HTTP server with scripted answers in the formats of OpenAI and Anthropic.
 
-It is the only replacement of language models in tests. It uses the standard library only, so an
-app's own environment can run it.
+It replaces language models in tests. It uses the standard library only, so that an app's own
+environment can run it.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class ScriptedEngine:
         self._policies[policy] = version
 
     def usage(self) -> dict[str, float]:
-        """Return the counters."""
+        """Return the engine's counters by name."""
         self._check_alive()
         return {"tokens": float(self._tokens), "requests": float(len(self.requests)), "cpu_s": 0.0}
 
@@ -153,7 +153,7 @@ class ScriptedEngine:
     async def generate(
         self, request: GenerationRequest, *, stream: bool
     ) -> AsyncIterator[TokenChunk]:
-        """Generate the scripted text.
+        """Generate the scripted text of a request, in chunks.
 
         If the prompt ends with the text's first tokens, only the rest is generated.
         """

@@ -61,7 +61,9 @@ class InstallTests(AdapterTests):
     def test_a_framework_that_is_absent_too_old_or_too_new(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Importing the adapter raises an error with a hint; its floor is in its requirements."""
+        """Importing the adapter raises an error with a hint; the oldest version is in its
+        requirements.
+        """
         versions = importlib.import_module(f"{self.adapter.__name__}._versions")
         framework, floor = versions.FRAMEWORK, versions.FLOOR
         distribution = self.adapter.__name__.replace("_", "-")
@@ -98,7 +100,9 @@ class InstallTests(AdapterTests):
         assert_unchanged(before, self.patched())
 
     def test_uninstalled(self, stage: Stage) -> None:
-        """The framework's attributes are restored; calls are recorded without names."""
+        """Uninstalling restores the framework's attributes; calls are then recorded without
+        names.
+        """
         before = dict(self.patched())
         self.adapter.instrument()
         assert changed(before, self.patched()), "`patched` must show what `instrument` changes"

@@ -23,7 +23,7 @@ from lightspan_testing.attempts import ROOT_ID, Recorded
 
 
 def part_of(app: App, scenario: str) -> Part:
-    """Return the script of the agents in an attempt of this app."""
+    """Return the script of the agents: the scenario's answers, replaced by the app's own."""
     return Part({**SCENARIOS[scenario].says, **app.says}, app.marks)
 
 

@@ -314,7 +314,7 @@ class App:
     marks: Mapping[str, str] = field(default_factory=dict)
     """Text in a prompt → agent, for the framework's own prompts (managers, selectors)."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Agent in the prompt → innermost name of its path, where they differ."""
+    """Agent in the prompt → last name of its path, if they differ."""
     raises: type[BaseException] | tuple[type[BaseException], ...] | None = None
     """Exceptions that `run` raises, apart from cancellation; None if it raises none."""
     close: Callable[[], Awaitable[Any]] | None = None
@@ -339,4 +339,4 @@ IMPOSSIBLE: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "crewai": {"handoff": "CrewAI has none: an agent delegates, and gets the answer back"},
 }
-"""Framework → key of `AdapterTests.impossible` → reason why it is impossible."""
+"""Framework → key as in `AdapterTests.impossible` → reason why the framework cannot pass."""

@@ -18,8 +18,18 @@ VOCABULARY = 405
 def make_rows(
     model: Any, count: int = 12, *, seed: int = 0, policy: str = "writer", off_policy: float = 0.7
 ) -> list[Row]:
-    """Build random rows of several turns whose recorded log-probabilities give ratios of about 0.5
-    to 2."""
+    """Build random rows of several turns.
+
+    The recorded log-probabilities differ from the model's, so that importance ratios are about 0.5
+    to 2.
+
+    Args:
+        model: model whose log-probabilities are changed.
+        count: number of rows.
+        seed: seed of the random values.
+        policy: policy of the rows.
+        off_policy: maximum difference of a token's log-probability from that of the model.
+    """
     rng = random.Random(seed)
     rows = []
     for number in range(count):

@@ -50,13 +50,15 @@ class Clock:
 
 
 def make_rollout(name: str = "ro-1", **fields: Any) -> Rollout:
-    """Build a rollout with default fields."""
+    """Build a rollout; `fields` override its default fields."""
     defaults = {"task": {"question": name}, "task_id": "task", **fields}
     return Rollout(rollout_id=name, **defaults)
 
 
 def make_production(name: str = "ro-1", token: str = "token", **fields: Any) -> Claim:
-    """Build a rollout of production with its running attempt."""
+    """Build a production rollout with its running attempt; `fields` override the rollout's
+    defaults.
+    """
     attempt = Attempt(
         attempt_id=f"at-{name}",
         rollout_id=name,
@@ -71,7 +73,7 @@ def make_production(name: str = "ro-1", token: str = "token", **fields: Any) -> 
 
 
 def make_span(attempt: Attempt, number: int = 0, **fields: Any) -> Span:
-    """Build a span of the attempt."""
+    """Build a span of the attempt; `fields` override its default fields."""
     defaults: dict[str, Any] = {
         "span_id": f"{number:016x}",
         "trace_id": "a" * 32,
@@ -83,7 +85,7 @@ def make_span(attempt: Attempt, number: int = 0, **fields: Any) -> Span:
 
 
 def make_record(attempt: Attempt, call_id: str = "call-1", **fields: Any) -> TokenRecord:
-    """Build a token record of the attempt."""
+    """Build a token record of the attempt; `fields` override its default fields."""
     defaults: dict[str, Any] = {
         "attempt_id": attempt.attempt_id,
         "call_id": call_id,
@@ -98,7 +100,9 @@ def make_record(attempt: Attempt, call_id: str = "call-1", **fields: Any) -> Tok
 
 
 def make_peer(name: str, **fields: Any) -> Peer:
-    """Build a peer with default fields."""
+    """Build a peer, a trainer or runner that announces itself; `fields` override its default
+    fields.
+    """
     defaults = {
         "role": PeerRole.RUNNER,
         "app": "my_app:answer",
@@ -111,7 +115,14 @@ def make_peer(name: str, **fields: Any) -> Peer:
 def make_call(
     attempt: Attempt, number: int = 1, *, epoch: int | None = None, choices: int = 1
 ) -> StoredCall:
-    """Build a model call of the attempt with a token record per choice."""
+    """Build a model call of the attempt with one token record per choice.
+
+    Args:
+        attempt: the attempt.
+        number: number in the call's id.
+        epoch: epoch of the sender; None for the attempt's.
+        choices: number of choices.
+    """
     call_id = f"call-{number}"
     span = make_span(
         attempt, 0xCA11_0000 + number, kind=SpanKind.LLM, attributes={CALL_ID: call_id}
@@ -138,19 +149,19 @@ def make_try(attempt: Attempt, outcome: CallOutcome, sequence_end: int) -> Store
 def make_report(
     attempt: Attempt, status: AttemptStatus = AttemptStatus.SUCCEEDED, **fields: Any
 ) -> Report:
-    """Build a report that ends the attempt."""
+    """Build a report that ends the attempt; `fields` are further fields of the report."""
     return Report(
         **{"attempt_id": attempt.attempt_id, "epoch": attempt.epoch, "status": status, **fields}
     )
 
 
 def ref(attempt: Attempt) -> AttemptRef:
-    """Return the runner's reference to the attempt."""
+    """Return the reference with which runners name the attempt."""
     return AttemptRef(attempt.attempt_id, attempt.epoch)
 
 
 async def claim_one(store: Store, run_id: str | None = None) -> Attempt:
-    """Claim the oldest queued rollout and return its attempt."""
+    """Claim the oldest queued rollout, of any run if `run_id` is None; return its attempt."""
     [claim] = await store.claim("runner", 1, LEASE_S, run_id)
     return claim.attempt
 
