@@ -95,7 +95,7 @@ async def test_an_answer(store: Store) -> None:
 
 
 async def test_tools_and_their_results(store: Store) -> None:
-    """Check that such a conversation has the same prompt tokens as in chat completions."""
+    """Check that a conversation with tools has the same prompt tokens as in chat completions."""
     async with make_rig(store, [CALLED, "One."]) as rig:
         described = {**TOOL, "description": "Counts.", "type": "custom"}
         first = await ask(rig, tools=[described], system="Be brief.")

@@ -397,7 +397,7 @@ async def test_a_retried_call_asks_the_endpoint_once(store: Store, stream: bool)
 async def test_an_endpoints_answer_with_a_key_is_not_replayed_in_another_process(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that such an answer is neither replayed nor requested again."""
+    """Check that an answer with a redacted key is neither replayed nor requested again."""
     monkeypatch.setenv("DESK_API_KEY", "desk-7f3a9b-11aa22")
     with ScriptedServer("it is desk-7f3a9b-11aa22") as server:
         async with make_rig(store, [], routing=endpoint(server)) as rig:

@@ -317,7 +317,7 @@ UNHONOURED: dict[str, Any] = {
 
 @pytest.mark.parametrize("field", UNHONOURED)
 async def test_what_cannot_be_honoured_is_refused_or_overridden(store: Store, field: str) -> None:
-    """Check that such a field is refused in validation, and overridden in training."""
+    """Check that an unsupported field is refused in validation, and overridden in training."""
     value = UNHONOURED[field]
     async with make_rig(store, "ok") as rig:
         status, body = await post(rig, ask(**{field: value}))

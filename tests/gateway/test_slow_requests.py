@@ -125,7 +125,7 @@ async def test_a_client_that_leaves_meanwhile_is_seen(
 async def test_a_message_that_is_nested_deeply_is_refused(
     store: Store, path: str, levels: int
 ) -> None:
-    """Check that such a message is refused, because recursive code would fail."""
+    """Check that a deeply nested message is refused, because recursive code would fail."""
     text = '{"content": [' * levels + "1" + "]}" * levels
     messages = f'[{{"role": "user", "content": [{text}]}}]'
     field = "input" if path == "responses" else "messages"

@@ -98,7 +98,7 @@ def run(one_step: tuple[Path, list[Any]], tmp_path: Path) -> Path:
 def test_commands_say_what_is_damaged(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str
 ) -> None:
-    """Check that the command works, or names the file that it cannot use in a line or two."""
+    """Check that each command works, or names the file that it cannot use in a line or two."""
     name = next(run.glob(file)).relative_to(run)
     out = ["-o", str(tmp_path / "out.jsonl")]
     for change in CHANGES:

@@ -328,7 +328,9 @@ def test_impossible_requests_are_refused(
 def test_a_folder_that_holds_a_dry_run_is_refused(
     rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
 ) -> None:
-    """Check that it is refused, because the first dry run's rollouts would be unreachable."""
+    """Check that a second dry run in a folder is refused, which would hide the first one's
+    rollouts.
+    """
     folder = tmp_path / "dry"
     report = dev(rl, dry_apps.says, ["1", "0"], folder=folder)
     assert report.folder == str(folder)

@@ -96,7 +96,9 @@ def test_a_client_that_nobody_tells_of(
 def test_a_client_that_is_given_the_attempts_endpoint_trains(
     rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
 ) -> None:
-    """Check the remedy that the report names."""
+    """Check an app that sends its HTTP requests to the attempt's endpoint, as the report
+    advises.
+    """
     trainer = trainer_of(rl, tmp_path, "1", "0")
     report = trainer.dev(dry_apps.posts_to, [{"q": "a"}], group_size=2)
     assert [(agent.path, agent.trained, agent.unseen) for agent in report.agents] == [

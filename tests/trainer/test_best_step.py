@@ -56,7 +56,7 @@ def test_model_has_the_weights_of_the_first_best_step(run: Run) -> None:
 
 
 def test_held_out_tasks_have_no_part_in_the_choice(run: Run) -> None:
-    """Check that they are evaluated before training, and once with the weights that are kept."""
+    """Check that held-out tasks run before training, and once with the weights that are kept."""
     result, _, _ = run
     selections = [("selection", step) for step in range(7)]
     lines = _lines(result.folder)

@@ -165,7 +165,7 @@ async def test_every_answer_is_valid_and_trained_exactly(folder: Path) -> None:
 
 
 async def test_what_cannot_be_followed_is_refused_by_name(folder: Path) -> None:
-    """Check that it is refused in training too, without sampling."""
+    """Check that an unsupported schema is refused in training too, without sampling."""
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     bad = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
     cases: list[tuple[dict[str, Any], str]] = [

@@ -274,7 +274,9 @@ def test_failures_are_told_above_five_per_cent() -> None:
 
 
 def test_training_stops_when_no_call_of_several_tasks_can_be_trained() -> None:
-    """Check that one such task, or apps that fail before their first call, do not stop training."""
+    """Check that training continues after one task without calls, and after apps that failed
+    early.
+    """
     notes: list[str] = []
     checks = RolloutChecks(LightningRL(MODEL).routing(), notes.append, agents=["writer"])
     failure = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR, "message": "boom"}

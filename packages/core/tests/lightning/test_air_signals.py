@@ -179,8 +179,9 @@ def test_clocks_that_disagree_are_not_used() -> None:
 
 
 def test_a_tool_that_begins_before_it_was_asked_for_shows_other_clocks() -> None:
-    """Check that such tool calls are placed by their ids alone, and those without an id not at
-    all.
+    """Check the case that a tool begins before the model call that requested it.
+
+    Tools with an id are placed by the id, and tools without an id are not placed.
     """
     asker = call("a", 1, 2, attributes=answers(None, ("x", "{}")))
     tools = [

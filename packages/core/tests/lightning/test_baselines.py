@@ -269,7 +269,7 @@ def test_gigpo_by_hand() -> None:
 
 
 def test_gigpo_gives_every_call_its_rollouts_advantage() -> None:
-    """Check that it is the advantage of the return, not of the reward-to-go."""
+    """Check that every call gets the advantage of its rollout's return, not of its reward-to-go."""
     root = math.sqrt(0.5)
     long = [*chains((1.0, 20), gamma=0.95), ("g", 0.0, [("a", 0, None, 0.0)])]
     calls = credited(long, "grpo")

@@ -473,9 +473,9 @@ def returns(episodes, step_rewards=False):
 
 
 def test_a_reward_that_is_nobodys_credit_is_in_no_return():
-    """Check that such a reward does not make the returns of a group differ.
+    """Check that a reward on a frozen call does not make the returns of a group differ.
 
-    The reward belongs to a frozen call that began before any selected call ended.
+    The frozen call began before any selected call ended.
     """
     episodes = []
     for name, value in (("1", 1.0), ("2", 0.0)):
