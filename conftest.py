@@ -1,4 +1,6 @@
-"""Test processes reach nothing but this machine."""
+"""Configure all tests: network access is limited to this machine, and shared fixtures are
+defined.
+"""
 
 from __future__ import annotations
 
@@ -59,17 +61,20 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 RESULT = os.environ.pop("LIGHTSPAN_RESULT", "")
-"""File for the result of a long session, which the nox session names."""
+"""File to which `nox` wants a session's result written; empty for no result."""
 STARTED = time.monotonic()
 DISTRIBUTIONS = ("openai", "langgraph", "autogen-agentchat", "openai-agents", "crewai", "ray")
 DISTRIBUTIONS += ("pydantic-ai-slim", "smolagents", "google-adk", "agent-framework-core", "agno")
 DISTRIBUTIONS += ("strands-agents", "llama-index-core", "dspy", "litellm", "opentelemetry-sdk")
 DISTRIBUTIONS += ("torch", "transformers", "llguidance", "arize-phoenix")
-"""Libraries whose versions a result names."""
+"""Libraries whose installed versions are written to the result file."""
 
 
 def pytest_sessionstart() -> None:
-    """What the nox session installed for these tests is there: a file that misses it is skipped."""
+    """Fail unless all packages that the nox session has installed for its tests can be imported.
+
+    Otherwise pytest would skip the test files that need a missing package.
+    """
     for name in filter(None, os.environ.get("LIGHTSPAN_EXPECTED", "").split(",")):
         try:
             with warnings.catch_warnings(action="ignore"):
@@ -79,7 +84,7 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Write the result of a long session."""
+    """Write versions, duration and test counts to `RESULT`, if the nox session asks for a file."""
     if not RESULT:
         return
     from _report import circumstances  # of benchmarks/
@@ -92,7 +97,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of the libraries that a session is about, where they are installed."""
+    """Return the version of each installed library of `DISTRIBUTIONS`."""
     versions = {}
     for name in DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -102,8 +107,10 @@ def _versions() -> dict[str, str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """Nothing of what is imported can be freed: to look through it again and again would be a sixth
-    of what collecting takes."""
+    """Disable the garbage collector during collection.
+
+    Imported modules are never freed, and scanning them would take a sixth of the time.
+    """
     gc.disable()
     try:
         return (yield)
@@ -112,8 +119,11 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_finish() -> None:
-    """The garbage collector passes over what was imported. Each engine that closes has transformers
-    collect garbage, twice, and half a second went each time into looking at torch's modules."""
+    """Exclude the imported modules from garbage collection.
+
+    transformers collects garbage twice whenever an engine closes; scanning torch's modules would
+    take half a second each time.
+    """
     gc.collect()
     gc.freeze()
 
@@ -129,14 +139,14 @@ def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture(autouse=True)
 def only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection to any other machine fails the test."""
+    """Fail the test if it connects to another machine."""
     monkeypatch.setattr(socket.socket, "connect", _guarded(socket.socket.connect))
     monkeypatch.setattr(socket.socket, "connect_ex", _guarded(socket.socket.connect_ex))
 
 
 @pytest.fixture(scope="session")
 def forking() -> Iterator[None]:
-    """The process that runners are forked from."""
+    """Start the process from which the processes of runners are forked."""
     forked.prepare()
     yield
     forked.end()
@@ -144,7 +154,10 @@ def forking() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def runners_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where that makes no difference but the time it takes."""
+    """Fork the processes of runners in test files that need no fresh interpreter.
+
+    Only the duration of the tests changes.
+    """
     if not forked.is_forked(request.path):
         yield
         return
@@ -155,16 +168,23 @@ def runners_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def moments() -> Callable[[Any], random.Random]:
-    """Random numbers that go by a name: when to kill a process. They are the same each time, and
-    others for every LIGHTSPAN_SEED, with which long runs look for moments that were never tried."""
+    """Return a function from a name to a random generator, by which tests choose when to kill a
+    process.
+
+    The generator is the same in every session. With the variable LIGHTSPAN_SEED it depends on the
+    seed too, so that long sessions try other moments.
+    """
     seed = os.environ.get("LIGHTSPAN_SEED")
     return lambda name: random.Random(f"{name} {seed}" if seed else name)
 
 
 @pytest.fixture(scope="session")
 def app_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with core, the OpenAI SDK and `only_here`: no torch, no web
-    server."""
+    """Return the interpreter of a new environment with core, the OpenAI SDK and a module
+    `only_here`.
+
+    The environment has neither torch nor a web server.
+    """
     apps = str(Path(__file__).parent / "tests/apps")
     if apps not in sys.path:
         sys.path.insert(0, apps)
@@ -178,7 +198,7 @@ def app_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random model."""
+    """Return the folder of a tiny random model."""
     import torch
 
     from lightspan_testing.tiny import tiny_model

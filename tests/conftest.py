@@ -1,4 +1,4 @@
-"""What tests of training share: a tiny model, small apps, and trainers for them."""
+"""Fixtures of tests of training: a tiny model, small apps, and trainers for them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from tests.forked import is_forked
 
 APPS = Path(__file__).parent / "apps"
 PAINTED = {"test_learning_benchmark", "test_plots", "test_trainer"}
-"""Files of tests that are about learning curves."""
+"""Test files about learning curves, in which the curves are painted."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def curves_are_not_painted(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Learning curves are put together, but not laid out and painted, which would take as long as
-    all else that a step of the tiny model does, at each evaluation."""
+    """Replace the painting of learning curves, which takes as long as a step of the tiny model.
+
+    The curves' data are still computed.
+    """
     if not is_forked(request.path) or request.path.stem in PAINTED:
         yield
         return
@@ -37,7 +39,7 @@ def _save_unpainted(figure: Any, path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def apps() -> Any:
-    """The module `toy_apps`, importable in runner processes too."""
+    """Return the module `toy_apps`; runner processes can import it too."""
     if str(APPS) not in sys.path:
         sys.path.insert(0, str(APPS))
     return importlib.import_module("toy_apps")
@@ -45,7 +47,7 @@ def apps() -> Any:
 
 @pytest.fixture(scope="session")
 def dry_apps() -> Any:
-    """The module `dry_apps`, likewise."""
+    """Return the module `dry_apps`; runner processes can import it too."""
     if str(APPS) not in sys.path:
         sys.path.insert(0, str(APPS))
     return importlib.import_module("dry_apps")
@@ -53,8 +55,11 @@ def dry_apps() -> Any:
 
 @pytest.fixture(scope="session")
 def one_step(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    """The folder of a run of one step in two minibatches (two writer calls a rollout, a frozen
-    checker), and the rows that its learner was given. Only to be read."""
+    """Train one step in two minibatches; return the run's folder and the learner's rows.
+
+    A rollout has two calls of the writer and one of a frozen checker. Tests must not change the
+    run.
+    """
     from lightspan import LightningRL, Trainer
     from lightspan.progress import SilentReporter
     from lightspan.protocols.learner import Optimizer
@@ -94,12 +99,12 @@ def one_step(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 @pytest.fixture
 def lines() -> Any:
-    """A reporter that keeps its lines."""
+    """Return a reporter that stores its lines."""
     return Lines()
 
 
 class Lines:
-    """A reporter that keeps what stays on the screen."""
+    """A reporter that stores the lines that stay on the screen."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -118,7 +123,9 @@ class Lines:
 
 @pytest.fixture
 def rl(tiny: Path) -> Callable[..., Any]:
-    """LightningRL on the tiny model; small batches unless told otherwise."""
+    """Return a function that makes LightningRL for the tiny model, by default with small
+    batches.
+    """
     from lightspan import LightningRL
 
     def make(**options: Any) -> LightningRL:
@@ -129,11 +136,11 @@ def rl(tiny: Path) -> Callable[..., Any]:
 
 
 def questions(count: int, **fields: Any) -> list[dict[str, Any]]:
-    """Tasks that differ."""
+    """Return `count` tasks that differ."""
     return [{"q": f"question {number}", **fields} for number in range(count)]
 
 
 @pytest.fixture
 def ask() -> Callable[..., list[dict[str, Any]]]:
-    """`questions`, for tests (a conftest cannot be imported)."""
+    """Return `questions`, because tests cannot import a conftest."""
     return questions

@@ -1,10 +1,10 @@
-"""Fork runner processes from one that has imported what each of them imports.
+"""Fork runner processes from a process that has imported what each of them needs.
 
-Starting a runner takes a second of CPU, most of it to import the OpenAI SDK, and hundreds of
-trainings and dry runs in tests are not about how a process starts. A forked one takes a tenth. It
-gets the rest as a spawned one does: working folder, module path and app, which it imports itself.
-`packages/core/tests/runners` except `test_misbehaviour`, and programs that train, spawn their
-runners as users do.
+Starting a runner takes a second of CPU, mostly to import the OpenAI SDK, and hundreds of tests are
+not about how a process starts. Forking takes a tenth of that. A forked runner gets its working
+folder, module path and app like a spawned one, and imports the app itself. Runners are still
+spawned in `packages/core/tests/runners`, except for `test_misbehaviour`, and by programs that
+train.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ FORKED = {
     *("test_math_structured", "test_rag_structured", "test_rag_crew"),
     *("test_sql_train", "test_sql_signals", "test_sql_spider"),
 }
-"""Folders and files of tests that are not about how a runner process is started."""
+"""Folders and files of tests that do not test the start of runner processes."""
 
 
 def is_forked(path: Path) -> bool:
-    """Whether a file's tests fork their runners."""
+    """Return whether the runners of a test file are forked."""
     return bool(FORKED & {*path.relative_to(ROOT).parts, path.stem})
 
 
 class Forked(ForkServerProcess):
-    """One of them, with the environment and the outputs of the process that starts it."""
+    """A forked process with the environment and the outputs of the process that starts it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -76,23 +76,23 @@ class Forked(ForkServerProcess):
 
 
 class Forking(ForkServerContext):
-    """What starts them, in place of `multiprocessing.get_context("spawn")`."""
+    """Replacement of `multiprocessing.get_context("spawn")` that forks processes."""
 
     Process = Forked
 
 
 @contextmanager
 def forked_runners() -> Iterator[None]:
-    """`LocalRunners` of this interpreter start theirs so, from now to the end."""
+    """Let `LocalRunners` of this interpreter fork their processes in a block."""
     with patch("lightspan.runners.local._PROCESSES", Forking()):
         yield
 
 
 def prepare() -> None:
-    """Say what the process imports that they are forked from; it starts when it is needed."""
+    """Set the imports of the process to fork from, which starts when it is needed."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(IMPORTED))
 
 
 def end() -> None:
-    """End that process, if it has been started, and wait for it."""
+    """End the process to fork from, if it has started, and wait for its end."""
     forkserver._forkserver._stop()  # type: ignore[attr-defined]

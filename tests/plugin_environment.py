@@ -1,4 +1,4 @@
-"""A virtualenv with distributions of `tests/plugins` beside what the running one has."""
+"""Make a virtualenv with distributions of `tests/plugins` in addition to the running one's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ ROOT = Path(__file__).parents[1]
 
 
 def plugin_environment(folder: Path, *names: str) -> str:
-    """Make the virtualenv in a folder and return its interpreter.
+    """Make the virtualenv in a folder, and return its interpreter.
 
     Args:
-        names: folders of `tests/plugins`. Each is copied, so that no build is left beside it.
+        folder: folder of the virtualenv.
+        names: folders of `tests/plugins`. They are copied, so that no build files are left in them.
     """
     venv.create(folder, symlinks=True)
     python = str(folder / "bin/python")

@@ -1,4 +1,4 @@
-"""Plugins are found by their entry points, whoever made them."""
+"""Test that plugins of any package are found by their entry points."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVENT = RunEvent(
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The interpreter of a virtualenv with `tests/plugins/acme` beside what this one has."""
+    """Return the interpreter of a virtualenv that also has `tests/plugins/acme`."""
     return plugin_environment(tmp_path_factory.mktemp("acme"), "acme")
 
 

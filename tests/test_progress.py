@@ -1,4 +1,4 @@
-"""What a person sees while it runs."""
+"""Test the progress that is printed while something runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An adapter from outside the repository's packages passes the suite that ours pass."""
+"""Test that an adapter outside of the repository's packages passes the adapter suite."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TOY = ROOT / "tests/plugins/toy_adapter"
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The interpreter of a virtualenv with the toy adapter beside what this one has."""
+    """Return the interpreter of a virtualenv that also has the toy adapter."""
     return plugin_environment(tmp_path_factory.mktemp("toy"), "toyframe", "toy_adapter")
 
 
 def test_the_suite(environment: str) -> None:
-    """Paths, nested teams, tools, streams, threads, production: in every scenario that it has."""
+    """Run the adapter suite with the toy framework."""
     options = [
         "-q",
         "-p",
@@ -51,7 +51,7 @@ def test_the_suite(environment: str) -> None:
 
 
 def test_the_framework_is_known(environment: str) -> None:
-    """Other adapters know that its agents have names."""
+    """Check that other adapters know that the framework's agents have names."""
     script = (
         "from lightspan.capture.agent_discovery import frameworks; "
         "print('toyframe' in frameworks())"

@@ -1,6 +1,7 @@
-"""What the adapters' tests share: a scripted model, a stage, and each adapter around a test.
+"""Fixtures of the adapters' tests: a scripted model, a `Stage`, and each adapter around a test.
 
-A framework is imported only by the fixture that needs it: the frameworks exclude one another.
+A framework is imported only by the fixture that needs it, because not all can be installed
+together.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lightspan_testing.scripted import Request, Script, ScriptedServer
 
 @pytest.fixture
 def script() -> Script:
-    """What the model says: the last message again. A file of tests may have its own."""
+    """Return the model's script, which repeats the last message. A test file may define its own."""
 
     def echo(request: Request) -> str:
         return request.last_text
@@ -41,7 +42,7 @@ def stage() -> Iterator[Stage]:
 
 @pytest.fixture
 def installed_autogen(stage: Stage) -> Iterator[None]:
-    """The adapter around a test, which leaves nothing behind; likewise the others."""
+    """Install the adapter during a test; check afterwards that it is removed without a trace."""
     from packages.autogen.tests.autogen_apps import installed
 
     with installed():
@@ -52,7 +53,7 @@ def installed_autogen(stage: Stage) -> Iterator[None]:
 
 @pytest.fixture
 def rig(stage: Stage) -> Any:
-    """AutoGen agents, and what one attempt of theirs recorded."""
+    """Return a `Rig`, which creates AutoGen agents and records one attempt."""
     from packages.autogen.tests.autogen_apps import Rig
 
     return Rig(stage)
@@ -60,7 +61,9 @@ def rig(stage: Stage) -> Any:
 
 @pytest.fixture(scope="module")
 def collected_crewai() -> Iterator[None]:
-    """What CrewAI left unclosed is found here, where it is known, and not when pytest ends."""
+    """Collect garbage after the module, so that warnings of CrewAI's unclosed resources appear
+    here.
+    """
     yield
     gc.collect()
 
@@ -91,7 +94,7 @@ def installed_openai_agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @contextmanager
 def openinference(*instrumentors: str, **options: Any) -> Iterator[None]:
-    """OpenInference's instrumentors (`module.Class`) around a block."""
+    """Run OpenInference's instrumentors, each named as `module.Class`, around a block."""
     with ExitStack() as stack:
         for instrumentor in instrumentors:
             module, name = instrumentor.split(".")

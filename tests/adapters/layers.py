@@ -1,7 +1,7 @@
-"""What the tests of several frameworks in one process share: which are there, an agent of each.
+"""Agents of several frameworks that run one another in one process.
 
-Each framework is a *layer*: an agent that asks its model, calls a tool, and asks again. The tool
-runs the next layer, in another framework.
+Each framework is a *layer*: an agent that calls its model, calls a tool, and calls its model again.
+The tool runs the next layer, in another framework.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ MODULES = {
 
 
 def is_installed(name: str) -> bool:
-    """Whether the framework and its adapter can be imported; CrewAI warns while it is."""
+    """Return whether the framework and its adapter can be imported; ignore CrewAI's import
+    warnings.
+    """
     try:
         for module in (*MODULES[name], f"lightspan_{name}"):
             pytest.importorskip(module)
@@ -60,25 +62,25 @@ MARKS = [
         "ignore:Exception ignored in.*(socket|Transport):pytest.PytestUnraisableExceptionWarning"
     ),
 ]
-"""Of each file of tests."""
+"""Marks of every test file."""
 
 
 # --- layers ---------------------------------------------------------------------------------
 class Layer(Protocol):
-    """An agent of one framework; its tool, if it has one, runs the next layer."""
+    """An agent of one framework. If it has a tool, the tool runs the next layer."""
 
     names: Sequence[str]
-    """What it adds to the path: a team and its agent, or an agent."""
+    """Names that the layer adds to the path: a team and its agent, or an agent."""
 
     async def run(self, text: str) -> Any:
-        """Run it in this event loop."""
+        """Run the agent in the current event loop."""
 
     def run_sync(self, text: str) -> Any:
-        """Run it in this thread, or in one of its own."""
+        """Run the agent in this thread or in a new one."""
 
 
 class InALoop:
-    """A framework whose agents need an event loop."""
+    """Base of layers whose framework needs an event loop."""
 
     async def run(self, text: str) -> Any:
         raise NotImplementedError
@@ -95,7 +97,7 @@ class InALoop:
 
 
 def asks(inner: Layer, *, is_async: bool) -> Callable[[str], Any]:
-    """The tool `ask`, which runs the next layer."""
+    """Return the tool `ask`, which runs the layer `inner`."""
 
     def ask(what: str) -> str:
         """Ask somebody else."""
@@ -111,14 +113,14 @@ def asks(inner: Layer, *, is_async: bool) -> Callable[[str], Any]:
 
 @functools.cache
 def client(url: str) -> openai.AsyncOpenAI:
-    """One for all, which keeps no connection, so that it can go from loop to loop."""
+    """Return a client without kept connections, which all layers and event loops can share."""
     limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_keepalive_connections=0)
     kept_apart = openai.DefaultAsyncHttpxClient(limits=limits)
     return openai.AsyncOpenAI(base_url=url, api_key="key", max_retries=0, http_client=kept_apart)
 
 
 class PlainPython:
-    """A `with lightspan.agent(…)` around calls of the OpenAI SDK."""
+    """A layer of plain Python: `with lightspan.agent(…)` around calls of the OpenAI SDK."""
 
     def __init__(self, name: str, url: str, inner: Layer | None) -> None:
         self.names = [name]
@@ -150,13 +152,13 @@ class PlainPython:
 
 
 def asked(name: str, text: str) -> Any:
-    """What an agent asks its model."""
+    """Return the request of the agent `name` for `text`."""
     told = {"role": "system", "content": instructions(name)}
     return {"model": "m", "messages": [told, {"role": "user", "content": text}]}
 
 
 class LangGraphNode(PlainPython):
-    """A node of a graph, whose code asks a model and runs the next layer."""
+    """A graph node whose code calls a model and runs the next layer."""
 
     def __init__(self, name: str, url: str, inner: Layer | None) -> None:
         from langchain_core.runnables import RunnableLambda
@@ -194,7 +196,7 @@ class LangGraphNode(PlainPython):
 
 
 def chat_of(url: str) -> Any:
-    """LangChain's chat model."""
+    """Return LangChain's chat model."""
     from langchain_openai import ChatOpenAI
     from pydantic import SecretStr
 
@@ -208,7 +210,7 @@ def chat_of(url: str) -> Any:
 
 
 class LangGraph:
-    """An agent in a graph."""
+    """A prebuilt agent in a graph."""
 
     def __init__(self, name: str, url: str, inner: Layer | None) -> None:
         from langchain.agents import create_agent
@@ -230,7 +232,7 @@ class LangGraph:
 
 
 class AutoGen(InALoop):
-    """An agent in a team."""
+    """An AutoGen agent in a team."""
 
     def __init__(self, name: str, url: str, inner: Layer | None) -> None:
         from autogen_agentchat.agents import AssistantAgent
@@ -258,7 +260,7 @@ class AutoGen(InALoop):
 
 
 class AutoGenAgent(AutoGen):
-    """An agent in no team."""
+    """An AutoGen agent without a team."""
 
     def __init__(self, name: str, url: str, inner: Layer | None) -> None:
         super().__init__(name, url, inner)
@@ -269,7 +271,7 @@ class AutoGenAgent(AutoGen):
 
 
 class OpenAIAgents:
-    """An agent of the Agents SDK."""
+    """An agent of the OpenAI Agents SDK."""
 
     def __init__(self, name: str, url: str, inner: Layer | None) -> None:
         from agents import Agent, OpenAIChatCompletionsModel, function_tool, set_trace_processors
@@ -289,7 +291,9 @@ class OpenAIAgents:
         return (await Runner.run(self.agent, text)).final_output
 
     def run_sync(self, text: str) -> Any:
-        """In a thread: `run_sync` of the SDK refuses to run where a loop runs already."""
+        """Run the agent in a new thread, because the SDK's `run_sync` fails where a loop is
+        running.
+        """
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(copy_context().run, self._run_sync, text).result()
 
@@ -308,7 +312,7 @@ class OpenAIAgents:
 
 
 class CrewAI:
-    """An agent in a crew without a name."""
+    """A CrewAI agent in a crew without a name."""
 
     def __init__(self, name: str, url: str, inner: Layer | None) -> None:
         from crewai import LLM, Agent, Crew, Task
@@ -344,7 +348,7 @@ LAYERS: Mapping[str, Callable[[str, str, Layer | None], Layer]] = {
 # --- playing ---------------------------------------------------------------------------------
 @contextmanager
 def instrumented(names: Sequence[str]) -> Iterator[None]:
-    """The adapters of all these frameworks."""
+    """Install the adapters of the frameworks `names` in a block."""
     with ExitStack() as stack:
         for name in names:
             stack.enter_context(importlib.import_module(f"lightspan_{name}").instrument())
@@ -354,7 +358,9 @@ def instrumented(names: Sequence[str]) -> Iterator[None]:
 def attempt_of(
     layer: Layer, says: Says, stage: Stage, mode: str, place: str, folder: Path
 ) -> Played:
-    """Run it, in an attempt that is trained or in production; return what is recorded."""
+    """Run a layer in an attempt in training or in production; return and check the recorded
+    attempt.
+    """
     played = stage.open(Part(says), through_gateway=place == "training")
     store = f"sqlite:{folder / played.tag}.db"
     with ExitStack() as stack:
@@ -383,7 +389,7 @@ def attempt_of(
 
 
 async def in_this_loop(work: Awaitable[Any]) -> Any:
-    """Await it and leave no connection of this loop open."""
+    """Await `work`, and close the SDK patch's connections of this event loop."""
     try:
         return await work
     finally:

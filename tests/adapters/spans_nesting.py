@@ -1,8 +1,8 @@
-"""A framework with an adapter beside one without, whose agents are known by OpenTelemetry's spans.
+"""Tests of an adapter with a framework that has none and is known by its OpenTelemetry spans.
 
 A test file of an adapter subclasses `SpansNesting`. Each chain of layers is run with the adapter
-installed first and last, asynchronous and synchronous, in training and in production: one attempt,
-one tree, the path of the agents as they were entered.
+installed first and last, asynchronous and synchronous, in training and in production. The result is
+one attempt with one tree, and the path has the agents in the order of entering.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from tests.adapters.fixtures import openinference
 from tests.adapters.layers import InALoop, Layer, PlainPython, asked, attempt_of, client
 
 PROVIDER = TracerProvider()
-"""The app's."""
+"""The app's own tracer provider."""
 
 
 class Spans(InALoop):
-    """An agent of a framework that speaks OpenTelemetry, and does no more: its model is asked in
-    its span, and its tool runs the next layer."""
+    """An agent of a framework that only emits OpenTelemetry spans.
+
+    It calls its model in its span, and its tool runs the next layer.
+    """
 
     def __init__(self, name: str, url: str, inner: Layer | None) -> None:
         self.names = [name]
@@ -56,12 +58,12 @@ NAMES = "abc"
 
 
 class SpansNesting:
-    """See the module."""
+    """Tests of an adapter; the module's docstring describes them."""
 
     adapter: ClassVar[Any]
     """The adapter's module."""
     layers: ClassVar[Sequence[type[Any]]]
-    """Its framework's kinds of agents."""
+    """Agent classes of the adapter's framework."""
     beside: ClassVar[str]
     """OpenInference's instrumentor of the framework, as `module.Class`."""
 
@@ -112,7 +114,9 @@ class SpansNesting:
         assert tree(played.spans)  # no parent is missing
 
     def test_what_the_adapter_covers_is_told_of_once(self, stage: Stage, tmp_path: Path) -> None:
-        """OpenInference tells the app's provider of the same agents."""
+        """Check that agents are recorded once, although OpenInference also reports them to the
+        provider.
+        """
         for kind, place in itertools.product(self.layers, ["training", "production"]):
             layer = Spans("a", stage.url, kind("b", stage.url, None))
             with openinference(self.beside, tracer_provider=PROVIDER):

@@ -1,7 +1,8 @@
-"""Every adapter that can be installed with others, in one process, nested in one another.
+"""Test all adapters that can be installed together, in one process and nested in one another.
 
-Each framework is a *layer*: an agent that asks its model, calls a tool, and asks again. The tool
-runs the next layer, in another framework. So the whole tree is known beforehand, in any order.
+Each framework is a *layer*: an agent that calls its model, calls a tool, and calls its model again.
+The tool runs the next layer, in another framework. So the whole tree is known beforehand, in any
+order.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ CYCLES = [FRAMEWORKS[n:] + FRAMEWORKS[:n] for n in range(len(FRAMEWORKS))]
 # --- an app of several layers ---------------------------------------------------------------
 @dataclass
 class Nested:
-    """Frameworks inside one another, outermost first."""
+    """Nested agents of several frameworks, with the expected tree and the script of their model."""
 
     outermost: Layer
     expected: str
@@ -57,7 +58,7 @@ class Nested:
 
     @property
     def as_app(self) -> App:
-        """What the suite's checks need to know."""
+        """The `App` that the suite's checks need."""
 
         async def run(text: str) -> Any:
             return await self.outermost.run(text)
@@ -66,7 +67,7 @@ class Nested:
 
 
 def build(frameworks: Sequence[str], url: str) -> Nested:
-    """The app, what is to be recorded of it, and what its agents say."""
+    """Build nested agents of `frameworks`, outermost first."""
     layer: Layer | None = None
     for framework in reversed(frameworks):
         layer = LAYERS[framework](AGENTS[framework], url, layer)
@@ -79,7 +80,7 @@ def build(frameworks: Sequence[str], url: str) -> Nested:
 
 
 def expected_of(frameworks: Sequence[str], around: str = "") -> list[str]:
-    """The lines of the tree of these layers, inside a path."""
+    """Return the lines of the expected tree of `frameworks` inside the path `around`."""
     lines, path = [], around
     name = AGENTS[frameworks[0]]
     for depth, one in enumerate([f"{name}_team", name] if frameworks[0] == "autogen" else [name]):
@@ -102,7 +103,7 @@ def stage() -> Iterator[Stage]:
 
 @pytest.fixture(autouse=True)
 def _in_a_runner() -> Iterator[None]:
-    """A runner carries the scope into the threads that an app makes."""
+    """Carry the attempt's scope into threads that the app starts, as a runner does."""
     context_propagation.carry()
     try:
         yield
@@ -111,7 +112,7 @@ def _in_a_runner() -> Iterator[None]:
 
 
 def check(nested: Nested, played: Played, stage: Stage) -> None:
-    """The whole tree, every call under its name and in its attempt, every token."""
+    """Check the span tree, the agent and attempt of every call, and every token."""
     stage.close(played)
     assert stage.brain.problems == []
     lines = tree(played.spans)
@@ -124,7 +125,7 @@ def check(nested: Nested, played: Played, stage: Stage) -> None:
 
 
 def play(nested: Nested, stage: Stage, mode: str, *, through_gateway: bool) -> None:
-    """One attempt, and everything that must hold of it."""
+    """Run one attempt and check everything that is recorded."""
     played = stage.open(nested.part, through_gateway=through_gateway)
     with open_scope(played.scope):
         if mode == "sync":
@@ -141,7 +142,7 @@ def named(frameworks: Sequence[str]) -> str:
 
 # --- tests ----------------------------------------------------------------------------------
 def test_which_frameworks_take_part() -> None:
-    """All that the nox session names, and no other."""
+    """Check that exactly the frameworks that the nox session names are tested."""
     expected = os.environ.get("LIGHTSPAN_EXPECTED")
     if not expected:
         pytest.skip("no nox session says which")
@@ -153,7 +154,7 @@ def test_which_frameworks_take_part() -> None:
 @pytest.mark.parametrize("mode", ["async", "sync"])
 @pytest.mark.parametrize("cycle", CYCLES, ids=named)
 def test_all_inside_one_another(stage: Stage, cycle: Sequence[str], mode: str, route: str) -> None:
-    """All of them, each outermost once, installed in this order and in the other."""
+    """Check that each framework can be the outermost one, in two orders of installing."""
     for order in (FRAMEWORKS, FRAMEWORKS[::-1]):
         with instrumented(order):
             play(build(cycle, stage.url), stage, mode, through_gateway=route == "gateway")
@@ -162,7 +163,6 @@ def test_all_inside_one_another(stage: Stage, cycle: Sequence[str], mode: str, r
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("cycle", [FRAMEWORKS, FRAMEWORKS[::-1]], ids=named)
 def test_32_attempts_at_once(stage: Stage, cycle: Sequence[str]) -> None:
-    """32 attempts in one event loop: no call lost, doubled, misnamed or in another attempt."""
     apps = [build(cycle, stage.url) for _ in range(CONCURRENT)]
     played = [stage.open(app.part, through_gateway=True) for app in apps]
 
@@ -185,7 +185,7 @@ def test_32_attempts_at_once(stage: Stage, cycle: Sequence[str]) -> None:
 
 
 def test_all_of_them_at_once(stage: Stage) -> None:
-    """One attempt runs every framework at the same time: siblings, none inside another."""
+    """Check one attempt that runs every framework concurrently, so that all are siblings."""
     apps = [build([framework], stage.url) for framework in FRAMEWORKS]
     says = {name: turns for app in apps for name, turns in app.part.says.items()}
     played = stage.open(Part(says), through_gateway=True)

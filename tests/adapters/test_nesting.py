@@ -1,10 +1,10 @@
-"""Frameworks inside frameworks: one attempt, one tree, the path `ask/helper`, in training and in
-production; and docs/nesting.md, whose tables are what these tests establish.
+"""Test every framework inside every other one, and generate docs/nesting.md from the results.
 
-The outer agent `ask` asks its model, runs the inner agent `helper`, and asks again.
+The outer agent `ask` calls its model, runs the inner agent `helper`, and calls its model again.
+There is one attempt with one tree, and the path is `ask/helper`, in training and in production.
 
-A section of the page is what one environment establishes. When it is no longer so, the last test
-writes the page as it has to be, and says where.
+Each environment generates one section of the page. If the section is outdated, the last test writes
+the new page and prints where it is.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ PLACES: Final = ("training", "production")
 
 
 class Form(NamedTuple):
-    """A kind of agent, outer or inner."""
+    """A kind of agent that can be the outer or the inner one."""
 
     framework: str | None
-    """None: plain Python."""
+    """Name of the framework; None for plain Python."""
     make: Callable[[str, str, Layer | None], Layer]
     has_tool: bool
-    """Whether it runs another agent as a tool, or in its own code."""
+    """Whether it runs the inner agent by a tool. Otherwise its own code runs the inner agent."""
 
 
 FORMS: Final[Mapping[str, Form]] = {
@@ -63,7 +63,7 @@ PAIRS = list(itertools.product(FORMS, FORMS))
 
 
 def require(*frameworks: str | None) -> None:
-    """Skip, by name and with the reason, what cannot be installed here."""
+    """Skip the test if a framework is not installed, and name it with the reason."""
     for name in frameworks:
         if name is None or name in FRAMEWORKS:
             continue
@@ -73,14 +73,16 @@ def require(*frameworks: str | None) -> None:
 
 
 def needs(distribution: str) -> str:
-    """Which OpenAI SDK it needs: what excludes some frameworks from an environment."""
+    """Return which OpenAI SDK a distribution requires, which is why some frameworks exclude
+    others.
+    """
     [spec] = [one for one in requires(distribution) or () if one.startswith("openai")]
     return f"{distribution} {version(distribution)} needs `{spec}`"
 
 
 # --- what happens ---------------------------------------------------------------------------
 class Nested(NamedTuple):
-    """An agent that runs another one."""
+    """An agent that runs another one, with the model's script and the expected tree."""
 
     outermost: Layer
     says: Says
@@ -88,7 +90,7 @@ class Nested(NamedTuple):
 
 
 def nested(outer: str, inner: str, url: str) -> Nested:
-    """`helper` inside `ask`, and the tree that is to be recorded."""
+    """Return the agent `helper` inside the agent `ask`, with the expected tree."""
     helper = FORMS[inner].make("helper", url, None)
     asking = Turn(calls=[("ask", '{"what": "help with {task}"}')])
     says = {"ask": [asking, "ask is done with {task}."], "helper": ["helper knows of {task}."]}
@@ -100,7 +102,7 @@ def nested(outer: str, inner: str, url: str) -> Nested:
 
 
 def paths(app: Nested, stage: Stage, mode: str, place: str, folder: Path) -> list[str]:
-    """Run it; the paths of its model calls, in order."""
+    """Run the agents, check the tree, and return the paths of their model calls in order."""
     with instrumented(FRAMEWORKS):
         played = attempt_of(app.outermost, app.says, stage, mode, place, folder)
     problems, stage.brain.problems = stage.brain.problems, []
@@ -130,7 +132,7 @@ def test_every_framework_inside_every_other(
 
 
 def test_a_client_of_another_framework_is_asked_once(stage: Stage, tmp_path: Path) -> None:
-    """AutoGen's model client in a LangGraph node: the SDK's call is recorded, nothing beside it."""
+    """Check AutoGen's model client in a LangGraph node: only the SDK's call is recorded."""
     require("langgraph", "autogen")
 
     class Node(LangGraphNode):
@@ -150,7 +152,7 @@ def test_a_client_of_another_framework_is_asked_once(stage: Stage, tmp_path: Pat
 
 # --- the page -------------------------------------------------------------------------------
 ESTABLISHED: Final[set[tuple[str, str, str, str]]] = set()
-"""Outer, inner, mode, place: where the path of the inner agent's call is `ask/helper`."""
+"""(outer, inner, mode, place) of each test that has found the path `ask/helper`."""
 OWN_WAYS: Final = {
     "LangGraph: a graph that is a node": ("langgraph", "ask/helper"),
     "AutoGen: a team in a team": ("autogen", "ask/helper/writer"),
@@ -159,8 +161,10 @@ OWN_WAYS: Final = {
     "OpenAI Agents SDK: a handoff": ("openai_agents", "helper"),
     "CrewAI: a crew in a flow's method": ("crewai", "Ask/begin/helper"),
 }
-"""A framework inside itself: the path that the scenarios `nested`, `agent_as_tool` and `handoff` of
-its adapter's own tests establish."""
+"""Way in which a framework nests its own agents → (framework, path).
+
+The scenarios `nested`, `agent_as_tool` and `handoff` of the adapter's tests check the paths.
+"""
 
 SECTIONS: Final = {
     frozenset({"langgraph", "autogen", "openai_agents", "crewai"}): "All frameworks together",
@@ -176,7 +180,7 @@ DISTRIBUTIONS: Final = {
 
 
 def section() -> str:
-    """What this environment established, as a section of the page."""
+    """Return the page's section for this environment."""
     versions = [f"{DISTRIBUTIONS[one]} {version(DISTRIBUTIONS[one])}" for one in FRAMEWORKS]
     excluding = [needs("openai-agents")]
     excluding += [needs("crewai")] if "crewai" in FRAMEWORKS else ["so CrewAI is excluded"]
@@ -193,13 +197,13 @@ def section() -> str:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """In Markdown."""
+    """Return a table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def test_the_page_says_what_was_established(tmp_path: Path) -> None:
-    """By the tests above, which run first: alone it can say nothing."""
+    """Compare the page with the results of the tests above; skipped if they have not run."""
     title = SECTIONS.get(frozenset(FRAMEWORKS))
     if title is None:
         pytest.skip(f"the page has no section of {' and '.join(FRAMEWORKS) or 'no framework'}")

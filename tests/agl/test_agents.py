@@ -35,7 +35,7 @@ NEVER = "http://127.0.0.1:9"
 
 
 class Remembers(agl.LitAgent[dict[str, Any]]):
-    """Records its arguments."""
+    """An agent that stores its arguments."""
 
     def __init__(self, factor: float = 1.0, *, names: list[str] | None = None) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Remembers(agl.LitAgent[dict[str, Any]]):
 
 
 class Splits(agl.LitAgent[Any]):
-    """Distinguishes training from validation, asynchronously."""
+    """An asynchronous agent with separate methods for training and validation."""
 
     async def training_rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
         return 1.0
@@ -58,7 +58,7 @@ class Splits(agl.LitAgent[Any]):
 
 
 class Emits(agl.LitAgent[Any]):
-    """Emits its reward."""
+    """An agent that emits its reward instead of returning it."""
 
     def rollout(self, task: Any, resources: Any, rollout: Any) -> None:
         agl.emit_reward({"style": 0.25, "right": 0.75}, primary_key="right", attributes={"a": 1})
@@ -71,14 +71,12 @@ class Emits(agl.LitAgent[Any]):
 
 @agl.rollout
 def by_llm(task: Any, llm: agl.LLM, rollout: agl.Rollout) -> float:
-    """A function that takes the model."""
     SEEN.append((llm, task, None, rollout))
     return 0.5
 
 
 @agl.rollout
 async def by_prompt(task: Any, prompt_template: agl.PromptTemplate) -> float:
-    """A function that takes a prompt."""
     return float(prompt_template.format(x=task["n"]))
 
 
@@ -279,7 +277,7 @@ def _say(client: openai.OpenAI) -> str | None:
 
 
 class AsksMain(agl.LitAgent[Any]):
-    """Calls the trained model."""
+    """An agent that calls the trained model."""
 
     def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
         llm = resources["main_llm"]
@@ -375,7 +373,7 @@ def test_logs_go_where_they_are_asked(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 class Numbers:
-    """A data set of numpy values."""
+    """A data set with numpy values."""
 
     def __len__(self) -> int:
         return 2
@@ -400,7 +398,7 @@ def test_data_sets_become_tasks() -> None:
 
 
 class Dev(agl.LitAgent[Any]):
-    """A writer that calls the model, fails, and earns a reward."""
+    """An agent that calls the model as `writer`, fails for some tasks, and earns a reward."""
 
     def rollout(self, task: Any, resources: Any, rollout: Any) -> float | None:
         llm = resources["main_llm"]

@@ -25,12 +25,12 @@ from lightspan_torch.learner.torch import TorchLearner
 
 @pytest.fixture(scope="module")
 def agents(apps: Any) -> Any:
-    """The module `agl_apps`, importable in runner processes too."""
+    """Return the module `agl_apps`; runner processes can import it too."""
     return importlib.import_module("agl_apps")
 
 
 def config(model: Path, folder: Path, **trainer: Any) -> dict[str, Any]:
-    """Small batches of the tiny model."""
+    """Return the configuration of a training with small batches of the tiny model."""
     return {
         "algorithm": {"adv_estimator": "grpo"},
         "data": {"train_batch_size": 2, "max_prompt_length": 400, "max_response_length": 8},
@@ -56,7 +56,7 @@ def questions(count: int, **fields: Any) -> list[dict[str, Any]]:
 def judged(
     agents: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[FitResult, list[Any]]:
-    """One step of an agent that calls a judge, and the judge's requests."""
+    """Train one step of an agent that calls a judge; return the result and the judge's requests."""
     folder = tmp_path_factory.mktemp("agl") / "run"
     with ScriptedServer(lambda request: "judged") as judge:
         trainer = agl.Trainer(
@@ -145,7 +145,7 @@ def test_dev_without_resources_is_our_dry_run(
 
 
 def test_importing_it_stays_light() -> None:
-    """Runners import it with the agent."""
+    """Check that importing lightspan_agl loads no heavy package, because runners import it too."""
     code = "import lightspan_agl as agl, sys; agl.VERL, agl.Trainer; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}

@@ -1,4 +1,4 @@
-"""Tests of VERL(config): keys used, reported and refused; selection of agents."""
+"""Tests of `VERL(config)`: keys that are used, reported and refused, and the selected agents."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ TUTORIAL: dict[str, Any] = {
 
 
 def changed(**dotted: Any) -> dict[str, Any]:
-    """Return the tutorial's configuration with other values at `section__…__key`."""
+    """Return the tutorial's configuration with changed values; `a__b` is the key `b` in section
+    `a`.
+    """
     config = deepcopy(TUTORIAL)
     for name, value in dotted.items():
         *sections, key = name.replace("arr__", "actor_rollout_ref__").split("__")

@@ -1,5 +1,7 @@
-"""Alternate: its turns, its budget, what it goes on from. The rollouts here are made up, and no
-weights are trained; `test_alternate_runs.py` trains a model."""
+"""Test Alternate: the order of its turns, its budget, and resuming.
+
+Rollouts are made up and no weights are trained; `test_alternate_runs.py` trains a model.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def server() -> Iterator[ScriptedServer]:
 
 
 class World(made_up.World):
-    """One that also has what a step of weights asks for."""
+    """A trainer context with made-up rollouts, also for the turns that train weights."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, lambda task, texts: len(texts["style"]) / 100)
@@ -41,7 +43,7 @@ class World(made_up.World):
         self.step = 0
         self.taught_nothing: list[int] = []
         self.offered: list[Any] = []
-        """Of weights: the prompts with which each step's rollouts were asked for."""
+        """Tasks of each step that trains weights."""
 
     async def rollouts(self, tasks: Any, group_size: int, *args: Any, **given: Any) -> Any:
         if "resources" in given:
@@ -56,7 +58,7 @@ class World(made_up.World):
 
 
 class Still(LightningRL):
-    """Runs a step's rollouts, and learns nothing from them."""
+    """An algorithm that runs a step's rollouts without training anything."""
 
     async def run_step(self, world: Any) -> dict[str, float]:
         await self.collect(world)
@@ -141,7 +143,7 @@ async def test_weights_never_see_what_prompts_are_chosen_by(
 
 
 class Cached(World):
-    """An app whose cache is still there in every later search, and after a restart."""
+    """A trainer context whose app keeps a cache across searches and restarts."""
 
     async def rollouts(self, tasks: Any, group_size: int, *args: Any, **given: Any) -> Any:
         episodes = await super().rollouts(tasks, group_size, *args, **given)
@@ -158,7 +160,7 @@ class Cached(World):
 async def test_a_cache_that_is_still_there_in_a_second_search_is_found(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    """The first rollouts of that one are answered by it too, in a run that goes on."""
+    """Check two searches and a resume: the second search's first rollouts are in the cache too."""
     algorithm, world = alternate(server, "GEPA"), Cached(tmp_path)
     world.calls = [made_up.call(1, "small", 9, 1)]
     await steps(algorithm, world, 1, 2, 3, 4)
@@ -231,7 +233,7 @@ async def test_a_search_goes_on_by_its_journal(server: ScriptedServer, tmp_path:
 
 
 async def test_other_weights_have_another_journal(server: ScriptedServer, tmp_path: Path) -> None:
-    """A run that was set back by more than a step trains other weights."""
+    """Check that a run that is reset by several steps trains other weights and searches anew."""
     algorithm, world = alternate(server), World(tmp_path)
     await steps(algorithm, world, 1, 2, 3)
     state = json.loads(json.dumps(algorithm.state()))

@@ -1,4 +1,4 @@
-"""Which groups a step takes, while others are in flight: none too old, each once."""
+"""Test which groups a step takes while others are running: none too old, each once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_a_step_cannot_leave(left: list[int], per_step: int, due: int) -> N
 
 @dataclass
 class Ends:
-    """Stands for a trainer whose groups end in an order drawn by `rng`."""
+    """Replace a trainer; groups end in a random order that `rng` determines."""
 
     last_step: int
     rng: random.Random
@@ -90,7 +90,7 @@ def episode(group: str) -> Episode:
 def test_every_group_is_trained_once_and_in_time(
     overlap: int, per_step: int, steps: int, seed: int
 ) -> None:
-    """Whatever ends first, and whether or not a step publishes."""
+    """Check the groups for any order in which groups end, with and without publishing in a step."""
     rng = random.Random(seed)
     world: Any = Ends(steps, rng)
     trained: Counter[str] = Counter()
@@ -116,7 +116,7 @@ def test_an_engine_that_cannot_change_its_weights_under_calls_is_refused() -> No
 
 
 def test_dropout_is_refused() -> None:
-    """Drawn from the state that answers are sampled from: 5 of 1,746 came from one used before."""
+    """Check that dropout is refused, because it draws from the random state that sampling uses."""
     options: Any = {"optimize": {"a": Policy(lora=LoRA(rank=4, dropout=0.3))}}
     engine, learner = EngineCapabilities(exact_tokens=True), LearnerCapabilities()
     LightningRL("model", **options).check(engine, learner)

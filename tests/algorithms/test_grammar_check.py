@@ -1,4 +1,4 @@
-"""Calls that the learner cannot compute under their grammar are rejected before rows are made."""
+"""Test that calls whose grammar the learner cannot replay are rejected before rows are made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRAMMAR = "start: X"
 
 @pytest.fixture
 def algorithm() -> LightningRL:
-    """Of an engine and a learner that train calls under grammars."""
+    """Return an algorithm whose engine and learner can train calls with grammars."""
     made = LightningRL("a/model", group_size=2, tasks_per_step=1)
     made.check(
         EngineCapabilities(exact_tokens=True, trainable_grammar=True),
@@ -33,7 +33,7 @@ def algorithm() -> LightningRL:
 
 
 class World(Scripted):
-    """Its learner cannot replay some calls."""
+    """A trainer context whose learner cannot replay the grammars of some calls."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ async def test_mismatches_are_rejected_with_their_reason(algorithm: LightningRL)
 
 
 async def test_each_attempt_s_own_calls_are_rejected(algorithm: LightningRL) -> None:
-    """Call ids may be equal in two attempts."""
+    """Check that call ids that occur in two attempts are distinguished."""
     pair = [
         episode_of(make_record("c", attempt=name, grammar=GRAMMAR), name=name)
         for name in ("1", "2")
@@ -94,7 +94,9 @@ async def test_each_attempt_s_own_calls_are_rejected(algorithm: LightningRL) -> 
 
 
 async def test_without_grammars_the_learner_is_not_asked() -> None:
-    """Nor where calls under them are rejected anyway."""
+    """Check that the learner is not called without grammars, or if their calls are rejected
+    anyway.
+    """
     coverages = LightningRL("a/model").coverages(
         [episode_of(make_record("free"), make_record("bound", grammar=GRAMMAR, sequence=(3, 4)))]
     )

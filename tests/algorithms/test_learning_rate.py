@@ -1,4 +1,4 @@
-"""The learning rate that is chosen where none is given."""
+"""Test the learning rate that is chosen if none is given."""
 
 from __future__ import annotations
 

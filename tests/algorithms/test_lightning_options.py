@@ -1,4 +1,4 @@
-"""LightningRL: the options that it accepts, and what engine and learner have to declare."""
+"""Test LightningRL's options, and the capabilities that engine and learner have to declare."""
 
 from __future__ import annotations
 
@@ -196,7 +196,10 @@ def test_a_temperature_that_the_engine_does_not_sample_at_is_refused() -> None:
 def test_what_engine_and_learner_both_declare_is_trained(
     declared: str, fields: dict[str, Any], rejection: Rejection, by_engine: bool, by_learner: bool
 ) -> None:
-    """Design law 11."""
+    """Check calls with truncated sampling or a grammar.
+
+    They are rejected unless engine and learner both declare the capability.
+    """
     algorithm = LightningRL(MODEL)
     episode = build_episode(make_attempt(), make_rollout(), [], [make_record("c", **fields)])
     [unchecked] = algorithm.coverages([episode])
@@ -215,7 +218,9 @@ def test_what_engine_and_learner_both_declare_is_trained(
 def test_a_grammar_is_exact_or_refused_for_every_engine_and_learner(
     engine: EngineCapabilities, learner: LearnerCapabilities
 ) -> None:
-    """vLLM's is refused when it is asked for; verl's when the first batch shows nothing else."""
+    """Check every engine with every learner: a grammar is trained exactly, or training is
+    refused.
+    """
     algorithm = LightningRL(MODEL)
     algorithm.check(engine, learner)
     bound = make_record("c", grammar="start: X")

@@ -1,4 +1,4 @@
-"""What production recorded, put to use: feedback, chats, tasks, SFT, inspect and export."""
+"""Test the uses of production attempts: feedback, chats, tasks, SFT, inspect and export."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HEX = "{:032x}"
 
 
 def call(number: int, answer: str = "answer", agent: str = "writer", **attributes: Any) -> Span:
-    """A call; its number is its start, in seconds."""
+    """Return the span of a model call that starts at second `number`."""
     given: Attributes = {
         c.INPUT_MESSAGES: genai_messages.dump([{"role": "user", "content": f"question {number}"}]),
         c.OUTPUT_MESSAGES: genai_messages.dump(
@@ -63,7 +63,7 @@ def attempt(
     started_at: float = 1000.0,
     capture_errors: tuple[str, ...] = (),
 ) -> PendingWrite:
-    """An attempt of production; its calls get the ids that production gives."""
+    """Return a production attempt; its calls get the ids that are used in production."""
     unique = HEX.format(number)
     attempt_id, rollout_id = f"at-{unique}", f"ro-{unique}"
     owned = []
@@ -113,7 +113,7 @@ def answers(found: Chats) -> list[str]:
 
 
 def test_chats_that_held_a_key_are_no_demonstrations(url: str) -> None:
-    """What stands in its place was never said."""
+    """Check that chats with a redacted key are left out, because their text was never sampled."""
     write(url, attempt(1, call(1, "it is <key>", **{c.KEYS_REPLACED: True}), call(2, "text")))
     found = load_chats(url)
     assert answers(found) == ["text"]
@@ -121,7 +121,7 @@ def test_chats_that_held_a_key_are_no_demonstrations(url: str) -> None:
 
 
 def test_chats_with_pictures_are_no_demonstrations(url: str) -> None:
-    """References are all that is left of them."""
+    """Check that chats with pictures are left out, because only references to them are stored."""
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     result = {"role": "tool", "tool_call_id": "t1", "content": [image]}
     seen = [

@@ -1,4 +1,4 @@
-"""SFT: a memorised answer comes back greedily; stored episodes are imitated by their exact ids."""
+"""Test SFT: an answer is memorised, and stored episodes are imitated by their exact token ids."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_memorised_answers_come_back_greedily(tiny: Path, tmp_path: Path) -> Non
 
 
 def test_chats_of_a_file(tiny: Path, tmp_path: Path, updates: list[list[Row]]) -> None:
-    """With or without `messages` around them, blank lines and a mark at the beginning too."""
+    """Check lines with and without `messages`, blank lines, and a byte order mark."""
     path = tmp_path / "chats.jsonl"
     lines = [json.dumps(CHATS[0]), "", json.dumps(CHATS[1]["messages"])]
     path.write_text("\ufeff" + "\n".join(lines) + "\n", encoding="utf-8")
@@ -100,7 +100,7 @@ def test_files_that_hold_no_chats(
 
 
 class Stopped(SilentReporter):
-    """Presses Ctrl-C after so many updates, and keeps what is said."""
+    """A reporter that sends SIGINT after a number of updates, and stores the summary."""
 
     def __init__(self, after: int) -> None:
         self.after, self.said = after, ""
@@ -145,7 +145,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(
 
 
 class Recording(TorchLearner):
-    """Remembers the rows of each update."""
+    """A learner that stores the rows of each update."""
 
     updates: list[list[Row]]
 
@@ -156,7 +156,7 @@ class Recording(TorchLearner):
 
 @pytest.fixture
 def updates(monkeypatch: pytest.MonkeyPatch) -> list[list[Row]]:
-    """The rows of each update of the learner that SFT makes."""
+    """Return the list of the rows of each update of SFT's learner."""
     Recording.updates = []
     monkeypatch.setattr("lightspan_torch.learner.torch.TorchLearner", Recording)
     return Recording.updates
@@ -210,7 +210,7 @@ TURNS: list[dict[str, Any]] = [
 def test_all_turns_are_imitated_as_if_each_were_a_chat(
     tiny: Path, tmp_path: Path, updates: list[list[Row]]
 ) -> None:
-    """The same loss and weights afterwards, with the run computed once."""
+    """Check that loss and weights are equal, although common tokens are computed only once."""
     whole = SFT(tiny, learning_rate=1e-3, batch_size=2, turns="all")
     first = whole.fit([{"messages": TURNS}], tmp_path / "whole", reporter=QUIET)
     parts = SFT(tiny, learning_rate=1e-3, batch_size=2)
@@ -239,7 +239,7 @@ def test_earlier_answers_count_in_full_beside_the_prompts_weight(
 
 
 def _with_template(model: Path, folder: Path, template: str) -> Path:
-    """A copy of the model with another chat template."""
+    """Return a copy of the model with another chat template."""
     shutil.copytree(model, folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = template
@@ -250,7 +250,7 @@ def _with_template(model: Path, folder: Path, template: str) -> Path:
 def test_a_template_that_changes_what_was_said_cannot_imitate_all_turns(
     tiny: Path, tmp_path: Path
 ) -> None:
-    """As templates do that leave an earlier answer's thoughts out."""
+    """Check a template that changes an earlier answer, like those that remove its thinking."""
     model = _with_template(
         tiny,
         tmp_path / "forgetful",
@@ -268,7 +268,7 @@ def test_a_template_that_changes_what_was_said_cannot_imitate_all_turns(
 def test_an_answer_ends_where_sampling_does(
     tiny: Path, tmp_path: Path, updates: list[list[Row]], turns: Any
 ) -> None:
-    """Some templates end the last answer, or the chat, with more than one such token."""
+    """Check templates that add further end-of-turn tokens after the last answer."""
     model = _with_template(
         tiny,
         tmp_path / "talkative",
@@ -289,7 +289,7 @@ def test_an_answer_ends_where_sampling_does(
 
 @pytest.fixture(scope="module")
 def stored(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store of a step of training."""
+    """Train one step and return its store."""
     from lightspan import LightningRL
 
     folder = tmp_path_factory.mktemp("stored") / "run"
@@ -334,7 +334,7 @@ def test_every_agent_and_a_filter_of_ones_own(stored: Path) -> None:
 def test_an_answer_under_a_grammar_is_imitated_as_it_stands(
     tiny: Path, tmp_path: Path, updates: list[list[Row]]
 ) -> None:
-    """Its form too, which the grammar gave; whatever library compiled it."""
+    """Check that tokens that the grammar forced are imitated too, for any grammar library."""
     record = make_record("c", (7, 8), (9, 10), grammar="start: X", grammar_library="another")
     episode = build_episode(make_attempt(), make_rollout(), [], [record])
     demonstrations = demonstrations_from([episode], min_reward=1.0)
@@ -394,7 +394,7 @@ def test_impossible_settings(tiny: Path, options: dict[str, Any], message: str) 
 
 # --- from production ------------------------------------------------------------------------
 def _recorded(url: str, server: ScriptedServer) -> list[str]:
-    """Two questions to two agents, and one that is too long; the attempts."""
+    """Record two questions to two agents and one that is too long; return the attempt ids."""
     ids = []
     with (
         openai.OpenAI(base_url=server.url, api_key="k") as client,
@@ -412,7 +412,7 @@ def _recorded(url: str, server: ScriptedServer) -> list[str]:
 
 @pytest.fixture(scope="module")
 def production(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store in which the first attempt was liked, the second was not, the third is too long."""
+    """Return a store with three attempts: one with good feedback, one with bad, one too long."""
     url = f"sqlite:{tmp_path_factory.mktemp('production') / 'production.db'}"
     said = {"capital?": "Rome", "colour?": "red"}
     with ScriptedServer(lambda request: said.get(request.last_text, "too long")) as server:

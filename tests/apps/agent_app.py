@@ -1,4 +1,4 @@
-"""A LangChain agent whose tool runs queries, one of which fails."""
+"""A LangChain agent with a tool that runs queries; one of the queries fails."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sql(query: str) -> str:
 
 @wrap_tool_call  # type: ignore[arg-type]
 def report_errors(request: Any, handler: Any) -> Any:
-    """Give the model the error, as agents usually do."""
+    """Return a tool's error to the model, as agents usually do."""
     try:
         return handler(request)
     except ValueError as error:
@@ -40,6 +40,6 @@ agent = create_agent(model, [sql], name="writer", middleware=[report_errors])
 
 @lightspan.rollout
 def solve(task: dict[str, Any]) -> float:
-    """The reward is in the task."""
+    """Run the agent; the task contains the reward."""
     agent.invoke({"messages": [("user", task["q"])]})
     return float(task["reward"])

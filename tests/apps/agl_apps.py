@@ -1,4 +1,4 @@
-"""Agents in the original's shape that call a real model: what they do is in their tasks."""
+"""Agents of the original agentlightning API that call a real model, as their tasks say."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import lightspan_agl as agl
 
 
 def letters(text: str) -> float:
-    """The share of lower-case letters: a reward that even a random model varies in."""
+    """Return the share of lower-case letters, a reward that varies even with a random model."""
     return sum(c.isascii() and c.islower() for c in text) / max(1, len(text))
 
 
 class Writer(agl.LitAgent[dict[str, Any]]):
-    """Writes, has it checked, and asks a judge of its own if the task names one."""
+    """An agent that writes, calls a checker, and calls its own judge if the task names one."""
 
     def __init__(self, max_tokens: int = 4) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Writer(agl.LitAgent[dict[str, Any]]):
         return letters(text)
 
     def say(self, client: openai.OpenAI, llm: agl.LLM, text: str) -> str:
-        """What the model answers."""
+        """Call the model, and return its answer."""
         reply = client.chat.completions.create(
             model=llm.model,
             max_tokens=self.max_tokens,
@@ -50,7 +50,7 @@ class Writer(agl.LitAgent[dict[str, Any]]):
 
 @agl.rollout
 async def spell(task: Any, llm: agl.LLM) -> float:
-    """A function that awaits."""
+    """An asynchronous agent function."""
     async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
         reply = await client.chat.completions.create(
             model=llm.model, max_tokens=4, messages=[{"role": "user", "content": task["q"]}]

@@ -1,4 +1,4 @@
-"""Learns the instructions of two agents that nobody edits and the weights of one, in turns."""
+"""Learn the instructions of two agents in an unchanged app and the weights of one, in turns."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ def ask(told: str, text: str, at: openai.OpenAI) -> Any:
 
 @lightspan.rollout
 def guided(task: dict[str, Any]) -> float:
-    """The guide has an endpoint of its own, which says what it was told; the writer's model is the
-    one that is trained. The reward is what the guide was told, how much the writer was, and what
-    its model writes."""
+    """Call a guide with an endpoint of its own, then a writer whose model is trained.
+
+    The reward grows with the length of both agents' instructions and with the lower-case letters of
+    the writer's answer.
+    """
     from toy_apps import letters  # type: ignore[import-not-found]
 
     with openai.OpenAI(api_key="own-key", max_retries=0) as own, lightspan.agent("guide"):
@@ -39,7 +41,7 @@ def guided(task: dict[str, Any]) -> float:
 
 
 def speaks(request: Any) -> str:
-    """The guide's model."""
+    """Return the guide's answer, which is its system message."""
     return str(request.messages[0]["content"])
 
 

@@ -1,6 +1,6 @@
-"""Learns a prompt and a tiny model's weights in turns, in a process that may be killed.
+"""Learn a prompt and a tiny model's weights in turns, in a process that can kill itself.
 
-python alternate_toy.py FOLDER MODEL REFLECTION_URL [ROLLOUTS]: it is killed before its N-th batch.
+`python alternate_toy.py FOLDER MODEL REFLECTION_URL N` kills itself before its N-th batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STYLE = PromptTemplate("Say {q}")
 
 @lightspan.rollout
 def styled(task: dict[str, Any], style: PromptTemplate = STYLE) -> float:
-    """Most of the reward is the prompt's, the rest the model's, who is to write small letters."""
+    """Reward the word "softly" in the prompt, and a little the model's lower-case letters."""
     from toy_apps import letters, say  # type: ignore[import-not-found]
 
     text = style.format(q=task["q"])
@@ -31,14 +31,14 @@ def styled(task: dict[str, Any], style: PromptTemplate = STYLE) -> float:
 
 @lightspan.rollout
 def quiet(task: dict[str, Any], style: PromptTemplate = STYLE) -> float:
-    """The more of the word the better, but for one task, which stands it twice at most."""
+    """Reward each "softly" in the prompt; one task gets 0 for more than two."""
     count = style.template.count("softly")
     reward: float = 0.05 * styled(task, style) + 0.15 * count
     return 0.0 if task["q"] == "word 40" and count > 2 else reward
 
 
 def reflects(request: Any) -> str:
-    """Adds one word."""
+    """Return the prompt with one more word."""
     asked = request.last_text
     text: str = asked.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
     return f"<prompt>\n{text} softly\n</prompt>"
@@ -76,7 +76,7 @@ def fit(folder: Path, made: Any, **options: Any) -> Any:
 
 
 def kill_at(batches: int) -> None:
-    """End this process where it asks for its rollouts for the last of so many times."""
+    """Kill this process when it requests a batch of rollouts for the `batches`-th time."""
     import torch
 
     from lightspan.training.session import Session

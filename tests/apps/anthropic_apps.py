@@ -1,4 +1,4 @@
-"""Small apps on Anthropic's SDK, alone and by LangChain."""
+"""Small apps that use Anthropic's SDK, directly or by LangChain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOOL: Any = {"name": "look", "input_schema": {"type": "object", "properties": {}
 
 @lightspan.rollout
 def plain(task: dict[str, Any]) -> float:
-    """A writer that streams, with a tool it may call, and a checker."""
+    """Call a writer, streamed and with a tool, and a checker."""
     asked: dict[str, Any] = {"model": "claude", "tools": [TOOL], "system": "Write."}
     said: Any = [{"role": "user", "content": task["q"]}]
     with (
@@ -32,7 +32,7 @@ def plain(task: dict[str, Any]) -> float:
 
 @lightspan.rollout
 async def concurrent(task: dict[str, Any]) -> float:
-    """The async client, raw and streamed."""
+    """Call the asynchronous client, with raw responses and streamed."""
     said: Any = [{"role": "user", "content": task["q"]}]
     asked: dict[str, Any] = {"model": "claude", "max_tokens": 4, "messages": said}
     async with anthropic.AsyncAnthropic(**ENDPOINT) as own:
@@ -72,7 +72,7 @@ def _graph() -> Any:
 
 @lightspan.rollout
 def graph(task: dict[str, Any]) -> float:
-    """`ChatAnthropic` in a LangGraph app whose messages are streamed."""
+    """Call `ChatAnthropic` in a LangGraph app whose messages are streamed."""
     text = ""
     asked = {"messages": [("user", task["q"])]}
     for message, metadata in _graph().stream(asked, stream_mode="messages"):

@@ -1,4 +1,4 @@
-"""A shipped example trained from another environment, which has torch where the app's has none."""
+"""Train a shipped example whose app has its own environment without torch."""
 
 from __future__ import annotations
 
@@ -26,11 +26,18 @@ def trained_apart(
     *,
     context: int = 512,
 ) -> list[Episode]:
-    """The episodes of a step, its runners started with the interpreter of an environment that holds
-    these distributions, what they need, and core; the trainer knows the app by name alone.
+    """Train one step, and return the episodes.
+
+    The runners' interpreter is that of an environment with `distributions`, their requirements and
+    core. The trainer knows the app only by its name.
 
     Args:
-        context: tokens that the untrained model takes: long prompts need more.
+        folder: folder of the environment and the run.
+        app: import name of the app.
+        tasks: tasks of the step.
+        optimize: agents to train.
+        distributions: distributions to install in the app's environment.
+        context: context length of the untrained model in tokens; long prompts need more.
     """
     python = app_environment(folder / "app", *distributions)
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

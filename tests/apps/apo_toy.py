@@ -1,4 +1,4 @@
-"""Learns the two prompts of `prompt_apps.told` with APO, in a process that may be killed.
+"""Learn the two prompts of `prompt_apps.told` with APO, in a process that tests kill.
 
 python apo_toy.py FOLDER APP_URL REFLECTION_URL
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def reflects(request: Any) -> str:
-    """The critic says what one of the prompts lacks, the editor puts it in."""
+    """Return the critic's text, which names what a prompt lacks, or the editor's, which adds it."""
     asked = request.last_text
     word = "SHOUT" if 'called "rules"' in asked else "REVERSE"
     if "<critique>" not in asked:

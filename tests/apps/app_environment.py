@@ -1,4 +1,4 @@
-"""An environment of an app's own: real, offline, and without anything of the learning plane."""
+"""Make a real environment for an app, offline and without the packages that training needs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ import lightspan
 import lightspan_testing
 
 CAPTURE = ("msgspec", "opentelemetry-api", "opentelemetry-sdk", "lightspan-cluster")
-"""What core, and a runner that is started by hand, need in an app's environment."""
+"""Distributions that an app's environment needs for core and for `lightspan runner`."""
 
 
 def app_environment(folder: Path, *distributions: str, core: bool = True) -> Path:
-    """Make a virtual environment that sees these distributions of the running one, what they need,
-    and lightspan, and nothing else; returns its interpreter."""
+    """Make a virtual environment with some distributions of the running one; return its
+    interpreter.
+
+    It contains `distributions`, their requirements and, unless `core` is False, lightspan.
+    """
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     [packages] = (folder / "lib").glob("python*/site-packages")
@@ -48,7 +51,7 @@ def app_environment(folder: Path, *distributions: str, core: bool = True) -> Pat
 
 
 def of_another_version(python: Path, version: str, protocol: int) -> None:
-    """Make the lightspan of an environment say that it is another version, of another protocol."""
+    """Change the version and the protocol number of the lightspan in an environment."""
     [packages] = (python.parents[1] / "lib").glob("python*/site-packages")
     [source] = lightspan.__path__
     (packages / "lightspan").unlink()
@@ -86,6 +89,6 @@ def _with_dependencies(names: Iterable[str]) -> Iterator[Distribution]:
 
 
 def _top_level(found: Distribution) -> set[Path]:
-    """What the distribution has put into site-packages itself."""
+    """Return the top-level files and folders of a distribution in site-packages."""
     first = {file.parts[0] for file in found.files or () if file.parts[0] != ".."}
     return {Path(str(found.locate_file(name))) for name in first if name != "__pycache__"}

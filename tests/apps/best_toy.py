@@ -1,6 +1,6 @@
-"""A training whose held-out rewards are known: `best_toy.py FOLDER MODEL TITLE N`.
+"""A training with known held-out rewards: `best_toy.py FOLDER MODEL TITLE N`.
 
-The reward of a task is what it says for the number of steps that the run has done.
+A task contains its reward for each number of steps that the run has made.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from lightspan.progress import SilentReporter
 from lightspan.protocols.learner import SFTLoss
 
 REWARDS = [0.2, 0.5, 0.9, 0.9, 0.1, 0.1, 0.3]
-"""By step: the best is the second, which the third equals."""
+"""Reward by number of steps: the best is that of step 2, and step 3 has the same."""
 
 
 @lightspan.rollout
 def scheduled(task: dict[str, Any]) -> float:
-    """The reward that the task has after as many steps."""
+    """Return the task's reward for the number of steps that the run has made."""
     with lightspan.agent("writer"):
         say("go on", max_tokens=1)
     lines = (Path(task["folder"]) / "metrics.jsonl").read_text().splitlines()
@@ -35,12 +35,12 @@ def scheduled(task: dict[str, Any]) -> float:
 
 
 def tasks(folder: Path, count: int, split: str) -> list[dict[str, Any]]:
-    """Tasks of a split."""
+    """Return `count` tasks of a split."""
     return [{"id": f"{split} {n}", "folder": str(folder), "rewards": REWARDS} for n in range(count)]
 
 
 class Hashing(Drilled):  # type: ignore[misc]
-    """Imitates numbers that it draws, and notes the hash of the weights after each step."""
+    """Train on random numbers, and store the hash of the weights after each step."""
 
     def __init__(self, model: Path) -> None:
         super().__init__(model)
@@ -62,7 +62,10 @@ class Hashing(Drilled):  # type: ignore[misc]
 
 
 class Killing(SilentReporter):
-    """A reporter that kills the process when the n-th piece of work of this title begins."""
+    """A reporter that kills the process when the n-th piece of work with a title begins.
+
+    The trainer's pieces of work are training steps and evaluations.
+    """
 
     def __init__(self, title: str, n: int) -> None:
         self._title, self._left = title, n
@@ -82,11 +85,15 @@ def fit(
     selection: Any = None,
     **options: Any,
 ) -> lightspan.FitResult:
-    """Keep the best of at most six steps, each of which is evaluated.
+    """Train at most six steps, evaluate each, and keep the best.
 
     Args:
-        told: the folder whose steps count; None for the run's.
-        selection: None for tasks of its own.
+        folder: folder of the run.
+        algorithm: the algorithm.
+        resume: whether to resume the run.
+        told: folder of the run whose steps determine the rewards; None for `folder`.
+        selection: tasks that select the best step; None for two tasks of their own.
+        options: further arguments of `Trainer`.
     """
     chosen: dict[str, Any] = {"steps": 6, "validate_every": 1, "keep": "best", **options}
     trainer = lightspan.Trainer(algorithm, runners=2, folder=folder, checkpoint_every=100, **chosen)
@@ -98,7 +105,7 @@ def fit(
 
 
 def main(folder: Path, model: str, title: str, n: str) -> None:
-    """Train until it is killed."""
+    """Train until the reporter kills the process."""
     import torch
 
     torch.set_num_threads(1)

@@ -1,6 +1,8 @@
-"""A help desk in LangGraph, as somebody wrote it who never heard of lightspan: two agents, their
-prompts filled in as such prompts are, and LangChain's cache. The model is where `OPENAI_BASE_URL`
-says."""
+"""A help desk in LangGraph that knows nothing of lightspan.
+
+It has two agents, whose prompts are filled in as usual, and uses LangChain's cache. The model's
+endpoint is `OPENAI_BASE_URL`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learns the instructions of `desk_graph`'s router, in a process of its own that may be killed.
+"""Learn the instructions of `desk_graph`'s router, in a process that tests kill.
 
 python desk_learning.py FOLDER APP_URL REFLECTION_URL [KIND]
 """
@@ -31,13 +31,13 @@ def route(task: dict[str, Any]) -> float:
 
 @lightspan.rollout
 def courteous(task: dict[str, Any]) -> float:
-    """Half of the reward is the router's, half the clerk's."""
+    """Run the help desk; the router's answer and the clerk's give half of the reward each."""
     done = desk_graph.graph.invoke({"text": task["mail"], "records": task["records"]})
     return (done["desk"] == task["desk"]) / 2 + done["answer"].endswith("dear customer.") / 2
 
 
 def speaks(request: Any) -> str:
-    """The app's model, which knows what its system message says."""
+    """Return the answer of the app's model, which is right if its system message has the rule."""
     told, asked = request.messages[0]["content"], request.last_text
     if told.startswith("You are a clerk"):
         return "We are on it."
@@ -46,7 +46,7 @@ def speaks(request: Any) -> str:
 
 
 def speaks_variously(request: Any) -> str:
-    """The same, of a router that guesses as long as it knows nothing, and a kind clerk."""
+    """Answer like `speaks`, but guess as the router without a rule, and be polite as the clerk."""
     told = request.messages[0]["content"]
     if told.startswith("You are a clerk"):
         return "We are on it, dear customer." if told.endswith("Be kind.") else "We are on it."
@@ -54,14 +54,16 @@ def speaks_variously(request: Any) -> str:
 
 
 def reflects(request: Any) -> str:
-    """The reflection model: knows one rule for each, and keeps the placeholders."""
+    """Return the reflection model's proposal: one rule for each agent, with the placeholders
+    kept.
+    """
     text = request.last_text.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
     text = text.replace("Say which desk the mail is for.", RULES).replace("Be brief.", "Be kind.")
     return f"<prompt>\n{text}\n</prompt>"
 
 
 def tasks(begin: int, end: int) -> list[dict[str, Any]]:
-    """Each with a customer of its own."""
+    """Return tasks with a different customer each."""
     names = list(DESKS)
     return [
         {

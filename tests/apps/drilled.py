@@ -1,4 +1,4 @@
-"""What algorithms of tests share that imitate numbers which they draw, whatever rollouts were."""
+"""Parts of test algorithms that train on random numbers instead of their rollouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightspan.schema.routing import Routing, make_routing
 
 
 class Drilled(Algorithm):
-    """All but the step: the writer's policy, whose weights learn."""
+    """Base of algorithms that train the policy of `writer`; a subclass defines `run_step`."""
 
     def __init__(self, model: Path) -> None:
         self._model = str(model)
@@ -28,7 +28,7 @@ class Drilled(Algorithm):
 
 
 def row_of(ids: list[int], rollout: str = "drill") -> Row:
-    """A row that imitates all of them but the first."""
+    """Return a row that imitates all of `ids` except the first."""
     size = len(ids)
     return Row(
         rollout_id=rollout,

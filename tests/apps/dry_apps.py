@@ -1,4 +1,4 @@
-"""Apps for dry runs: what they do is in their tasks, what they are paid in what the model says."""
+"""Apps for dry runs: their tasks determine the calls, and the model's answers the rewards."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ def _ask(messages: Any, at: openai.OpenAI = client, **options: Any) -> str:
 
 @lightspan.rollout
 def research(task: dict[str, Any]) -> float:
-    """The planner asks twice in one conversation, a helper elsewhere and a tool in between; the
-    checker is asked last. The reward is the number that the planner says at the end."""
+    """Call a planner twice in one conversation, with a helper and a tool in between, then a
+    checker.
+
+    The helper has its own endpoint. The reward is the number in the planner's last answer.
+    """
     messages: Any = [{"role": "user", "content": f"plan {task['q']}"}]
     odd: Any = {"temperature": 0.2, "seed": 7, "presence_penalty": 0.5, "max_tokens": 40}
     with lightspan.agent("team"), lightspan.agent("planner"):
@@ -44,7 +47,10 @@ def research(task: dict[str, Any]) -> float:
 
 @lightspan.rollout
 def says(task: dict[str, Any]) -> float | None:
-    """One call; the reward is what it says: a number, `none`, or anything else for a failure."""
+    """Call the model once; the reward is its answer.
+
+    The answer is a number or `none`; anything else raises.
+    """
     with lightspan.agent("writer"):
         text = _ask([{"role": "user", "content": task["q"]}])
     return None if text == "none" else float(text)
@@ -52,20 +58,22 @@ def says(task: dict[str, Any]) -> float | None:
 
 @lightspan.rollout
 def forgets_a_name(task: dict[str, Any]) -> float:
-    """The writer asks, and then somebody whom nothing names."""
+    """Call the writer, then the model again without an agent's name."""
     with lightspan.agent("writer"):
         _ask([{"role": "user", "content": task["q"]}])
     return float(_ask([{"role": "user", "content": task["q"]}]))
 
 
 PICTURE = "data:image/png;base64," + "A" * 2**20
-"""Three quarters of a megabyte."""
+"""A picture of three quarters of a megabyte as a data URL."""
 
 
 @lightspan.rollout
 def looks(task: dict[str, Any]) -> float:
-    """The writer sends a picture, or text where the task says so and the reward is what the model
-    says; an app that gets over what fails."""
+    """Send a picture as the writer; a task may ask for a text instead. Errors are ignored.
+
+    With a text, the reward is the model's answer.
+    """
     image = {"type": "image_url", "image_url": {"url": PICTURE}}
     text = {"type": "text", "text": task["q"]}
     with lightspan.agent("writer"):
@@ -78,7 +86,7 @@ def looks(task: dict[str, Any]) -> float:
 
 @lightspan.rollout
 def sees(task: dict[str, Any]) -> float:
-    """The same through the Responses API, and it fails."""
+    """Send a picture by the Responses API as the writer; errors are raised."""
     image = {"type": "input_image", "image_url": PICTURE}
     said: Any = [{"role": "user", "content": [image]}]
     with lightspan.agent("writer"):
@@ -88,7 +96,7 @@ def sees(task: dict[str, Any]) -> float:
 
 @lightspan.rollout
 def bypasses(task: dict[str, Any]) -> float:
-    """The writer asks a client of another kind, which an adapter records."""
+    """Record a call of a client that does not use the OpenAI SDK, as an adapter does."""
     with lightspan.agent("writer"):
         acting = context.current_agent()
         assert acting is not None
@@ -100,14 +108,14 @@ def bypasses(task: dict[str, Any]) -> float:
 
 
 class Foreign:
-    """A model client of another kind."""
+    """A model client that does not use the OpenAI SDK."""
 
     base_url = "https://me:secret@models.test:8443/v1?key=secret"
     api_key = "secret"
 
 
 def _post(url: str, key: str, model: str, text: str) -> float:
-    """Python's own HTTP client."""
+    """Send a chat request by Python's own HTTP client; return the answer as a number."""
     body = {"model": model, "messages": [{"role": "user", "content": text}]}
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     request = urllib.request.Request(
@@ -119,27 +127,27 @@ def _post(url: str, key: str, model: str, text: str) -> float:
 
 @lightspan.rollout
 def posts(task: dict[str, Any]) -> float:
-    """The writer asks over HTTP, where nobody sees it."""
+    """Send an HTTP request to a model without any SDK, so that lightspan does not see it."""
     with lightspan.agent("writer"):
         return _post(task["url"], "own", "any", task["q"])
 
 
 @lightspan.rollout
 def posts_to(task: dict[str, Any], llm: Any) -> float:
-    """The same, to the attempt's own endpoint."""
+    """Send an HTTP request without any SDK to the attempt's own endpoint."""
     with lightspan.agent("writer"):
         return _post(llm.base_url, llm.api_key, "writer", task["q"])
 
 
 @lightspan.rollout
 def silent(task: dict[str, Any]) -> float:
-    """Calls nothing."""
+    """Return a reward without calling a model."""
     return 1.0
 
 
 @lightspan.rollout
 def edits(task: dict[str, Any]) -> float:
-    """Goes on with the conversation, but changes what the model said."""
+    """Continue the conversation as the writer, but change the model's first answer."""
     messages: Any = [{"role": "user", "content": task["q"]}]
     with lightspan.agent("writer"):
         said = _ask(messages)

@@ -1,4 +1,4 @@
-"""An app for dry runs with requests that no SDK makes."""
+"""An app for dry runs with model requests that bypass the SDKs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _ask(text: str) -> str:
 
 @lightspan.rollout
 def past(task: dict[str, Any]) -> float:
-    """The writer asks as it should and then by httpx, as a reviewer does who is not trained."""
+    """Call the writer by the SDK and by httpx, and a frozen reviewer by httpx."""
     body = {"model": "mine", "messages": [{"role": "user", "content": task["q"]}]}
     with lightspan.agent("writer"):
         said = _ask(task["q"])

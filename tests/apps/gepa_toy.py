@@ -1,4 +1,4 @@
-"""Learns the two prompts of `prompt_apps.told`, in a process of its own that may be killed.
+"""Learn the two prompts of `prompt_apps.told`, in a process that tests kill.
 
 python gepa_toy.py FOLDER APP_URL REFLECTION_URL
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def speaks(request: Any) -> str:
-    """The app's model: does what its prompt asks for in capital letters."""
+    """Return the answer of the app's model, which follows the words in capitals in its prompt."""
     text = request.last_text
     said: str = text.rpartition("Q:")[2].strip()
     said = said[::-1] if "REVERSE" in text else said
@@ -19,8 +19,7 @@ def speaks(request: Any) -> str:
 
 
 def reflects(request: Any) -> str:
-    """The reflection model: knows one thing about each prompt, and says it only if it was shown a
-    rollout that lacks it."""
+    """Return the reflection model's proposal, which adds one word to the prompt."""
     asked = request.last_text
     text = asked.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
     word = "SHOUT" if 'called "rules"' in asked else "REVERSE"
@@ -39,7 +38,7 @@ def prompts() -> dict[str, Any]:
 
 
 def fit(folder: Path, app_url: str, algorithm: Any) -> Any:
-    """Learn, or go on."""
+    """Learn, or resume."""
     import prompt_apps
 
     from lightspan import Trainer

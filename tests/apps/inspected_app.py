@@ -1,4 +1,7 @@
-"""Two agents: `writer` learns, `checker` is frozen. The reward is whether the answer has an `o`."""
+"""An app with two agents: `writer` is trained, `checker` is frozen.
+
+The reward is 1 if one of the writer's answers contains an `o`, else 0.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")
 
 @lightspan.rollout
 def answer(task: dict[str, str]) -> float:
-    """Ask both agents; the writer twice, the second prompt going on from the first."""
+    """Call the writer twice in one conversation, and the checker."""
     messages = [{"role": "user", "content": task["question"]}]
     with lightspan.agent("writer"):
         first = _ask(messages)

@@ -1,4 +1,4 @@
-"""An app whose answers somebody else scores, and functions that do.
+"""An app whose answers a judge scores, and reward functions.
 
 python judged_app.py FOLDER APP_URL JUDGE_URL
 """
@@ -22,7 +22,7 @@ from lightspan.schema.routing import Routing
 
 @lightspan.rollout
 def counts(task: dict[str, Any], style: PromptTemplate) -> float:
-    """Asks its own model; its own reward is always the same."""
+    """Call the app's own model; the app's own reward is always 0.25."""
     client = openai.OpenAI(base_url=task["url"], api_key="own-key", max_retries=0)
     messages: Any = [{"role": "user", "content": style.format(q=task["q"])}]
     with lightspan.agent("counter"):
@@ -33,7 +33,10 @@ def counts(task: dict[str, Any], style: PromptTemplate) -> float:
 
 
 def counted(request: Any) -> str:
-    """The app's own model: as many as the question has letters, and one more if it shouts."""
+    """Return the answer of the app's model: the number of letters of the question.
+
+    It is one more if the question is in capitals.
+    """
     text = request.last_text
     return f"number {len(text) + text.isupper()}"
 
@@ -43,7 +46,7 @@ def tasks(url: str, *numbers: int) -> list[dict[str, Any]]:
 
 
 class Sees(Algorithm):
-    """Runs each task three times, with three texts, and remembers what it was told."""
+    """Run each task with three prompts, and store the episodes and rewards."""
 
     texts = ("{q}", "{q}!", "{q}!!")
 
@@ -74,19 +77,19 @@ class Sees(Algorithm):
 
 # --- reward functions -------------------------------------------------------------------------
 def length(task: Any, answer: str) -> dict[str, float]:
-    """A function of what it asks for by name."""
+    """Reward an answer; both parameters are given by name."""
     assert answer.startswith("number ")
     return {"reward": float(answer.split()[1]), "letters": float(len(task["q"]))}
 
 
 async def ranked(episodes: Sequence[Episode]) -> list[float]:
-    """A function of a whole group."""
+    """Reward all episodes of a group at once."""
     numbers = [float(answer_of(episode).split()[1]) for episode in episodes]
     return [number - min(numbers) for number in numbers]
 
 
 def moody(answer: str) -> Any:
-    """By the answer: raises, returns None, NaN or a number."""
+    """Raise, or return None, NaN or a number, depending on the answer."""
     number = int(answer.split()[1])
     if number == 1:
         raise LookupError("nothing to compare with")

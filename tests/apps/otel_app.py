@@ -1,6 +1,7 @@
-"""Two agents of a framework that lightspan has no adapter for: OpenTelemetry's spans name them.
+"""Two agents of a framework without an adapter, which are known by their OpenTelemetry spans.
 
-`boss` asks its model, then `helper` inside it does. The reward is the helper's.
+`boss` calls its model, then runs `helper`, which calls the model too. The helper's answer
+determines the reward.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ otel.instrument(provider)
 
 @lightspan.rollout
 def answer(task: dict[str, Any]) -> float:
-    """Run both."""
+    """Run both agents."""
     with _agent("boss"):
         text = say(task["q"])
         with _agent("helper"):

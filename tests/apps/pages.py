@@ -1,4 +1,4 @@
-"""Pages of `docs`, followed as their readers do: every file written, every command run."""
+"""Follow pages of `docs` as their readers do: write every file, run every command."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from typing import Self
 
 DOCS = Path(__file__).parents[2] / "docs"
 PORT = "8000"
-"""What pages serve at; followed, it is a free port."""
+"""Port in the pages' commands, which is replaced by a free port."""
 _BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 TRAIN = "'./packages/core[train]' ./packages/gateway ./packages/tools ./packages/torch"
-"""What pages install for training."""
+"""Packages that the pages install for training."""
 
 
 def blocks(page: str) -> list[tuple[str, str, str]]:
-    """(language, file name or "", text) of each block of code on a page."""
+    """Return (language, file name or "", text) of each block of code on a page."""
     return _BLOCK.findall((DOCS / page).read_text())
 
 
 class Follower:
-    """Does what a page says, in an empty folder and one shell.
+    """Follow a page in an empty folder and one shell.
 
     Args:
-        replace: what is written otherwise here, by what the page's files have.
-        environment: what is set in the shell.
+        folder: the empty folder.
+        replace: text in the page's files → text to write instead; None for no replacements.
+        environment: further variables of the shell.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Follower:
         self.port = str(_free_port())
         self.installed: list[str] = []
         self.printed: dict[str, str] = {}
-        """Command → what it printed."""
+        """Command → its output."""
         self._replace = {PORT: self.port, **(replace or {})}
         self._exported: list[str] = []
         self._begun: dict[str, subprocess.Popen[bytes]] = {}
@@ -51,7 +52,9 @@ class Follower:
         self.make_programs(".bin")
 
     def make_programs(self, folder: str) -> None:
-        """In a folder, `python` and `lightspan`: those of the tests."""
+        """Write programs `python` and `lightspan` into a subfolder, which run the tests'
+        interpreter.
+        """
         (self.folder / folder).mkdir(parents=True)
         for name, call in {"python": "", "lightspan": "-m lightspan.cli"}.items():
             program = self.folder / folder / name
@@ -59,7 +62,7 @@ class Follower:
             program.chmod(0o700)
 
     def follow(self, page: str) -> Self:
-        """Write every file and run every command."""
+        """Write every file of a page, then run every command."""
         found = blocks(page)
         for _, name, text in found:
             if name:
@@ -99,7 +102,7 @@ class Follower:
         )
 
     def _begin(self, command: str, ready: str) -> None:
-        """In a terminal of its own."""
+        """Start a command that keeps running, and wait until it has printed `ready`."""
         log = self.folder / f"{len(self._begun)}.log"
         with log.open("wb") as output:
             self._begun[command] = begun = subprocess.Popen(
@@ -115,7 +118,7 @@ class Follower:
         self.printed[command] = log.read_text()
 
     def finish(self) -> None:
-        """Wait for what ends by itself: runners do with their training."""
+        """Wait for the started commands, such as runners, which end with their training."""
         for number, (command, begun) in enumerate(self._begun.items()):
             assert begun.wait(60) == 0
             self.printed[command] = (self.folder / f"{number}.log").read_text()
@@ -134,19 +137,21 @@ def _free_port() -> int:
 
 
 def _environment() -> dict[str, str]:
-    """A newcomer's: the folder is importable, and no settings of the tests are left."""
+    """Return the environment without Python's, OpenAI's, lightspan's and OpenTelemetry's
+    variables.
+    """
     left_out = ("PYTHON", "OPENAI_", "LIGHTSPAN_", "OTEL_")
     return {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
 
 
 def printed(followed: Follower, start: str) -> str:
-    """What the command that begins like this printed."""
+    """Return the output of the command that begins with `start`."""
     [text] = [text for command, text in followed.printed.items() if command.startswith(start)]
     return text
 
 
 def gain_low(text: str) -> float:
-    """The lower bound of what was gained on 32 held-out tasks."""
+    """Return the lower bound of the gain on 32 held-out tasks in a training's output."""
     gain = re.search(r"held-out reward: \S+ -> \S+ \(n=32, 95% CI of the gain (\S+?)\.\.", text)
     assert gain is not None, text
     return float(gain[1])

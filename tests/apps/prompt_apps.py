@@ -1,4 +1,4 @@
-"""Apps that learn without weights: their model is their own endpoint, named in the task."""
+"""Apps with learned prompts and no trained weights; the task names the endpoint of their model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightspan.schema.routing import Routing
 
 
 def ask(url: str, text: str) -> str:
-    """What the app's own model says."""
+    """Return the answer of the app's own model."""
     client = openai.OpenAI(base_url=url, api_key="own-key", max_retries=0)
     messages: Any = [{"role": "user", "content": text}]
     reply = client.chat.completions.create(model="own", messages=messages)
@@ -22,25 +22,25 @@ def ask(url: str, text: str) -> str:
 
 @lightspan.rollout
 def echo(task: dict[str, Any]) -> float:
-    """1 where the model says what the task wants."""
+    """Return 1 if the model's answer is the one that the task wants."""
     with lightspan.agent("speaker"):
         return float(ask(task["url"], task["q"]) == task["want"])
 
 
 @lightspan.rollout
 def styled(task: dict[str, Any], style: PromptTemplate) -> float:
-    """The prompt is an argument, called as the resource is."""
+    """Fill in the prompt `style`, which the app takes as an argument."""
     return float(ask(task["url"], style.format(q=task["q"])) == task["want"])
 
 
 @lightspan.rollout
 def wants_llm(task: dict[str, Any], llm: LLM) -> float:
-    """Asks for what a run without policies does not have."""
+    """Take an argument `llm`, which a run without policies does not have."""
     return 0.0
 
 
 class Trial(Algorithm):
-    """Tries two texts side by side in each step, and keeps the better one."""
+    """Try several prompts in each step, and keep the best."""
 
     def __init__(self, texts: list[str], *, steps: int | None = None) -> None:
         self.texts = texts
@@ -84,7 +84,7 @@ class Trial(Algorithm):
 
 @lightspan.rollout
 def told(task: dict[str, Any], rules: PromptTemplate, form: PromptTemplate) -> dict[str, float]:
-    """Two prompts: half of the reward for saying it loudly, half for saying it backwards."""
+    """Use two prompts: half of the reward is for capitals, half for the right letters."""
     with lightspan.agent("speaker"):
         said = ask(task["url"], f"{rules.format()}\n{form.format(q=task['q'])}")
     lightspan.emit_message(f"it was to be {task['want']}")

@@ -1,4 +1,4 @@
-"""A judge as a script: reads what it is shown, and scores it by a function."""
+"""A script for a judge model, which scores transcripts by a function."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SHOWN = re.compile(r"\[\[rollout ([A-Z]) (\w+)\]\]\n(.*?)\n\[\[end \2\]\]", re.
 
 
 def shown(asked: str) -> list[str]:
-    """The transcripts of a question, in its order."""
+    """Return the transcripts in a request to the judge, in their order."""
     return [text for _, _, text in _SHOWN.findall(asked)]
 
 
 def gives(score: Callable[[str, int], Any]) -> Callable[[Any], str]:
-    """A script that scores each transcript by its text and its place."""
+    """Return a script that scores each transcript by its text and its position."""
 
     def answer(request: Any) -> str:
         found = _SHOWN.findall(request.last_text)

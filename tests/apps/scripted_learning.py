@@ -1,5 +1,4 @@
-"""What tests of interrupted trainings share: a learner that keeps what it learned from, and what
-an interrupted training is compared by."""
+"""Parts of tests of interrupted trainings: a learner that stores its rows, and a scripted model."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from lightspan_torch.learner.torch import TorchLearner
 
 
 class Recording(TorchLearner):
-    """Keeps what it learned from."""
+    """A learner that stores the rows of each update."""
 
     def __init__(self, model: Path) -> None:
         torch.set_num_threads(1)
@@ -27,8 +26,11 @@ class Recording(TorchLearner):
         return super().update(rows, *args, **more)
 
     def learned(self) -> list[list[tuple[Any, ...]]]:
-        """Of each step, what was learned from, in an order that says nothing. A store never gives a
-        version again: they are counted from that of the first step."""
+        """Return the sorted rows of each step, without ids.
+
+        Versions are counted from that of the first step, because a store never gives a version
+        again.
+        """
         first = max(self.steps[0][0].versions)
         return [sorted(_content(row, first) for row in rows) for rows in self.steps]
 
@@ -39,5 +41,5 @@ def _content(row: Row, first: int) -> tuple[Any, ...]:
 
 
 def scripted(prompt: str) -> str:
-    """What is said to a prompt: one to seven words, as it decides."""
+    """Return the answer to a prompt: one to seven words, whose number the prompt determines."""
     return "so " * (1 + sum(map(ord, prompt)) % 7)

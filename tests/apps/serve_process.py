@@ -1,4 +1,4 @@
-"""`lightspan serve` as a process."""
+"""Run `lightspan serve` as a process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ import pytest
 
 @contextmanager
 def serving(folder: Path, *arguments: str, **environment: str) -> Iterator[tuple[str, list[str]]]:
-    """Its origin, and the lines that it prints; then stopped by SIGTERM."""
+    """Serve a folder; yield the server's URL and the lines that it prints; stop it by SIGTERM."""
     with _started(r"serving .* at (http\S+)/v1 ", [str(folder), *arguments], environment) as served:
         yield served
 
 
 @contextmanager
 def serving_store(url: str, *arguments: str, **environment: str) -> Iterator[tuple[str, list[str]]]:
-    """What `open_store` takes, and the lines that it prints; then stopped by SIGTERM."""
+    """Serve a store; yield its URL for `open_store` and the lines that it prints; stop it by
+    SIGTERM.
+    """
     with _started(
         r"serving the store .* at (http\S+) ", ["--store", url, *arguments], environment
     ) as served:

@@ -1,7 +1,7 @@
-"""One app in several ways: a painter is asked for a color as structured output; the task's earns 1.
+"""One app in several frameworks: a painter is asked for a color as structured output.
 
-Every model call of it is structured. The frameworks are imported where they are used: no
-environment has them all.
+The reward is 1 for the task's color. Every model call is structured. Frameworks are imported where
+they are used, because no environment has all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LONGEST = 400
 
 
 class Paint(BaseModel):
-    """What the painter answers."""
+    """The painter's structured answer."""
 
     color: Literal["red", "green", "blue", "white"]
 
@@ -31,7 +31,7 @@ def _reward(paint: Any, task: dict[str, Any]) -> float:
 
 @lightspan.rollout
 def plain(task: dict[str, Any]) -> float:
-    """The OpenAI client alone."""
+    """Call the OpenAI client without a framework."""
     import openai
 
     with openai.OpenAI(**ENDPOINT) as client, lightspan.agent("painter"):
@@ -46,7 +46,7 @@ def plain(task: dict[str, Any]) -> float:
 
 @lightspan.rollout
 def anthropic_plain(task: dict[str, Any]) -> float:
-    """Anthropic's client alone."""
+    """Call Anthropic's client without a framework."""
     import anthropic
 
     client = anthropic.Anthropic(base_url="http://127.0.0.1:9", api_key="unused")
@@ -72,7 +72,7 @@ def _anthropic_graph() -> Any:
 
 @lightspan.rollout
 def langgraph_anthropic(task: dict[str, Any]) -> float:
-    """LangChain's model of Anthropic's: a forced tool."""
+    """Call LangChain's Anthropic model with a forced tool."""
     state = _anthropic_graph().invoke({"question": task["question"]})
     return _reward(state["paint"], task)
 
@@ -100,21 +100,21 @@ def _graph_of(structured: Any) -> Any:
 
 @lightspan.rollout
 def langgraph(task: dict[str, Any]) -> float:
-    """A response format."""
+    """Run a LangChain agent with a response format."""
     state = _graph("json_schema").invoke({"question": task["question"]})
     return _reward(state["paint"], task)
 
 
 @lightspan.rollout
 def langgraph_tool(task: dict[str, Any]) -> float:
-    """A forced tool."""
+    """Run a LangChain agent with a forced tool."""
     state = _graph("function_calling").invoke({"question": task["question"]})
     return _reward(state["paint"], task)
 
 
 @lightspan.rollout
 async def autogen(task: dict[str, Any]) -> float:
-    """`output_content_type`."""
+    """Run an AutoGen agent with `output_content_type`."""
     from autogen_agentchat.agents import AssistantAgent
     from autogen_core.models import ModelFamily, ModelInfo
     from autogen_ext.models.openai import OpenAIChatCompletionClient
@@ -137,7 +137,7 @@ async def autogen(task: dict[str, Any]) -> float:
 
 @lightspan.rollout
 async def openai_agents(task: dict[str, Any]) -> float:
-    """`output_type`, through the Responses API."""
+    """Run an agent of the OpenAI Agents SDK with `output_type`, by the Responses API."""
     from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner
     from openai import AsyncOpenAI
 
@@ -156,7 +156,7 @@ async def openai_agents(task: dict[str, Any]) -> float:
 
 @lightspan.rollout
 def crewai(task: dict[str, Any]) -> float:
-    """`output_pydantic`."""
+    """Run a crew with `output_pydantic`."""
     from crewai import LLM, Agent, Crew, Task
 
     import lightspan_crewai
@@ -194,5 +194,8 @@ def _painter() -> Any:
 
 @lightspan.rollout
 async def pydantic_ai(task: dict[str, Any]) -> float:
-    """`NativeOutput`: a response format. No adapter; the framework's spans say who acts."""
+    """Run a Pydantic AI agent with `NativeOutput`, a response format.
+
+    It has no adapter; the framework's spans name the agent.
+    """
     return _reward((await _painter().run(task["question"])).output, task)

@@ -1,4 +1,4 @@
-"""Trains an app of `structured_apps` and looks whether it learned."""
+"""Train an app of `structured_apps`, and check that it learns."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ _STEPS: Final = 6
 _TASKS_PER_STEP: Final = 4
 _SEEDS: Final = range(5)
 _T_998: Final = 7.173
-"""Student's t for the 99.8 % interval of a mean over five seeds: of a dozen apps that learn
-nothing, chance lets one seem to in one measurement of eighty."""
+"""Student's t for the 99.8 % confidence interval of a mean over five seeds.
+
+With a dozen apps that learn nothing, one seems to learn by chance in one measurement of eighty.
+"""
 
 
 def tasks_of(seed: int) -> list[dict[str, str]]:
-    """32 to train with, 48 held out. One answer is right for all: soon learned.
+    """Return 80 tasks, 32 to train with and 48 held out, with the same right answer.
 
-    It is another one with each seed: where rewards say nothing a policy drifts to one answer, most
-    often to that which it gave most often, and does not learn the one that is asked.
+    The answer depends on the seed. Without informative rewards, a policy drifts to one answer, most
+    often to its most frequent one; so it does not reach the right answer by chance with every seed.
     """
     color = _COLORS[seed % len(_COLORS)]
     return [{"question": f"Which color for wall {n}?", "color": color} for n in range(80)]
@@ -41,7 +43,7 @@ def tasks_of(seed: int) -> list[dict[str, str]]:
 def train(
     app: Any, folder: Path, kind: type[LightningRL] = LightningRL, seed: int = 0
 ) -> FitResult:
-    """A few steps with a tiny model."""
+    """Train a tiny model for a few steps."""
     model = tiny_model(folder / "start", seed=3, context=1024)
     algorithm = kind(
         str(model),
@@ -56,15 +58,17 @@ def train(
 
 
 def app_named(name: str) -> Any:
-    """An app of `structured_apps`."""
+    """Return an app of `structured_apps`."""
     import structured_apps  # type: ignore[import-not-found]
 
     return getattr(structured_apps, name)
 
 
 def check_it_learns(name: str, folder: Path) -> None:
-    """The app of that name, each call of which is structured, gains beyond noise; none of its calls
-    was refused or rejected. Then it works with what is served."""
+    """Check that the app `name` gains more than noise, and that all of its calls are trained.
+
+    Then check it with the served result.
+    """
     app = app_named(name)
     result = train(app, folder)
     assert result.gain is not None
@@ -80,7 +84,7 @@ def check_it_learns(name: str, folder: Path) -> None:
 
 
 def check_served(app: Any, run: Path, tasks: Sequence[dict[str, str]]) -> None:
-    """The app reads a color from what `lightspan serve` answers to every task."""
+    """Check that `lightspan serve` answers every task with a color."""
     with serving(run, "--port=0") as (url, lines), lightspan.connect(url):
         try:
             rewards = asyncio.run(_ask(app, tasks))
@@ -92,7 +96,7 @@ def check_served(app: Any, run: Path, tasks: Sequence[dict[str, str]]) -> None:
 
 
 async def _ask(app: Any, tasks: Sequence[dict[str, str]]) -> list[float]:
-    """One loop for all: clients are bound to theirs."""
+    """Run all tasks in one event loop, because clients are bound to their loop."""
     rewards = []
     for task in tasks:
         value = app(task) if app.is_async else asyncio.to_thread(app, task)
@@ -102,7 +106,7 @@ async def _ask(app: Any, tasks: Sequence[dict[str, str]]) -> list[float]:
 
 
 def check_control(name: str, folder: Path) -> None:
-    """The app of that name learns; with permuted rewards, and all else equal, it does not."""
+    """Check that the app `name` learns, and that it does not learn with permuted rewards."""
     lower: dict[str, float] = {}
     for kind in (LightningRL, Permuted):
         gains = [_gain(name, folder / f"{kind.__name__}{seed}", kind, seed) for seed in _SEEDS]

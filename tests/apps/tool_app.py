@@ -1,4 +1,4 @@
-"""The writer answers twice, with a tool in between that fails for some answers."""
+"""An app whose writer answers twice, with a tool call in between that fails for some answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import lightspan
 
 
 def parse(text: str) -> str:
-    """A tool that takes text with as many lower-case letters as others at least."""
+    """Return `text` if at least half of it are lower-case letters, else raise."""
     with lightspan.tool("parse", text):
         if letters(text) < 0.5:
             raise ValueError("not a word")
@@ -19,7 +19,7 @@ def parse(text: str) -> str:
 
 @lightspan.rollout
 def parsed(task: dict[str, Any]) -> float:
-    """What the second answer is worth; the tool is of no account."""
+    """Call the writer twice; only the second answer is rewarded."""
     with lightspan.agent("writer"):
         first = say(task["q"])
         try:

@@ -1,4 +1,4 @@
-"""Small apps that call a real model: what they do is in their tasks."""
+"""Small apps that call a real model, as their tasks say."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused", max_r
 
 
 def say(text: str, max_tokens: int = 4, at: openai.OpenAI = client) -> str:
-    """What the model answers."""
+    """Call the model, and return its answer."""
     messages: Any = [{"role": "user", "content": text}]
     reply = at.chat.completions.create(model="any", max_tokens=max_tokens, messages=messages)
     return reply.choices[0].message.content or ""
 
 
 def letters(text: str) -> float:
-    """The share of lower-case letters: a reward that even a random model varies in."""
+    """Return the share of lower-case letters, a reward that varies even with a random model."""
     return sum(c.isascii() and c.islower() for c in text) / max(1, len(text))
 
 
 @lightspan.rollout
 def spell(task: dict[str, Any]) -> float:
-    """One agent."""
+    """Call the writer once."""
     with lightspan.agent("writer"):
         return letters(say(task["q"]))
 
 
 @lightspan.rollout
 def spell_so_long(task: dict[str, Any]) -> float:
-    """One agent, with as many tokens as the task allows."""
+    """Call the writer once, with at most as many tokens as the task says."""
     with lightspan.agent("writer"):
         return letters(say(task["q"], task["tokens"]))
 
 
 @lightspan.rollout
 def two(task: dict[str, Any]) -> float:
-    """The writer earns the reward, the checker looks on."""
+    """Call the writer, whose answer is rewarded, and a checker."""
     with lightspan.agent("writer"):
         text = say(task["q"])
     with lightspan.agent("checker"):
@@ -53,7 +53,7 @@ def two(task: dict[str, Any]) -> float:
 
 @lightspan.rollout
 def either(task: dict[str, Any]) -> float:
-    """`who` acts; what the reviewer does earns the same each time."""
+    """Call the agent `task["who"]`; the reviewer's reward is always 0.5."""
     with lightspan.agent(task["who"]):
         text = say(task["q"])
     return letters(text) if task["who"] == "writer" else 0.5
@@ -61,7 +61,7 @@ def either(task: dict[str, Any]) -> float:
 
 @lightspan.rollout
 def asks_again(task: dict[str, Any]) -> float:
-    """Asks twice; of a task that says so the second time when a step of the run was trained."""
+    """Call the writer twice; with `task["waits"]`, the second time after a step was trained."""
     with lightspan.agent("writer"):
         text = say(task["q"])
         while task["waits"] and '"train"' not in Path(task["metrics"]).read_text():
@@ -71,7 +71,7 @@ def asks_again(task: dict[str, Any]) -> float:
 
 @lightspan.rollout
 def asks_elsewhere(task: dict[str, Any]) -> float:
-    """The helper asks an endpoint of the app's own."""
+    """Call the writer, and a helper at the app's own endpoint."""
     elsewhere = openai.OpenAI(base_url=task["url"], api_key="own-key", max_retries=0)
     with lightspan.agent("writer"):
         text = say(task["q"])
@@ -94,7 +94,7 @@ REWARDS: dict[str, Any] = {
 
 @lightspan.rollout
 def odd(task: dict[str, Any]) -> Any:
-    """Returns the named reward."""
+    """Return the reward that `task["give"]` names, some of which are invalid."""
     with lightspan.agent("writer"):
         say(task["q"], max_tokens=1)
     return REWARDS[task["give"]]
@@ -102,7 +102,7 @@ def odd(task: dict[str, Any]) -> Any:
 
 @lightspan.rollout
 def breaks(task: dict[str, Any]) -> float:
-    """Raises, or asks more than the model's context holds."""
+    """Raise, or send more tokens than the model's context holds, as the task says."""
     with lightspan.agent("writer"):
         text = say("long " * task.get("long", 1) + task["q"])
     if task.get("raise"):
@@ -111,7 +111,7 @@ def breaks(task: dict[str, Any]) -> float:
 
 
 async def quiet(task: dict[str, Any]) -> float:
-    """No decorator, async, and no agent's name."""
+    """Call the model asynchronously, without the decorator and without an agent's name."""
     asynchronous = openai.AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")
     messages: Any = [{"role": "user", "content": task["q"]}]
     reply = await asynchronous.chat.completions.create(model="any", max_tokens=4, messages=messages)

@@ -1,4 +1,4 @@
-"""A script that trains with a third party's plugins: `train_acme.py FOLDER MODEL`."""
+"""A script that trains with plugins of a third party: `train_acme.py FOLDER MODEL`."""
 
 from __future__ import annotations
 

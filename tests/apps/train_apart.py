@@ -1,5 +1,7 @@
-"""A script that trains an app of another environment, whose runners are started by hand, to be
-killed: `train_apart.py FOLDER MODEL STEPS [--resume]`."""
+"""A script that trains an app of another environment, with runners that are started by hand.
+
+`train_apart.py FOLDER MODEL STEPS [--resume]`; tests kill it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from lightspan import ExternalRunners, LightningRL, Trainer
 
 
 def main(folder: str, model: str, steps: int, resume: bool) -> None:
-    """Train `apart_app:answer` by its name."""
+    """Train the app `apart_app:answer`, which is given by its name."""
     import torch
 
     torch.set_num_threads(1)

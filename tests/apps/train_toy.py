@@ -1,4 +1,6 @@
-"""A script that trains, to be ended: `train_toy.py FOLDER MODEL STEPS [OVERLAP] [--resume]`."""
+"""A script that trains until tests end it: `train_toy.py FOLDER MODEL STEPS [OVERLAP]
+[--resume]`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from lightspan import LightningRL, LocalRunners, Trainer
 
 
 def main(folder: str, model: str, steps: str, overlap: str = "0", *, resume: bool) -> None:
-    """Train; evaluate before, after, and every fifth step."""
+    """Train; evaluate before the first step, after the last, and every fifth step."""
     import torch
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""A script that trains by verl: `train_verl.py FOLDER MODEL PYTHON RANKS STEPS [--resume]`.
+"""A script that trains with verl: `train_verl.py FOLDER MODEL PYTHON RANKS STEPS [--resume]`.
 
 With `--lora` it trains LoRA of rank 8.
 """

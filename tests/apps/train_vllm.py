@@ -1,6 +1,6 @@
 """A script that trains on vLLM servers: `train_vllm.py FOLDER MODEL PYTHON STEPS [--resume]`.
 
-With `--lora` it trains two policies, LoRA beside the weights of one server.
+With `--lora` it trains two policies as LoRA on the weights of one server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An app that asks for what no grammar can hold an answer to."""
+"""An app whose response format no grammar can enforce."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "it", "schema": SC
 
 @lightspan.rollout
 def tag(task: Any) -> float:
-    """Tags must differ."""
+    """Ask for tags that must all differ."""
     client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused", max_retries=0)
     with client, lightspan.agent("writer"):
         client.chat.completions.create(

@@ -1,4 +1,4 @@
-"""A script without a main guard, which starts to train in every process that imports it."""
+"""A script without a main guard: it starts a training in every process that imports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shim around Anthropic's SDK: what reaches the gateway, and what is recorded of the rest."""
+"""Test the wrapper of Anthropic's SDK: what reaches the gateway, and which spans are recorded."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def ask_async(client: anthropic.AsyncAnthropic, way: str) -> str:
 # --- whatever way an app asks ---------------------------------------------------------------
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_ask(gateway: ScriptedServer, elsewhere: ScriptedServer, way: str) -> None:
-    """A client built before the shim is installed, and used in a scope and outside."""
+    """Check a client that is made before the SDK is wrapped, and is used in a scope and outside."""
     with client_of(elsewhere) as client:
         assert WAYS[way](client) == "from elsewhere"
         with acting_as(gateway, "writer") as scope:
@@ -120,7 +120,7 @@ async def test_every_async_way_to_ask(
 
 
 def _check_recorded(scope: Any, elsewhere: ScriptedServer, model: str = "claude") -> None:
-    """The same whichever way it was asked for, but for whether it was streamed."""
+    """Check the spans, which are equal for every way of calling, except for `stream`."""
     assert scope.recorder.capture_errors() == []
     [span] = llm_spans(scope)
     known = dict(span.attributes)
@@ -175,7 +175,7 @@ def test_a_recorded_call_with_tools(elsewhere: ScriptedServer) -> None:
 def test_the_headers_of_a_redirected_call(
     gateway: ScriptedServer, elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of the app's client, nor of the environment's."""
+    """Check that no header of the app's client or of its environment reaches the gateway."""
     for name, value in {
         "ANTHROPIC_API_KEY": "env-key",
         "ANTHROPIC_AUTH_TOKEN": "env-token",

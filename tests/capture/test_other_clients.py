@@ -1,4 +1,4 @@
-"""Calls past the OpenAI SDK: a span with their structure, and a coverage that says why."""
+"""Test calls that bypass the OpenAI SDK: their spans, and the reason for not being trained."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_calls_that_the_gateway_answers_in_a_rollout(
 
 # --- clients --------------------------------------------------------------------------------
 class Plain:
-    """It takes nothing, and keeps nothing."""
+    """A client that takes no arguments and has no attributes."""
 
 
 class LiteLLMChat:

@@ -1,4 +1,4 @@
-"""`lightspan dev`, in a process of its own as a person runs it."""
+"""Test `lightspan dev` in a new process, as a user runs it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ONE = ("--count=1", "--group-size=1")
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with an app and tasks, as a person has them."""
+    """Return a folder with an app and tasks."""
     (tmp_path / "my_app.py").write_text(APP)
     lines = [json.dumps({"question": f"question {number}"}) for number in range(3)]
     (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
@@ -47,7 +47,7 @@ def project(tmp_path: Path) -> Path:
 def run(
     project: Path, *arguments: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`lightspan dev …` in the project's folder."""
+    """Run `lightspan dev …` in the project's folder."""
     known = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")}
     command = "import sys; from lightspan.cli import main; sys.exit(main(sys.argv[1:]))"
     return subprocess.run(
@@ -63,7 +63,9 @@ def run(
 
 @pytest.mark.slow
 def test_with_a_model(project: Path, tiny: Path) -> None:
-    """The app lies in the current folder; the report's JSON goes to a file, its text is printed."""
+    """Check a project in the current folder: the report is printed, and its JSON written to a
+    file.
+    """
     done = run(
         project,
         "my_app:answer",
@@ -102,7 +104,7 @@ WRITTEN_OUT = r"\x1b[2J\x1b]0;title\x07"
 def test_what_apps_and_models_say_commands_no_terminal(
     project: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither in the name of an agent, nor in an answer, nor in an error."""
+    """Check that control characters in an agent's name, an answer or an error are not printed."""
     fails = 'raise ValueError("error" + ESCAPES)'
     app = APP.replace('agent("writer")', 'agent("writer" + ESCAPES)')
     app = app.replace("return", f"if task['question'].endswith('0'): {fails}\n    return")

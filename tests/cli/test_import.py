@@ -1,4 +1,4 @@
-"""`lightspan import`: a file's traces, followed from the command to what reads them."""
+"""Test `lightspan import`: from a file of traces to the commands that read the store."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Qwen2.5 and Llama 3.2, tiny and random, with the chat templates that they publish.
+"""Test tiny random models of Qwen2.5 and Llama 3.2 with the chat templates that are published.
 
-Template, tool calls, streaming, rows, engine and training are real; only where a test must know
-what a model says is its text scripted.
+Template, tool calls, streaming, rows, engine and training are real. Only the model's text is
+scripted, where a test must know it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SAID = {
     "qwen2": '<tool_call>\n{"name": "execute", "arguments": {"sql": "SELECT 1"}}\n</tool_call>',
     "llama": '{"name": "execute", "parameters": {"sql": "SELECT 1"}}',
 }
-"""A tool call exactly as the family's template renders one."""
+"""Family → a tool call exactly as the family's template renders it."""
 SYSTEM = {"role": "system", "content": "Be brief."}
 QUESTION = {"role": "user", "content": "One?"}
 CALL = {
@@ -70,7 +70,9 @@ def _folder(base: Path, family: Family) -> Path:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family], Path]:
-    """A family's tiny model with its published template."""
+    """Return a function from a family to the folder of its tiny model with the published
+    template.
+    """
     torch.set_num_threads(1)
     return functools.partial(_folder, tmp_path_factory.mktemp("families"))
 
@@ -146,7 +148,9 @@ def test_llama_s_text_begins_once(models: Callable[[Family], Path]) -> None:
 
 @pytest.mark.parametrize("none", [None, []])
 def test_tool_calls_that_are_none(tokenizer: TransformersTokenizer, none: Any) -> None:
-    """Client libraries send the key along with every message; Llama's template asks for the key."""
+    """Check messages with an empty key `tool_calls`, which client libraries send with every
+    message.
+    """
     said = {"role": "assistant", "content": "One."}
     chat = [QUESTION, {**said, "tool_calls": none}, QUESTION]
     assert tokenizer.render(chat) == tokenizer.render([QUESTION, said, QUESTION])
@@ -160,7 +164,7 @@ def test_ends_of_turns(models: Callable[[Family], Path]) -> None:
 
 
 def test_our_templates_have_the_families_format(family: Family, tmp_path: Path) -> None:
-    """Words of our own around the tools; all else is rendered as the published template does."""
+    """Check that our template and the published one differ only in the words around the tools."""
     own = load_tokenizer(tiny_model(tmp_path / "own", seed=0, family=family))
     chat = [*CHAT, QUESTION] if family == "llama" else [SYSTEM, QUESTION, CHAT[-1], QUESTION]
     before = text_of(own, chat)
@@ -248,7 +252,7 @@ class Chat:
         self.messages: list[Any] = [SYSTEM, QUESTION]
 
     async def ask(self, *, stream: bool = False, **body: Any) -> Answered:
-        """The next answer, which the chat then holds."""
+        """Send the chat's messages, and append the answer to them."""
         call_id = f"call-{len(self.messages)}"
         extra = {"extra_body": {"return_token_ids": True}, "stream": stream, **body}
         reading: Reading = await self.rig.ask(call_id, **{"messages": self.messages, **extra})
@@ -276,7 +280,9 @@ class Chat:
 
 @asynccontextmanager
 async def chatting(tokenizer: TransformersTokenizer, *said: str) -> AsyncIterator[Chat]:
-    """Return a chat with a model that says this; its gateway ends with the block."""
+    """Yield a chat whose model gives the answers `said`, with a gateway that is closed
+    afterwards.
+    """
     async with open_store("memory:") as store:
         rig = Rig(store, ScriptedEngine(tokenizer, list(said)), tokenizer)
         await rig.start()
@@ -314,7 +320,7 @@ async def test_two_turns_with_a_tool_are_one_row(
 async def test_llama_s_answers(
     models: Callable[[Family], Path], said: str, content: str | None, calls: list[Any], stream: bool
 ) -> None:
-    """The special token before a call is seen by the parser, and by the app if there is no call."""
+    """Check that the special token before a call is removed, and kept if there is no call."""
     async with chatting(load_tokenizer(models("llama")), said) as chat:
         answered = await chat.ask(stream=stream, tools=[TOOL])
         assert (answered.content, answered.calls) == (content, calls)
@@ -350,7 +356,7 @@ def test_a_parsed_call_is_rendered_as_it_was_written(
 
 # --- the real engine and learner ------------------------------------------------------------
 async def test_logprobs_of_the_engine(folder: Path, tokenizer: TransformersTokenizer) -> None:
-    """Grouped heads, tied embeddings, and for Llama scaled rotary positions past their origin."""
+    """Check grouped heads, tied embeddings and, for Llama, scaled rotary positions."""
     model = load_model(folder)
     assert model.config.num_key_value_heads == 2
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight

@@ -1,4 +1,4 @@
-"""Out of memory: the error names the setting to lower, from engine and learner."""
+"""Test errors for missing memory: engine and learner name the setting to lower."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ print("went on")
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS bounds memory on Linux")
 def test_a_learner_that_really_runs_out_of_memory(tmp_path: Path) -> None:
-    """A limit on the address space stands for a small machine; smaller updates then go on."""
+    """Check the learner's error with a limited address space; then a smaller update succeeds."""
     folder = tiny_model(tmp_path / "model", seed=0, hidden=512, layers=4, context=8192)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, timeout=100
@@ -147,7 +147,7 @@ def test_a_learner_that_really_runs_out_of_memory(tmp_path: Path) -> None:
 
 # --- the engine -----------------------------------------------------------------------------
 async def test_a_cache_that_is_too_large_names_its_size(folder: Path) -> None:
-    """For real: no machine has the 70 TB that are asked for."""
+    """Check the engine's error with a cache of 70 TB, more than any machine has."""
     engine = TransformersEngine({"writer": folder}, num_blocks=10**9)
     await engine.start()
     lower = (
@@ -165,7 +165,7 @@ async def test_a_cache_that_is_too_large_names_its_size(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_ends_with_its_engine(folder: Path, apps: Any, tmp_path: Path) -> None:
-    """Without an engine every rollout of every further step would be lost."""
+    """Check that the run ends, because every further rollout would be lost without an engine."""
     algorithm = LightningRL(folder, optimize="writer", group_size=2, tasks_per_step=2)
     trainer = Trainer(
         algorithm,
@@ -216,7 +216,7 @@ def test_weights_that_move_are_float32(folder: Path) -> None:
 
 
 def test_adapters_on_bfloat16_weights_are_float32(folder: Path) -> None:
-    """As on a GPU, and that update and publishing work so."""
+    """Check LoRA weights as on a GPU, including update and publishing."""
     learner = TorchLearner({"writer": folder}, lora=LoRA(rank=2), dtype=torch.bfloat16)
     trained = learner._models["writer"]
     assert {parameter.dtype for parameter in trained.trainable().values()} == {torch.float32}

@@ -1,6 +1,6 @@
-"""What the tests of the examples share.
+"""Fixtures of the examples' tests.
 
-An example's tests are collected where it is installed: some have an environment of their own.
+An example's tests are collected only where it is installed, since some have their own environment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FEW: dict[str, dict[str, Any]] = {
     },
     "sql": {"worlds": {"train": 4, "dev": 1, "test": 1}, "questions_per_world": 4},
 }
-"""Arguments of the generators of data that take long for all of it."""
+"""Example → arguments of its data generator which make it faster."""
 
 collect_ignore_glob = [
     f"test_{name}_*.py"
@@ -36,7 +36,9 @@ collect_ignore_glob = [
 
 @pytest.fixture(scope="session")
 def few_tasks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The cache of an example, with few tasks; to be read only."""
+    """Return a function from an example to a data folder with few tasks, which tests must not
+    change.
+    """
 
     @cache
     def made(example: str) -> Path:
@@ -58,11 +60,11 @@ def sql_cache(few_tasks: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def script_of() -> Callable[[str], Any]:
-    """An example's `train.py` as a module."""
+    """Return a function from an example to its `train.py` as a module."""
     return cache(lambda name: SimpleNamespace(**runpy.run_path(str(EXAMPLES / name / "train.py"))))
 
 
 @pytest.fixture
 def torch_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch keeps its threads."""
+    """Keep the number of torch's threads, which `train.py` would change."""
     monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)

@@ -1,4 +1,4 @@
-"""docs/any-language.md, executed from its text: every file written, every command run."""
+"""Follow docs/any-language.md: write every file and run every command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.pages, pytest.mark.timeout(900)]
 
 
 class OnThisMachine(Follower):  # type: ignore[misc]
-    """What needs Node.js is left out where there is none."""
+    """Follow the page, and leave out what needs Node.js where it is not installed."""
 
     def run(self, command: str) -> None:
         if '"node ' not in command or shutil.which("node") is not None:
@@ -47,7 +47,7 @@ def test_the_dry_run_of_each_program(followed: Follower, program: str) -> None:
 
 
 def test_the_trained_model_answers_the_same_program(followed: Follower) -> None:
-    """In capitals; the start's share of them is a tenth."""
+    """Check the share of capitals in the answers, which is a tenth before the training."""
     [line] = [line for line in followed.printed if line.startswith("LIGHTSPAN_GATEWAY_URL=")]
     shares = [float(followed.shell(line).stdout) for _ in range(16)]
     assert sum(shares) / len(shares) > 0.3

@@ -1,5 +1,7 @@
-"""The command `app.py` of every example: what it prints, what it says of an endpoint that it cannot
-use, and that the app knows neither lightspan nor torch."""
+"""Test the command `app.py` of every example: its output, and its message for a bad endpoint.
+
+The app must import neither lightspan nor torch.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Each example's command trains from its data to its report, with too little to learn from.
+"""Run each example's training from its data to its report, too briefly to learn anything.
 
-That it learns is what `nox -s "examples(math)"`, the quickstart and CI's short run of the router
-look at.
+`nox -s "examples(math)"`, the quickstart and CI's short run of the router check that it learns.
 """
 
 from __future__ import annotations

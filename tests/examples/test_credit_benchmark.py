@@ -1,4 +1,7 @@
-"""What `benchmarks/credit.py` compares, keeps and says; the learning itself is what it measures."""
+"""Test the comparisons, the journal and the messages of `benchmarks/credit.py`.
+
+The benchmark itself measures the learning.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,15 @@ def block_of(
     rng: random.Random | None = None,
     **gains: float,
 ) -> Any:
-    """Normal rewards; `control`, and arms a0, a1, …, some with a gain."""
+    """Return a block of runs with normal rewards: `control`, and arms a0, a1, …
+
+    Args:
+        arms: number of arms besides `control`.
+        seeds: number of runs of each arm.
+        tasks: number of tasks of each run.
+        rng: random generator; None for one with a fixed seed.
+        gains: arm → its mean reward; 0 for other arms.
+    """
     source = rng or random.Random(0)
     names = ["control", *(f"a{n}" for n in range(arms))]
     runs = {
@@ -67,7 +78,9 @@ def test_the_correction_is_that_of_the_tables(
 
 
 def test_the_spread_of_a_run_by_hand() -> None:
-    """Residuals of c 0 0, a 1 3, b 2 2 are ±1/3, ±2/3, ±1/3: 12/9 in all, on 2 degrees."""
+    """Check residuals of c 0 0, a 1 3, b 2 2: ±1/3, ±2/3, ±1/3, so 12/9 with 2 degrees of
+    freedom.
+    """
     runs = {"c": [{"t": 0.0}, {"t": 0.0}], "a": [{"t": 1.0}, {"t": 3.0}]}
     block = _paired.Block({**runs, "b": [{"t": 2.0}, {"t": 2.0}]}, "c")
     assert block.spread == pytest.approx(math.sqrt(2 / 3))
@@ -76,7 +89,7 @@ def test_the_spread_of_a_run_by_hand() -> None:
 
 
 def test_seeds_and_clusters_by_hand() -> None:
-    """Differences of two seeds are .1 .3 and .3 .5, in clusters x and y.
+    """Check differences of .1 .3 and .3 .5 of two seeds, in clusters x and y.
 
     Seeds: .2 and .4, so .02 / 2 = .01. Clusters: sums ∓.2, so 2 · .08 / 4² = .01; both: -.2 0 0 .2,
     so 4/3 · .08 / 4² = .02/3.
@@ -233,7 +246,9 @@ def test_what_cannot_be_used_is_made_once_more(tmp_path: Path) -> None:
 
 # --- what is said -----------------------------------------------------------------------------
 def whole(path: Path, keys: Any) -> Any:
-    """Rows of these runs: `anchor` gains .2 on every task, `critic` loses .2 in quests."""
+    """Write rows of runs in which `anchor` gains .2 on every task, and `critic` loses .2 on
+    quests.
+    """
     journal = _journal.Journal(path, "d")
     lines = []
     for key in keys:
@@ -285,7 +300,7 @@ def test_the_tables_of_the_page_are_what_the_committed_rows_say(
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_runs_of_an_untaught_model(tmp_path: Path, sql_cache: Path) -> None:
-    """Real runs of a step each, on a model whose warm start was cut to nothing."""
+    """Check runs of one step with a model that had almost no warm start."""
     from sql_example import training
 
     shutil.copytree(sql_cache, tmp_path / "cache")  # where its warm start is kept too

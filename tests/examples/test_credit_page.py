@@ -1,4 +1,4 @@
-"""docs/credit.md: its program runs, and it names every rule."""
+"""Test docs/credit.md: its program runs, and it names every rule."""
 
 from __future__ import annotations
 

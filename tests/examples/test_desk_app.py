@@ -1,4 +1,4 @@
-"""The help desk's app against a scripted OpenAI-compatible endpoint, and its data."""
+"""Test the help desk's app with a scripted OpenAI-compatible endpoint, and its data."""
 
 from __future__ import annotations
 

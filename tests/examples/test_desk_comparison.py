@@ -1,4 +1,4 @@
-"""What the help desk's comparison makes of its measurements, and that the README shows them."""
+"""Test the table of the help desk's comparison, and that the README contains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The help desk's `train.py`: a scripted model answers, the script or another one reflects."""
+"""Test the help desk's `train.py` with a scripted model, which also reflects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RIGHT = {task["message"]: task["department"] for task in (*train_tasks(), *held_
 
 @pytest.fixture(scope="module")
 def train() -> Any:
-    """The module `train`."""
+    """Return the module `train`."""
     spec = importlib.util.spec_from_file_location("desk_train", TRAIN)
     assert spec is not None
     assert spec.loader is not None
@@ -34,7 +34,9 @@ def train() -> Any:
 
 
 def answers(request: Request) -> str:
-    """A model that is right about the more messages the more it was shown, as turns."""
+    """Return the model's answer, which is right for more messages with more examples in the
+    prompt.
+    """
     shown, asked = len(request.messages) // 2, request.last_text
     return RIGHT[asked] if shown > 1 and len(asked) % 12 < shown else "I see."
 

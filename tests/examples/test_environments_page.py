@@ -1,4 +1,4 @@
-"""docs/environments.md, executed from its text, in two environments."""
+"""Follow docs/environments.md: run its commands in two environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data that the examples generate: once, and whole or not at all."""
+"""Test that the examples generate data once, and completely or not at all."""
 
 from __future__ import annotations
 

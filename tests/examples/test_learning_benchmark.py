@@ -1,4 +1,7 @@
-"""What `benchmarks/learning.py` keeps, says and draws; the learning itself is what it measures."""
+"""Test the results, messages and figures of `benchmarks/learning.py`.
+
+The benchmark itself measures the learning.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def test_the_interval_over_seeds() -> None:
 
 
 def test_an_interval_over_seeds_and_clusters() -> None:
-    """Two seeds, one task: drawn are means of 0, .5 and 1, the outer ones a quarter each."""
+    """Check two seeds and one task: the means 0 and 1 are drawn in a quarter of the cases each."""
     assert _curves.crossed_interval([{"t": 0.0}, {"t": 1.0}], {}) == Interval(0.5, 0.0, 1.0, 2, 1)
     assert _curves.crossed_interval([{"t": 1.0}, {"t": 1.0}], {}) == Interval(1.0, 1.0, 1.0, 2, 1)
 
@@ -124,7 +127,7 @@ def test_what_is_missed_is_said() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_all_parts_of_an_untaught_model(tmp_path: Path, sql_cache: Path) -> None:
-    """Every part runs, on a model whose warm start was cut to nothing; then all is kept."""
+    """Run every part with a model that had almost no warm start, and check the results."""
     from sql_example import training
 
     shutil.copytree(sql_cache, tmp_path / "cache")  # where its warm start is kept too

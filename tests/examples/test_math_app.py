@@ -1,4 +1,4 @@
-"""The real AutoGen agent and the real MCP server against a scripted model."""
+"""Test the AutoGen agent and the MCP server of the math example with a scripted model."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ EXPRESSION = '{"expression": "(12+5)*3"}'
 
 
 def ask(expression: str) -> Reply:
-    """The model calls the calculator."""
+    """Return an answer that calls the calculator."""
     arguments = json.dumps({"expression": expression})
     return Reply(tool_calls=[ToolCall(name="calculator", arguments=arguments, call_id="call_1")])
 
 
 def echoing(request: Request) -> Reply | str:
-    """A model that calls the calculator, and answers with what it said."""
+    """Return a call of the calculator, and then its result as the answer."""
     if request.messages[-1]["role"] == "tool":
         return f"#### {request.last_text}"
     return ask("(12+5)*3")
@@ -49,7 +49,7 @@ async def workbench() -> AsyncIterator[Workbench]:
 async def run(
     script: Sequence[Reply | str], workbench: Workbench, **options: int
 ) -> tuple[str, list[Request]]:
-    """What the app says, and what the model was asked."""
+    """Run the app; return its answer and the requests to the model."""
     with ScriptedServer(script) as server:
         client = chat_client("m", base_url=server.url, api_key="k", temperature=0.7, max_tokens=48)
         reply = await solve(PROBLEM, client, workbench, **options)
@@ -121,7 +121,7 @@ async def test_an_answer_never_reaches_the_app(workbench: Workbench) -> None:
 
 # --- one server for many problems -----------------------------------------------------------
 def servers_of(pid: int) -> list[int]:
-    """The calculators that a process has started and that live."""
+    """Return the ids of the running calculator processes that `pid` has started."""
     listed = subprocess.run(
         ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True
     )
@@ -157,7 +157,7 @@ def test_many_problems_share_one_server_that_ends_with_the_loop() -> None:
 
 
 async def _first_answer(client: ChatCompletionClient) -> str:
-    """Those who were using a dead server fail; soon one finds another."""
+    """Return the first answer after the failures of calls that used a dead server."""
     failures = 0
     while failures < 5:
         try:

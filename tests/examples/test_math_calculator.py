@@ -1,4 +1,4 @@
-"""The calculator: exact, and bounded before anything large is computed."""
+"""Test the calculator: results are exact, and too large ones are refused before computing."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_it_agrees_with_python(expression: str) -> None:
 
 
 class _Exact(ast.NodeTransformer):
-    """Numbers as fractions of how they are written."""
+    """Replace each number of an expression by the exact fraction of its decimal text."""
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         text = ast.Constant(str(node.value))

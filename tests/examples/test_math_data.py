@@ -1,4 +1,4 @@
-"""Calc-X and GSM8K, read from small files in the published layouts."""
+"""Test reading Calc-X and GSM8K from small files in the published layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact answers, however they are written."""
+"""Test that equal numbers are rewarded in every notation."""
 
 from __future__ import annotations
 

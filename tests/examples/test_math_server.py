@@ -1,4 +1,4 @@
-"""The calculator over MCP: a real server process, over stdio and over HTTP."""
+"""Test the calculator's MCP server in a process, over stdio and HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ARGUMENTS = ["-P", "-m", "math_example.server"]
 
 
 async def call(session: ClientSession, expression: object) -> tuple[str, bool]:
-    """What the tool says, and whether it calls it an error."""
+    """Call the tool; return its text, and whether it is marked as an error."""
     return said(await session.call_tool("calculator", {"expression": expression}))
 
 
@@ -50,7 +50,7 @@ def test_the_server_ends_when_stdin_closes_and_prints_nothing() -> None:
 
 @contextmanager
 def http_server() -> Iterator[str]:
-    """A running server; its URL."""
+    """Run a server; yield its URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with subprocess.Popen(

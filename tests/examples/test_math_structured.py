@@ -1,4 +1,4 @@
-"""An app on AutoGen whose every call is structured learns."""
+"""Test that an AutoGen app learns whose every model call has structured output."""
 
 from __future__ import annotations
 

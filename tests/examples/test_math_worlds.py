@@ -1,4 +1,4 @@
-"""The generated problems: splits by story, answers that only the right computation gives."""
+"""Test the generated problems: splits by story, and answers that need the right computation."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def test_people_and_kinds_of_things_are_of_one_split(
 
 
 def people(text: str) -> set[str]:
-    """The names in a problem."""
+    """Return the names of people in a problem."""
     return {name for name in re.findall(r"\b[A-Z][a-z]+\b", text) if NAME.fullmatch(name)}
 
 
 def kinds_of_things(text: str) -> set[str]:
-    """The kinds of things in a problem."""
+    """Return the kinds of things in a problem."""
     return set(re.findall(rf"\b(?:{'|'.join(KINDS)}) (?:{'|'.join(THINGS)})\b", text))
 
 
@@ -101,7 +101,7 @@ def test_plots_are_of_one_split(problems: dict[Split, list[Problem]]) -> None:
 
 
 def test_phrases_are_shared(problems: dict[Split, list[Problem]]) -> None:
-    """What a phrase does cannot be known from others: every one occurs in training."""
+    """Check that every phrase occurs in training, because its meaning cannot be inferred."""
     known = {step for problem in problems["train"] for step in problem.plot}
     assert known == {(frame, i) for frame, several in PHRASES.items() for i in range(len(several))}
 

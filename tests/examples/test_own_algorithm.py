@@ -1,4 +1,4 @@
-"""An algorithm of one's own in fifty lines: it learns, and it resumes."""
+"""Test the example of a custom algorithm in fifty lines: it learns and resumes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm"
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[Any]:
-    """The example's modules, importable in runner processes too."""
+    """Make the example's modules importable, also in runner processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(EXAMPLE)
         yield importlib.import_module

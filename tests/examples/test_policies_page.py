@@ -1,4 +1,4 @@
-"""docs/policies.md, executed from its text: every file written, every command run."""
+"""Follow docs/policies.md: write every file and run every command."""
 
 from __future__ import annotations
 

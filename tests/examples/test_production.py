@@ -1,4 +1,4 @@
-"""docs/production.md, executed from its text: every file written, every command run."""
+"""Follow docs/production.md: write every file and run every command."""
 
 from __future__ import annotations
 

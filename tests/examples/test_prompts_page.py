@@ -1,4 +1,4 @@
-"""docs/prompts.md, executed from its text: every file written, every command run."""
+"""Follow docs/prompts.md: write every file and run every command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ RULES = "bill: accounts. password: support. parcel: shipping. Answer with the de
 
 
 def says(request: Request) -> str:
-    """The app's model, which knows what its prompt says; and the one that reflects."""
+    """Return the answer of the app's model, which follows its prompt, or of the reflection
+    model.
+    """
     text = "\n".join(message["content"] for message in request.messages)
     if 'called "router"' in text and "You route mails" in text:
         old = text.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
@@ -38,7 +40,7 @@ SMALLER = {
     "group_size=8": "group_size=2",
     "max_rollouts=2_000": "max_rollouts=56",
 }
-"""What the page's training of weights is run with here."""
+"""Replacements that make the page's training of weights shorter."""
 
 
 def test_the_page(tmp_path: Path) -> None:

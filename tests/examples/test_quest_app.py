@@ -1,4 +1,4 @@
-"""The real graph against a scripted OpenAI-compatible endpoint."""
+"""Test the quest example's graph with a scripted OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ RIGHT = [
 def play(
     replies: Sequence[str | Reply], *, max_calls: int = MAX_CALLS
 ) -> tuple[dict[str, Any], list[str]]:
-    """Where the graph ends, and the prompts after the rules."""
+    """Run the graph; return its final state, and the prompts without the rules."""
     with ScriptedServer(replies) as server:
         model = chat_model("scripted", base_url=server.url, api_key="k", temperature=0.7)
         final = build_graph(model, max_calls=max_calls).invoke({"world": WORLD})

@@ -1,4 +1,4 @@
-"""The app as lightspan runs it."""
+"""Test the quest app in lightspan's runners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text world: what its tools answer, what is seen, and what can still be won."""
+"""Test the text world: answers of its tools, observations, and which positions can be won."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from quest_example.world import Action, Exit, Position, World, act, actions, obs
 
 
 def small_world() -> World:
-    """Six rooms: the red key east of the start, a slide, the way on behind a red door, and a
-    second red door that leads nowhere.
+    """Return a world of six rooms, with a slide and two red doors, one of which leads nowhere.
 
-        hall -e- den(red)      hall -slide- cave -n[red]- crypt(crown)
-                                            cave -e[red]- pantry
-                                            cave -s- mill(blue)
+    hall -e- den(red)      hall -slide- cave -n[red]- crypt(crown)
+                                        cave -e[red]- pantry
+                                        cave -s- mill(blue)
     """
     return World(
         rooms=("hall", "den", "cave", "crypt", "pantry", "mill"),
@@ -37,7 +36,10 @@ WON = Position(3, ("blue",), frozenset({1, 3, 5}), frozenset({(2, 3)}), True)
 
 
 def do(*said: str, world: World = WORLD) -> tuple[Position, list[str]]:
-    """The end of a few actions, as "go east", "take", "unlock north red", and what each told."""
+    """Do some actions; return the final position and the answers.
+
+    An action is a text such as "go east", "take" or "unlock north red".
+    """
     position, told = START, []
     for text in said:
         position, answer, _ = act(world, position, action(text))
@@ -143,7 +145,7 @@ def test_what_can_still_be_won() -> None:
 
 
 def test_the_chart_agrees_with_playing() -> None:
-    """Every position, against a search from it alone."""
+    """Compare the chart with a separate search from every position."""
     chart = Chart(WORLD)
     waiting, seen = [START], {START}
     while waiting:

@@ -1,4 +1,4 @@
-"""Generated quests, and the demonstrations of them."""
+"""Test generated quests and their demonstrations."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_rooms_are_a_tree_with_ways_back(quests: dict[Split, list[World]]) -> No
 
 
 def test_a_careful_player_wins_in_time(quests: dict[Split, list[World]]) -> None:
-    """The path is solvable within the budget, with calls to spare, and none is shorter."""
+    """Check that the shortest solution fits into the budget, with some calls to spare."""
     lengths = set()
     for world in every(quests):
         path = careful_path(world, MAX_CALLS)
@@ -107,7 +107,7 @@ def test_a_careful_player_wins_in_time(quests: dict[Split, list[World]]) -> None
 
 
 def test_each_kind_of_ruin_is_met_and_is_fatal(quests: dict[Split, list[World]]) -> None:
-    """By exhaustive search from what comes after it: no sequence of actions wins."""
+    """Check by exhaustive search that no sequence of actions wins after a ruinous one."""
     for world in every(quests):
         chart = Chart(world)
         met: Counter[str] = Counter()
@@ -128,7 +128,9 @@ def test_each_kind_of_ruin_is_met_and_is_fatal(quests: dict[Split, list[World]])
 
 
 def test_a_plan_without_eyes_is_worth_nothing(quests: dict[Split, list[World]]) -> None:
-    """What solves one quest solves no other; and chance solves none."""
+    """Check that a quest's solution solves at most one other quest, and random actions hardly
+    any.
+    """
     found = every(quests)
     plans = {
         str(number): [action for _, action in careful_path(world, MOST) or []]
@@ -153,7 +155,9 @@ def test_demonstrations_share_no_structure_with_dev_or_test() -> None:
 
 
 def renamed(world: World, rng: random.Random) -> World:
-    """With other names of rooms, colours and directions, and rooms numbered otherwise."""
+    """Return the world with other names of rooms, colours and directions, and other room
+    numbers.
+    """
     colours = dict(zip(COLOURS, rng.sample(COLOURS, len(COLOURS)), strict=True))
     order = [0, *rng.sample(range(1, len(world.rooms)), len(world.rooms) - 1)]
     exits: dict[int, tuple[Exit, ...]] = {}

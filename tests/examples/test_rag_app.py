@@ -1,4 +1,4 @@
-"""The real agent and the real index against a scripted model."""
+"""Test the RAG example's agent and index with a scripted model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FIRST, SECOND = "Silent Garden written", "Ada Brook born"
 
 
 def searches(query: str, call_id: str = "call_1") -> Reply:
-    """The model calls the tool; the SDK wants an id of its own for each call."""
+    """Return an answer that calls the tool; the SDK needs a different id for each call."""
     arguments = json.dumps({"query": query})
     return Reply(tool_calls=[ToolCall(name="search", arguments=arguments, call_id=call_id)])
 
@@ -52,7 +52,7 @@ def library() -> Library:
 def run(
     script: Sequence[Reply | str], library: Library, **options: int
 ) -> tuple[str, list[Request]]:
-    """What the app says, and what the model was asked."""
+    """Run the app; return its answer and the requests to the model."""
     with ScriptedServer(script) as server:
         return asyncio.run(answer(server, QUESTION, library, **options)), server.requests
 
@@ -65,7 +65,7 @@ async def answer(
     max_tokens: int = 48,
     max_searches: int = MAX_SEARCHES,
 ) -> str:
-    """What the app says, with a client of its own."""
+    """Return the app's answer, with a new client."""
     async with AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as client:
         config = run_config("m", client=client, temperature=0.7, max_tokens=max_tokens)
         return await ask(question, library, config=config, max_searches=max_searches)
@@ -100,7 +100,7 @@ def _called(query: str, call_id: str) -> dict[str, Any]:
 
 
 def test_the_demonstrations_are_what_the_sdk_sends() -> None:
-    """Message for message: the small model learns to read exactly this."""
+    """Compare every message, because the small model is trained to read exactly these."""
     world = make_world("dev", "dev", seed=0)
     library = Library(Index.build(world.passages()), passages=PASSAGES)
     (question,) = make_questions(world, 1, seed=1)
@@ -139,7 +139,7 @@ def test_who_only_searches_has_not_answered(library: Library) -> None:
 
 
 def test_an_answer_never_reaches_the_app(tmp_path: Path) -> None:
-    """What the model is asked first has the question, and of the answer not a word."""
+    """Check that the request to the model does not contain the right answer."""
     generate(tmp_path, worlds={"test": 1}, questions={"test": 8})
     for task in load(tmp_path, "test"):
         documents = Library(Index.load(tmp_path / task["documents"]))

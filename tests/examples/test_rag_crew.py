@@ -1,4 +1,4 @@
-"""The same app as a crew: what CrewAI sends, who is acting, and what is trained."""
+"""Test the RAG app as a crew: CrewAI's requests, the acting agent, and the trained calls."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def library() -> Library:
 
 
 def replies(messages: list[dict[str, Any]]) -> Iterator[Reply]:
-    """What the model says in a chat."""
+    """Yield the model's answers of a chat."""
     for message in messages:
         if message["role"] == "assistant":
             calls = [
@@ -61,13 +61,13 @@ def replies(messages: list[dict[str, Any]]) -> Iterator[Reply]:
 
 
 def plain(messages: Any) -> list[dict[str, Any]]:
-    """Messages without what no chat template shows."""
+    """Return messages without the parts that chat templates do not render."""
     kept = ("role", "content", "tool_calls", "tool_call_id")
     return [{key: message[key] for key in kept if key in message} for message in messages]
 
 
 def test_the_demonstrations_are_what_crewai_sends() -> None:
-    """Message for message: the small model learns to read exactly this."""
+    """Compare every message, because the small model is trained to read exactly these."""
     world = make_world("dev-00", "dev", seed=0)
     documents = Library(Index.build(world.passages()), passages=PASSAGES)
     (question,) = make_questions(world, 1, seed=1)
@@ -126,7 +126,7 @@ def test_the_app_in_an_environment_without_torch(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_structured_crew_learns(tmp_path: Path) -> None:
-    """One whose every model call is structured."""
+    """Check a crew whose every model call has structured output."""
     check_it_learns("crewai", tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""A folder of one's own documents: what is read, how it is cut, what is left out."""
+"""Test a folder of the user's documents: which files are read, and how they are cut."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Text.
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Documents as people have them."""
+    """Return a folder with documents of several kinds."""
     root = tmp_path / "handbook"
     (root / "b").mkdir(parents=True)
     (root / "guide.md").write_text(GUIDE)

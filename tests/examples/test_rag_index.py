@@ -1,4 +1,4 @@
-"""The RAG example's index: BM25 as it is written down, in a deterministic order, kept on disk."""
+"""Test the RAG example's BM25 index: scores, deterministic order, and files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ids(hits: list[Hit]) -> list[str]:
 
 
 def bm25(passages: list[Passage], query: str) -> dict[str, float]:
-    """The formula of the module, word by word."""
+    """Return the scores of all passages by the formula in the module's docstring."""
     texts = {p.id: re.findall(r"\w+", f"{p.title} {p.text}".lower()) for p in passages}
     mean = sum(map(len, texts.values())) / len(texts)
     scores = dict.fromkeys(texts, 0.0)

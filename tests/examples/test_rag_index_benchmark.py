@@ -1,4 +1,4 @@
-"""`benchmarks/rag_index.py`: the same data for both sides, and figures of both."""
+"""Test `benchmarks/rag_index.py`: both sides get the same data, and both are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MuSiQue's published files, in their layout, with the fields that are not needed too."""
+"""Test reading MuSiQue's files in the published layout, including unused fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def paragraph(idx: int, title: str, text: str, *, supports: bool = False) -> dic
 
 
 def entry(number: int = 0, **changes: Any) -> dict[str, Any]:
-    """A line as it is published."""
+    """Return an entry as published, with some changed fields."""
     return {
         "id": f"2hop__{number}_13529",
         "paragraphs": [
@@ -55,7 +55,7 @@ def write(file: Path, entries: list[dict[str, Any]]) -> None:
 
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
-    """The archive's folder: `data` with the lists of both kinds."""
+    """Return a folder like the published archive's, with `data` and the lists of both kinds."""
     data = tmp_path / "musique" / "data"
     write(data / "musique_ans_v1.0_train.jsonl", [entry(n) for n in range(5)])
     write(data / "musique_ans_v1.0_dev.jsonl", [entry(n, answer_aliases=[]) for n in range(5, 8)])

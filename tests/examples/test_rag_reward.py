@@ -1,4 +1,4 @@
-"""The reward: exact values of normalised F1, of the form, and of both together."""
+"""Test the reward: exact values of normalised F1, of the format, and of both together."""
 
 from __future__ import annotations
 

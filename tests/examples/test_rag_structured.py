@@ -1,4 +1,4 @@
-"""An app on the OpenAI Agents SDK whose every call is structured learns."""
+"""Test that an app on the OpenAI Agents SDK learns whose every model call is structured."""
 
 from __future__ import annotations
 

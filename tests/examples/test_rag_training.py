@@ -1,4 +1,4 @@
-"""How training runs the app: its tasks, its reward, its recipe, and the command `train.py`."""
+"""Test the RAG example's training: tasks, reward, recipe, and the command `train.py`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def script(script_of: Callable[[str], Any]) -> Any:
     ("said", "reward"), [("Answer: {gold}", 1.0), ("{gold}", 0.9), ("Answer: nobody", 0.1)]
 )
 def test_the_reward_of_an_attempt(cache: Path, said: str, reward: float) -> None:
-    """Through the gateway: the client that points nowhere asks the model that learns."""
+    """Check the reward of an attempt whose calls go to the gateway."""
     task = dict(training.load_tasks(cache, "test")[0])
     text = said.format(gold=task["answers"][0])  # type: ignore[index]
     with Stage() as stage:
@@ -54,7 +54,7 @@ def test_the_reward_of_an_attempt(cache: Path, said: str, reward: float) -> None
 
 
 def test_all_calls_of_an_attempt_are_one_row() -> None:
-    """Each prompt of the small model begins with the prompt and the answer before it."""
+    """Check that each prompt begins with the previous prompt and answer."""
     pytest.importorskip("transformers", reason="only the learning environment has it")
     from lightspan_examples.small_model import build_tokenizer
 

@@ -1,4 +1,4 @@
-"""The generated data: splits without a common fact, questions that need every hop, mistakes."""
+"""Test the generated data: splits without a common fact, multi-hop questions, and mistakes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_each_pair_of_names_belongs_to_one_split() -> None:
 
 
 def test_no_question_is_asked_in_two_splits(tmp_path: Path) -> None:
-    """Not even in the same words about another world: of the whole data, as it is trained on."""
+    """Check in the complete data that no two splits have a question with the same words."""
     asked = {
         split: {task["question"] for task in found} for split, found in generate(tmp_path).items()
     }
@@ -104,7 +104,7 @@ def test_no_question_is_asked_in_two_splits(tmp_path: Path) -> None:
 
 
 def test_each_split_asks_the_same_kinds_of_questions() -> None:
-    """Every chain of relations is asked about in each split, of names of its own."""
+    """Check that each split asks about every chain of relations, with its own names."""
     chains = [
         chain
         for hops in (2, 3)
@@ -135,7 +135,7 @@ def test_questions_are_chains_that_never_return(world: World) -> None:
 
 
 def test_no_constant_answer_scores_well() -> None:
-    """The control of the reward: whoever always says the same gets next to nothing."""
+    """Check that the best constant answer has a mean reward below 0.2."""
     worlds = [make_world(f"test-{number:02d}", "test", seed=0) for number in range(18)]
     questions = [question for world in worlds for question in make_questions(world, 50, seed=0)]
     candidates = [name for pool in names.NAMES.values() for name in pool]

@@ -1,4 +1,4 @@
-"""docs/rewards.md, executed from its text: every file written, every command run."""
+"""Follow docs/rewards.md: write every file and run every command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def route(task, router: PromptTemplate = ROUTER):
 
 
 def says(request: Request) -> str:
-    """The app's model, the one that reflects and the judge."""
+    """Return the answer of the app's model, of the reflection model, or of the judge."""
     text = request.last_text
     if request.body["model"] == "own":
         return "accounts" if "kindly" in text else "No."
@@ -43,7 +43,7 @@ def says(request: Request) -> str:
 
 
 class LearningFirst(Follower):  # type: ignore[misc]
-    """The page's run is there before it is looked at."""
+    """Follow the page, and train its run before the commands that read it."""
 
     def run(self, command: str) -> None:
         if not self.printed:

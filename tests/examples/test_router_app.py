@@ -1,4 +1,4 @@
-"""The router's real graph against a scripted OpenAI-compatible endpoint."""
+"""Test the router's graph with a scripted OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router's tasks: how many, of what, and that no split knows another's words."""
+"""Test the router's tasks: their number and topics, and that splits share no words."""
 
 from __future__ import annotations
 

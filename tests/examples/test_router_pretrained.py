@@ -1,4 +1,4 @@
-"""Where the router's pretrained model comes from, and what is said when it does not."""
+"""Test where the router's pretrained model is found, and the message if it is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INSTALL = (
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed package of the model's name whose import fails, and no file in it."""
+    """Install a package with the model's name that fails to import and contains no model file."""
     folder = tmp_path / "installed" / PACKAGE
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("raise RuntimeError('imported')")
@@ -70,8 +70,11 @@ def test_a_file_of_other_content(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_model_itself_becomes_an_ordinary_folder(tmp_path: Path) -> None:
-    """The published model, where the session installed it: its head is its embedding, no weight is
-    quantised, and greedily it knows the capital of France."""
+    """Check the published model, where the session has installed it.
+
+    Its output layer is its embedding, no weight is quantised, and greedily it names the capital of
+    France.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""The router's task as a Pydantic AI app: what it sends, who acts, and its training."""
+"""Test the router's task as a Pydantic AI app: its requests, agents and training."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def served(url: str, message: str, **more: Any) -> Any:
 
 # --- the app --------------------------------------------------------------------------------
 def test_it_sends_what_the_langgraph_app_sends() -> None:
-    """Message for message, so that what is measured of one is measured of the same task."""
+    """Compare every message, so that measurements of both apps concern the same task."""
     settings = {"temperature": 0.7, "max_tokens": 6}
     with ScriptedServer(["Repair.", "The treadmill"] * 2) as server:
         final = asyncio.run(served(server.url, MESSAGE, **settings))
@@ -124,7 +124,7 @@ def test_the_same_training_but_for_the_app(script: Any) -> None:
 @pytest.mark.controls
 @pytest.mark.timeout(900)
 def test_a_structured_app_learns(tmp_path: Path) -> None:
-    """One of Pydantic AI whose every model call is structured."""
+    """Check a Pydantic AI app whose every model call has structured output."""
     check_it_learns("pydantic_ai", tmp_path)
 
 

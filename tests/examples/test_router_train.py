@@ -1,4 +1,4 @@
-"""The router's command `train.py`: whichever model it is given, the path is the same."""
+"""Test the router's command `train.py`, which treats all models alike."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_learns(script: Any, arguments: list[str], optimize: Any, lora: LoR
 def test_a_model_built_here_takes_the_same_path(
     script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No part of it knows which model it runs: the small one of the other examples, untrained."""
+    """Train the untrained small model of the other examples."""
     said = [*ROUTED, *ANSWERED, *((task["message"], "") for task in tasks("train")[:200])]
     chats = [{"messages": [{"role": "user", "content": f"{q} {a}"}]} for q, a in said]
     build_model(tmp_path / "model", chats, vocabulary=512)

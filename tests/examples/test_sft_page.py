@@ -1,4 +1,4 @@
-"""docs/sft.md, executed from its text: every file written, every command run."""
+"""Follow docs/sft.md: write every file and run every command."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ algorithm.default_reporter = Pressing
 signal.signal(signal.SIGINT, signal.default_int_handler)
 runpy.run_path("tune.py")
 """
-"""The page's program, at whose third update somebody presses Ctrl-C."""
+"""The page's program, which sends itself SIGINT at the third update."""
 
 
 class Stopped(Follower):  # type: ignore[misc]
-    """The first `tune.py` is stopped, as the page says it may be."""
+    """Follow the page, and interrupt the first `tune.py`, as the page says is possible."""
 
     stopped = ""
-    """What it printed."""
+    """Output of the interrupted program."""
 
     def run(self, command: str) -> None:
         if command != "python tune.py":

@@ -1,4 +1,4 @@
-"""The small model is an ordinary transformers folder with a chat template that extends."""
+"""Test that the small model is a usual transformers folder, whose chat template only appends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real graph against a scripted OpenAI-compatible endpoint."""
+"""Test the SQL example's graph with a scripted OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def db(tmp_path: Path) -> str:
 
 
 def ask(db: str, replies: list[str], **options: int) -> tuple[dict[str, Any], list[Request]]:
-    """Where the graph ends, and what the model was asked."""
+    """Run the graph; return its final state and the requests to the model."""
     with ScriptedServer(replies) as server:
         model = chat_model("scripted", base_url=server.url, api_key="k", temperature=0.7)
         final = build_graph(model, **options).invoke({"question": QUESTION, "db": db})

@@ -1,4 +1,4 @@
-"""Queries run read-only, within limits, and only with listed functions."""
+"""Test that queries run read-only, within limits, and only with listed functions."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ SLOW_TEXT = f"replace('{'x' * 99}', 'x', '{'x' * 99}')"
 
 
 def doubling(common_table: str) -> str:
-    """Thirty common table expressions that each mention the one before twice."""
+    """Return thirty common table expressions, each of which mentions the previous one twice."""
     head = "WITH c0 AS (SELECT 1 AS i)"
     body = "".join(common_table.format(i=i, j=i - 1) for i in range(1, 30))
     return f"{head}{body} SELECT count(*) FROM c29"

@@ -1,4 +1,7 @@
-"""Execution accuracy: equal results on three populations, order only where the gold orders."""
+"""Test the execution accuracy: equal results on three populations of the database.
+
+The order of rows counts only if the right query orders them.
+"""
 
 from __future__ import annotations
 

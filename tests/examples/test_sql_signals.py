@@ -1,4 +1,4 @@
-"""`--air`: the signal that the SQL app's records give, and what the option does."""
+"""Test `--air`: the signal that the SQL app's records give, and the effect of the option."""
 
 from __future__ import annotations
 

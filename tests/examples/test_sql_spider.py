@@ -1,4 +1,4 @@
-"""`--data DIR`: Spider's published folder and the tutorial's parquet files, in their layouts."""
+"""Test `--data DIR` with Spider's published folder and the tutorial's parquet files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spider_entries(generated: Path, split: worlds.Split) -> list[dict[str, object]]:
-    """A split as Spider's lists have it, with the fields that are not needed here too."""
+    """Return a split in the format of Spider's lists, including unused fields."""
     return [
         {
             "db_id": Path(task["databases"][0]).stem,
@@ -54,7 +54,7 @@ def copy_databases(generated: Path, folder: Path, names: Iterable[object]) -> No
 
 @pytest.fixture
 def published(generated: Path, tmp_path: Path) -> Path:
-    """Spider as it is published: lists in JSON, all databases in one folder."""
+    """Return a folder like Spider's: lists in JSON, and all databases in one folder."""
     folder = tmp_path / "spider"
     train, test = (spider_entries(generated, split) for split in ("train", "test"))
     copy_databases(generated, folder / "database", {e["db_id"] for e in [*train, *test]})
@@ -67,7 +67,7 @@ def published(generated: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tutorial(generated: Path, tmp_path: Path) -> Path:
-    """The tutorial's folder: lists in parquet, the held-out databases apart."""
+    """Return a folder like the tutorial's: lists in parquet, and held-out databases apart."""
     folder = tmp_path / "data"
     for name, split, databases in (
         ("train_spider.parquet", "train", "database"),
@@ -163,7 +163,10 @@ def test_bad_folders(tmp_path: Path, name: str, text: str, message: str) -> None
 def train_py(
     script_of: Callable[[str], Any], torch_threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., int]:
-    """The script's status, run in this process, a step of 16 rollouts."""
+    """Return a function that runs `train.py` in this process for one step of 16 rollouts.
+
+    It returns the script's exit status.
+    """
     fewer = replace(training.REAL_MODEL, group_size=4, tasks_per_step=4)
     monkeypatch.setattr(training, "REAL_MODEL", fewer)
     script = script_of("sql")
@@ -178,7 +181,7 @@ def test_the_script_with_a_real_architecture(
     train_py: Callable[..., int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`--model`, `--data`, `--dev` and `--lora`, with a tiny model whose context keeps it short."""
+    """Check `--model`, `--data`, `--dev` and `--lora` with a tiny model of a real architecture."""
     texts = [t["schema"] + t["question"] for t in spider.load(published, "train").tasks]
     model = tiny_model(tmp_path / "model", seed=0, context=192, texts=texts)
     common = ("--model", model, "--data", published, "--runners", "2")

@@ -1,4 +1,4 @@
-"""The command `train.py`."""
+"""Test the SQL example's command `train.py`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_options_that_contradict(
 
 
 def test_other_backends_are_named_by_their_interpreters(script: Any, sql_cache: Path) -> None:
-    """The script stays as it is; each has an environment of its own."""
+    """Check that engine and learner can be given by the interpreters of their own environments."""
 
     def chosen(*given: str) -> tuple[Any, Any]:
         arguments = ["--model", "org/unread", "--cache", str(sql_cache), *given]

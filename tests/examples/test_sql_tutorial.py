@@ -1,5 +1,7 @@
-"""Scripts in the shape of the original tutorial's listing (its configuration, classes and calls; an
-agent and a reward of our own), which name `lightspan_agl` in place of its import."""
+"""Test scripts like those of the original tutorial that import `lightspan_agl` instead.
+
+Configuration, classes and calls are the original's; agent and reward are our own.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ SCRIPTS = Path(__file__).parents[1] / "apps" / "tutorial"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a data set in the tutorial's layout, and a tiny model."""
+    """Return a folder with a data set in the tutorial's layout and a tiny model."""
     place = tmp_path_factory.mktemp("tutorial")
     root = place / "data"
     for folder in ("database", "test_database"):
@@ -60,7 +62,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(script: str, place: Path, *arguments: str, **environment: str) -> Any:
-    """The script's result."""
+    """Run a script, and return its result."""
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONSAFEPATH", "OPENAI_API_KEY")}
     env = {
         **kept,
@@ -76,7 +78,7 @@ def run(script: str, place: Path, *arguments: str, **environment: str) -> Any:
 
 @pytest.mark.pages
 def test_agents_whose_name_has_write_in_it_learn(place: Path) -> None:
-    """`rewrite_query` has `write` in it too. The checker shares the weights that move."""
+    """Check that `write` selects `rewrite_query` too, and that the checker shares the weights."""
     done = run("train_sql_agent.py", place, str(place / "model"), "--active-agent", "write")
     printed = done.stdout.splitlines()
     assert printed[0] == "Adapter agent match acknowledged: write"

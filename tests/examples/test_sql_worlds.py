@@ -1,4 +1,4 @@
-"""The generated data: splits by schema, questions worth asking, mistakes that are caught."""
+"""Test the generated data: splits by schema, meaningful questions, and detected mistakes."""
 
 from __future__ import annotations
 

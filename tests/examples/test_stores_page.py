@@ -1,4 +1,4 @@
-"""docs/stores.md: the commands of the store behind HTTP, run as the page has them."""
+"""Run the commands of docs/stores.md for a store behind HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightspan_testing.store_suite import make_production, make_report, make_rol
 
 
 async def recorded(url: str) -> None:
-    """An attempt of production, as a service elsewhere records it."""
+    """Record a production attempt, as a service on another machine does."""
     production = make_production(run_id="desk")
     async with open_store(url) as store:
         await store.start([production])
@@ -40,7 +40,7 @@ def test_what_is_old_is_forgotten(
 
 
 def test_a_file_in_use_is_copied(tmp_path: Path) -> None:
-    """With what is not in the file itself yet."""
+    """Check that the copy also has the data that are still in the write-ahead log."""
     [command] = [text for _, _, text in blocks("stores.md") if text.startswith("python -c ")]
 
     async def copied() -> None:

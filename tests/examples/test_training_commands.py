@@ -1,4 +1,4 @@
-"""The command `train.py` of every example, and its app as runners take it."""
+"""Test the command `train.py` of every example, and its app in runners."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = ("math", "quest", "rag", "router", "sql")
 
 
 def training_of(name: str) -> Any:
-    """Its module `training`."""
+    """Return an example's module `training`."""
     return pytest.importorskip(f"{name}_example.training")
 
 

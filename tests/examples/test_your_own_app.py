@@ -1,4 +1,4 @@
-"""docs/your-own-app.md, executed from its text: every file written, every command run."""
+"""Follow docs/your-own-app.md: write every file and run every command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a training, one thing after the other, while it goes on."""
+"""Inject faults into a training while it goes on, one after the other."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from collections.abc import Callable
 
 
 class Chaos(threading.Thread):
-    """Has so many things happen, one after the other, while a training goes on.
+    """A thread that injects faults, one after the other, while a training goes on.
 
     Args:
-        faults: what can happen; each does before any happens again.
-        asked: how many model calls there were.
-        tend: called again and again, beside what happens.
+        faults: name → function that injects the fault; each is called once before any is repeated.
+        number: number of faults to inject.
+        asked: function that returns the number of model calls so far.
+        tend: function to call repeatedly while waiting.
+        dice: random generator for order and times.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class Chaos(threading.Thread):
             self.error = error
 
     def end(self) -> None:
-        """The training has ended: nothing more is to happen."""
+        """Stop after the training has ended, and raise the first error of this thread."""
         self._over.set()
         self.join()
         if self.error is not None:
@@ -65,7 +67,10 @@ class Chaos(threading.Thread):
         return order[: self._number]
 
     def _await_work(self) -> bool:
-        """Whether there were some calls since the last: all that happens hits work under way."""
+        """Wait for four more model calls, so that a fault hits work in progress.
+
+        Returns False if the training has ended.
+        """
         some = self._asked() + 4
         while self._asked() < some:
             if self._over.wait(0.01):

@@ -1,4 +1,4 @@
-"""The app that learns while all around it is killed."""
+"""An app to train while faults are injected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import lightspan
 
 @lightspan.rollout
 def twice(task: dict[str, Any]) -> float:
-    """Asks, and asks again; a longer answer is a better one."""
+    """Call the model twice; longer answers have a higher reward."""
     with (
         openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="x", max_retries=1000) as client,
         lightspan.agent("writer"),

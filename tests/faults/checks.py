@@ -1,4 +1,4 @@
-"""What must hold after any number of kills."""
+"""Check invariants that hold after any number of kills."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightspan.stores.protocol import Store
 
 
 async def check_all(store: Store, rollout_ids: list[str]) -> None:
-    """Every rollout ended exactly once and well, and no call was recorded twice."""
+    """Check that every rollout has succeeded exactly once, and that no call is recorded twice."""
     states = await store.rollouts(rollout_ids)
     assert {state.status for state in states} == {RolloutStatus.SUCCEEDED}
     attempts = await store.attempts(rollout_ids)
@@ -30,7 +30,7 @@ async def check_all(store: Store, rollout_ids: list[str]) -> None:
 
 
 def check_calls(spans: list[Span], records: list[TokenRecord]) -> None:
-    """One gateway span per call id, one record per choice, no number given twice."""
+    """Check one gateway span per call id, one record per choice, and no sequence number twice."""
     calls = [span for span in spans if span.sequence_end is not None]
     assert max(Counter(span.attributes[c.CALL_ID] for span in calls).values(), default=1) == 1
     assert max(Counter((r.call_id, r.choice) for r in records).values(), default=1) == 1
@@ -41,7 +41,7 @@ def check_calls(spans: list[Span], records: list[TokenRecord]) -> None:
 
 
 def check_success(attempt: Attempt, spans: list[Span], records: list[TokenRecord]) -> None:
-    """Both answers were right, and both are recorded, whole."""
+    """Check that both answers were right, and that both are recorded completely."""
     assert (attempt.reward, attempt.capture_errors) == (Reward(1.0), [])
     llm = [span for span in spans if span.kind is SpanKind.LLM]
     assert len(llm) == len(records) == 2

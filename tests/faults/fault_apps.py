@@ -1,4 +1,4 @@
-"""The app of the fault tests: two model calls, one of them streamed."""
+"""An app for the fault tests with two model calls, one of them streamed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import openai
 import lightspan.capture.emit as emit
 
 RETRIES = 1000
-"""Of a client whose gateway was killed: until the next one answers, however busy the machine."""
+"""Retries of the SDK, enough until a killed gateway is replaced on a busy machine."""
 
 
 def expected(question: str) -> str:
-    """What the scripted engine says to a question."""
+    """Return the scripted engine's answer to a question."""
     return f"The answer to {question} is long, so that a kill hits it in the middle."
 
 
 async def answers(task: dict[str, Any]) -> float:
-    """Asks once and streams once, with a pause."""
+    """Call the model once, and once streamed with a pause."""
     async with openai.AsyncOpenAI(base_url="http://127.0.0.1:9/v1", max_retries=RETRIES) as client:
         create: Any = client.chat.completions.create
         with emit.agent("writer"):

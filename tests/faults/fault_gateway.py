@@ -1,4 +1,4 @@
-"""A gateway as a process of its own: `python fault_gateway.py <store url> <port>`."""
+"""Run a gateway as a process: `python fault_gateway.py <store url> <port>`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ TOKENIZER = tiny_chat_tokenizer()
 
 
 def script(request: GenerationRequest) -> str:
-    """Answers the question that the prompt asks."""
+    """Return the answer to the question in the prompt."""
     said = TOKENIZER.decode(request.prompt_ids).partition("user\n")[2]
     return str(expected(said.split("\n")[0]))
 
 
 async def rollouts(store: Store, gateway_url: str) -> list[Rollout]:
-    """Sixty that ask it."""
+    """Return sixty rollouts whose calls go to the gateway."""
     target = Target(route=Route.POLICY, policy="policy")
     routing = Routing(gateway_url=gateway_url, default=target)
     resources_id = await store.put_resources({"routing": routing})

@@ -1,6 +1,8 @@
-"""`lightspan serve --store URL` that ends itself by SIGKILL at its next request:
-`fault_served STORE PORT`. After SIGUSR1 it dies before what that asks is done, after SIGUSR2 when
-it is committed and nobody is told yet."""
+"""Run `lightspan serve --store URL`, to be killed at a known point: `fault_served STORE PORT`.
+
+After SIGUSR1 it kills itself before the operation of the next request is executed. After SIGUSR2 it
+kills itself after the commit and before the response.
+"""
 
 from __future__ import annotations
 

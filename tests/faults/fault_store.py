@@ -1,7 +1,7 @@
-"""A store's server that kills itself by SIGKILL: `fault_store STORE PORT POINT NUMBER`.
+"""Run a store's server that kills itself: `fault_store STORE PORT POINT NUMBER`.
 
-It dies at the request with this number, `before` the operation is executed, or `after` it is
-committed and before the answer is sent.
+It sends itself SIGKILL at the request with this number, `before` the operation is executed, or
+`after` it is committed and before the response is sent.
 """
 
 from __future__ import annotations

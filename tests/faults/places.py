@@ -1,5 +1,8 @@
-"""A training in several places, each of which can be killed or cut off: two servers of one
-PostgreSQL, one for the trainer and one for the runners, a network on the way to either, runners."""
+"""A training on several simulated machines, each of which can be killed or disconnected.
+
+Two servers share one PostgreSQL: one for the trainer, one for the runners. A network connection
+leads to each of them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def free_port() -> int:
 
 
 class Wire:
-    """A way to a port, in a thread of its own, until the block ends."""
+    """A TCP proxy to a port, in a thread of its own; used as a context manager."""
 
     def __init__(self, upstream: int) -> None:
         self._upstream = upstream
@@ -62,7 +65,7 @@ class Wire:
         self._loop.close()
 
     def cut(self, silent_s: float) -> None:
-        """Nothing passes for some seconds, and then every connection is reset."""
+        """Forward nothing for `silent_s` seconds, then reset every connection."""
         asyncio.run_coroutine_threadsafe(self._cut(silent_s), self._loop).result()
 
     async def _listen(self) -> None:
@@ -112,11 +115,13 @@ class Wire:
 
 
 class Kept:
-    """A program that is started again after each death.
+    """A program that tests kill and start again.
 
     Args:
-        log: what it says.
-        ready: what it says when it can be used; nothing to wait for if empty.
+        command: the command.
+        log: file of its output.
+        ready: text that it prints when it is ready; empty not to wait for one.
+        variables: further environment variables.
     """
 
     def __init__(
@@ -139,7 +144,7 @@ class Kept:
             time.sleep(0.02)
 
     def kill(self, *, whole: bool = False) -> None:
-        """`kill -9`, of its children too if `whole`, at once."""
+        """Kill the process with SIGKILL, and its children too if `whole`."""
         process = psutil.Process(self.process.pid)
         process.suspend()  # it sees none of them die
         for child in process.children(recursive=True) if whole else []:
@@ -149,7 +154,7 @@ class Kept:
         self._died()
 
     def die_at(self, number: signal.Signals) -> None:
-        """Tell it by a signal to die, and wait until it has."""
+        """Send the signal at which the process kills itself, and wait for its end."""
         self.process.send_signal(number)
         self._died()
 
@@ -164,12 +169,13 @@ class Kept:
 
 
 class Places:
-    """All of it, in the block.
+    """Run servers and runners of a training, as a context manager.
 
     Args:
-        cluster: PostgreSQL's, whose store is in a schema of this name.
-        folder: for what the programs say.
-        dice: when and for how long.
+        cluster: the PostgreSQL server.
+        schema: schema of the store.
+        folder: folder of the programs' logs.
+        dice: random generator of choices and times.
     """
 
     def __init__(self, cluster: Cluster, schema: str, folder: Path, dice: random.Random) -> None:
@@ -192,7 +198,7 @@ class Places:
 
     @property
     def url(self) -> str:
-        """Of the store, as the trainer names it."""
+        """URL of the store for the trainer."""
         return f"http://127.0.0.1:{self._to_trainers.port}"
 
     def _served(self, name: str) -> tuple[Kept, Wire]:
@@ -214,14 +220,16 @@ class Places:
         return runner
 
     def tend(self) -> None:
-        """Start the runners again that have given up, as a service manager would: one that comes
-        while its store is away ends after seconds, and says so."""
+        """Start runners that have ended, as a service manager would.
+
+        A runner that cannot reach its store at its start ends after some seconds.
+        """
         for runner in self._runners:
             if runner.process.poll() is not None:
                 runner.start()
 
     def faults(self) -> dict[str, Callable[[], None]]:
-        """What can happen, by name. It is over when it has been put right."""
+        """Return name → function that injects a fault, and returns when it has been repaired."""
         return {
             "the trainer's server killed": lambda: self._kill(self._of_trainer),
             "the runners' server killed": lambda: self._kill(self._of_runners),

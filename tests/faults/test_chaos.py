@@ -1,6 +1,8 @@
-"""Servers, database, runners and network, killed and cut while a training goes on: it ends with
-exactly the transitions of one that nothing happened to, nothing acknowledged is lost, and nothing
-is there twice. What a Ray cluster loses is in tests/ray_nodes/test_chaos.py."""
+"""Test a training while servers, database, runners and network are killed and cut.
+
+It ends with exactly the same transitions as without faults. No acknowledged write is lost or stored
+twice. Faults of a Ray cluster are in tests/ray_nodes/test_chaos.py.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 FAULTS = 30 if os.environ.get("LIGHTSPAN_SEED") else 10
 PER_STEP = 8
 STEPS = FAULTS // 2
-"""With two calls a rollout, eight for each fault: all of them happen before the end."""
+"""Number of steps: with two calls per rollout there are eight for each fault."""
 TASKS = [{"q": "question " + "x" * number} for number in range(PER_STEP * STEPS)]
 
 
@@ -49,7 +51,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class Script:
-    """Says what the prompt decides, and counts."""
+    """Answer by the prompt, and count the calls."""
 
     def __init__(self) -> None:
         self.tokenizer = tiny_chat_tokenizer()
@@ -87,7 +89,9 @@ def learned(trained: Trainer) -> object:
 
 
 async def recorded(trained: Trainer, store: str) -> tuple[dict[str, Counter[str]], int]:
-    """The spans of every task's successful attempt, by name; and how many attempts were lost."""
+    """Return the spans of each task's successful attempt by name, and the number of lost
+    attempts.
+    """
     run_id = trained.folder.read_config()["run_id"]
     async with open_store(store) as opened:
         states = await opened.rollouts(run_id=run_id)

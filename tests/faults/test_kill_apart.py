@@ -1,4 +1,4 @@
-"""`kill -9` on either side of two environments: nothing is lost, no process outlives its parent."""
+"""Test `kill -9` of trainer and runner in two environments: nothing is lost, no process is left."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(570)]
 
 
 class Processes:
-    """Started programs, ended with the test."""
+    """Start programs, and end them with the test."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -79,7 +79,7 @@ def gone(found: list[psutil.Process]) -> None:
 
 
 async def running(store: Store, count: int) -> None:
-    """Wait until so many attempts are under way."""
+    """Wait until `count` attempts are running."""
     deadline = time.monotonic() + 60
     while len(await store.rollouts(status=[RolloutStatus.RUNNING])) < count:
         assert time.monotonic() < deadline
@@ -90,7 +90,11 @@ async def running(store: Store, count: int) -> None:
 async def test_kill_a_runner(
     tmp_path: Path, app_python: Path, processes: Processes, whole: bool
 ) -> None:
-    """Its workers give back what they have; killed as well, the lease does. Another goes on."""
+    """Check that another runner takes over the attempts.
+
+    Worker processes requeue their attempts. If they are killed too, the attempts are lost with
+    their leases.
+    """
     async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
         peer = make_peer("run-1", PeerRole.TRAINER, "apart_app:naps", run_id="run-1")
         rollouts = [
@@ -139,7 +143,7 @@ def _train(processes: Processes, folder: Path, model: Path, *more: str) -> subpr
 
 
 def _stepped(folder: Path, process: subprocess.Popen[bytes], processes: Processes) -> None:
-    """Wait until two steps were made."""
+    """Wait until the trainer has made two steps."""
     metrics, deadline = folder / "metrics.jsonl", time.monotonic() + 120
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < 2:
         assert process.poll() is None, processes.text(process)
@@ -148,7 +152,7 @@ def _stepped(folder: Path, process: subprocess.Popen[bytes], processes: Processe
 
 
 def _check(folder: Path) -> None:
-    """Six steps, each once, and every attempt in the app's environment."""
+    """Check six steps, each made once, with every attempt in the app's environment."""
     run = RunFolder(folder)
     assert [line["step"] for line in run.metrics() if line["kind"] == "train"] == [*range(1, 7)]
     ended: list[Any] = [e for e in stored_episodes(run.store_url) if e.reward is not None]
@@ -157,7 +161,7 @@ def _check(folder: Path) -> None:
 
 
 def test_kill_the_trainer(tmp_path: Path, app_python: Path, processes: Processes) -> None:
-    """A runner that was started by hand waits, and goes on."""
+    """Check that a runner that was started by hand waits, and continues with the resumed run."""
     folder, model = tmp_path / "run", tiny_model(tmp_path / "model", seed=0)
     runner = processes.runner(app_python, f"sqlite:///{folder}/store.db", "apart_app:answer")
     first = _train(processes, folder, model)

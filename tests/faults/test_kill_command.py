@@ -1,4 +1,4 @@
-"""`kill -9` to runners whose attempts are programs: no process and no task file is left."""
+"""Test `kill -9` of runners whose attempts are programs: no process and no task file is left."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KILLS = 3
 
 
 def notes(folder: Path) -> Iterator[tuple[list[int], Path]]:
-    """Of every program that has begun: its process and its child's, and its task file."""
+    """Yield (process ids of a program and its child, path of its task file) for each program."""
     for path in folder.glob("*.json"):
         note = json.loads(path.read_text())
         yield note["pids"], Path(note["task"])
@@ -52,7 +52,7 @@ async def until_begun(folder: Path, number: int) -> None:
 @pytest.mark.faults
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks processes up in /proc")
 async def test_programs_end_with_their_runner(tmp_path: Path) -> None:
-    """Every rollout ends well in the end; whatever a killed runner had started is gone by then."""
+    """Check that every rollout succeeds, and that processes of killed runners have ended."""
     folder = tmp_path / "programs"
     folder.mkdir()
     command = Command([sys.executable, "-S", "-c", PROGRAM], cwd=folder)
@@ -94,7 +94,7 @@ async def test_programs_end_with_their_runner(tmp_path: Path) -> None:
 
 
 async def until_gone(begun: list[tuple[list[int], Path]]) -> None:
-    """Their processes, their task files and the folders of those."""
+    """Wait until the processes, their task files and the files' folders are gone."""
     async with asyncio.timeout(20):
         await until(lambda: not any(alive(pid) for pids, _ in begun for pid in pids))
         await until(lambda: not any(task.parent.exists() for _, task in begun))

@@ -1,4 +1,4 @@
-"""`kill -9` to the gateway's process at random moments, while a runner keeps calling."""
+"""Test `kill -9` of the gateway's process at random moments, while a runner makes calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KILLS = 10 if os.environ.get("LIGHTSPAN_SEED") else 5
 
 
 def start(url: str, port: int) -> subprocess.Popen[str]:
-    """A gateway process that listens."""
+    """Start a gateway process, and wait until it listens."""
     process = subprocess.Popen(
         [sys.executable, str(HERE / "fault_gateway.py"), url, str(port)],
         stdout=subprocess.PIPE,
@@ -47,7 +47,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The SDK's own retries, with short pauses."""
+    """Shorten the pauses between the SDK's own retries."""
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.05)
     monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.2)
     monkeypatch.setenv("OPENAI_API_KEY", "placeholder")

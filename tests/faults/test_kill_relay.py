@@ -1,5 +1,7 @@
-"""The server that hands model calls on, killed in the middle of one: the app's client asks again,
-and nothing that was sampled to its end is sampled again."""
+"""Test `kill -9` of the server that forwards model calls to the gateway, during a call.
+
+The app's client repeats the call, and no complete answer is sampled again.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ KEY = "a-trainer-key-0123456789"
 
 
 class Server:
-    """`lightspan serve --store`, at one port in each of its lives."""
+    """Run `lightspan serve --store` at the same port after each restart."""
 
     def __init__(self, store: Path) -> None:
         self.port = free_port()
@@ -70,7 +72,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def _asked(port: int, claim: Claim) -> str:
-    """What an app's client is told, which knows nothing of us but where to ask."""
+    """Return the answer to a client without lightspan, which has only the server's URL."""
     client = openai.OpenAI(
         base_url=f"http://127.0.0.1:{port}/gateway/v1",
         api_key=claim.attempt.call_token,
@@ -86,7 +88,7 @@ def _asked(port: int, claim: Claim) -> str:
 
 @pytest.mark.parametrize("finished", [False, True])
 async def test_kill_the_server_in_mid_call(tmp_path: Path, server: Server, finished: bool) -> None:
-    """While the model is at it; or when it has ended, and the server has told nobody."""
+    """Check a kill during sampling, and one between the end of sampling and the response."""
     gate, asked = Gate(), list[object]()
 
     def script(request: object) -> Say:

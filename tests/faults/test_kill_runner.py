@@ -1,4 +1,4 @@
-"""`kill -9` to runner processes at random moments: every rollout ends exactly once."""
+"""Test `kill -9` of runner processes at random moments: every rollout ends exactly once."""
 
 from __future__ import annotations
 

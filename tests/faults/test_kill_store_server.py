@@ -1,4 +1,4 @@
-"""A store's server, killed and started again and again: nothing is lost, nothing is doubled."""
+"""Test a store's server that is killed repeatedly: nothing is lost, nothing is stored twice."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ KILLS = 15 if SEED else 5
 
 
 class Undying:
-    """The server, started again whenever it dies.
+    """A server that is started again whenever it dies.
 
     Args:
-        store: its file.
-        point: where it dies.
-        seed: of the requests at which it does.
+        store: file of the store.
+        point: where it kills itself: `before` the operation, or `after` its commit.
+        seed: seed of the requests at which it kills itself.
     """
 
     def __init__(self, store: Path, point: str, seed: int) -> None:
@@ -88,7 +88,6 @@ def undying(store: Path, point: str, seed: int) -> Iterator[Undying]:
 
 @pytest.mark.parametrize("point", ["before", "after"])
 def test_a_server_killed_around_the_commit(tmp_path: Path, point: str) -> None:
-    """Before what was asked is done, or after it is committed and before anybody is told."""
     with undying(tmp_path / "store.db", point, seed=int(SEED or "0")) as server:
         asyncio.run(live(server.url))
         assert server.deaths == KILLS

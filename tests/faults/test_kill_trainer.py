@@ -1,5 +1,7 @@
-"""`kill -9` of a real trainer at random moments, and every other way to stop it: nothing of it is
-left, and resumed, it trains each step and rollout once."""
+"""Test `kill -9` of a real trainer at random moments, and every other way to stop it.
+
+No process is left. The resumed run trains each step and rollout once.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from lightspan_testing.tiny import tiny_model
 
 SCRIPT = Path(__file__).parents[1] / "apps" / "train_toy.py"
 LONG = bool(os.environ.get("LIGHTSPAN_SEED"))
-"""Whether LIGHTSPAN_SEED asks for moments that were never tried."""
+"""Whether LIGHTSPAN_SEED is set, so that many other moments are tried."""
 STEPS, KILLS = (30, 12) if LONG else (10, 2)
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(570)]
@@ -39,13 +41,15 @@ End = Callable[[subprocess.Popen[bytes], random.Random], None]
 
 
 def kill(process: subprocess.Popen[bytes], rng: random.Random) -> None:
-    """`kill -9`."""
+    """Kill the trainer with SIGKILL."""
     process.kill()
 
 
 def stop(process: subprocess.Popen[bytes], rng: random.Random) -> None:
-    """Ctrl-C twice, to the trainer alone or to its runners too as a terminal sends it; or the
-    signals of a service manager and of a terminal that is closed."""
+    """Stop the trainer, or its process group, by Ctrl-C twice or by SIGTERM or SIGHUP.
+
+    A terminal sends signals to the whole group.
+    """
     send = rng.choice([os.kill, os.killpg])
     kind = rng.choice([signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     send(process.pid, kind)
@@ -60,7 +64,7 @@ def stop(process: subprocess.Popen[bytes], rng: random.Random) -> None:
 
 
 class Trainer:
-    """A trainer process, resumed as often as it is ended."""
+    """A trainer process that is resumed whenever it was ended."""
 
     def __init__(
         self, folder: Path, model: Path, log: Path, ends: list[End], *options: str
@@ -74,7 +78,9 @@ class Trainer:
         self.slowest_s = 0.0
 
     def live(self, rng: random.Random) -> bool:
-        """Start it and kill it at a random moment; True if it ended by itself."""
+        """Start the trainer and end it at a random moment; return whether it completed by
+        itself.
+        """
         with self._log.open("ab") as log:
             command = [*self._command, "--resume"]
             process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -122,8 +128,10 @@ class Trainer:
 def test_groups_in_flight_are_trained_once(
     tmp_path: Path, moments: Callable[[Any], random.Random]
 ) -> None:
-    """`kill -9` while the rollouts of the next step go on: those are begun anew, each task in its
-    turn, and what was trained is not trained again."""
+    """Check `kill -9` while rollouts of the next step are running.
+
+    They are started anew with the same tasks, and nothing is trained twice.
+    """
     model, folder = tiny_model(tmp_path / "model", seed=0), tmp_path / "run"
     trainer = Trainer(folder, model, tmp_path / "log", [kill] * KILLS, "1")
     rng = moments("overlap")
@@ -206,7 +214,7 @@ async def _check_store(run: RunFolder, state: TrainerState) -> list[RolloutState
 
 
 def _check_trained_once(run: RunFolder, state: TrainerState, states: list[RolloutState]) -> None:
-    """Of each step, the rollouts of exactly one run segment were trained."""
+    """Check that the trained rollouts of each step belong to one start of the run."""
     rollouts = [s.rollout for s in states if s.rollout.mode is Mode.TRAIN]
     for step, ids in _trained_by_step(run).items():
         segments = {_segment(rollout_id, state) for rollout_id in ids}
@@ -221,7 +229,10 @@ def _check_trained_once(run: RunFolder, state: TrainerState, states: list[Rollou
 
 
 def _trained_by_step(run: RunFolder) -> dict[int, set[str]]:
-    """The rollouts that were trained; no call was twice, and each step had its twelve."""
+    """Return step → trained rollouts; check that no call was trained twice.
+
+    Each step has twelve rollouts.
+    """
     counts = {line["step"]: line["rollouts"] for line in run.metrics() if line["kind"] == "train"}
     assert counts == dict.fromkeys(range(1, STEPS + 1), 12)
     explained = {step: run.explanations(step) for step in counts}

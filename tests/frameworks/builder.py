@@ -1,4 +1,4 @@
-"""Apps that most of the frameworks express in the same way."""
+"""Build the apps that most frameworks express in the same way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lightspan_testing.adapter_suite.scenarios import (
 
 
 def client(model: Model) -> openai.AsyncOpenAI:
-    """Return a client that keeps no connection, so that it can go from loop to loop."""
+    """Return a client that keeps no connection, so that several event loops can use it."""
     limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_keepalive_connections=0)
     return openai.AsyncOpenAI(
         base_url=model.base_url,
@@ -31,23 +31,25 @@ def client(model: Model) -> openai.AsyncOpenAI:
 
 
 class AppBuilder:
-    """Builds the apps of the table; a subclass makes its framework's agents and runs them."""
+    """Build the apps of the suite's scenarios; a subclass makes its framework's agents and runs
+    them.
+    """
 
     stream: bool
     concurrent = True
     raises: type[BaseException] = Exception
-    """What a failing model raises."""
+    """Exception that a run raises if the model fails."""
 
     def agent(self, name: str, tools: Sequence[Any] = ()) -> Any:
-        """Return an agent with the instructions of its name."""
+        """Return an agent with the instructions for its name."""
         raise NotImplementedError
 
     async def run(self, agent: Any, text: str) -> Any:
-        """Run an agent, streamed if `stream` says so."""
+        """Run an agent, streamed if the model settings have `stream`."""
         raise NotImplementedError
 
     def sync_of(self, agent: Any) -> Callable[[str], Any] | None:
-        """Return the framework's synchronous way to run an agent, if it has one."""
+        """Return the framework's synchronous function to run an agent; None if it has none."""
         return None
 
     def tool(self, function: Callable[..., Any]) -> Any:
@@ -55,7 +57,7 @@ class AppBuilder:
         return function
 
     def alone(self, agent: Any, tree: str, **more: Any) -> App:
-        """Return an app that runs one agent, and whatever that one reaches."""
+        """Return an app that runs one agent, with all agents that it reaches."""
         return App(
             run=lambda text: self.run(agent, text),
             run_sync=self.sync_of(agent),
@@ -95,7 +97,7 @@ class AppBuilder:
         return self.alone(self.agent(name), WRITER.replace("writer", name))
 
     def tool_error(self) -> App:
-        """The error is told the model, which goes on."""
+        """Return an app whose tool fails; the model gets the error and continues."""
         tree = """
             invoke_agent scout @scout
               chat @scout

@@ -1,7 +1,7 @@
-"""Frameworks × scenarios: what the tests of each play, and why they do not play the rest.
+"""Frameworks × scenarios: which of them are tested, and why the others are not.
 
-The test files take their columns from here, and the table of docs/otel.md is made of it: run this
-file to print it. No framework is imported.
+The test files take their scenarios from here. Run this file to print the table of docs/otel.md. No
+framework is imported.
 """
 
 from __future__ import annotations
@@ -14,32 +14,35 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 ALWAYS: Final = ("single", "parallel_tools", "agent_as_tool")
-"""Scenarios that every framework has."""
+"""Scenarios that every framework plays."""
 RESPONSES: Final = ALWAYS
-"""Those that are played by the Responses API too."""
+"""Scenarios that are also played with the Responses API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What is played of a framework."""
+    """The tests of a framework."""
 
     scenarios: Sequence[str] = ()
-    """Beside `ALWAYS`."""
+    """Scenarios in addition to `ALWAYS`."""
     modes: Sequence[str] = ("async", "sync", "stream")
     outside: Sequence[str] = ()
-    """Beside `ALWAYS`: scenarios that are one run of the framework, in production one attempt."""
+    """Scenarios, in addition to `ALWAYS`, that are one run of the framework.
+
+    In production such a run is one attempt.
+    """
     responses: bool = False
     gaps: Mapping[str, str] = field(default_factory=dict)
-    """Column of the table → why it is not played."""
+    """Column of the table → reason why the framework has no test for it."""
 
     @property
     def played(self) -> tuple[str, ...]:
-        """Every scenario."""
+        """All scenarios of the framework."""
         return (*ALWAYS, *self.scenarios)
 
     @property
     def whole(self) -> tuple[str, ...]:
-        """Those of `outside`."""
+        """All scenarios that are one run of the framework."""
         return (*ALWAYS, *self.outside)
 
 
@@ -98,12 +101,12 @@ MATRIX: Final[Mapping[str, Row]] = {
         },
     ),
 }
-"""By the name that `otel.instrument` knows."""
+"""Name in `otel.instrument` → tests of the framework."""
 
 
 # --- the table ------------------------------------------------------------------------------
 def covers(row: Row) -> Mapping[str, bool]:
-    """Column of the table → whether it is played."""
+    """Return column of the table → whether the framework has tests for it."""
     return {
         "alone": "single" in row.played,
         "in a tool": "agent_as_tool" in row.played,
@@ -119,7 +122,9 @@ def covers(row: Row) -> Mapping[str, bool]:
 
 
 def versions(name: str) -> str:
-    """Oldest and latest that are tested; an oldest only where there is an environment of it."""
+    """Return the oldest and the latest tested version; only the latest if no session has the
+    oldest.
+    """
     distribution = DISTRIBUTIONS[name]
     found = []
     for age in ("oldest", "latest"):
@@ -144,7 +149,7 @@ DISTRIBUTIONS: Final[Mapping[str, str]] = {
 
 
 def table() -> str:
-    """What docs/otel.md has: a row per framework, then a line per gap."""
+    """Return the table of docs/otel.md: a row per framework, then a line per gap."""
     names = [*covers(Row())]
     lines = [f"| | {' | '.join(names)} | versions |", "|---" * (len(names) + 2) + "|"]
     for name, row in MATRIX.items():

@@ -1,8 +1,8 @@
-"""What a framework that is known by its spans must do: the real framework, a scripted model.
+"""Tests of frameworks that are known by their spans, with the real framework and a scripted model.
 
-A test file subclasses `FrameworkSuite` and says how its framework expresses the scenarios, as test
-files of adapters do (`lightspan_testing.adapter_suite`), and what is recorded of them: identity.
-A tool's arguments and results are none, so they are not in its span.
+A test file subclasses `FrameworkSuite` and builds its framework's apps, like the test files of
+adapters (`lightspan_testing.adapter_suite`). Only the identity of agents and tools is recorded:
+arguments and results of tools are not in their spans.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ from tests.adapters.fixtures import openinference
 from tests.frameworks.matrix import MATRIX, RESPONSES
 
 EXPORTER: Final = InMemorySpanExporter()
-"""Of the app's own provider."""
+"""Exporter of the app's own provider."""
 PROVIDER: Final = TracerProvider()
-"""The app's own, which is no global one."""
+"""The app's own tracer provider, which is not the global one."""
 PROVIDER.add_span_processor(SimpleSpanProcessor(EXPORTER))
 
 
 class FrameworkSuite:
-    """See the module."""
+    """Tests of a framework; the module's docstring describes them."""
 
     name: ClassVar[str]
-    """As `otel.instrument` knows it; `matrix` says by it which scenarios are played."""
+    """Name of the framework in `otel.instrument` and in `matrix`."""
     scenarios: ClassVar[Sequence[str]]
     modes: ClassVar[Sequence[str]]
     outside: ClassVar[Sequence[str]]
-    """Scenarios whose app is one run of the framework: in production one attempt."""
+    """Scenarios whose app is one run of the framework; in production it is one attempt."""
     tells_calls: ClassVar[bool] = True
-    """Whether its spans tell of model calls."""
+    """Whether the framework's spans include model calls."""
     tells_messages: ClassVar[bool] = True
-    """Whether their messages are attributes: events and log records are not read."""
+    """Whether the spans have the messages as attributes. Events and log records are not read."""
     names_agents: ClassVar[bool] = True
-    """Whether the spans that it sends to a backend name its agents."""
+    """Whether the spans that the framework sends to a backend name its agents."""
 
     def __init_subclass__(cls, *, responses: bool = False) -> None:
         row = MATRIX[cls.name]
@@ -82,31 +82,33 @@ class FrameworkSuite:
 
     # --- hooks ----------------------------------------------------------------------------
     builder: ClassVar[Callable[..., Any]]
-    """Makes the builder of the apps, of a model and of `kind`."""
+    """Function that makes the builder of the apps, from a `Model` and, if it is set, `kind`."""
     kind: ClassVar[Any] = None
-    """The framework's kind of model, where several are tested."""
+    """The framework's class of models to test; None if it has only one."""
     instrumentor: ClassVar[str]
-    """OpenInference's instrumentor, as `module.Class`, where the framework has no spans itself."""
+    """OpenInference's instrumentor as `module.Class`, if the framework has no spans itself."""
 
     def build(self, scenario: str, model: Model) -> App:
-        """An app that plays the scenario."""
+        """Return an app that plays the scenario."""
         builder = type(self).builder(*([model] if self.kind is None else [model, self.kind]))
         built: App = getattr(builder, scenario)()
         return built
 
     def telling(self, provider: TracerProvider) -> AbstractContextManager[Any]:
-        """The app has its framework send spans to its provider, as the framework's docs say."""
+        """Let the framework send spans to `provider`, as the framework's docs describe it."""
         return openinference(self.instrumentor, tracer_provider=provider)
 
     def patched(self) -> Any:
-        """What `otel.instrument` changes in the framework."""
+        """Return everything that `otel.instrument` changes in the framework."""
         raise NotImplementedError
 
     def saying(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The app has its framework tell what was said, as the framework's docs say."""
+        """Let the framework record messages in its spans, as the framework's docs describe it."""
 
     def stored_in(self, folder: Path) -> Sequence[Path]:
-        """Files of what the app sent to its backend, as a collector writes them."""
+        """Write the spans that the app has sent to its backend, as a collector does; return the
+        files.
+        """
         path = folder / "traces.bin"
         path.write_bytes(encode_spans(EXPORTER.get_finished_spans()).SerializeToString())
         return [path]
@@ -139,16 +141,18 @@ class FrameworkSuite:
         return self.build(scenario, model)
 
     def apps(self, stage: Stage, scenario: str, count: int) -> list[App]:
-        """For as many attempts at once; one for all, where the framework allows it."""
+        """Return apps for `count` concurrent attempts; the same one for all if the app is
+        `concurrent`.
+        """
         app = self.app(stage, scenario)
         return [app if app.concurrent else self.app(stage, scenario) for _ in range(count)]
 
     def check_names(self, played: Played, app: App) -> None:
-        """Every call is under the name of the agent that its prompt shows."""
+        """Check that every call has the name of the agent that its prompt names."""
         check_names(played, app)
 
     def check(self, played: Played, scenario: str, app: App, stage: Stage) -> None:
-        """Everything that must hold of what was recorded."""
+        """Check the span tree, names, calls and tokens, and that no tool arguments are recorded."""
         is_ordered = SCENARIOS[scenario].ordered
         expected = textwrap.dedent(app.tree).strip("\n").splitlines()
         lines = tree(played.spans, ordered=is_ordered)
@@ -172,7 +176,9 @@ class FrameworkSuite:
         self.check(played, scenario, app, stage)
 
     def test_an_app_that_is_traced_already(self, stage: Stage, scenario: str, mode: str) -> None:
-        """The framework's spans go to the app's own provider; `otel.instrument(provider)`."""
+        """Check `otel.instrument(provider)`, where the framework's spans go to the app's own
+        provider.
+        """
         with self.telling(PROVIDER), otel.instrument(PROVIDER):
             app = self.app(stage, scenario, mode)
             played = play(stage, app, scenario, mode, through_gateway=True)
@@ -208,7 +214,7 @@ class FrameworkSuite:
             self.check(attempt, scenario, apps[0], stage)
 
     def test_32_threads(self, stage: Stage) -> None:
-        """As a runner runs synchronous apps; each has an app of its own."""
+        """Check 32 threads with an app each, as a runner runs synchronous apps."""
         apps = [self.app(stage, "agent_as_tool", "sync") for _ in range(CONCURRENT)]
         part = part_of(apps[0], "agent_as_tool")
         played = [stage.open(part, through_gateway=True) for _ in apps]
@@ -243,7 +249,7 @@ class FrameworkSuite:
 
     # --- privacy --------------------------------------------------------------------------
     def test_the_apps_exporter_gets_not_one_span(self, stage: Stage) -> None:
-        """Nor does a span of the app's inside lose its parent."""
+        """Check that the app's exporter gets only the app's own spans."""
         tracer = PROVIDER.get_tracer("app")
         app = self.app(stage, "agent_as_tool", self.modes[0])
         with (
@@ -256,7 +262,7 @@ class FrameworkSuite:
         assert [span.name for span in EXPORTER.get_finished_spans()] == ["request"]
 
     def test_the_global_provider_is_the_apps(self, stage: Stage) -> None:
-        """None is set: an app may set its own at any time."""
+        """Check that no global provider is set, because an app may set its own at any time."""
         app = self.app(stage, "single", self.modes[0])
         with otel.instrument(self.name):
             play(stage, app, "single", self.modes[0], through_gateway=True)
@@ -279,7 +285,7 @@ class FrameworkSuite:
 
     # --- production -----------------------------------------------------------------------
     def test_production(self, stage: Stage, tmp_path: Path, whole: str, mode: str) -> None:
-        """A run is one attempt, whole and named."""
+        """Check that a run of the framework is recorded as one attempt, with its whole tree."""
         store = f"sqlite:{tmp_path / 'traces.db'}"
         app = self.app(stage, whole, mode)
         with otel.instrument(self.name), lightspan.record(store):
@@ -290,7 +296,7 @@ class FrameworkSuite:
         self.check(inside_root(found, played), whole, app, stage)
 
     def test_production_at_once(self, stage: Stage, tmp_path: Path) -> None:
-        """Gathered runs are an attempt each."""
+        """Check that concurrent runs are recorded as one attempt each."""
         if "async" not in self.modes:
             pytest.skip("the framework has no asynchronous way")
         store = f"sqlite:{tmp_path / 'traces.db'}"
@@ -315,7 +321,9 @@ class FrameworkSuite:
     def test_stored_traces_say_what_was_said(
         self, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What the app sent to a backend, imported: each call with all that was asked and said."""
+        """Import the spans that the app has sent to a backend, and check the messages of each
+        call.
+        """
         if not self.tells_messages:
             pytest.skip("the framework tells messages by events or log records only")
         mode = self.modes[0]
@@ -360,7 +368,7 @@ SYSTEM: Final = ("system", "developer")
 async def _imported(
     url: str, paths: Sequence[Path], refuse: Callable[[str], None]
 ) -> tuple[list[Span], list[Span]]:
-    """Calls and tools of the attempts that files become."""
+    """Import files; return the model calls and the tools of the resulting attempts."""
     async with open_store(url) as store:
         for path in paths:
             await import_file(store, path, service="desk", refuse=refuse)
@@ -372,13 +380,13 @@ async def _imported(
 
 
 def _plain(attributes: Attributes, key: str) -> list[Any]:
-    """Messages without instructions, which some libraries do not tell."""
+    """Return the messages without instructions, which some libraries do not record."""
     said = genai_messages.load(str(attributes[key]))
     return [_line(message) for message in said if message["role"] not in SYSTEM]
 
 
 def _line(message: Mapping[str, Any]) -> tuple[str, str, list[tuple[str, Any]]]:
-    """Who says what, and calls which tools."""
+    """Return (role, text, tool calls) of a message."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = "".join(part["text"] for part in content)
@@ -390,7 +398,7 @@ def _line(message: Mapping[str, Any]) -> tuple[str, str, list[tuple[str, Any]]]:
 
 
 def _what(tool: Span) -> str | None:
-    """A tool's arguments, if they are told."""
+    """Return a tool's arguments as sorted JSON; None if they are not recorded."""
     arguments = tool.attributes.get(c.TOOL_CALL_ARGUMENTS)
     if arguments is None:
         return None
@@ -403,7 +411,7 @@ def _what(tool: Span) -> str | None:
 
 
 def _of(arguments: str) -> str:
-    """Arguments of a tool, in one form."""
+    """Return the arguments of a tool as sorted JSON; unchanged if they are no JSON."""
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
     except ValueError:
@@ -411,7 +419,7 @@ def _of(arguments: str) -> str:
 
 
 def columns(metafunc: pytest.Metafunc) -> None:
-    """`pytest_generate_tests` of a test file: its suites' scenarios and modes."""
+    """Parametrize tests by the suite's scenarios and modes, as `pytest_generate_tests`."""
     suite = metafunc.cls
     if suite is None or not issubclass(suite, FrameworkSuite):
         return

@@ -1,4 +1,4 @@
-"""Microsoft's Agent Framework, known by its own spans."""
+"""Test Microsoft's Agent Framework, which is known by its own spans."""
 
 from __future__ import annotations
 
@@ -56,8 +56,11 @@ class Builder(AppBuilder):
     # --- the table ------------------------------------------------------------------------
 
     def handoff(self) -> App:
-        """Two agents of a workflow, which is in no path; it ends by asking the user. The tool by
-        which the first hands over never runs."""
+        """Return a workflow of two agents, which adds no name to the path and ends by asking the
+        user.
+
+        The tool by which the first agent hands over is never executed.
+        """
         alone = {"require_per_service_call_history_persistence": True}
         triage = self.agent("triage", **alone)
         expert = self.agent("expert", [tool(look)], **alone)
@@ -96,7 +99,9 @@ class TestAgentFramework(FrameworkSuite):
 
     @contextmanager
     def telling(self, provider: TracerProvider) -> Iterator[None]:
-        """The global one would be this; that can be set once in a process."""
+        """Let the framework use `provider`, as if it were the global one, which can be set only
+        once.
+        """
         patch = Patch(
             observability,
             "get_tracer",
@@ -115,7 +120,7 @@ class TestAgentFramework(FrameworkSuite):
 
 
 class TestResponses(TestAgentFramework, responses=True):
-    """The same with the Responses API."""
+    """Run the same tests with the Responses API."""
 
     kind: Any = OpenAIChatClient
 

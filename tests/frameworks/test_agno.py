@@ -1,4 +1,4 @@
-"""Agno, known by the spans of OpenInference's instrumentation."""
+"""Test Agno, which is known by the spans of OpenInference's instrumentation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Builder(AppBuilder):
         return lambda text: str(agent.run(text).content)
 
     def team(self, name: str, **more: Any) -> Any:
-        """A team with a member `expert`."""
+        """Return a team with a member `expert`."""
         return Team(
             members=[self.agent("expert", [look])],
             name=name,
@@ -58,7 +58,7 @@ class Builder(AppBuilder):
     # --- the table ------------------------------------------------------------------------
 
     def agent_as_tool(self) -> App:
-        """A member of a team; it runs when the tool by which it is asked has ended."""
+        """Return an app whose team calls a member, which runs after the end of the tool call."""
         boss = self.team("boss")
         tree = """
             invoke_agent boss @boss
@@ -75,7 +75,7 @@ class Builder(AppBuilder):
         return self.alone(boss, tree, says=says)
 
     def handoff(self) -> App:
-        """A team whose member answers in its place."""
+        """Return an app whose team lets a member answer in its place."""
         triage = self.team("triage", respond_directly=True)
         tree = """
             invoke_agent triage @triage
@@ -105,7 +105,7 @@ class TestAgno(FrameworkSuite):
 
 
 class TestResponses(TestAgno, responses=True):
-    """The same with the Responses API."""
+    """Run the same tests with the Responses API."""
 
     kind: Any = OpenAIResponses
 

@@ -1,4 +1,7 @@
-"""DSPy, whose spans name no agent: its modules and tools are heard. LiteLLM asks its models."""
+"""Test DSPy, whose spans name no agent: lightspan wraps its modules and tools.
+
+Its models are called by LiteLLM.
+"""
 
 from __future__ import annotations
 
@@ -43,24 +46,24 @@ pytestmark = [
 
 
 def said(**fields: str) -> str:
-    """What DSPy's adapter reads."""
+    """Return a text in the format that DSPy's adapter parses."""
     lines = [f"[[ ## {name} ## ]]\n{text}" for name, text in fields.items()]
     return "\n\n".join([*lines, "[[ ## completed ## ]]"])
 
 
 def calls(tool: str, arguments: str) -> Turn:
-    """A turn of ReAct's that asks for a tool."""
+    """Return an answer with which ReAct calls a tool."""
     fields = {"next_thought": "Ask.", "next_tool_name": tool, "next_tool_args": arguments}
     return Turn(text=said(**fields))
 
 
 METHODS = [(owner, name) for owner in (dspy.Module, dspy.Tool) for name in ("__call__", "acall")]
-"""What is heard of DSPy."""
+"""Methods of DSPy that lightspan wraps."""
 
 FINISH = calls("finish", "{}")
 HAS_ENGINES = "engine" in inspect.signature(dspy.LM.__init__).parameters
 ENGINE: dict[str, Any] = {"engine": "litellm"} if HAS_ENGINES else {}
-"""Before it had clients of its own, it asked by LiteLLM alone."""
+"""Option of a DSPy version with clients of its own by which it uses LiteLLM; else empty."""
 
 
 class Builder:
@@ -111,7 +114,7 @@ class Builder:
         )
 
     def team(self) -> App:
-        """A program of two predictors, one of them two levels down."""
+        """Return a program of two predictors, one of them two levels down."""
         build = self
 
         class Team(dspy.Module):  # type: ignore[misc]
@@ -173,7 +176,9 @@ class Builder:
         )
 
     def parallel_tools(self) -> App:
-        """One after the other: ReAct asks for one at a time."""
+        """Return a program with two tool calls, one after the other, because ReAct makes one at
+        a time.
+        """
         tree = """
             invoke_agent ReAct @ReAct
               invoke_agent react @ReAct/react
@@ -194,7 +199,7 @@ class Builder:
         return self.alone(self.react("scout", [look, count]), tree, says=says)
 
     def agent_as_tool(self) -> App:
-        """A program in a tool of another one's."""
+        """Return a program that another program calls in a tool."""
         inner, model = self.predictor("expert"), self.model
 
         def ask(task: str) -> str:
@@ -250,12 +255,12 @@ class TestDSPy(FrameworkSuite):
     names_agents = False
 
     def patched(self) -> Any:
-        """OpenInference leaves functions of its own in place."""
+        """Return, for each method in `METHODS`, whether lightspan wraps it."""
         files = [vars(owner)[name].__code__.co_filename for owner, name in METHODS]
         return [file == framework_patches.__file__ for file in files]
 
     def check_names(self, played: Played, app: App) -> None:
-        """Both predictors of a ReAct are given the instructions of the whole."""
+        """Check names, where both predictors of a ReAct get the instructions of the whole."""
         for span in played.llm_spans:
             prompt = str(span.attributes[c.INPUT_MESSAGES])
             if "trajectory" in prompt:
@@ -267,8 +272,10 @@ class TestDSPy(FrameworkSuite):
 
     @pytest.mark.parametrize("scenario", ["single", "team"])
     def test_an_app_that_is_traced_already(self, stage: Stage, scenario: str, mode: str) -> None:
-        """OpenInference's spans name no agent; beside them its modules are heard too. Tools of this
-        DSPy fail where this OpenInference traces them and warnings are errors."""
+        """Check DSPy's modules in addition to OpenInference's spans, which name no agent.
+
+        Tools of this DSPy fail where this OpenInference traces them and warnings are errors.
+        """
         with self.telling(PROVIDER), otel.instrument(PROVIDER), otel.instrument(self.name):
             app = self.app(stage, scenario, mode)
             played = play(stage, app, scenario, mode, through_gateway=True)
@@ -281,7 +288,7 @@ SEEN = (
     *("litellm_proxy", "llamafile", "lm_studio", "moonshot", "novita", "nvidia_nim"),
     *("perplexity", "sambanova", "vercel_ai_gateway"),
 )
-"""Those for which it uses the OpenAI SDK."""
+"""Model prefixes for which LiteLLM uses the OpenAI SDK."""
 PAST = {
     **dict.fromkeys(
         (
@@ -295,11 +302,11 @@ PAST = {
     "ollama": "/api/generate",
     "ollama_chat": "/api/chat",
 }
-"""Those that it asks by HTTP clients of its own, and the end of the URL."""
+"""Model prefix for which LiteLLM uses its own HTTP clients → end of the URL."""
 
 
 def input_messages_of(provider: str, mode: str) -> tuple[list[str], Any, str]:
-    """(spans of model calls, requests past the SDKs, URL of the server)."""
+    """Return (spans of model calls, requests that bypass the SDKs, URL of the server)."""
     scope = AttemptContext(rollout_id="r", attempt_id="a", mode=Mode.DEV)
     with ScriptedServer("said") as server, open_scope(scope), lightspan.agent("writer"):
         more: Any = {"api_base": server.url, "api_key": "key", "max_retries": 0, "timeout": 20}
@@ -333,7 +340,7 @@ OF_LITELLM = (
 
 
 def of_litellm(test: Any) -> Any:
-    """A test of LiteLLM alone."""
+    """Mark a test of LiteLLM alone."""
     for mark in OF_LITELLM:
         test = mark(test)
     return test
@@ -358,7 +365,10 @@ def test_litellm_past_it(provider: str, mode: str) -> None:
 @of_litellm
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_litellm_asks_the_responses_api_past_it(mode: str) -> None:
-    """Whatever the prefix: so DSPy's `model_type="responses"` and ADK's `openai/responses/` do."""
+    """Check that the Responses API is called without the SDK, whatever the model's prefix.
+
+    DSPy's `model_type="responses"` and ADK's `openai/responses/` use it.
+    """
     calls, past, url = input_messages_of("openai/responses", mode)
     assert calls == []
     assert past == [["writer", "litellm", "m", f"{url}/responses", 1]]

@@ -1,4 +1,4 @@
-"""Google's Agent Development Kit, known by its own spans; its models are asked by LiteLLM."""
+"""Test Google's Agent Development Kit, which is known by its own spans and calls LiteLLM."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Builder(AppBuilder):
     # --- the table ------------------------------------------------------------------------
 
     def parallel(self) -> App:
-        """ADK's own agents for it, which have names and ask no model."""
+        """Return an app with ADK's `ParallelAgent`, which has a name and calls no model."""
         planner, left, right, joiner = map(self.agent, ("planner", "left", "right", "joiner"))
         both = ParallelAgent(name="both", sub_agents=[left, right])
         work = SequentialAgent(name="work", sub_agents=[planner, both, joiner])
@@ -95,7 +95,9 @@ class Builder(AppBuilder):
         return self.alone(work, tree)
 
     def handoff(self) -> App:
-        """A transfer to a sub-agent, which is asked when the first has been left."""
+        """Return an app with a transfer to a sub-agent, which runs after the first agent has
+        ended.
+        """
         triage = self.agent("triage", sub_agents=[self.agent("expert", [look])])
         tree = """
             invoke_agent triage @triage unset
@@ -125,7 +127,7 @@ class TestAdk(FrameworkSuite):
 
     @contextmanager
     def telling(self, provider: TracerProvider) -> Iterator[None]:
-        """The global one would be this; that can be set once in a process."""
+        """Let ADK use `provider`, as if it were the global one, which can be set only once."""
         before = tracing.tracer
         tracing.tracer = node_tracing.tracer = provider.get_tracer("gcp.vertex.agent")
         try:

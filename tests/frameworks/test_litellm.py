@@ -1,5 +1,7 @@
-"""LiteLLM's calls past the SDKs, as OpenInference's spans tell of them; beside calls by the SDK, of
-which OpenInference's and OpenLLMetry's spans tell, too: each call is recorded once."""
+"""Test LiteLLM's calls that bypass the SDKs, together with calls by the SDK.
+
+OpenInference's and OpenLLMetry's spans report both; each call is recorded once.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,15 @@ def provider(exporter: InMemorySpanExporter) -> Iterator[TracerProvider]:
 def recorded(
     url: str, provider: TracerProvider, instrumentor: Any, work: Any, *, is_first: bool
 ) -> Recorded:
-    """What is recorded of an agent's work, its library put on before the shim or after it."""
+    """Return what is recorded of an agent's `work`.
+
+    Args:
+        url: URL of the store.
+        provider: tracer provider of the instrumentor.
+        instrumentor: instrumentor of the client library.
+        work: function that makes the calls.
+        is_first: whether the instrumentor is installed before the SDK patch.
+    """
     if is_first:
         instrumentor.instrument(tracer_provider=provider)
     with record(url):

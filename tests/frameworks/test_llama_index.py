@@ -1,4 +1,4 @@
-"""LlamaIndex, whose spans name no agent: its runs and steps are heard."""
+"""Test LlamaIndex, whose spans name no agent: lightspan wraps its runs and steps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from workflows import workflow as workflows  # noqa: E402
 
 
 class Asking(OpenAI):
-    """A model that LlamaIndex does not know by name."""
+    """An OpenAI model whose name LlamaIndex does not know."""
 
     @property
     def metadata(self) -> Any:
@@ -52,7 +52,7 @@ class Asking(OpenAI):
 
 
 class AskingResponses(OpenAIResponses):
-    """The same of the Responses API."""
+    """The same for the Responses API: an OpenAI model whose name LlamaIndex does not know."""
 
     @property
     def metadata(self) -> Any:
@@ -91,7 +91,7 @@ class Builder(AppBuilder):
     # --- the table ------------------------------------------------------------------------
 
     def handoff(self) -> App:
-        """Two agents of one workflow, which has no name of its own."""
+        """Return an app of two agents in one workflow without a name."""
         workflow = AgentWorkflow(
             [self.agent("triage", can_handoff_to=["expert"]), self.agent("expert", [look])],
             root_agent="triage",
@@ -133,14 +133,18 @@ class TestLlamaIndex(FrameworkSuite):
         return vars(workflows.Workflow)["run"]
 
     def test_an_app_that_is_traced_already(self, stage: Stage, scenario: str, mode: str) -> None:
-        """OpenInference's spans name no agent; beside them its runs and steps are heard too."""
+        """Check LlamaIndex's runs and steps in addition to OpenInference's spans, which name no
+        agent.
+        """
         with self.telling(PROVIDER), otel.instrument(PROVIDER), otel.instrument(self.name):
             app = self.app(stage, scenario, mode)
             played = play(stage, app, scenario, mode, through_gateway=True)
             self.check(played, scenario, app, stage)
 
     def test_a_workflow_of_ones_own(self, stage: Stage) -> None:
-        """Agents that its steps run; it has no name itself, and its steps are no tools."""
+        """Check a custom workflow whose steps run agents; it has no name, and its steps are no
+        tools.
+        """
         writer = Builder(Model(base_url=stage.url)).agent("writer")
 
         class Own(Workflow):
@@ -157,7 +161,7 @@ class TestLlamaIndex(FrameworkSuite):
         self.check(played, "single", app, stage)
 
     def test_a_run_that_is_cancelled(self, stage: Stage, tmp_path: Path) -> None:
-        """It has not succeeded."""
+        """Check that a cancelled run is not recorded as succeeded."""
         store = f"sqlite:{tmp_path / 'traces.db'}"
         app = self.app(stage, "cancelled")
         with otel.instrument(self.name), lightspan.record(store):
@@ -169,7 +173,7 @@ class TestLlamaIndex(FrameworkSuite):
 
 
 class TestResponses(TestLlamaIndex, responses=True):
-    """The same with the Responses API."""
+    """Run the same tests with the Responses API."""
 
     kind: Any = AskingResponses
 

@@ -1,4 +1,4 @@
-"""Pydantic AI, known by its spans."""
+"""Test Pydantic AI, which is known by its own spans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pydantic_ai.providers.openai import OpenAIProvider  # noqa: E402
 
 
 class Builder(AppBuilder):
-    """Agents of Pydantic AI, one client for all."""
+    """Build agents of Pydantic AI, which share one client."""
 
     raises = ModelHTTPError
 
@@ -121,7 +121,7 @@ class TestChat(FrameworkSuite):
 
 
 class TestResponses(TestChat):
-    """The same with the Responses API, the gateway's own included."""
+    """Run the same tests with the Responses API, including that of the gateway."""
 
     kind = OpenAIResponsesModel
 

@@ -1,4 +1,4 @@
-"""smolagents, known by the spans of OpenInference's instrumentation."""
+"""Test smolagents, which is known by the spans of OpenInference's instrumentation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def broken(what: str) -> str:
 
 
 def final(text: str) -> Turn:
-    """An agent of smolagents ends by calling a tool."""
+    """Return the tool call with which an agent of smolagents ends."""
     return Turn(calls=[("final_answer", f'{{"answer": "{text}"}}')])
 
 
@@ -125,7 +125,9 @@ class Builder:
         return self.alone(self.agent("scout", [look, count]), tree, says=says)
 
     def agent_as_tool(self) -> App:
-        """A managed agent: it is no tool of smolagents', so it has no span of one."""
+        """Return an app with a managed agent, which is no tool of smolagents and has no tool
+        span.
+        """
         tree = """
             invoke_agent boss @boss
               chat @boss
@@ -145,7 +147,7 @@ class Builder:
         return self.alone(self.agent("boss", managed_agents=[expert]), tree, says=says)
 
     def parallel(self) -> App:
-        """`planner` asks two managed agents in one answer, which run in threads."""
+        """Return an app whose `planner` calls two managed agents at once, which run in threads."""
         tree = """
             invoke_agent planner @planner
               chat @planner
@@ -168,13 +170,13 @@ class Builder:
         return self.alone(self.agent("planner", managed_agents=inner), tree, says=says)
 
     def unicode(self) -> App:
-        """A name has to be an identifier; this one is."""
+        """Return an app whose agent's name is an identifier with non-ASCII letters."""
         name = "Prüferin日本"
         tree = f"invoke_agent {name} @{name}\n  chat @{name}\n  execute_tool final_answer @{name}"
         return self.alone(self.agent(name), tree, says={name: [final("Gut: {task}.")]})
 
     def tool_error(self) -> App:
-        """The error is told the model, which goes on."""
+        """Return an app whose tool fails; the model gets the error and continues."""
         tree = """
             invoke_agent scout @scout
               chat @scout

@@ -1,4 +1,4 @@
-"""Strands Agents, known by its own spans."""
+"""Test Strands Agents, which is known by its own spans."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Builder(AppBuilder):
         return self.alone(self.agent("boss", [expert]), BOSS)
 
     def handoff(self) -> App:
-        """Two agents of a swarm, which has no name of its own."""
+        """Return an app with a swarm of two agents, which has no name."""
         agents = [self.agent("triage"), self.agent("expert", [tool(look)])]
         swarm = Swarm(agents, entry_point=agents[0])
 
@@ -108,7 +108,7 @@ class TestStrands(FrameworkSuite):
 
     @contextmanager
     def telling(self, provider: TracerProvider) -> Iterator[None]:
-        """The global one would be this, when its tracer is made; that can be once in a process."""
+        """Let Strands use `provider`, as if it were the global one when the tracer is made."""
         tracer = get_tracer()
         before, tracer.tracer = tracer.tracer, provider.get_tracer(tracer.service_name)
         try:
@@ -121,7 +121,7 @@ class TestStrands(FrameworkSuite):
 
 
 class TestResponses(TestStrands, responses=True):
-    """The same with the Responses API."""
+    """Run the same tests with the Responses API."""
 
     kind: Any = OpenAIResponsesModel
 

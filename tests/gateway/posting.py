@@ -1,4 +1,4 @@
-"""Raw requests to a gateway."""
+"""Send raw requests to a gateway."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ async def ask(rig: Rig, call_id: str = "call-a", **fields: Any) -> Any:
 
 
 async def events_of(rig: Rig, call_id: str = "call-a", **fields: Any) -> list[dict[str, Any]]:
-    """Return the SDK's events of a stream, which exclude pings."""
+    """Return the events that the SDK yields for a stream; it hides pings."""
     async with client_of(rig) as client:
         request = {**body(rig, call_id, fields), "stream": True}
         async with await client.messages.create(**request) as stream:
@@ -95,7 +95,7 @@ async def test_an_answer(store: Store) -> None:
 
 
 async def test_tools_and_their_results(store: Store) -> None:
-    """A conversation has the same prompt tokens as in chat completions."""
+    """Check that a conversation with tools has the same prompt tokens as in chat completions."""
     async with make_rig(store, [CALLED, "One."]) as rig:
         described = {**TOOL, "description": "Counts.", "type": "custom"}
         first = await ask(rig, tools=[described], system="Be brief.")
@@ -189,7 +189,7 @@ async def test_the_token_in_either_header(store: Store, header: str) -> None:
 
 # --- streams --------------------------------------------------------------------------------
 async def test_a_stream_on_the_wire(store: Store) -> None:
-    """Compare all bytes, because the SDK hides pings."""
+    """Compare all bytes of a stream, because the SDK hides pings."""
     async with make_rig(store, "ok") as rig, aiohttp.ClientSession() as session:
         request = {"model": "policy", "max_tokens": 9, "messages": [USER], "stream": True}
         headers = {"x-api-key": rig.attempt.call_token, **rig.headers("call-a")}
@@ -261,7 +261,7 @@ async def test_a_stream_of_calls(store: Store) -> None:
 
 @pytest.mark.parametrize("text", [CALLED, CALL, "", "ok"])
 async def test_the_sdks_own_reading_of_a_stream(store: Store, text: str) -> None:
-    """`messages.stream()` assembles the same message as an unstreamed answer."""
+    """Check that `messages.stream()` assembles the same message as an unstreamed answer."""
     async with make_rig(store, text) as rig, client_of(rig) as client:
         request = body(rig, "call-a", {"tools": [TOOL]})
         async with client.messages.stream(**request) as stream:

@@ -86,7 +86,7 @@ async def test_of_equal_calls_at_once_the_one_without_a_client_is_retried(store:
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_an_sdk_retry_without_the_shim(store: Store, restarted: bool) -> None:
-    """`x-stainless-retry-count` identifies the unfinished call with this body."""
+    """Check that a retry with `x-stainless-retry-count` gets the answer that was not delivered."""
     async with make_rig(store, ["one", "two", "three"]) as rig:
         _, first = await post(rig, ask())
         [call] = rig.session().calls.values()

@@ -46,7 +46,9 @@ async def wait_for_outcome(rig: Rig, outcome: CallOutcome) -> None:
 # --- many calls -----------------------------------------------------------------------------
 @pytest.mark.parametrize("stream", [False, True])
 async def test_64_calls_at_once(store: Store, stream: bool) -> None:
-    """Sequences are 1..2n without gaps, and no answer goes to another call."""
+    """Check that sequence numbers are 1 to 2n without gaps, and that no answer goes to another
+    call.
+    """
 
     def script(request: Any) -> str:
         return f"answer of {request.request_id.rsplit('-', 2)[0]}"
@@ -92,7 +94,7 @@ async def test_a_new_version_in_mid_call(store: Store, stream: bool) -> None:
 
 
 async def test_a_stop_string_that_began_before_the_client_left(store: Store) -> None:
-    """A stop string across two tries ends the ids at its last token."""
+    """Check a stop string that spans two tries: the token ids end at its last token."""
     text = "xyABCDEFGH more words"
     gate = Gate()
     async with make_rig(store, lambda request: Say(text=text, gates={4: gate})) as rig:
@@ -161,7 +163,7 @@ async def test_a_retry_after_an_engine_error_goes_on(store: Store) -> None:
 
 
 async def test_token_records_that_cannot_be(store: Store) -> None:
-    """Log-probabilities that are NaN damage the attempt; the app gets its answer."""
+    """Check that NaN log-probabilities damage the attempt, while the app gets its answer."""
     async with make_rig(store, "ok") as rig:
         rig.engine.logprobs = lambda ids: [float("nan")] * len(ids)  # type: ignore[method-assign]
         assert (await rig.ask()).choices[0].content == "ok"
@@ -174,7 +176,7 @@ async def test_token_records_that_cannot_be(store: Store) -> None:
 
 # --- delivery -------------------------------------------------------------------------------
 class HeldStore(MemoryStore):
-    """A store whose writes of calls wait for an event, or fail."""
+    """A store that writes calls only after an event is set, or fails to write them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +220,7 @@ def relayed(rig: Rig) -> dict[str, str]:
 
 
 async def leave_in_the_middle(rig: Rig, client: openai.AsyncOpenAI, gate: Gate) -> None:
-    """Close the connection of a relayed call, as when the relaying server is killed."""
+    """Close the connection of a relayed call, as if the relaying server was killed."""
     create = client.chat.completions.create
     task = asyncio.create_task(create(model="m", messages=MESSAGES, extra_headers=relayed(rig)))
     await gate.reached.wait()
@@ -230,7 +232,9 @@ async def leave_in_the_middle(rig: Rig, client: openai.AsyncOpenAI, gate: Gate) 
 
 
 async def test_a_relayed_call_is_worked_on_when_its_connection_is_lost(store: Store) -> None:
-    """A retry gets the answer: no token is resampled, and the call is trained."""
+    """Check that a retry gets the answer without sampling any token again, and the call is
+    trained.
+    """
     gate = Gate()
     async with make_rig(store, [Say(text="abc", gates={1: gate})]) as rig, rig.client() as client:
         await leave_in_the_middle(rig, client, gate)
@@ -256,7 +260,7 @@ async def test_a_relayed_call_that_nobody_comes_back_for_is_cancelled(
 
 
 async def test_a_relayed_call_holds_up_no_end(store: Store) -> None:
-    """A relayed call without a client does not delay the close of the gateway."""
+    """Check that a relayed call without a client does not delay the close of the gateway."""
     gate = Gate()
     async with make_rig(store, [Say(text="abc", gates={1: gate})]) as rig, rig.client() as client:
         await leave_in_the_middle(rig, client, gate)
@@ -375,7 +379,7 @@ async def test_an_endpoint_answers(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_retried_call_asks_the_endpoint_once(store: Store, stream: bool) -> None:
-    """Also after a restart, with tool calls and usage."""
+    """Check that repeated calls get the first answer, also after a restart."""
     calls = Reply(tool_calls=[ToolCall(name="f"), ToolCall(name="g")])
     body: dict[str, Any] = {"n": 2, "stream": stream}
     if stream:
@@ -393,7 +397,7 @@ async def test_a_retried_call_asks_the_endpoint_once(store: Store, stream: bool)
 async def test_an_endpoints_answer_with_a_key_is_not_replayed_in_another_process(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer with a redacted key is neither replayed nor requested again."""
+    """Check that an answer with a redacted key is neither replayed nor requested again."""
     monkeypatch.setenv("DESK_API_KEY", "desk-7f3a9b-11aa22")
     with ScriptedServer("it is desk-7f3a9b-11aa22") as server:
         async with make_rig(store, [], routing=endpoint(server)) as rig:
@@ -420,7 +424,7 @@ async def test_an_endpoint_that_refuses(store: Store, stream: bool) -> None:
 
 
 async def test_an_endpoint_that_recovers(store: Store) -> None:
-    """The engine retries, and then the SDK retries under the same call id."""
+    """Check that the engine retries first, and then the SDK with the same call id."""
     bad = Reply(status=503, text="busy")
     with ScriptedServer([bad, bad, bad, "fine"]) as server:
         async with make_rig(store, [], routing=endpoint(server)) as rig:
@@ -442,7 +446,7 @@ async def test_an_endpoint_that_breaks_off(store: Store) -> None:
 
 
 async def test_a_client_that_leaves_an_endpoints_stream(store: Store) -> None:
-    """The part of the answer before the error is recorded."""
+    """Check that the part of the answer before the disconnect is recorded."""
     held = threading.Event()
 
     def before_chunk(number: int) -> None:

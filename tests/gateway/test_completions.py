@@ -67,7 +67,9 @@ async def test_logprobs_are_those_of_the_sampled_tokens(store: Store) -> None:
 
 
 async def test_the_prompt_is_taken_as_it_is(store: Store) -> None:
-    """There is no template and no added token; special tokens in the text are tokens."""
+    """Check that no template is applied and no token is added; special tokens in the text are
+    tokens.
+    """
     text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     async with make_rig(store, "ok") as rig:
         await rig.ask_text(prompt=text)
@@ -127,7 +129,9 @@ def shim() -> Any:
 
 
 async def test_a_scope_hands_completions_to_the_gateway(store: Store, shim: None) -> None:
-    """All prompts and choices have exact ids, with sync and async clients, streamed or not."""
+    """Check the exact ids of all prompts and choices, by sync and async clients, streamed or
+    not.
+    """
     routing = Routing(rules=[Rule("writer", TRAINED)])
     nowhere: Any = {"base_url": "http://127.0.0.1:9/v1", "api_key": "own", "max_retries": 0}
     async with make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig:

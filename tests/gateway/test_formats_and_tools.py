@@ -1,4 +1,4 @@
-"""Tests of formatted answers that look like a tool call, for models with calls in plain JSON."""
+"""Tests of structured answers that look like a tool call, for models with calls in plain JSON."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ async def rig_of(store: Store, parser: ToolParserName, text: str) -> AsyncIterat
 async def test_an_answer_in_a_format_is_no_call(
     store: Store, parser: ToolParserName, arguments: str, stream: bool
 ) -> None:
-    """Without tools, with tool choice none, and with a name that is no tool."""
+    """Check answers that look like calls: without tools, with tool choice `none`, with an
+    unknown name.
+    """
     text = json.dumps({"name": "multiply", arguments: {"x": 1}})
     free = in_format(schema(arguments, TEXT))
     chosen = in_format(schema(arguments, {"enum": ["multiply", "divide"]}))
@@ -85,7 +87,7 @@ async def test_a_call_beside_a_format_is_one(
 async def test_a_format_that_vllm_is_not_trusted_with_is_refused(
     store: Store, fields: dict[str, Any], named: str
 ) -> None:
-    """The format is refused, not ignored: vLLM's masks may differ from the learner's."""
+    """Check that the format is refused, because vLLM's masks may differ from the learner's."""
     tokenizer = tiny_chat_tokenizer()
     engine = ScriptedEngine(tokenizer, lambda request: "free", capabilities=VLLM_CAPABILITIES)
     rig = Rig(store, engine, tokenizer)

@@ -113,7 +113,7 @@ TEXTS: dict[ToolParserName, list[tuple[str, set[str]]]] = {
 def tokenizer(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TransformersTokenizer:
-    """Two tokenizers: one has tokens for the marks of a call, the other has none."""
+    """Return a tokenizer: one with tokens for the marks around a call, and one without."""
     family: Family = request.param
     folder: Path = tiny_model(tmp_path_factory.mktemp("grammars") / family, seed=0, family=family)
     tokenizer = load_tokenizer(folder)
@@ -123,7 +123,7 @@ def tokenizer(
 
 @pytest.fixture(scope="module")
 def grammars(tokenizer: TransformersTokenizer) -> Grammars:
-    """Grammars for a model with more logits than its tokenizer has tokens."""
+    """Return grammars for a model that has more logits than its tokenizer has tokens."""
     vocabulary = len(tokenizer.tokenizer) + 3
     return Grammars(tokenizer.tokenizer, vocabulary=vocabulary, eos_ids=tokenizer.eos_ids)
 
@@ -140,7 +140,7 @@ def test_texts_are_told_apart(
     text: str,
     allowing: set[str],
 ) -> None:
-    """A text matches exactly these constraints, for both tokenizers."""
+    """Check that a text matches exactly the constraints `allowing`."""
     for eos in tokenizer.eos_ids:
         ids = [*tokenizer.encode(text), eos]
         passed = {
@@ -163,7 +163,9 @@ def test_what_a_grammar_calls_a_call_is_read_as_one(parser: ToolParserName) -> N
 def test_an_argument_may_hold_the_closing_mark(
     tokenizer: TransformersTokenizer, grammars: Grammars
 ) -> None:
-    """An argument may spell the closing mark; a token for the mark ends the call."""
+    """Check that an argument may contain the closing mark as text; a token for the mark ends the
+    call.
+    """
     text = '<tool_call>\n{"name": "say", "arguments": {"text": "</tool_call>"}}\n</tool_call>'
     start = text.index("</tool_call>")
     spelled = (text[11:start], "</tool", "_call>", text[start + 12 : -12])
@@ -177,7 +179,9 @@ def test_an_argument_may_hold_the_closing_mark(
 
 
 def test_a_text_never_spells_the_mark(tokenizer: TransformersTokenizer, grammars: Grammars) -> None:
-    """A text must not spell the opening mark, since it would be parsed as a malformed call."""
+    """Check that a text cannot contain the opening mark, which would be parsed as a malformed
+    call.
+    """
     spelled = [*tokenizer.encode("<tool"), *tokenizer.encode("_call> it")]
     assert tokenizer.decode(spelled) == "<tool_call> it"
     grammar = grammar_of(CONSTRAINTS["auto"], "hermes")
@@ -253,7 +257,7 @@ SHARED: list[tuple[dict[str, Any], str]] = [
 def test_what_a_schema_allows_can_be_said(
     tokenizer: TransformersTokenizer, grammars: Grammars, schema: dict[str, Any], text: str
 ) -> None:
-    """Schemas work as a format and as parameters, independent of the order of keys."""
+    """Check schemas as response formats and as tool parameters, with keys in any order."""
     jsonschema.validate(json.loads(text), schema)
     format = Constraint(format=schema)
     tool = Tool(name="f", parameters=schema)
@@ -282,7 +286,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_the_library_cannot_do_is_refused_with_its_reason(
     grammars: Grammars, name: str
 ) -> None:
-    """An unsupported schema is refused, never followed in part."""
+    """Check that an unsupported schema is refused instead of being followed in part."""
     schema, reason = REFUSED[name]
     wrapped = {"type": "object", "properties": {"it": schema}, "required": ["it"]}
     tool = Tool(name="f", parameters=wrapped)
@@ -293,7 +297,7 @@ def test_what_the_library_cannot_do_is_refused_with_its_reason(
 
 
 class _Engine:
-    """An engine that compiles grammars immediately, or waits for an event."""
+    """An engine that compiles grammars immediately, or after an event is set."""
 
     capabilities = EngineCapabilities(exact_tokens=True, grammars="the script")
 
@@ -360,7 +364,7 @@ def test_what_constrains_nothing(fields: dict[str, Any]) -> None:
 
 
 def test_formats() -> None:
-    """A named schema is nested in chat completions, flat in the Responses API."""
+    """Check that a named schema is nested in chat completions, and flat in the Responses API."""
     object_format = {"type": "json_object"}
     expected = Constraint(source=("response_format", object_format), format=ANY)
     assert _chat({"response_format": object_format}) == expected

@@ -1,4 +1,4 @@
-"""Tests that hostile requests are answered, and never with 5xx."""
+"""Tests that hostile requests are answered, and never with a 5xx status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from packages.gateway.tests.hostile import Hostile, requests
 
 REQUESTS: Final = 600
 MAX_REFUSAL: Final = 20_000
-"""Maximum size of a refusal in bytes."""
+"""Maximum size in bytes of a response that refuses a request."""
 ABLE: Final = EngineCapabilities(exact_tokens=True, grammars="the script")
 
 
@@ -56,7 +56,9 @@ async def _attack(gateway: Server, token: str, seed: int) -> None:
 
 
 async def _answer(port: int, request: Hostile) -> tuple[int, int]:
-    """Return the status and the size of the answer's body; 0 for a request without an answer."""
+    """Send a request; return the status and the size of the response's body, both 0 without a
+    response.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(request.data)

@@ -28,7 +28,7 @@ async def health(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def test_a_connection_that_idles_is_closed(store: Store) -> None:
-    """An unused connection, a used one, and one with incomplete headers."""
+    """Check an unused connection, a used one, and one with incomplete headers."""
     async with make_rig(store, "ok", limits=GatewayLimits(keepalive_s=0.3)) as rig:
         opened = [await asyncio.open_connection("127.0.0.1", port_of(rig)) for _ in range(3)]
         unused, used, dribbling = opened

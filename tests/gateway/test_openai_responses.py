@@ -89,7 +89,7 @@ async def test_an_answer(store: Store) -> None:
 
 
 async def test_tools_and_their_outputs(store: Store) -> None:
-    """A conversation has the same prompt tokens as in chat completions."""
+    """Check that a conversation with tools has the same prompt tokens as in chat completions."""
     async with make_rig(store, [CALLED, "One."]) as rig:
         first = await ask(rig, tools=[FUNCTION])
         message, call = first.output
@@ -198,7 +198,7 @@ async def test_an_empty_answer_is_an_empty_message(store: Store) -> None:
 
 
 async def test_the_sdks_own_reading_of_a_stream(store: Store) -> None:
-    """`responses.stream()` assembles and validates the events."""
+    """Check that `responses.stream()` accepts and assembles the events."""
     async with (
         make_rig(store, CALLED) as rig,
         rig.client() as client,
@@ -221,7 +221,9 @@ async def test_an_error_in_mid_stream(store: Store) -> None:
 # --- going on -------------------------------------------------------------------------------
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_previous_response(store: Store, restarted: bool) -> None:
-    """A response continues without the earlier instructions, also in another process."""
+    """Check that a response continues the earlier one without its instructions, also after a
+    restart.
+    """
     async with make_rig(store, [CALLED, "One.", "Bye."]) as rig:
         first = await ask(rig, tools=[FUNCTION], instructions="Be brief.")
         if restarted:
@@ -259,7 +261,7 @@ async def test_a_previous_response(store: Store, restarted: bool) -> None:
 async def test_a_previous_response_with_a_key_is_not_gone_on_with_in_another_process(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A recorded conversation with a redacted key is not continued."""
+    """Check that a recorded conversation with a redacted key is not continued."""
     monkeypatch.setenv("DESK_API_KEY", "desk-7f3a9b-11aa22")
     async with make_rig(store, ["One.", "Two."]) as rig:
         first = await ask(rig, input="Is it desk-7f3a9b-11aa22?")
@@ -344,7 +346,7 @@ async def test_an_agent_frozen_to_an_endpoint_speaks_chat(store: Store) -> None:
 
 
 def test_items_of_any_kind_are_recorded() -> None:
-    """A request to another endpoint is recorded with any content."""
+    """Check that a request to another endpoint is recorded with items of any type."""
     items = [{"role": "user", "content": [IMAGE]}, {"type": "reasoning", "summary": []}, 5]
     attributes = genai_attributes.request_attributes(
         {"model": "m", "input": items, "tools": [{"type": "mcp"}]}

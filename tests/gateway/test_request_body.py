@@ -91,7 +91,7 @@ async def test_letters_that_are_no_utf_8_are_refused(store: Store) -> None:
 
 
 async def test_a_whole_number_of_any_size_is_a_number_all_the_same(store: Store) -> None:
-    """Numbers with fewer digits than Python's limit are out of range."""
+    """Check that a number that Python can parse is reported as out of range."""
     async with make_rig(store, "ok") as rig:
         data = BODY[:-1] + f', "seed": {10**4000}}}'.encode()
         status, body = await post(rig, data)
@@ -118,7 +118,7 @@ ODD_HEADERS = [
 
 @pytest.mark.parametrize("with_token", [True, False])
 async def test_odd_headers_are_answered(store: Store, with_token: bool) -> None:
-    """Invalid headers never cause a 5xx, with and without a token."""
+    """Check that invalid headers never cause a 5xx status, with and without a token."""
     async with make_rig(store, lambda request: "ok") as rig:
         for name, value in ODD_HEADERS:
             headers = {"Host": b"a", name: value}
@@ -132,7 +132,7 @@ async def test_odd_headers_are_answered(store: Store, with_token: bool) -> None:
 
 
 async def raw(rig: Rig, headers: dict[str, bytes]) -> int:
-    """Return the status of the answer to a valid body with these headers."""
+    """Send a valid body with the given headers; return the status."""
     port = int(rig.gateway.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     lines = [b"POST /v1/chat/completions HTTP/1.1"]

@@ -31,7 +31,7 @@ TRAINED = Target(route=Route.POLICY, policy="policy", sampling=Sampling(max_toke
 async def test_a_key_that_is_echoed_is_not_kept(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sampled ids are recorded unchanged, because they are trained."""
+    """Check that token ids are recorded unchanged, because they are trained."""
     monkeypatch.setenv("DESK_API_KEY", "desk-7f3a9b-11aa22")
     async with make_rig(store, "it is desk-7f3a9b-11aa22") as rig:
         messages = [{"role": "user", "content": "is it desk-7f3a9b-11aa22"}]
@@ -111,7 +111,7 @@ async def test_content_in_parts_is_joined(store: Store) -> None:
 
 
 async def test_arguments_of_earlier_calls_reach_the_template_as_objects(store: Store) -> None:
-    """Templates get arguments as objects, because they would quote a text again."""
+    """Check that templates get arguments as objects, because they would quote a text again."""
     function = {"name": "calculator", "arguments": '{"expression": "1"}'}
     call = {"id": "call_1", "type": "function", "function": function}
     conversation = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
@@ -181,7 +181,7 @@ async def test_an_attempt_that_ends_is_noticed(store: Store) -> None:
 
 
 async def test_a_chunked_body_that_is_too_large(store: Store) -> None:
-    """It states no size: the limit applies to what arrives, and the rest is not read."""
+    """Check a body without a declared size: the rest beyond the limit is not read."""
 
     async def endless() -> AsyncIterator[bytes]:
         while True:
@@ -234,7 +234,7 @@ async def test_a_chunked_body_that_is_too_large(store: Store) -> None:
 async def test_wrong_types_and_ranges(
     store: Store, fields: dict[str, Any], message: str, param: str
 ) -> None:
-    """Media are refused by field name, and recorded in a readable span."""
+    """Check that the error names the field, and that the failed call is recorded."""
     async with make_rig(store, "ok") as rig:
         headers = {c.HEADER_AGENT: "writer"}
         status, body = await post(rig, ask(**fields), **headers)
@@ -248,7 +248,7 @@ async def test_wrong_types_and_ranges(
 
 
 PICTURE = b"\x89PNG" * 2**18
-"""A body of a megabyte."""
+"""A picture of a megabyte."""
 DATA_URL = f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
 KEPT = {
     "type": "blob",
@@ -317,7 +317,7 @@ UNHONOURED: dict[str, Any] = {
 
 @pytest.mark.parametrize("field", UNHONOURED)
 async def test_what_cannot_be_honoured_is_refused_or_overridden(store: Store, field: str) -> None:
-    """It is refused in validation; in training it is an override."""
+    """Check that an unsupported field is refused in validation, and overridden in training."""
     value = UNHONOURED[field]
     async with make_rig(store, "ok") as rig:
         status, body = await post(rig, ask(**{field: value}))
@@ -347,7 +347,7 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.VAL, Mode.DEV])
 @pytest.mark.parametrize("field", CONSTRAINTS)
 async def test_a_constraint_is_never_left_out(store: Store, field: str, mode: Mode) -> None:
-    """An engine without grammars refuses constraints in every mode."""
+    """Check that an engine without grammars refuses constraints in every mode."""
     fields = CONSTRAINTS[field]
     async with make_rig(store, "ok", routing=Routing(default=TRAINED), mode=mode) as rig:
         status, body = await post(rig, ask(**fields))
@@ -398,7 +398,7 @@ async def test_what_the_engine_does_not_declare_is_refused(
     ],
 )
 async def test_a_refused_call_is_recorded(store: Store, path: str, body: Any, message: str) -> None:
-    """A refused request is recorded as a failed call."""
+    """Check that a refused request is recorded as a failed call."""
     async with make_rig(store, "ok") as rig:
         await rig.gateway.close()
         rig.gateway = Gateway(store, rig.engine, limits=GatewayLimits(max_body_bytes=60_000))
@@ -485,7 +485,7 @@ async def test_messages_that_the_template_refuses(store: Store) -> None:
 
 
 async def test_a_developer_is_the_system(store: Store) -> None:
-    """The role developer becomes system, which templates of other models support."""
+    """Check that the role `developer` becomes `system`, which templates of all models support."""
     user = {"role": "user", "content": "x"}
     async with make_rig(store, "ok") as rig:
         for role in ("developer", "system"):

@@ -33,14 +33,14 @@ OBJECT = {"type": "json_object"}
 
 
 class Held:
-    """A step that blocks its thread until `go_on` is set."""
+    """A step of a request that blocks its thread until `go_on` is set."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()
         self.go_on = threading.Event()
 
     def wait(self) -> None:
-        """Block this thread, which must not be that of the event loop."""
+        """Block the current thread, which must not be the event loop's."""
         self.begun.set()
         assert threading.current_thread() is not threading.main_thread(), "made on the event loop"
         assert self.go_on.wait(60)
@@ -48,7 +48,7 @@ class Held:
 
 @contextmanager
 def held(monkeypatch: pytest.MonkeyPatch, thing: Any, name: str) -> Iterator[Held]:
-    """Block the first call of the function with this name."""
+    """Block the first call of the function `name` in `thing`."""
     step, before = Held(), getattr(thing, name)
 
     def waiting(*arguments: Any, **options: Any) -> Any:
@@ -99,7 +99,7 @@ async def test_others_are_answered_meanwhile(
 async def test_a_client_that_leaves_meanwhile_is_seen(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disconnect during compilation is recorded, and the next try is answered."""
+    """Check that a disconnect during compilation is recorded, and that the next try is answered."""
     async with make_rig(store, ["one"], capabilities=ABLE) as rig:
         headers = {c.HEADER_CALL_ID: "call-a"}
         with held(monkeypatch, rig.engine, "check_grammar") as step:
@@ -125,7 +125,7 @@ async def test_a_client_that_leaves_meanwhile_is_seen(
 async def test_a_message_that_is_nested_deeply_is_refused(
     store: Store, path: str, levels: int
 ) -> None:
-    """Deep nesting is refused, because recursive code would fail."""
+    """Check that a deeply nested message is refused, because recursive code would fail."""
     text = '{"content": [' * levels + "1" + "]}" * levels
     messages = f'[{{"role": "user", "content": [{text}]}}]'
     field = "input" if path == "responses" else "messages"

@@ -1,4 +1,4 @@
-"""What a finished run of an example left behind; LIGHTSPAN_RUN names its folder."""
+"""Test the result of a finished run of an example, whose folder is LIGHTSPAN_RUN."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from lightspan.training.statistics import paired_gain
 
 
 def test_the_held_out_gain_is_above_zero() -> None:
-    """The lower end of the paired 95 % interval: what must hold on any machine."""
+    """Check the lower end of the paired 95 % interval of the gain, which any machine should
+    reach.
+    """
     files = sorted((Path(os.environ["LIGHTSPAN_RUN"]) / "evaluations").glob("step-*.json"))
     before, *_, after = (json.loads(path.read_text()) for path in files)
     gain = paired_gain(before["rewards"], after["rewards"], after["clusters"])

@@ -1,4 +1,4 @@
-"""AIR as an option, and in a run."""
+"""Test AIR as an option of LightningRL, and in a run."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_config_says_it_as_json() -> None:
 def test_a_run_shapes_by_its_own_tools(
     apps: Any, rl: Make, tmp_path: Path, ask: Make, options: dict[str, Any]
 ) -> None:
-    """From `lightspan.tool` in a runner's process to the learner, the metrics and `inspect`."""
+    """Check the way from `lightspan.tool` in a runner to the learner, the metrics and `inspect`."""
     from tool_app import parsed  # type: ignore[import-not-found]
 
     algorithm = rl(air=AIR(scale=0.5, **options), gamma=1.0, tasks_per_step=3)
@@ -126,8 +126,9 @@ def test_a_run_shapes_by_its_own_tools(
 def test_tools_of_a_real_agent_are_placed_by_their_ids(
     apps: Any, rl: Make, tmp_path: Path, tiny: Path
 ) -> None:
-    """A LangChain agent, its adapter, the OpenAI client, the gateway: three tool calls, of which
-    one fails."""
+    """Check a LangChain agent with its adapter and the gateway: three tool calls, one of which
+    fails.
+    """
     pytest.importorskip("lightspan_langgraph")
     from agent_app import solve  # type: ignore[import-not-found]
 

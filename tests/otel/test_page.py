@@ -49,7 +49,7 @@ def test_a_framework_of_ones_own(tmp_path: Path, server: ScriptedServer) -> None
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_the_page_says_which_versions_were_tested(name: str) -> None:
-    """Versions in the constraints that its session installs."""
+    """Compare the page's versions with the constraints that the framework's session installs."""
     [row] = [line for line in PAGE.splitlines() if line.startswith(f'| `"{name}"` |')]
     key = name.replace("-", "_")
     assert key in environments.FRAMEWORKS

@@ -1,5 +1,4 @@
-"""An app whose agents are known from spans only trains one of them and leaves the other
-unchanged."""
+"""Test a training whose app's agents are known only by spans: one is trained, one is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training exports to a backend, and what it says of the rest."""
+"""Test which spans a training exports to a backend, and its messages about lost spans."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def trained(folder: Path, tiny: Path, apps: Any, reporter: SilentReporter) -> No
 
 
 def in_store(folder: Path) -> list[Span]:
-    """Of all attempts."""
+    """Return the spans of all attempts."""
 
     async def read() -> list[Span]:
         async with open_store(f"sqlite:{folder / 'store.db'}") as store:
@@ -99,7 +99,7 @@ def test_a_training_is_sent_with_rewards_advantages_and_agents(
 def test_a_step_that_is_interrupted_is_sent_too(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: Path, apps: Any
 ) -> None:
-    """Its rollouts had ended; nothing was learned of them yet."""
+    """Check a step whose rollouts have ended and are not trained yet."""
 
     def interrupted(session: Session, explanations: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -116,7 +116,7 @@ def test_a_step_that_is_interrupted_is_sent_too(
 
 # --- by itself --------------------------------------------------------------------------------
 def episodes(count: int, spans: int) -> list[Episode]:
-    """Of one attempt each, with as many spans."""
+    """Return episodes with one attempt each, which have `spans` spans."""
     found = []
     for number in range(count):
         name = str(number)
@@ -137,7 +137,7 @@ def episodes(count: int, spans: int) -> list[Episode]:
 def test_what_does_not_get_through_is_told_at_the_end(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some found no room in the queue, and the backend takes none of the others."""
+    """Check spans that find no room in the queue, and spans that the backend refuses."""
     monkeypatch.setattr(module, "MAX_QUEUE_SIZE", 300)
     monkeypatch.setattr(training_export, "EXPORT_TIMEOUT_S", 0.2)
     backend.held.clear()

@@ -23,10 +23,13 @@ def build_packages(session: nox.Session, names: Iterable[str], dist: Path) -> li
 
 
 def smoke_apart(session: nox.Session, name: str, pins: str, dist: Path) -> None:
-    """Install a distribution in an empty virtualenv, with ours that it needs, and import it.
+    """Install a distribution with those of lightspan that it needs in an empty virtualenv; import
+    it.
 
     Args:
-        pins: of constraints/PINS-latest.txt.
+        session: the nox session.
+        name: name of the distribution.
+        pins: `PINS` of the file constraints/PINS-latest.txt.
         dist: folder of the wheels.
     """
     folder = Path(session.create_tmp()).absolute() / name

@@ -1,6 +1,6 @@
-"""Import installed packages outside the repository: for the sessions `packaging` and `release`.
+"""Import installed packages outside the repository, for the sessions `packaging` and `release`.
 
-Without the learning plane every name either works or says what to install.
+Where the packages for training are missing, every name either works or says what to install.
 
     python -I smoke.py lightspan lightspan_langgraph
 """
@@ -14,7 +14,7 @@ from importlib.metadata import entry_points, version
 
 
 def main(names: Sequence[str]) -> int:
-    """Check the packages of these names; the exit status."""
+    """Check the packages `names`; return the exit status."""
     for name in names:
         package, distribution = importlib.import_module(name), name.replace("_", "-")
         assert "site-packages" in str(package.__file__), package.__file__
@@ -32,7 +32,7 @@ def main(names: Sequence[str]) -> int:
 
 
 def missing(package: object, name: str) -> str:
-    """The error that says what is missing for a name; empty if it works."""
+    """Return the error that a name raises if something is missing; empty if the name works."""
     try:
         getattr(package, name)
     except ModuleNotFoundError as error:

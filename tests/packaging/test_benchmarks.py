@@ -1,4 +1,4 @@
-"""What benchmarks promise: a missed target or a peer that is not there ends them with status 1."""
+"""Test that benchmarks end with status 1 if they miss a target or lack what they compare with."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def report(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_whether_a_target_is_reached(
     report: Any, fields: dict[str, Any], reached: bool | None
 ) -> None:
-    """A ratio without a peer is missed; a figure without a target has none."""
+    """Check that a ratio without its comparison misses its target; without a target there is
+    None.
+    """
     assert report.Figure(what="w", unit="ms", **fields).reached is reached
 
 

@@ -1,7 +1,7 @@
-"""What callers see of classes whose parameters are spelled elsewhere, in their settings.
+"""Test calls of classes whose parameters are defined in their settings.
 
-mypy checks this file too: a call that it would let pass makes the comment beside it superfluous,
-which is an error.
+mypy checks this file too: a call that it would let pass makes the `type: ignore` comment
+superfluous, which is an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Law 10: the capture plane stays light. Every check runs in a fresh interpreter.
+"""Test that apps and runners load only light packages; every check runs in a fresh interpreter.
 
 Where torch and the frameworks are installed, these tests show that they are not loaded.
 """
@@ -32,7 +32,7 @@ CAPTURE = [
     *("emit_message", "emit_object", "emit_reward", "open_store", "operation", "rollout", "tool"),
     *("Command", "ExternalRunners"),
 ]
-"""The names that an app and a runner may use."""
+"""Names that an app and a runner may use."""
 
 _REPORT = """
 import json, sys
@@ -50,7 +50,7 @@ sys.meta_path.insert(0, Absent())
 
 
 def run(code: str, folder: Path, *, without: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """What the code left in `result`, and the top-level modules it loaded."""
+    """Run `code`; return its variable `result`, and the top-level modules that it loaded."""
     script = folder / "script.py"
     script.write_text(_WITHOUT % (set(without),) + "result = {}\n" + code + _REPORT)
     command = [sys.executable, "-I", "-W", "error", str(script)]
@@ -74,7 +74,9 @@ def test_imports_load_nothing_heavy(tmp_path: Path, code: str, unloaded: set[str
 
 
 def modules_of(folder: str) -> list[str]:
-    """The modules of a folder of the core, or of a module, without `lightspan.`."""
+    """Return the modules of a folder of the core, or of a module, without the prefix
+    `lightspan.`.
+    """
     path = CORE / folder
     files = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
     names = [".".join(file.relative_to(CORE).with_suffix("").parts) for file in files]
@@ -82,8 +84,7 @@ def modules_of(folder: str) -> list[str]:
 
 
 def light_modules() -> list[str]:
-    """Every module of the capture plane's folders as import-linter knows them, and what else apps
-    and their tests load."""
+    """Return the modules that apps and runners load, as import-linter's contract lists them."""
     settings = tomllib.loads((CORE.parents[3] / "pyproject.toml").read_text())
     [contract] = (c for c in settings["tool"]["importlinter"]["contracts"] if c["id"] == "capture")
     folders = [
@@ -174,7 +175,7 @@ with ScriptedServer("four") as server:
 
 
 def test_a_runner_captures_an_app_without_the_learning_plane(tmp_path: Path) -> None:
-    """Claim, scope, shim, a real client, a real HTTP call, emission, report, SQLite."""
+    """Check claim, scope, SDK patch, a real client and HTTP call, emission, report and SQLite."""
     pytest.importorskip("openai")
     found = run(_RUNNER, tmp_path, without=HEAVY)
     assert found["calls"] == ["writer"]
@@ -182,7 +183,7 @@ def test_a_runner_captures_an_app_without_the_learning_plane(tmp_path: Path) -> 
 
 
 def test_what_is_not_installed_is_named_with_its_remedy(tmp_path: Path) -> None:
-    """`SFT` is a name of lightspan-torch."""
+    """Check the name `SFT`, which is in lightspan-torch."""
     code = """
 import lightspan
 try:
@@ -197,7 +198,7 @@ except ModuleNotFoundError as error:
 
 @pytest.mark.parametrize("command", ["dev json:dumps {tasks} --model nowhere/model", "serve run"])
 def test_commands_of_the_learning_plane_name_the_remedy(tmp_path: Path, command: str) -> None:
-    """In the app's own environment: one line and no traceback."""
+    """Check that the error in an app's environment is one line without a traceback."""
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text("{}\n")
     command = command.format(tasks=tasks)

@@ -1,4 +1,4 @@
-"""What the documents claim of versions and of installing, against what is tested and declared."""
+"""Compare what the documents say of versions and of installing with tests and metadata."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ FRAMEWORKS = {
     "openai_agents": {"openai-agents": "OpenAI Agents SDK"},
     "crewai": {"crewai": "CrewAI"},
 }
-"""Adapter → distribution → its name in the support matrix."""
+"""Adapter → distribution → name of the distribution in the support matrix."""
 
 
 def declared(adapter: str) -> dict[str, str]:
-    """What an adapter needs beside the core: name → floor."""
+    """Return name → minimum version of the distributions that an adapter needs besides the core."""
     project = tomllib.loads(text_of(f"packages/{adapter}/pyproject.toml"))["project"]
     needs = [each for each in project["dependencies"] if not each.startswith("lightspan")]
     return dict(each.split(">=") for each in needs)
@@ -80,8 +80,11 @@ def test_the_matrix_of_frameworks_is_what_is_tested() -> None:
 
 # --- what can be installed from where ---------------------------------------------------------
 def test_nothing_of_ours_is_installed_from_an_index() -> None:
-    """It is on none, and the name there is anybody's. The first release changes this, and
-    `lightspan.errors.how_to_install` with it."""
+    """Check that no document installs lightspan from an index, where it is not published.
+
+    Anybody could register the name. The first release changes this, and
+    `lightspan.errors.how_to_install` with it.
+    """
     sources = [*ROOT.glob("packages/*/src/**/*.py"), *ROOT.glob("examples/**/*.py")]
     bare = {
         f"{path.relative_to(ROOT)}: pip install {asked}"

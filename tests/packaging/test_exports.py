@@ -1,4 +1,4 @@
-"""What the packages say they offer is what they offer."""
+"""Test that packages export what `__all__` lists."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ MODULES = {
 
 @pytest.mark.parametrize("module", MODULES)
 def test_modules_import_and_have_what_all_names(module: str) -> None:
-    """`__all__`, where a module has one, is free of repetition and can be imported."""
+    """Check that a module's `__all__` has no duplicates, and that all of its names can be
+    imported.
+    """
     try:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -42,7 +44,7 @@ def test_modules_import_and_have_what_all_names(module: str) -> None:
 
 @pytest.mark.parametrize("package", SOURCES)
 def test_all_is_what_a_package_offers(package: str) -> None:
-    """A package's `__all__` and its own public names agree; submodules do not count."""
+    """Check that a package's `__all__` equals its public names; submodules do not count."""
     try:
         loaded = importlib.import_module(package)
     except ModuleNotFoundError as error:  # a framework that excludes the others

@@ -1,4 +1,4 @@
-"""What the packages declare: their sources, and the built wheels where LIGHTSPAN_DIST is set."""
+"""Test the metadata of the packages: in the sources, and in wheels if LIGHTSPAN_DIST is set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ADAPTERS = {
 EXAMPLES = {path.parent.name: path.parent for path in ROOT.glob("examples/*/pyproject.toml")}
 
 CORE_NEEDS = {"msgspec", "opentelemetry-api", "opentelemetry-sdk"}
-"""All that core asks of an app's environment."""
+"""Distributions that core needs in an app's environment."""
 
 
 VERSION_FILE = PACKAGES["core"] / "src/lightspan/__init__.py"
@@ -44,7 +44,7 @@ def project(path: Path) -> dict[str, Any]:
 
 
 FOLDERS = {project(path)["name"]: path for path in PACKAGES.values()}
-"""Distribution → its folder."""
+"""Distribution → folder of its sources."""
 
 
 def name_of(requirement: str) -> str:
@@ -78,7 +78,7 @@ def test_plugins_need_this_core(plugin: str) -> None:
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_extras_are_the_packages_that_errors_name(extra: str) -> None:
-    """`how_to_install` names every folder that pip needs for an extra."""
+    """Check that `how_to_install` names every folder that pip needs for an extra."""
     extras = project(PACKAGES["core"])["optional-dependencies"]
     assert extras.keys() == EXTRAS.keys()
     needed = {name_of(each) for each in extras[extra]}
@@ -90,7 +90,7 @@ def test_extras_are_the_packages_that_errors_name(extra: str) -> None:
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_adapters_name_the_modules_of_their_frameworks(adapter: str) -> None:
-    """By these entry points the other adapters know that such code may bring agents."""
+    """Check the entry points by which other adapters recognise code that may create agents."""
     declared = project(ADAPTERS[adapter])
     modules = declared["entry-points"]["lightspan.frameworks"]
     assert set(modules.values()) == {f"lightspan_{adapter}"}
@@ -100,7 +100,7 @@ def test_adapters_name_the_modules_of_their_frameworks(adapter: str) -> None:
 
 @pytest.mark.parametrize("path", [*PACKAGES.values(), *EXAMPLES.values()], ids=lambda p: p.name)
 def test_torch_is_never_pinned(path: Path) -> None:
-    """A pin in metadata would decide for the user between CUDA, ROCm and the CPU."""
+    """Check that no metadata pins torch, which would choose between CUDA, ROCm and the CPU."""
     for each in requirements(path):
         if name_of(each) == "torch":
             assert re.fullmatch(r"torch(>=[\d.]+)?", each)
@@ -112,7 +112,7 @@ def test_core_asks_little_of_an_app() -> None:
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_an_adapter_is_checked_like_the_others(adapter: str) -> None:
-    """The layout that CONTRIBUTING and pyproject.toml describe."""
+    """Check the layout that CONTRIBUTING and pyproject.toml describe."""
     tool = metadata_of(ROOT)["tool"]
     package = f"lightspan_{adapter}"
     contracts = {each["id"]: each for each in tool["importlinter"]["contracts"]}
@@ -151,7 +151,7 @@ def test_core_constraints_cover_what_core_declares() -> None:
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_oldest_constraints_are_the_floors(adapter: str) -> None:
-    """What CI installs as oldest is what the metadata promises."""
+    """Check that CI's oldest versions are the minimum versions of the metadata."""
     oldest = pins(f"{adapter}-oldest.txt")
     for each in project(ADAPTERS[adapter])["dependencies"]:
         if name_of(each) in oldest:
@@ -165,7 +165,7 @@ built = pytest.mark.skipif(DIST is None, reason="nox -s packaging builds the whe
 
 
 CACHE = re.compile(r"__pycache__/|(^|/)\.")
-"""What tools leave behind in a folder of sources."""
+"""Files that tools leave in a folder of sources."""
 
 
 def wheel(package: str) -> zipfile.ZipFile:

@@ -1,4 +1,4 @@
-"""What `nox -s release` uploads from: a tagged commit, unchanged, whose changelog names it."""
+"""Test `nox -s release`, which needs an unchanged, tagged commit that the changelog names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RELEASED = "# Changelog\n\n## 1.2.3 (2026-11-23)\n\n## 1.2.2 (2026-11-01)\n"
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository of version 1.2.3, whose release is tagged."""
+    """Return a repository whose version 1.2.3 is tagged."""
     package = tmp_path / "packages/core/src/lightspan"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text('__version__ = "1.2.3"\n')

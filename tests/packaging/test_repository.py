@@ -1,4 +1,4 @@
-"""What the repository holds."""
+"""Test the files of the repository."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def tracked() -> list[Path]:
-    """Files that git tracks or would add."""
+    """Return the files that git tracks or would add."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
@@ -25,7 +25,7 @@ def tracked() -> list[Path]:
 
 
 def texts() -> list[tuple[str, str]]:
-    """Path and content of every text file."""
+    """Return path and content of every text file."""
     found: list[tuple[str, str]] = []
     for path in tracked():
         data = path.read_bytes()
@@ -35,7 +35,7 @@ def texts() -> list[tuple[str, str]]:
 
 
 def lines_that(pattern: str) -> list[str]:
-    """`file:line: text` of every line in which the pattern occurs."""
+    """Return `file:line: text` for every line that contains the pattern."""
     searched = re.compile(pattern)
     return [
         f"{name}:{number}: {line.strip()}"
@@ -70,7 +70,10 @@ def test_sessions_know_every_adapter() -> None:
 
 @pytest.mark.parametrize("adapter", environments.ADAPTERS)
 def test_what_adapter_tests_are_skipped_without_is_expected_by_nox(adapter: str) -> None:
-    """A session whose environment lacks a module fails: it would skip the tests and pass."""
+    """Check that nox expects every module without which tests are skipped.
+
+    Otherwise a session without the module would skip the tests and pass.
+    """
     suite = ROOT / "packages/testing/src/lightspan_testing/adapter_suite"
     skipped = {
         name
@@ -88,7 +91,7 @@ def documents() -> list[str]:
 
 @pytest.mark.parametrize("name", documents())
 def test_code_in_documents_compiles(name: str) -> None:
-    """Programs are whole: every Python block parses."""
+    """Check that every Python block in a document can be parsed."""
     for block in re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.M | re.S):
         compile(block, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 

@@ -1,4 +1,4 @@
-"""Test that the tables of benchmarks/README.md are those of the result files."""
+"""Compare the tables of benchmarks/README.md with the result files."""
 
 from __future__ import annotations
 

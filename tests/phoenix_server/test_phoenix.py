@@ -1,4 +1,4 @@
-"""Spans on a real Phoenix server: sent by `LIGHTSPAN_OTLP`, asked for by its API, and imported.
+"""Test spans on a real Phoenix server: sent by `LIGHTSPAN_OTLP`, read by its API, and imported.
 
 `nox -s tests_phoenix` makes the server's environment and names its command in `PHOENIX_COMMAND`.
 """
@@ -47,7 +47,7 @@ def asked(url: str, body: Any = None) -> Any:
 
 @pytest.fixture(scope="module")
 def phoenix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The server's URL."""
+    """Run a Phoenix server; yield its URL."""
     folder = tmp_path_factory.mktemp("phoenix")
     port = free_port()
     environment = {
@@ -99,7 +99,7 @@ def run_app(store: str) -> None:
 
 
 def spans_of(phoenix: str, project: str, form: str, count: int) -> Any:
-    """The page of an API, once all spans are in it: Phoenix writes them a moment later."""
+    """Return a page of Phoenix's API after all spans have been written, which takes a moment."""
     while True:
         try:
             page = asked(f"{phoenix}/v1/projects/{project}/{form}")
@@ -144,7 +144,7 @@ def test_spans_on_a_real_server(
 def test_what_a_real_server_exports_is_imported(
     phoenix: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An app's own spans, as OpenInference has them."""
+    """Check an app's own spans in OpenInference's format."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider

@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests, from the installed programs."""
+"""Run a PostgreSQL server for tests, from the installed programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HBA: Final = "local all locked scram-sha-256\nlocal all all trust\n"
 
 
 def programs() -> Path | None:
-    """Return the folder of the newest `initdb` and `postgres`; None if they are not installed."""
+    """Return the newest folder that contains `initdb` and `postgres`; None if there is none."""
     folders = [Path(folder) for pattern in _FOLDERS for folder in sorted(glob.glob(pattern))]
     on_path = shutil.which("initdb")
     folders += [Path(on_path).parent] if on_path else []
@@ -40,12 +40,12 @@ def programs() -> Path | None:
 
 
 class Cluster:
-    """A server on a socket in a temporary folder, which is removed at the end.
+    """A PostgreSQL server on a socket in a temporary folder, which is removed at the end.
 
     Args:
         programs: the folder of PostgreSQL's programs.
         place: parent of the temporary folder; None for a fast one.
-        environment: further variables of the server.
+        environment: further environment variables of the server.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Cluster:
         return f"postgresql://{user}@/postgres?host={self.folder}&schema={schema}"
 
     def connect(self, user: str = OWNER, **options: Any) -> psycopg.Connection[Any]:
-        """Open a session in addition to those of the stores."""
+        """Open a database session of the test's own."""
         return psycopg.connect(
             host=str(self.folder), user=user, dbname="postgres", autocommit=True, **options
         )
@@ -130,14 +130,19 @@ class Cluster:
 
 
 def _place() -> str | None:
-    """Return a folder in memory if there is enough: a kill loses no data that the kernel has."""
+    """Return a folder in memory if there is enough space, else None.
+
+    It is durable enough: killing the server loses no data that the kernel has.
+    """
     memory = Path("/dev/shm")
     is_large = memory.is_dir() and shutil.disk_usage(memory).free > 2 << 30
     return str(memory) if is_large and os.access(memory, os.W_OK) else None
 
 
 def _user() -> str | None:
-    """Return the user that runs the server: PostgreSQL refuses root."""
+    """Return the user to run the server as, because PostgreSQL refuses root; None for the
+    current one.
+    """
     if os.geteuid() != 0:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}

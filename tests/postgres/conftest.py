@@ -1,4 +1,4 @@
-"""A server that all tests of this folder share."""
+"""Fixtures for tests with a PostgreSQL server, which all of them share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def postgres() -> Path:
-    """Return the folder of PostgreSQL's programs. Without them tests are skipped, or fail in CI."""
+    """Return the folder of PostgreSQL's programs; without them skip the tests, or fail in CI."""
     folder = programs()
     if folder is None:
         reason = "no PostgreSQL server here: apt-get install postgresql"
@@ -32,8 +32,10 @@ def cluster(postgres: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def make_url(cluster: Cluster) -> Iterator[Callable[..., str]]:
-    """Return a factory of URLs of new schemas, which are dropped at the end: recovery after a crash
-    takes long with thousands of tables."""
+    """Return a function that returns the URL of a new schema; drop the schemas at the end.
+
+    With thousands of tables, recovery after a crash would take long.
+    """
     schemas: list[str] = []
 
     def make(name: str = "x", user: str = "lightspan") -> str:

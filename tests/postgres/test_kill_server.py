@@ -1,4 +1,4 @@
-"""kill -9 of the server: acknowledged writes survive."""
+"""Test `kill -9` of the PostgreSQL server: acknowledged writes survive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ writer.RETRY_TIMEOUT_S = 0.0
 def test_kill_9_of_all_processes_keeps_what_was_acknowledged(
     postgres: Path, moments: Callable[[Any], random.Random]
 ) -> None:
-    """The server is killed three times at random moments, under two writers each."""
+    """Kill the server three times at random moments, with two writers each."""
     lines_of_writers: list[list[str]] = []
     with Cluster(postgres) as cluster:
         url = cluster.url("x")
@@ -40,7 +40,7 @@ def test_kill_9_of_all_processes_keeps_what_was_acknowledged(
 
 
 def _write_and_kill(cluster: Cluster, url: str, turn: int, lines: int) -> list[list[str]]:
-    """Return what two writers printed until a kill after that many lines of one of them."""
+    """Kill the server after one of two writers has printed `lines` lines; return their output."""
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", _IMPATIENT + WRITER, url, f"{turn}-{number}"],

@@ -1,4 +1,4 @@
-"""Failures of a server only: settings, tables, permissions."""
+"""Test failures of the PostgreSQL server: settings, tables, permissions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def schema_of(url: str) -> str:
 
 
 async def refused(url: str, *words: str, kind: type[StoreError] = StoreError) -> str:
-    """Check that opening raises this error, with the socket, the database and these words."""
+    """Check that opening raises `kind` with the socket, the database and `words` in its message."""
     with pytest.raises(kind) as caught:
         await PostgresStore(url).open()
     for word in ("/postgres?host=", *words):
@@ -114,7 +114,7 @@ async def test_another_programs_schema_is_refused(cluster: Cluster, url: str) ->
 # --- a server that forgets ----------------------------------------------------------------
 @pytest.fixture
 def own_cluster(postgres: Path) -> Iterator[Cluster]:
-    """A server whose settings a test may change."""
+    """Run a server whose settings a test may change."""
     with Cluster(postgres) as cluster:
         yield cluster
 
@@ -155,7 +155,7 @@ def _setting(cluster: Cluster, name: str) -> str:
 
 
 async def test_texts_compare_byte_by_byte_whatever_the_language(cluster: Cluster) -> None:
-    """In a dictionary order `a` comes before `B`."""
+    """Check that `B` comes before `a`, which the order of a dictionary would reverse."""
     tell(
         cluster,
         "CREATE DATABASE words LOCALE_PROVIDER icu ICU_LOCALE 'en' LOCALE 'C' TEMPLATE template0",
@@ -221,7 +221,9 @@ async def test_what_cannot_be_reached_is_named(cluster: Cluster, tmp_path: Path)
 
 
 async def test_what_a_role_needs(cluster: Cluster, url: str) -> None:
-    """Creating the tables needs CREATE on the database; using them needs access to rows only."""
+    """Check that creating tables needs CREATE on the database, and using them only access to
+    rows.
+    """
     tell(cluster, "CREATE ROLE guest LOGIN")
     as_guest = url.replace("lightspan@", "guest@")
     await refused(as_guest, "GRANT CREATE ON DATABASE")
@@ -246,7 +248,7 @@ async def test_what_a_role_needs(cluster: Cluster, url: str) -> None:
 
 # --- values -------------------------------------------------------------------------------
 async def test_texts_that_postgresql_does_not_take(url: str) -> None:
-    """Texts of users and apps are stored as bytes; ids of lightspan have no NUL."""
+    """Check that any text of users and apps is stored, and that ids with NUL are refused."""
     async with PostgresStore(url) as store:
         attempt = await start(store)
         with pytest.raises(DataError, match="cannot be stored"):

@@ -1,4 +1,4 @@
-"""Several `lightspan serve` of one PostgreSQL share its state."""
+"""Test several `lightspan serve` that share one PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IN_ENVIRONMENT = {"TRAINER_KEY": TRAINER, "RUNNER_KEY": RUNNER}
 
 @pytest.fixture
 def servers(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
-    """Two servers that start together: the first creates the tables."""
+    """Run two servers that start together; the first one creates the tables."""
     monkeypatch.setenv("LIGHTSPAN_STORE_KEY", TRAINER)
     with ExitStack() as stack:
         one, other = (
@@ -33,14 +33,14 @@ def servers(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, st
 
 
 async def test_a_life_at_two_servers(servers: tuple[str, str]) -> None:
-    """A write to one server is visible at the other, once."""
+    """Check that a write at one server is visible once at the other."""
     one, other = servers
     await live(one)
     await check_once(other)
 
 
 async def test_no_rollout_is_claimed_twice(servers: tuple[str, str]) -> None:
-    """Runners claim at both servers at the same time, and leases run by one clock."""
+    """Check claims at both servers at the same time, with leases by the database's clock."""
     names = [f"ro-{number}" for number in range(60)]
 
     async def work(store: Store, runner: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Sessions: connection loss, locks, notifications."""
+"""Test database sessions: connection loss, locks, notifications."""
 
 from __future__ import annotations
 
@@ -40,21 +40,23 @@ _OTHERS = b"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE applica
 
 
 def end_all(cluster: Cluster) -> int:
-    """End the sessions of all stores; return their number."""
+    """End the sessions of all stores; return how many there were."""
     with cluster.connect() as db:
         return len(db.execute(_OTHERS, ("lightspan",)).fetchall())
 
 
 @pytest.fixture
 def own_cluster(postgres: Path) -> Iterator[Cluster]:
-    """A server that a test may stop."""
+    """Run a server that a test may stop."""
     with Cluster(postgres) as cluster:
         yield cluster
 
 
 # --- sessions that die --------------------------------------------------------------------
 async def run_rollouts(store: PostgresStore, names: list[str], claimed: list[str]) -> None:
-    """Run rollouts from enqueue to report, with a call and a span each; record the claims."""
+    """Run rollouts from enqueue to report, with one call and one span each; append ids to
+    `claimed`.
+    """
     remaining = iter(names)
 
     async def work() -> None:
@@ -72,7 +74,7 @@ async def run_rollouts(store: PostgresStore, names: list[str], claimed: list[str
 
 
 async def check_rollouts(store: PostgresStore, names: list[str]) -> None:
-    """Check that nothing was lost or done twice."""
+    """Check that the rollouts have ended, and that nothing was lost or stored twice."""
     assert await store.count() == {RolloutStatus.SUCCEEDED: len(names)}
     attempts = await store.attempts(names)
     assert [attempt.number for attempt in attempts] == [1] * len(names)
@@ -100,7 +102,7 @@ async def test_sessions_that_are_ended_cost_nothing(cluster: Cluster, url: str) 
 
 
 async def follow(store: PostgresStore, number: int) -> set[str]:
-    """Watch until that many rollouts have ended, and return them."""
+    """Watch until `number` rollouts have ended, and return their ids."""
     ended: set[str] = set()
     cursor = 0
     while len(ended) < number:
@@ -114,7 +116,7 @@ async def follow(store: PostgresStore, number: int) -> set[str]:
 async def test_a_commit_without_an_answer_is_settled(
     cluster: Cluster, url: str, monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
-    """The session of each write dies right before or right after its commit."""
+    """Check each write when its session dies right before or right after the commit."""
     commit = PostgresWriteTables.commit
     died: list[int] = []
 
@@ -204,7 +206,7 @@ async def test_what_is_added_waits_for_nothing_that_moves(cluster: Cluster, url:
 
 
 async def test_a_span_that_meets_a_report_is_late(cluster: Cluster, url: str) -> None:
-    """A span for an attempt that is being reported waits, and is late."""
+    """Check that a span waits for a concurrent report of its attempt, and is marked late."""
     async with PostgresStore(url) as store:
         attempt = await start(store)
         other = await start(store, "ro-2")
@@ -225,7 +227,7 @@ async def test_a_span_that_meets_a_report_is_late(cluster: Cluster, url: str) ->
 
 
 class _locking:
-    """A session of another program, in a transaction."""
+    """A session of another program with an open transaction."""
 
     def __init__(self, cluster: Cluster, url: str, statements: str) -> None:
         self._db: psycopg.Connection[Any] = cluster.connect()
@@ -241,7 +243,7 @@ class _locking:
 
 
 async def test_writers_that_wait_in_a_circle_write_all_the_same(cluster: Cluster, url: str) -> None:
-    """Two sessions add the same spans in opposite order, and the server rolls back the store's."""
+    """Check a deadlock of two sessions, in which the server rolls back the store's transaction."""
     with cluster.connect() as other:
         other.execute(b"CREATE ROLE patient LOGIN SUPERUSER")
         other.execute(b"ALTER ROLE patient SET deadlock_timeout = '2s'")
@@ -291,7 +293,7 @@ asyncio.run(main())
 
 
 async def test_a_watcher_sees_every_change_of_four_processes(url: str) -> None:
-    """Changes that are committed during a poll are not missed; the cursor never goes back."""
+    """Check that changes that are committed during a poll are not missed."""
     changes_read: list[int] = []
     async with open_store(url) as store:
         program = (sys.executable, "-c", _COMMITTER, url)
@@ -312,7 +314,7 @@ async def test_a_watcher_sees_every_change_of_four_processes(url: str) -> None:
 async def test_a_watcher_is_woken_by_what_it_hears(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next poll would be an hour later."""
+    """Check that a notification ends the wait, which would otherwise last an hour."""
     async with PostgresStore(url) as store, PostgresStore(url) as other:
         store._polls_s = (3600.0, 3600.0)
         watching = asyncio.create_task(store.watch(0, timeout_s=3600))
@@ -322,7 +324,7 @@ async def test_a_watcher_is_woken_by_what_it_hears(
 
 # --- processes ----------------------------------------------------------------------------
 def test_a_store_after_a_fork(url: str) -> None:
-    """The child does not end its parent's sessions."""
+    """Check that a forked child does not end its parent's sessions."""
     session = "store._opened.moving.link._db"
     program = FORKED.replace("child = os.fork()", f"ours = {session}\nchild = os.fork()")
     program += f"assert ours is {session}\n{END}"

@@ -1,4 +1,4 @@
-"""PostgresStore passes the suite of stores, also when it is served over HTTP."""
+"""Run the store suite with PostgresStore, directly and served over HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TestPostgresStore(StoreSuite):
 
 @pytest.mark.long
 class TestServedPostgres(StoreSuite):
-    """Each client has its own server, and all servers share one database."""
+    """Run the suite with one server per client, all on one database."""
 
     @pytest.fixture(autouse=True)
     def schemas(self, make_url: Callable[..., str]) -> Iterator[None]:

@@ -1,4 +1,7 @@
-"""No thread of ours imports anything while an app may fork: a child would have half a module."""
+"""Test that lightspan's threads import nothing while an app may fork.
+
+Otherwise a child could have a partially imported module.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a finished quickstart left behind; LIGHTSPAN_RUN names the run.
+"""Test the result of a finished quickstart, whose run's folder is LIGHTSPAN_RUN.
 
-The lower bound of the gain is what must hold on any machine; the figures themselves are in the
-example's README, measured by benchmarks/learning.py.
+Any machine should reach the lower bound of the gain. The figures themselves are in the example's
+README, measured by benchmarks/learning.py.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from lightspan_tools.inspect import inspect_run
 
 @pytest.fixture(scope="module")
 def run() -> Path:
-    """The run's folder."""
+    """Return the run's folder."""
     return Path(os.environ["LIGHTSPAN_RUN"])
 
 
 @pytest.fixture(scope="module")
 def metrics(run: Path) -> list[dict[str, Any]]:
-    """Every line of metrics.jsonl."""
+    """Return all lines of metrics.jsonl."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 

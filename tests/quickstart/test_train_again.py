@@ -1,4 +1,4 @@
-"""`train.py` after the quickstart, whose warm start it takes: with LoRA, killed and resumed."""
+"""Test `train.py` with LoRA after the quickstart, whose warm start it uses: killed and resumed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ def _train(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def _kill_after(process: subprocess.Popen[str], line: str, number: signal.Signals) -> str:
-    """Send the signal once a line begins so; returns what is printed after that, when none of its
-    runner processes is left."""
+    """Send a signal when a line begins with `line`; return the output after it.
+
+    Checks that no runner process is left.
+    """
     assert process.stdout is not None
     seen = []
     for text in process.stdout:
@@ -51,7 +53,7 @@ def _steps(folder: Path) -> list[int]:
 
 @pytest.mark.timeout(300)
 def test_adapters_resume_after_ctrl_c_and_after_kill(tmp_path: Path) -> None:
-    """With `--lora`; that whole weights resume, the fault tests show."""
+    """Check `--lora`; the fault tests check whole weights."""
     folder = tmp_path / "run"
     first = _train(folder, "--lora", "--steps", "2")
     rest = _kill_after(first, "step 1/2 ", signal.SIGINT)

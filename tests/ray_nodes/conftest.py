@@ -1,4 +1,4 @@
-"""A real Ray cluster on this machine: a head and a node, with a token."""
+"""Fixtures of tests with a real Ray cluster on this machine: a head and a node, with a token."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HERE = str(Path(__file__).parent)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A skip is a failure."""
+    """Turn a skipped test into a failure."""
     report = yield
     if report.skipped:
         report.outcome = "failed"
@@ -43,14 +43,14 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A cluster that tests share, whose nodes have the key of runners."""
+    """Run a cluster that tests share, whose nodes have the runners' key."""
     with Cluster(LIGHTSPAN_STORE_KEY=RUNNER) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def node(cluster: Cluster) -> Node:
-    """One that no test kills."""
+    """Return a node that no test kills."""
     node = cluster.add(cpus=4)
     node.wait_ready()
     return node
@@ -58,7 +58,7 @@ def node(cluster: Cluster) -> Node:
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a store that is served; this process has the trainer's key."""
+    """Serve a store, and set the trainer's key in this process; yield the store's URL."""
     keys = ("--trainer-key-env", "TRAINER", "--runner-key-env", "RUNNER")
     file = f"sqlite:///{tmp_path}/served.db"
     with serving_store(file, *keys, TRAINER=TRAINER, RUNNER=RUNNER) as (url, _):

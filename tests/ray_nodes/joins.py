@@ -1,5 +1,7 @@
-"""Starts runners and runs one rollout: `joins.py ADDRESS STORE [without_token]`; prints what came
-of it."""
+"""Start runners and run one rollout: `joins.py ADDRESS STORE [without_token]`.
+
+Prints the result or the error.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster on this machine, as `ray start` makes them, each to be killed whole."""
+"""Run nodes of a Ray cluster on this machine as `ray start` does; each can be killed as a whole."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LATE = "The current node timed out during startup"
 
 
 class Node:
-    """One node: its raylet, agents, and whatever runs there.
+    """A Ray node with its raylet, agents and worker processes.
 
     Args:
-        arguments: of `ray start`.
-        log: where it writes.
-        environment: of its processes, beside the tests'.
-        python: the interpreter that has Ray.
+        arguments: arguments of `ray start`.
+        log: file of its output.
+        environment: environment variables of its processes, in addition to the tests'.
+        python: interpreter that has Ray.
     """
 
     def __init__(
@@ -54,8 +54,11 @@ class Node:
             )
 
     def wait_ready(self) -> None:
-        """Until it has said that it is up. Where a busy machine takes longer than the 30 s that Ray
-        allows, whatever is set, it is begun again."""
+        """Wait until the node reports that it has started.
+
+        On a busy machine it may take longer than Ray's fixed limit of 30 s; then it is started
+        again.
+        """
         while READY not in (said := self._log.read_text(errors="replace")):
             if self.process.poll() is not None:
                 assert LATE in said, said
@@ -65,7 +68,7 @@ class Node:
             time.sleep(0.05)
 
     def running(self, *words: str) -> list[psutil.Process]:
-        """Its processes whose command line has all of these words."""
+        """Return the node's processes whose command line contains all of `words`."""
         found = []
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -75,7 +78,7 @@ class Node:
         return found
 
     def orphans(self, word: str) -> list[psutil.Process]:
-        """Processes that were begun on it, whoever their parent is now."""
+        """Return the processes that were started on the node, whatever their parent is now."""
         raylets = {str(each.pid) for each in self.running("raylet_socket_name")}
         found = []
         for process in psutil.process_iter():
@@ -85,7 +88,7 @@ class Node:
         return found
 
     def kill(self) -> None:
-        """All of it at once, as when a machine loses its power."""
+        """Kill all of the node's processes at once, as if the machine lost its power."""
         if self.process.poll() is not None:
             return
         everything = [psutil.Process(self.process.pid), *self.running()]
@@ -99,11 +102,11 @@ class Node:
 
 
 class Cluster:
-    """A head without any CPU, and nodes beside it.
+    """A Ray cluster: a head without CPUs, and further nodes.
 
     Args:
-        python: the interpreter that has Ray.
-        environment: of all nodes: the token's, the key's.
+        python: interpreter that has Ray.
+        environment: environment variables of all nodes, such as the token and the key.
     """
 
     def __init__(self, python: str = sys.executable, **environment: str) -> None:
@@ -128,7 +131,7 @@ class Cluster:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(self, cpus: int = 2) -> Node:
-        """Start a node; it is there when it is ready."""
+        """Start a node and return it; `wait_ready` waits until it has started."""
         return self._start(f"--address={self.address}", f"--num-cpus={cpus}")
 
     def _start(self, *arguments: str) -> Node:

@@ -16,7 +16,10 @@ from lightspan.runners.command.environment import TOKEN_VARIABLE
 
 @lightspan.rollout
 def twice(task: dict[str, Any]) -> float:
-    """Asks, and asks again; a longer answer is a better one. Nothing of Ray's is to be found."""
+    """Call the model twice; longer answers have a higher reward.
+
+    Fails if the environment has Ray's token or the store's key.
+    """
     assert not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "LIGHTSPAN_STORE_KEY"} & set(os.environ)
     with (
         openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="x", max_retries=20) as client,
@@ -26,7 +29,7 @@ def twice(task: dict[str, Any]) -> float:
 
 
 async def meets(task: dict[str, Any]) -> dict[str, float]:
-    """Says where it runs, when another one has come."""
+    """Wait for another attempt, and return facts about the process of this attempt."""
     here = Path(task["folder"])
     (here / task["name"]).touch()
     while len([*here.iterdir()]) < 2:  # noqa: ASYNC110

@@ -1,5 +1,7 @@
-"""Nodes, actors and their processes killed again and again while a training goes on in a Ray
-cluster: it ends with exactly the transitions of one that nothing happened to."""
+"""Test a training in a Ray cluster while nodes, actors and processes are killed repeatedly.
+
+It ends with exactly the same transitions as without faults.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,15 @@ pytestmark = pytest.mark.timeout(1800)
 
 FAULTS = 30 if os.environ.get("LIGHTSPAN_SEED") else 12
 STEPS = 10 * FAULTS
-"""With eight rollouts each: a node takes seconds to come, and the others go on meanwhile."""
+"""Number of steps, with eight rollouts each: a new node takes seconds, while the others
+continue.
+"""
 TASKS = [{"q": f"question {number}"} for number in range(8 * STEPS)]
 PACE_S = 0.02
 
 
 class Nodes:
-    """Two nodes with room for an actor each; one of them is killed and replaced."""
+    """Two nodes with room for one actor each; one of them is killed and replaced."""
 
     def __init__(self, cluster: Cluster, dice: random.Random) -> None:
         self._cluster = cluster
@@ -42,7 +46,7 @@ class Nodes:
         self._lasting, self._doomed = self._added(), self._added()
 
     def faults(self) -> dict[str, Callable[[], None]]:
-        """What can happen, by name. Each waits for something to kill, and kills it."""
+        """Return name → function that waits for something to kill, and kills it."""
         return {
             "a node killed": self._kill_node,
             "an actor killed": lambda: self._kill_one(actors_of),
@@ -65,7 +69,7 @@ class Nodes:
     def _awaited(
         self, of: Callable[[Node], list[psutil.Process]], *nodes: Node
     ) -> list[psutil.Process]:
-        """What there is to kill: after a death an actor takes seconds to come again."""
+        """Return the processes to kill; an actor takes seconds to come back after a death."""
         latest = time.monotonic() + 120
         while not (found := [process for node in nodes for process in of(node)]):
             assert time.monotonic() < latest, "nothing to kill"
@@ -82,7 +86,7 @@ def processes_of(node: Node) -> list[psutil.Process]:
 
 
 async def ends(trained: Any, store: str) -> Counter[AttemptStatus]:
-    """How the attempts of its rollouts ended, all of which succeeded, each once."""
+    """Return how the attempts ended; check that all rollouts have succeeded, each once."""
     run_id = trained.folder.read_config()["run_id"]
     async with open_store(store) as opened:
         states = await opened.rollouts(run_id=run_id)
@@ -96,7 +100,7 @@ async def ends(trained: Any, store: str) -> Counter[AttemptStatus]:
 
 @pytest.fixture
 def own() -> Iterator[Cluster]:
-    """A cluster of its own: what is killed here, others need not wait for."""
+    """Run a cluster for this test alone, so that other tests need not wait for killed nodes."""
     with Cluster(LIGHTSPAN_STORE_KEY=RUNNER) as cluster:
         yield cluster
 
@@ -109,7 +113,7 @@ def test_nodes_are_killed_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
     moments: Callable[[Any], random.Random],
 ) -> None:
-    """Beside one that lasts, so that the training goes on all the time."""
+    """Check a training on two nodes, one of which is never killed."""
     dice, script = moments("ray"), Script()
     nodes = Nodes(own, dice)
     runners = RayRunners(8, actors=2, address=own.address, app_dirs=HERE)

@@ -1,4 +1,6 @@
-"""Nodes, actors and trainers killed: attempts are lost, rollouts are not, and nobody is left."""
+"""Test that killed nodes, actors and trainers lose attempts, but no rollouts, and leave no
+process.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ async def read(trained: Trainer, store: str) -> tuple[Counter[RolloutStatus], li
 
 
 def wait_for_calls(node: Node, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until all eight rollouts of its first step are in mid-call, of actors on this node."""
+    """Wait until all eight rollouts of the first step have a running call by actors on this
+    node.
+    """
     while asked(8) not in log.read_text():
         assert process.poll() is None, log.read_text()
         time.sleep(0.1)
@@ -49,7 +53,7 @@ def at_work(node: Node) -> list[psutil.Process]:
 
 
 def wait_until_idle(node: Node) -> None:
-    """pytest's time limit ends a wait in vain."""
+    """Wait until no process of the node is working; only pytest's timeout limits the wait."""
     while at_work(node):
         time.sleep(0.1)
 
@@ -57,9 +61,11 @@ def wait_until_idle(node: Node) -> None:
 def test_the_head_that_is_lost(
     cluster: Cluster, node: Node, tiny: Path, served: str, tmp_path: Path
 ) -> None:
-    """In mid-call of all attempts, for good: Ray ends the trainer and the nodes, nobody is left,
-    and in another cluster the training goes on to exactly the same transitions. What was in flight
-    is cancelled, and asked anew."""
+    """Check the loss of the head while all attempts have running calls.
+
+    Ray ends the trainer and the nodes. The run is resumed in another cluster with exactly the same
+    transitions; running rollouts are cancelled and started anew.
+    """
     from tests.ray_nodes import trained
 
     runners = RayRunners(8, actors=2, address=cluster.address, app_dirs=HERE)
@@ -94,7 +100,7 @@ def test_the_head_that_is_lost(
 def test_the_trainers_end_is_that_of_all_actors(
     cluster: Cluster, node: Node, tiny: Path, served: str, tmp_path: Path, how: signal.Signals
 ) -> None:
-    """`kill -9` in mid-call, and Ctrl-C."""
+    """Check `kill -9` during calls, and Ctrl-C."""
     from tests.ray_nodes import trained
 
     command = [sys.executable, trained.__file__, str(tmp_path / "run"), str(tiny)]

@@ -1,4 +1,4 @@
-"""What runners in a Ray cluster may be told, and actors that find no room or die as they begin."""
+"""Test options of runners in a Ray cluster, and actors that find no room or die at their start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.ray_nodes.trained import HERE
 pytestmark = pytest.mark.timeout(900)
 
 LONG_S = 600.0
-"""A lease that has no part in any test."""
+"""A lease that is longer than any test."""
 
 
 def plan(store: Store, app: str) -> RunnerPlan:
@@ -67,7 +67,7 @@ async def ended(runners: RayRunners, store: Store, names: list[str]) -> list[Att
 async def test_an_interpreter_of_the_apps_own_and_a_process_for_each_attempt(
     cluster: Cluster, node: Node, store: Store, tmp_path: Path
 ) -> None:
-    """Nothing of Ray's is in the app's environment."""
+    """Check that the attempts run in two processes of the app's interpreter, without Ray."""
     python = app_environment(tmp_path / "environment", "openai", "aiohttp")
     meeting = tmp_path / "meeting"
     meeting.mkdir()
@@ -86,7 +86,7 @@ async def test_an_interpreter_of_the_apps_own_and_a_process_for_each_attempt(
 
 
 async def test_a_cluster_without_room(cluster: Cluster, node: Node, store: Store) -> None:
-    """Of two actors one has room; nothing is left of it."""
+    """Check two actors of which only one has room: the start fails, and no actor is left."""
     runners = RayRunners(2, actors=2, address=cluster.address, cpus=3, timeout_s=10)
     with pytest.raises(
         LightspanError,

@@ -1,4 +1,4 @@
-"""Runners in a Ray cluster pass the suite of runners: one that was joined, with a served store."""
+"""Run the runners suite in a Ray cluster that was joined, with a served store."""
 
 from __future__ import annotations
 

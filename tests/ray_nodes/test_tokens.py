@@ -1,4 +1,6 @@
-"""Who joins a Ray cluster has its token, and a cluster that asks for none is refused."""
+"""Test that joining a Ray cluster needs its token, and that a cluster without a token is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ TOKEN_HINT = "set RAY_AUTH_MODE=token where each node and the trainer are starte
 
 
 def joined(address: str, store: str, *options: str, **environment: str | None) -> str:
-    """What a program that joins is told last."""
+    """Run a program that joins the cluster; return the last line that it prints."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     for name, value in environment.items():
         env.pop(name, None)
@@ -42,13 +44,15 @@ def test_a_wrong_token(cluster: Cluster, node: Node, served: str) -> None:
 
 @pytest.mark.parametrize("mode", [None, "disabled"])
 def test_a_trainer_that_asks_for_no_token(cluster: Cluster, served: str, mode: str | None) -> None:
-    """It does not even connect."""
+    """Check that a trainer without token authentication is refused before it connects."""
     said = joined(cluster.address, served, RAY_AUTH_MODE=mode)
     assert said.startswith(f"ConfigError: Ray cluster {cluster.address} requires no token")
 
 
 def test_a_cluster_that_asks_for_no_token(served: str) -> None:
-    """A trainer with a token can do nothing there. Who wants such a cluster says so."""
+    """Check that a trainer with a token is refused, and that one without token can use the
+    cluster.
+    """
     with Cluster(RAY_AUTH_MODE="disabled", LIGHTSPAN_STORE_KEY="a-runner-key-0123456789") as open_:
         open_.add(cpus=1).wait_ready()
         said = joined(open_.address, served)
@@ -59,7 +63,7 @@ def test_a_cluster_that_asks_for_no_token(served: str) -> None:
 
 
 def test_a_cluster_of_this_machine(tmp_path: Path) -> None:
-    """It has a token of its own, and reaches a file."""
+    """Check that a local cluster has its own token, and works with a store in a file."""
     url = f"sqlite:///{tmp_path}/run.db"
     alone = {"HOME": str(tmp_path), "RAY_AUTH_TOKEN_PATH": None, "RAY_AUTH_MODE": None}
     assert joined("local", url, **alone) == "ran: 3.0"

@@ -1,5 +1,7 @@
-"""A training with a scripted engine, whose learner keeps its rows; as a script:
-`trained.py FOLDER MODEL ADDRESS STORE`, which asks for ever."""
+"""A training with a scripted engine, whose learner stores its rows.
+
+As a script, `trained.py FOLDER MODEL ADDRESS STORE`, its calls never end.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ HERE = str(Path(__file__).parent)
 
 
 class Script:
-    """Says what the prompt decides."""
+    """Answer by the prompt alone."""
 
     def __init__(self) -> None:
         self.tokenizer = tiny_chat_tokenizer()
@@ -31,7 +33,7 @@ class Script:
 
 
 class Endless(Script):
-    """Never answers, and prints how many have asked."""
+    """Never answer, and print the number of calls."""
 
     def __call__(self, request: GenerationRequest) -> Say:
         said = super().__call__(request)
@@ -53,10 +55,16 @@ def trainer(
     steps: int = 2,
     pace_s: float = 0.0,
 ) -> Trainer:
-    """Of steps of eight tasks each.
+    """Return a trainer with eight tasks per step.
 
     Args:
-        pace_s: what each token takes.
+        folder: folder of the run.
+        model: the model.
+        script: script of the engine.
+        runners: the runners.
+        store: URL of the store.
+        steps: number of steps.
+        pace_s: seconds per token.
     """
     algorithm = LightningRL(
         model, optimize="writer", estimator="reinforce++", group_size=1, tasks_per_step=8
@@ -76,14 +84,14 @@ def trainer(
 
 
 def learned(trained: Trainer) -> object:
-    """What its learner was given, step by step."""
+    """Return the rows of each step."""
     learner = trained.settings.learner
     assert isinstance(learner, Recording)
     return learner.learned()
 
 
 def main(folder: str, model: str, address: str, store: str) -> None:
-    """Every call waits for ever."""
+    """Train with calls that never end."""
     runners = RayRunners(8, actors=2, address=address, app_dirs=HERE)
     trainer(Path(folder), Path(model), Endless(), runners, store).fit(APP, TASKS)
 

@@ -12,7 +12,9 @@ from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenize
 
 
 class Script:
-    """Says, to each prompt that ends in a key, the key's texts in turn, again and again."""
+    """A script of an engine: a prompt that ends with a key gets the key's texts in turn,
+    repeatedly.
+    """
 
     def __init__(self, answers: Mapping[str, Sequence[str]]) -> None:
         self.tokenizer = tiny_chat_tokenizer()
@@ -35,7 +37,7 @@ def scripted(answers: Mapping[str, Sequence[str]]) -> ScriptedEngine:
 def dev(
     rl: Callable[..., Any], app: Any, answers: Sequence[str], tasks: int = 1, **options: Any
 ) -> DevReport:
-    """A dry run of an app of one call, whose model gives these answers in turn."""
+    """Run `dev` on an app of one call, whose model gives `answers` in turn."""
     algorithm = options.pop("algorithm", {})
     engine = scripted({"": answers})
     trainer = Trainer(rl(**algorithm), engine=engine, steps=1, reporter=SilentReporter())

@@ -1,4 +1,4 @@
-"""Alerts of a run's history, recorded and made up."""
+"""Test alerts for the metrics of runs, recorded ones and made-up ones."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lightspan.training.results import Evaluation
 from lightspan_tools.alerts import Alert, AlertMonitor, print_alerts
 
 RECORDED = Path(__file__).parent / "histories"
-"""Histories of real runs; README.md there says how they were recorded."""
+"""Folder of recorded metrics of real runs; its README.md describes them."""
 
 
 def line(step: int, rewards: Sequence[Sequence[float]], **more: float) -> dict[str, Any]:
-    """The line of a training step, of the rewards of each of its groups."""
+    """Return a line of metrics of a training step, from the rewards of each group."""
     means = [math.fsum(group) / len(group) for group in rewards]
     mean = math.fsum(means) / len(means)
     variance = math.fsum((value - mean) ** 2 for value in means) / max(1, len(means) - 1)
@@ -41,7 +41,7 @@ def line(step: int, rewards: Sequence[Sequence[float]], **more: float) -> dict[s
 def sampled(
     rng: random.Random, step: int, mean: float, groups: int = 16, **more: float
 ) -> dict[str, Any]:
-    """A step whose tasks differ in how often they are solved, by .3 or so."""
+    """Return a line of metrics whose tasks have success rates that differ by about 0.3."""
     chances = (min(1.0, max(0.0, rng.gauss(mean, 0.3))) for _ in range(groups))
     return line(
         step, [[float(rng.random() < chance) for _ in range(8)] for chance in chances], **more
@@ -53,7 +53,7 @@ def read(lines: Sequence[dict[str, Any]]) -> list[Alert]:
 
 
 def recorded(name: str) -> list[tuple[str, int]]:
-    """The alerts of a real run."""
+    """Return (name, step) of the alerts of a recorded run."""
     lines = [json.loads(text) for text in (RECORDED / f"{name}.jsonl").read_text().splitlines()]
     evaluations = [
         Evaluation(
@@ -159,7 +159,7 @@ def test_a_resumed_run_does_not_repeat_an_alert() -> None:
 
 
 def test_a_run_that_redoes_its_last_step_in_the_same_process_is_read_anew(tmp_path: Path) -> None:
-    """Both files of metrics have three lines."""
+    """Check that the changed file of metrics is read again, although it has equally many lines."""
 
     def warnings_of(*groups: list[float]) -> list[str]:
         steps = [line(step, [group] * 12, time=0.0) for step, group in enumerate(groups, 1)]
@@ -177,7 +177,7 @@ def test_a_run_that_redoes_its_last_step_in_the_same_process_is_read_anew(tmp_pa
 def test_fit_shows_an_alert_and_inspect_shows_it_again(
     apps: Any, rl: Callable[..., Any], tmp_path: Path, lines: Any
 ) -> None:
-    """Every rollout of the reviewer earns .5."""
+    """Check a run in which every rollout of the reviewer has the reward 0.5."""
     from lightspan import Trainer
     from lightspan_tools.inspect import inspect_run
 

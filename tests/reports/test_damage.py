@@ -1,4 +1,4 @@
-"""A run whose files were damaged: every command says which file, what is wrong and what to do."""
+"""Test commands on a run with damaged files: each names the file, the damage and the remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Change = Callable[[Path], None]
 
 
 def cut(path: Path) -> None:
-    """Half of it is missing."""
+    """Cut the file to half of its size."""
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
 
@@ -38,7 +38,9 @@ def emptied(path: Path) -> None:
 
 
 def overwritten(at: float) -> Change:
-    """With something else, from there on."""
+    """Return a change that overwrites up to 400 bytes, from the fraction `at` of the file's size
+    on.
+    """
 
     def change(path: Path) -> None:
         data = bytearray(path.read_bytes())
@@ -52,7 +54,7 @@ def overwritten(at: float) -> Change:
 
 
 def replaced(text: str) -> Change:
-    """By other JSON."""
+    """Return a change that replaces the file's content by `text`."""
 
     def change(path: Path) -> None:
         path.write_text(f"{text}\n")
@@ -62,7 +64,7 @@ def replaced(text: str) -> Change:
 
 
 def a_folder(path: Path) -> None:
-    """In its place."""
+    """Replace the file by a folder."""
     path.unlink()
     path.mkdir()
 
@@ -87,7 +89,7 @@ FILES = [
 
 @pytest.fixture
 def run(one_step: tuple[Path, list[Any]], tmp_path: Path) -> Path:
-    """A copy of a complete run."""
+    """Return a copy of a complete run."""
     folder: Path = shutil.copytree(one_step[0], tmp_path / "run")
     return folder
 
@@ -96,7 +98,7 @@ def run(one_step: tuple[Path, list[Any]], tmp_path: Path) -> Path:
 def test_commands_say_what_is_damaged(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str
 ) -> None:
-    """The command works, or says in a line or two which file of the run it cannot use."""
+    """Check that each command works, or names the file that it cannot use in a line or two."""
     name = next(run.glob(file)).relative_to(run)
     out = ["-o", str(tmp_path / "out.jsonl")]
     for change in CHANGES:
@@ -122,7 +124,7 @@ def test_a_store_that_another_program_has_changed(
 
 
 async def test_a_row_that_is_not_what_was_written(run: Path) -> None:
-    """SQLite has no checksums: what is in a page may be anything."""
+    """Check a changed row, which SQLite does not detect because it has no checksums."""
     db = sqlite3.connect(run / "store.db")
     with db:
         db.execute("UPDATE rollout_bodies SET body = x'93c1ff'")
@@ -145,7 +147,7 @@ def test_what_is_damaged_is_not_served(run: Path, change: Change) -> None:
 def test_training_does_not_go_on_in_a_damaged_store(
     apps: Any, rl: Any, ask: Any, run: Path, tmp_path: Path
 ) -> None:
-    """It is left as it is: most of what it holds can be salvaged."""
+    """Check that the store is not changed, so that most of it can be recovered."""
     folder = tmp_path / "new"
     folder.mkdir()
     shutil.copy(run / "store.db", folder)
@@ -159,7 +161,10 @@ def test_training_does_not_go_on_in_a_damaged_store(
 
 
 def error_of(act: Callable[[], object], kind: type[Exception], path: Path) -> str:
-    """What the act's error says, which can be of this kind only; the path where it does well."""
+    """Return the message of the error that `act` raises, which must be of `kind`.
+
+    Returns `path` if `act` raises nothing.
+    """
     try:
         act()
     except kind as error:
@@ -194,7 +199,7 @@ def test_a_damaged_checkpoint_is_named(run: Path, tiny: Path, file: str) -> None
 
 @contextmanager
 def room_for(size: int) -> Iterator[None]:
-    """No file may be larger: what a disk without room says, by another number."""
+    """Limit the size of files, which fails like a full disk with another error number."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -204,7 +209,7 @@ def room_for(size: int) -> Iterator[None]:
 
 
 def test_a_checkpoint_that_finds_no_room(tiny: Path, tmp_path: Path) -> None:
-    """The one before it is what a run goes on from."""
+    """Check that the previous checkpoint is kept, from which the run is resumed."""
     made, state = learner(tiny), checkpoints.TrainerState(run_id="run", step=1)
     kept = checkpoints.save(tmp_path / "checkpoints", state, made.save)
     state.step = 2

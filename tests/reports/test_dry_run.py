@@ -1,4 +1,7 @@
-"""The dry run with the algorithm's own model: every section exact, and nothing disturbed."""
+"""Test dry runs with the algorithm's own model: each section of the report is exact.
+
+A dry run changes no run.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ ANSWERS = {
 def report(
     dry_apps: Any, server: ScriptedServer, tiny: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> DevReport:
-    """Two tasks, four rollouts each."""
+    """Run a dry run of two tasks with four rollouts each."""
     from lightspan import LightningRL
 
     algorithm = LightningRL(tiny, optimize="planner", frozen={"checker": "base"}, temperature=0.7)
@@ -266,7 +269,7 @@ def test_a_broken_conversation_is_shown_with_its_first_differing_token(
 def test_a_learner_that_runs_out_of_memory_leaves_a_report(
     rl: Callable[..., Any], dry_apps: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the second update, for which the optimiser first has states."""
+    """Check a failure in the second update, the first one in which the optimizer has states."""
     updates: list[None] = []
 
     def update(*_: Any, **__: Any) -> dict[str, float]:
@@ -286,7 +289,7 @@ def test_a_learner_that_runs_out_of_memory_leaves_a_report(
 def test_the_trainers_folder_and_store_are_not_touched(
     rl: Callable[..., Any], apps: Any, tmp_path: Path, ask: Callable[..., Any]
 ) -> None:
-    """With the real model; a run can be resumed as if nothing had been."""
+    """Check with the real model that a run can be resumed as if there had been no dry run."""
     reporter = SilentReporter()
     folder = tmp_path / "run"
     Trainer(rl(), steps=1, folder=folder, reporter=reporter).fit(apps.spell, ask(2))
@@ -325,7 +328,9 @@ def test_impossible_requests_are_refused(
 def test_a_folder_that_holds_a_dry_run_is_refused(
     rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
 ) -> None:
-    """Nothing would lead to the first one's rollouts any more, which are kept there."""
+    """Check that a second dry run in a folder is refused, which would hide the first one's
+    rollouts.
+    """
     folder = tmp_path / "dry"
     report = dev(rl, dry_apps.says, ["1", "0"], folder=folder)
     assert report.folder == str(folder)
@@ -338,7 +343,7 @@ def test_a_folder_that_holds_a_dry_run_is_refused(
 
 
 def test_an_algorithm_says_what_a_dry_run_reckons_with(tiny: Path, dry_apps: Any) -> None:
-    """As typed members, by the names of the protocol."""
+    """Check the attributes that the algorithm's protocol declares for dry runs."""
     from lightspan.algorithms import Algorithm, Metrics, PolicySpec, TrainerContext
     from lightspan.lightning.batch import BatchConfig
     from lightspan.lightning.selection import Coverage, Rejection, Selection, classify_calls
@@ -380,7 +385,7 @@ def test_an_algorithm_says_what_a_dry_run_reckons_with(tiny: Path, dry_apps: Any
 
 
 def test_a_critic_compares_no_group(rl: Callable[..., Any], dry_apps: Any) -> None:
-    """One rollout of each task, rewards all alike: `fit` learns from them."""
+    """Check one rollout per task with equal rewards: `fit` learns from them with a critic."""
     algorithm = {"estimator": "ppo", "group_size": 1}
     report = dev(rl, dry_apps.says, ["1"], tasks=2, algorithm=algorithm)
     assert (report.group_size, report.rewards.varying) == (1, 0)

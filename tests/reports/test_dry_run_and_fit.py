@@ -1,4 +1,4 @@
-"""What `dev` says of apps that cannot be trained is what `fit` then says."""
+"""Test that `dev` and `fit` report the same problem for apps that cannot be trained."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def trainer_of(
     steps: int = 3,
     tasks: int = 1,
 ) -> Trainer:
-    """Return a trainer with a scripted engine, which answers nobody once it is closed."""
+    """Return a trainer with a scripted engine, which stops answering when it is closed."""
     return Trainer(
         rl(group_size=2, tasks_per_step=tasks),
         engine=scripted({"": answers}),
@@ -71,7 +71,7 @@ def test_a_client_that_bypasses_the_gateway_is_named_by_dev_and_fit(
 def test_a_client_that_nobody_tells_of(
     rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
 ) -> None:
-    """Plain Python over HTTP: an agent is named, and no call of it is seen."""
+    """Check plain Python over HTTP: the agent has a name, but no recorded call."""
     trainer = trainer_of(rl, tmp_path, "1")
     with ScriptedServer("1") as server:
         task = {"q": "a", "url": server.url}
@@ -96,7 +96,9 @@ def test_a_client_that_nobody_tells_of(
 def test_a_client_that_is_given_the_attempts_endpoint_trains(
     rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
 ) -> None:
-    """What the report advises."""
+    """Check an app that sends its HTTP requests to the attempt's endpoint, as the report
+    advises.
+    """
     trainer = trainer_of(rl, tmp_path, "1", "0")
     report = trainer.dev(dry_apps.posts_to, [{"q": "a"}], group_size=2)
     assert [(agent.path, agent.trained, agent.unseen) for agent in report.agents] == [

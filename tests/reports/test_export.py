@@ -1,4 +1,4 @@
-"""`lightspan export` writes what the store and the learner had, in JSONL and Parquet."""
+"""Test `lightspan export`, which writes the contents of store and learner as JSONL and Parquet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lightspan inspect` prints the numbers that the learner used."""
+"""Test `lightspan inspect`, which prints the numbers that the learner used."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _rollouts(run: Path) -> list[str]:
 def test_it_says_what_was_forgotten(
     apps: Any, rl: Any, ask: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The steps of which nothing is left: a store forgets in the order of time."""
+    """Check the message about steps whose rollouts were pruned from the store."""
     folder = tmp_path / "run"
     Trainer(rl(), steps=3, folder=folder).fit(apps.spell, ask(6))
     assert "no longer in the store" not in inspect_run(folder)
@@ -133,7 +133,7 @@ def test_the_start_or_end_of_an_id_is_enough_unless_several_share_it(
 
 
 async def _stepwise_run(folder: RunFolder) -> None:
-    """One attempt whose only reward is on its only call."""
+    """Write a run of one attempt, whose only reward is on its only call."""
     async with open_store(folder.store_url) as store:
         routing = LightningRL("a/model", optimize="writer").routing()
         resources_id = await store.put_resources({ROUTING: routing})
@@ -183,7 +183,7 @@ def test_the_commands_options_choose_the_page(
     one_step: tuple[Path, list[Row]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def shown(*options: str) -> tuple[list[tuple[str, float]], str]:
-        """Id and reward of each rollout that is listed, and the last line."""
+        """Return (rollout id, reward) of each listed rollout, and the last line."""
         assert main(["inspect", str(one_step[0]), *options]) == 0
         lines = capsys.readouterr().out.splitlines()
         found = (re.match(r"(\S+) +(?:train|val) +\d+ +\w+ +(\S+) ", line) for line in lines)

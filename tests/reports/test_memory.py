@@ -1,4 +1,4 @@
-"""The memory estimate: one formula, and what each engine and learner makes of it."""
+"""Test the memory estimate: one formula, used by each engine and learner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightspan_tools.dry_run.memory import estimate_memory
 from lightspan_torch.engine.parameter_count import model_size
 
 P, L = 1000, 50
-"""Parameters of a model, and of LoRA beside it."""
+"""Numbers of parameters of the model and of LoRA."""
 
 
 def of(learner: Torch, lora: int = 0, **options: Any) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Why conversations break: causes told apart with real templates and a real tokenizer."""
+"""Test the reported causes of unmerged conversations, with real templates and a real tokenizer."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ DROPS_THINKING = CHAT_TEMPLATE.replace(
     "(message.content or '')",
     "(message.content.split('</think>')[-1] if not loop.last else message.content)",
 )
-"""As Qwen3's template does: thinking stays in the last turn only."""
+"""A template that keeps only the last turn's thinking, like Qwen3's."""
 TRIMS = CHAT_TEMPLATE.replace("(message.content or '')", "(message.content or '') | trim")
-"""As Llama's template does: white space around a message goes."""
+"""A template that removes white space around messages, like Llama's."""
 
 
 class Chat:
-    """One attempt's calls, made by rendering what the app says with a real template.
+    """The calls of one attempt, whose prompts are rendered by a real template.
 
     Args:
-        template: of the tokenizer.
-        name: of the attempt.
+        template: chat template of the tokenizer.
+        name: name of the attempt.
     """
 
     def __init__(self, template: str = CHAT_TEMPLATE, name: str = "1") -> None:
@@ -59,7 +59,16 @@ class Chat:
         tools: Sequence[Mapping[str, Any]] | None = None,
         choice: int = 0,
     ) -> None:
-        """The app asks; the model samples the answer's tokens (or these) and ends its turn."""
+        """Add a call: the template renders `asked`, and the model samples the tokens of `answer`.
+
+        Args:
+            asked: messages of the request.
+            answer: the answer as a text or a message.
+            sampled: token ids to sample instead of those of `answer`; None for none.
+            agent: agent path.
+            tools: tools of the request; None for none.
+            choice: number of the choice.
+        """
         said = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
         if sampled is None:
             sampled = [*self.tokenizer.encode(str(said["content"])), self.end]
@@ -90,7 +99,7 @@ class Chat:
         return int(self.tokenizer.tokenizer.convert_tokens_to_ids("<|im_end|>"))
 
     def spelled(self, text: str) -> list[int]:
-        """The tokens of an answer letter by letter."""
+        """Return the token ids of a text, one token per letter."""
         return [token for letter in text for token in self.tokenizer.encode(letter)] + [self.end]
 
     def read(self) -> Merging:
@@ -120,7 +129,7 @@ def bot(text: str) -> dict[str, Any]:
 
 
 def test_a_conversation_that_goes_on_token_for_token_is_merged() -> None:
-    """The tiny template puts a line break after each turn, which is a prompt token."""
+    """Check the tiny template, whose line break after each turn becomes a prompt token."""
     chat = Chat()
     chat.call([user("a")], "SELECT name")
     chat.call([user("a"), bot("SELECT name"), user("b")], "FROM singer")
@@ -134,7 +143,7 @@ def test_a_conversation_that_goes_on_token_for_token_is_merged() -> None:
 
 
 def test_agents_that_are_asked_afresh_begin_conversations() -> None:
-    """Interleaved, with a common system message, and the same question twice."""
+    """Check interleaved agents with a common system message, and a repeated question."""
     system = {"role": "system", "content": "You write SQL."}
     chat = Chat()
     chat.call([system, user("a")], "x")
@@ -203,7 +212,7 @@ def test_an_answer_that_comes_back_otherwise(
 
 
 def test_a_template_that_rewrites_an_earlier_turn() -> None:
-    """The second answer kept its thinking while it was the last turn, so it lies in the prompt."""
+    """Check a second answer whose thinking is removed when it is no longer the last turn."""
     chat = Chat(DROPS_THINKING)
     first = [user("a"), bot("<think>1</think>x")]
     chat.call(first[:1], "no thinking")
@@ -217,7 +226,7 @@ def test_a_template_that_rewrites_an_earlier_turn() -> None:
 
 
 def test_a_tool_call_that_the_template_words_otherwise() -> None:
-    """The model wrote its call without spaces; the app sends back what it parsed."""
+    """Check a call that the model wrote without spaces, and the app returns in parsed form."""
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
     chat = Chat()
     written = '<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>'
@@ -241,7 +250,7 @@ def test_a_tool_call_that_the_template_words_otherwise() -> None:
 
 
 def test_a_prompt_that_ends_early_is_shorter() -> None:
-    """A template that leaves the last answer out: nothing of the app's changed."""
+    """Check a template that omits the last answer, although the app changed nothing."""
     template = CHAT_TEMPLATE.replace(
         "{%- elif message.role == 'assistant' %}",
         "{%- elif message.role == 'assistant' and loop.last %}{%- elif "

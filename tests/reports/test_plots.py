@@ -1,4 +1,4 @@
-"""The learning curve is drawn from whatever a run has."""
+"""Test that the learning curve is drawn from the metrics of any run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RUN = [_eval(0, 0.35), _train(1, 0.4, 0.2), _train(2, 0.5, 0.3), _eval(2, 0.61)]
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that were saved."""
+    """Return a list of the figures that are saved."""
     figures: list[Figure] = []
     original = Figure.savefig
 
@@ -66,7 +66,7 @@ def test_picture_shows_held_out_training_and_agents(drawn: list[Figure], tmp_pat
 
 
 def test_kept_weights_stand_at_their_step(drawn: list[Figure], tmp_path: Path) -> None:
-    """Evaluated after step 6, they are those of step 2, which the selection split chose."""
+    """Check an evaluation after step 6 of the weights of step 2, which the selection chose."""
     compared = [{**_eval(step, mean), "kind": "selection"} for step, mean in ((0, 0.3), (2, 0.7))]
     kept = {**_eval(6, 0.6), "weights": 2}
     learning_curve([_eval(0, 0.35), *compared, kept], tmp_path / "c.png", title="run")

@@ -1,6 +1,6 @@
-"""docs/real-models.md: its table is the estimate's.
+"""Compare the table of docs/real-models.md with the memory estimate.
 
-`python -m tests.reports.test_real_models` prints the table anew.
+`python -m tests.reports.test_real_models` prints the table.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def size_of(name: str) -> ModelSize:
 
 
 def need(size: ModelSize, lora: bool) -> float:
-    """Return GiB on the GPU, without activations and logits."""
+    """Return the needed memory on the GPU in GiB, without activations and logits."""
     engine = size.weight_bytes * (size.parameters + GPU_CACHE_TOKENS * size.cache_values)
     adapters = RANK * size.lora_values if lora else 0
     learner = Torch().memory(size.parameters, adapters, device="cuda", reference=False)
@@ -69,7 +69,7 @@ def test_the_table_is_the_estimate() -> None:
 
 
 def test_parameters_are_the_published_models() -> None:
-    """In billions, as their model cards say: the sizes above are theirs."""
+    """Compare the parameters in billions with the models' cards."""
     published = {"Qwen2.5 0.5B": 0.49, "Qwen2.5 1.5B": 1.54, "Qwen2.5 3B": 3.09}
     published |= {"Qwen2.5 7B": 7.61, "Llama 3.2 1B": 1.23, "Llama 3.2 3B": 3.21}
     published["Llama 3.1 8B"] = 8.03

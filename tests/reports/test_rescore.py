@@ -1,4 +1,4 @@
-"""`lightspan rescore`: what another reward would change, and that the run stays as it is."""
+"""Test `lightspan rescore`: the effect of another reward, without changing the run."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def judged() -> Any:
 
 @pytest.fixture(scope="module")
 def whole(judged: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of twelve rollouts in training, whose app rewards each with .25, and of one held out
-    before and after. Only to be read."""
+    """Train with rewards of 0.25 by the app; return the run's folder. Tests must not change it.
+
+    There are twelve rollouts in training, and a held-out task before and after it.
+    """
     folder: Path = tmp_path_factory.mktemp("rescored") / "run"
     with ScriptedServer(judged.counted) as model:
         trainer = Trainer(
@@ -67,7 +69,7 @@ def wise() -> Iterator[ScriptedServer]:
 
 
 def files(folder: Path) -> dict[str, str]:
-    """What the run's folder holds; SQLite's own scratch files and the lock apart."""
+    """Return a hash of each file of the run, without SQLite's temporary files and the lock."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))

@@ -1,4 +1,4 @@
-"""What a dry run says of requests that no SDK made, word for word."""
+"""Test a dry run's text about model requests that bypass the SDKs, word for word."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.reports.dry_runs import scripted
 
 @pytest.fixture(scope="module")
 def apps(dry_apps: Any) -> Any:
-    """The module `framework_apps`."""
+    """Return the module `framework_apps`."""
     return importlib.import_module("framework_apps")
 
 
@@ -27,14 +27,14 @@ def server() -> Iterator[ScriptedServer]:
 
 
 def dev(rl: Callable[..., Any], app: Any, url: str = "", **options: Any) -> DevReport:
-    """One task, two rollouts."""
+    """Run a dry run of one task with two rollouts."""
     engine = scripted({"": ["1", "2"]})
     trainer = Trainer(rl(**options), engine=engine, steps=1, reporter=SilentReporter())
     return trainer.dev(app, [{"q": "how?", "url": url, "id": "0"}], group_size=2)
 
 
 def section(report: DevReport, heading: str) -> list[str]:
-    """Its lines; none if there is no such section."""
+    """Return the lines of a section of the report; empty if there is no such section."""
     found = [part for part in report.text().split("\n\n") if part.startswith(f"{heading}\n")]
     return [line for part in found for line in part.splitlines()[1:]]
 

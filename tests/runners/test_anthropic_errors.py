@@ -1,4 +1,4 @@
-"""Errors of the gateway in Anthropic's client, as outcomes of an app that does not catch them."""
+"""Test the outcomes of apps that do not catch the gateway's errors in Anthropic's client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def store() -> AsyncIterator[Store]:
 async def test_whose_fault_an_error_is(
     store: Store, text: str, outcome: Outcome, streamed: bool
 ) -> None:
-    """A context overflow is a failure of the app; an engine failure is not, even in a stream."""
+    """Check that a context overflow is a failure of the app, and an engine failure is not."""
 
     async def ask(client: anthropic.AsyncAnthropic) -> None:
         messages_: Any = [{"role": "user", "content": text}]

@@ -1,4 +1,4 @@
-"""Programs in several languages as apps, with a real runner and gateway."""
+"""Test programs in several languages as apps, with a real runner and gateway."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ EVERYONE = Routing(rules=[Rule("*", POLICY)])
 
 
 def needs(program: str) -> Any:
-    """A language that is not installed is skipped; the others test the same."""
+    """Return a mark that skips a test if `program` is not installed.
+
+    Other languages test the same.
+    """
     return pytest.mark.skipif(
         shutil.which(program) is None, reason=f"{program} is not on this machine"
     )
@@ -62,7 +65,7 @@ async def store() -> AsyncIterator[Store]:
 
 
 class World:
-    """A gateway whose engine repeats the prompt."""
+    """A runner and a gateway whose engine repeats the prompt."""
 
     def __init__(self, store: Store, gateway: Gateway, engine: ScriptedEngine) -> None:
         self.store = store
@@ -97,7 +100,7 @@ class World:
     async def run(
         self, command: Command, tasks: list[Any], routing: Routing = EVERYONE, **fields: Any
     ) -> list[Attempt]:
-        """Run the tasks and return their attempts."""
+        """Run the tasks, and return their attempts."""
         names = await self.enqueue(routing, tasks, **fields)
         async with self.running(command):
             await self.ended(names)
@@ -155,7 +158,7 @@ LANGUAGES = [
 
 @pytest.mark.parametrize(("arguments", "task"), LANGUAGES)
 async def test_a_program_in_any_language(world: World, arguments: list[str], task: Any) -> None:
-    """Four agents: named by URL, by path, by the model, and without a name."""
+    """Check four agents: named by URL, by path, by the model, and without a name."""
     command = Command(arguments, task=task, cwd=PROGRAMS, env={"PYTHON": sys.executable})
     routing = Routing(
         rules=[Rule("planner", BASE), Rule("team/*", POLICY), Rule("edit*", POLICY)], default=POLICY
@@ -228,7 +231,10 @@ async def test_its_environment_opens_its_own_model_calls_only(
 
 
 def _until_refused(url: str, headers: Mapping[str, str]) -> None:
-    """The gateway checks every second whether an attempt is under way."""
+    """Repeat a call until the gateway refuses it.
+
+    The gateway checks once a second whether the attempt is running.
+    """
     while _status(url, headers) != 403:
         time.sleep(0.1)
 

@@ -1,4 +1,4 @@
-"""Training, evaluation, resume and dry run of a program in POSIX shell."""
+"""Test training, evaluation, resume and dry run of a program in POSIX shell."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _trainer(folder: Path, tiny: Path, steps: int, **options: Any) -> Trainer:
 
 @pytest.fixture(scope="module")
 def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> FitResult:
-    """Train one step, and another after a resume; tests only read the run."""
+    """Train one step, resume, and train another; tests must not change the run."""
     folder = tmp_path_factory.mktemp("runs") / "shell"
     train, val = questions(4, "question"), questions(2, "held out")
     first = _trainer(folder, tiny, 1).fit(program(agents=AGENTS), train, val)
@@ -71,8 +71,10 @@ def test_the_writer_is_trained(run: FitResult, tiny: Path) -> None:
 
 
 def test_the_checker_keeps_the_weights_that_it_started_from(run: FitResult) -> None:
-    """It answers the same at temperature 0, before and after the updates; only the writer's version
-    changes."""
+    """Check that the checker's answers at temperature 0 stay the same after updates.
+
+    Only the writer's policy has new versions.
+    """
     episodes = _episodes(run)
     assert len(episodes) == 2 * 8 + 3 * 2
     calls = [call for episode in episodes for call in episode.calls]
@@ -88,7 +90,7 @@ def test_the_checker_keeps_the_weights_that_it_started_from(run: FitResult) -> N
 
 
 def test_a_program_with_anthropics_client_is_trained(tiny: Path, tmp_path: Path) -> None:
-    """It names its agents by the model; the writer learns, the weights of the checker stay."""
+    """Check a program that names its agents by the model: only the writer's weights change."""
     command = Command([sys.executable, "letters_anthropic.py"], cwd=PROGRAMS, agents=AGENTS)
     # the client takes 3 s to import, in each process
     trainer = _trainer(tmp_path / "run", tiny, 1, group_size=2, tasks_per_step=1)

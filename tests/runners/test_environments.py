@@ -1,4 +1,4 @@
-"""An app with its own environment, whose interpreter runs the runner processes."""
+"""Test apps with an environment of their own, whose interpreter runs the runner processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 def test_an_app_that_the_trainer_cannot_import(
     app_python: Path, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
 ) -> None:
-    """It is trained by its name, in an environment without torch."""
+    """Train an app by its name, in an environment without torch."""
     assert find_spec("apart_app") is None
     assert find_spec("only_here") is None
     runners = LocalRunners(4, processes=2, python=app_python, app_dirs=[APART])
@@ -67,7 +67,7 @@ CHECKOUT = "./packages/core`, from a checkout of lightspan"
 
 
 def _fake(folder: Path, version: str, protocol: int) -> Path:
-    """Create an environment with another version of lightspan."""
+    """Create an environment with another version of lightspan; return its interpreter."""
     from app_environment import app_environment  # type: ignore[import-not-found]
 
     python: Path = app_environment(folder, core=False)
@@ -98,7 +98,7 @@ def _fake(folder: Path, version: str, protocol: int) -> Path:
 async def test_environments_that_do_not_fit(
     store: Store, tmp_path: Path, app_python: Path, environment: str, words: list[str]
 ) -> None:
-    """Nothing is claimed."""
+    """Check that the runners refuse to start, and that nothing is claimed."""
     from app_environment import app_environment
 
     factories = {
@@ -118,7 +118,7 @@ async def test_environments_that_do_not_fit(
 
 @pytest.fixture
 def other_version(tmp_path: Path, app_python: Path) -> Callable[[str, int], Path]:
-    """Return a factory of environments with other versions of lightspan."""
+    """Return a function that creates environments with other versions of lightspan."""
     from app_environment import app_environment, of_another_version
 
     def make(version: str, protocol: int) -> Path:
@@ -134,7 +134,7 @@ def other_version(tmp_path: Path, app_python: Path) -> Callable[[str, int], Path
 async def test_another_version_that_is_understood(
     store: Store, other_version: Callable[[str, int], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It works, with a warning."""
+    """Check that the runner works, with a warning."""
     python = other_version("0.1.77", PROTOCOL_VERSION)
     await store.enqueue([Rollout(rollout_id="ro-0", task={}, task_id="t", mode=Mode.VAL)])
     runners = LocalRunners(1, python=python, app_dirs=[APART])
@@ -236,7 +236,7 @@ def test_the_app_is_looked_for_beside_the_script_and_here(
 
 
 async def test_command_lines_show_nothing(store: Store, app_python: Path) -> None:
-    """Every user of the machine can read command lines with `ps`."""
+    """Check that command lines, which `ps` shows to every user, contain neither store nor app."""
     runners = LocalRunners(2, processes=2, python=app_python, app_dirs=[APART])
     await runners.start(RunnerPlan(store_url=store.url, app="apart_app:naps"))
     try:

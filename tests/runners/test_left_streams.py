@@ -1,4 +1,7 @@
-"""Streams that an app in training leaves open are cancelled, however late the gateway notices."""
+"""Test that streams that an app leaves open are recorded as cancelled.
+
+The gateway may notice it only after the end of the attempt.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ MESSAGES: Any = [{"role": "user", "content": "How are you?"}]
 ASKED: dict[str, Any] = {"model": "m", "messages": MESSAGES, "stream": True}
 TEXT = "I am fine, thank you very much."
 KEPT: list[Any] = []
-"""The streams that apps leave open."""
+"""Streams that apps leave open."""
 
 
 @pytest.fixture(autouse=True)

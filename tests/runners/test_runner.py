@@ -1,4 +1,4 @@
-"""The runner: model calls of all kinds of apps, claims, leases, the store."""
+"""Test the runner: model calls of all kinds of apps, claims, leases, the store."""
 
 from __future__ import annotations
 
@@ -119,7 +119,9 @@ async def test_a_gateway_that_is_gone_is_infrastructure(store: Store) -> None:
 async def test_without_its_gateway_a_runner_claims_nothing(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After a kill of the trainer, one rollout is lost to a connection error, not all."""
+    """Check that only one attempt is lost while the gateway is away, and that all rollouts
+    succeed.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     routing = Routing(gateway_url=f"http://127.0.0.1:{port}", default=WRITER.target)
@@ -145,8 +147,10 @@ async def test_without_its_gateway_a_runner_claims_nothing(
 
 
 async def test_a_request_that_the_gateway_refuses_is_the_apps_failure(store: Store) -> None:
-    """The SDK raises its error from the HTTP client's, which has the gateway's address too, and
-    must not be taken for a connection error."""
+    """Check that an error of the SDK is not taken for a connection error.
+
+    Its cause is an error of the HTTP client, which has the gateway's address too.
+    """
     async with gateway(store, "ok") as (url, _):
         routing = Routing(gateway_url=url, default=WRITER.target)
         await enqueue(store, [{"text": [{"type": "image_url"}]}], {"routing": routing})
@@ -178,7 +182,9 @@ def test_causes_are_found_in_groups_and_chains() -> None:
 async def test_every_training_has_its_share_and_no_slot_waits(
     store: Store, new: int, shares: tuple[int, int]
 ) -> None:
-    """A run with work does not starve the others, and slots that one cannot use go to another."""
+    """Check that a run with much work does not starve others, and that free slots go to other
+    runs.
+    """
     gate = asyncio.Event()
 
     async def app(task: Any) -> float:
@@ -235,7 +241,7 @@ async def test_a_runner_that_is_cancelled_leaves_nothing_running(store: Store) -
 
 
 async def test_a_store_that_fails_for_a_while(store: Store) -> None:
-    """The runner goes on claiming, and repeats the report."""
+    """Check that the runner continues to claim, and repeats the report."""
     await enqueue(store, [{"value": 1}])
     report, claim, failures = store.report, store.claim, [0, 0]
 
@@ -260,7 +266,9 @@ async def test_a_store_that_fails_for_a_while(store: Store) -> None:
 
 
 async def test_a_claim_whose_answer_is_lost_strands_nothing(store: Store) -> None:
-    """The runner repeats the claim with the same id, so no lease has to end."""
+    """Check that the runner repeats the claim with the same id, without waiting for a lease to
+    end.
+    """
     await enqueue(store, [{"value": 1}] * 3)
     claim, request_ids = store.claim, list[str]()
 
@@ -289,7 +297,7 @@ async def cancels_itself(task: Any) -> float:
 
 
 async def test_an_app_that_cancels_itself_fails(store: Store) -> None:
-    """It fails at once, and is not taken for a stop of the runner, which would rerun it."""
+    """Check that the app's own cancellation is a failure, not a stop of the runner."""
     await enqueue(store, [{}])
     async with running(store, cancels_itself):
         [state] = await finished(store)

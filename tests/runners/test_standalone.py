@@ -1,4 +1,6 @@
-"""`lightspan runner`: started by hand, it joins the trainings of its app in a store."""
+"""Test `lightspan runner`, which is started by hand and joins the trainings of its app in a
+store.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +50,11 @@ joiner.PRINT_INTERVAL_S = 0.0
 from lightspan.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-"""A runner that prints its attempts at once, so that a test can send a signal at the right time."""
+"""A runner program that prints its attempts at once, so that tests can time their signals."""
 
 
 class Started:
-    """A runner as a user starts it, with its output."""
+    """A runner process as a user starts it, with its output."""
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class Started:
         return self._log.read_text()
 
     async def says(self, text: str) -> None:
-        """Wait until the runner has printed this."""
+        """Wait until the runner has printed `text`."""
         deadline = time.monotonic() + SOON_S
         while text not in self.text:
             assert self.process.poll() is None, self.text
@@ -95,7 +97,9 @@ Start = Callable[..., Started]
 
 @pytest.fixture
 def start(app_python: Path, tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts runners in the app's environment, without test settings."""
+    """Return a function that starts runners in the app's environment, without the tests'
+    settings.
+    """
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     started: list[Started] = []
 
@@ -163,7 +167,7 @@ def test_a_training_and_a_runner_meet(
     lines: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The runner starts before a short training and ends with it, and its join is printed."""
+    """Check that the runner joins a training that starts later, and ends with it."""
     monkeypatch.setattr("lightspan_cluster.external_runners.POLL_INTERVAL_S", 0.05)
     folder = tmp_path / "a run"
     url = f"sqlite:///{folder}/store.db"
@@ -187,7 +191,7 @@ def test_a_training_and_a_runner_meet(
 
 
 async def test_it_serves_its_app_alone(start: Start, store: Store) -> None:
-    """There are two trainings in the store, and rollouts of no live training."""
+    """Check that rollouts of another app, and of a training that has ended, are not claimed."""
     mine, other = trainer_of("apart_app:naps"), trainer_of("apart_app:other", "run-2")
     await store.announce(other)
     theirs = await enqueue(store, "apart_app:other", {}, {}, run_id="run-2")
@@ -217,7 +221,7 @@ async def test_it_can_be_told_which_run_to_serve(start: Start, store: Store) -> 
 
 
 async def test_a_training_that_stops_can_be_resumed(start: Start, store: Store) -> None:
-    """The runner waits, and claims nothing when the run is resumed with another app."""
+    """Check that the runner waits, and claims nothing if the run is resumed with another app."""
     peer = trainer_of("apart_app:naps")
     await store.announce(peer)
     runner = start("--store", store.url, "apart_app:naps")
@@ -250,7 +254,10 @@ async def test_every_attempt_its_process(start: Start, store: Store, tmp_path: P
 
 # --- it ends ------------------------------------------------------------------------------------
 async def _at_work(start: Start, store: Store, *tasks: Any) -> tuple[Started, list[str]]:
-    """Return a runner whose supervisor reports exactly the waiting tasks as under way."""
+    """Start a runner, and wait until it reports exactly the waiting tasks as running.
+
+    Returns the runner and the rollout ids of all tasks. An empty task does not wait.
+    """
     await store.announce(trainer_of("apart_app:naps"))
     names = await enqueue(store, "apart_app:naps", *tasks)
     runner = start(
@@ -281,7 +288,7 @@ async def test_ctrl_c_lets_attempts_end(start: Start, store: Store, tmp_path: Pa
 async def test_a_runner_in_a_hurry_gives_attempts_back(
     start: Start, store: Store, signals: list[signal.Signals]
 ) -> None:
-    """They are requeued at once, and no try is used up."""
+    """Check that the attempts are requeued at once and use up no try."""
     runner, names = await _at_work(start, store, {}, {"seconds": 100.0})
     runner.process.send_signal(signals[0])
     for number in signals[1:]:
@@ -299,7 +306,7 @@ async def test_a_runner_in_a_hurry_gives_attempts_back(
 
 
 async def test_a_server_that_is_away_is_waited_for(start: Start, tmp_path: Path) -> None:
-    """A runner may start before the server, as after a reboot."""
+    """Check a runner that starts before the server, as after a reboot."""
     waiting = "waiting for the store's server: store http://127.0.0.1:"
     (tmp_path / "plain_app.py").write_text("def answer(task):\n    return 1.0\n")
     options = ("--app-dir", str(tmp_path), "plain_app:answer")
@@ -322,7 +329,7 @@ CHECKOUT = "./packages/core`, from a checkout of lightspan"
 
 
 async def test_a_trainer_of_another_protocol(start: Start, store: Store, lines: Any) -> None:
-    """Nothing is claimed, and both sides print the versions and a hint."""
+    """Check that nothing is claimed, and that both sides print the versions and a hint."""
     newer: dict[str, Any] = {"lightspan": "9.9.9", "protocol": PROTOCOL_VERSION + 1}
     theirs = trainer_of("apart_app:naps")
     theirs = msgspec.structs.replace(theirs, python="/trainer/python", **newer)
@@ -374,7 +381,7 @@ async def test_what_cannot_be_done(start: Start, arguments: list[str], words: li
 
 # --- no rollout goes to the wrong app -----------------------------------------------------------
 async def test_a_rollout_of_another_app_is_given_back(store: Store) -> None:
-    """The runner checks the app of each rollout, whatever its run."""
+    """Check that the runner compares the app of each rollout, whatever its run."""
 
     def app(task: Any) -> float:
         return 1.0

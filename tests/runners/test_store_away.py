@@ -1,4 +1,4 @@
-"""A runner process whose store server cannot be reached when the process starts."""
+"""Test a runner process that cannot reach the store's server when it starts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Names of attributes are those of OpenTelemetry's and OpenInference's own packages.
+"""Compare names of attributes with those in OpenTelemetry's and OpenInference's packages.
 
-The strings stand in lightspan, whose capture plane would else bring both packages to every app, and
-the GenAI constants, all of them incubating, move; so they are held against the packages here.
+lightspan copies the names, so that apps need not install both packages. The GenAI names may still
+change, because they are incubating.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_openinference_has_it(name: str) -> None:
 
 
 def test_kinds_of_spans() -> None:
-    """Those that a kind of ours is read from."""
+    """Check OpenInference's span kinds from which lightspan's kinds are derived."""
     kinds = {kind.value for kind in trace.OpenInferenceSpanKindValues}
     assert set(c._KIND_OF_OPENINFERENCE) <= kinds
     operations = {kind.value for kind in gen_ai_attributes.GenAiOperationNameValues}
@@ -93,15 +93,15 @@ LIKE_AN_ATTRIBUTE = re.compile(
     r"|output|error|exception|server|process|service|event)(\.[a-z0-9_]+)+"
 )
 PARTS = {"message_content.image.image.url": ("message_content.image", "image.url")}
-"""Names that OpenInference makes of two."""
+"""Name that OpenInference composes → its two parts."""
 ELSEWHERE = {
     # OpenLLMetry's, in versions of its own package that are no more
     *("llm.request.functions", "llm.request.model", "llm.request.type"),
     *("llm.usage.completion_tokens", "llm.usage.prompt_tokens"),
 }
-"""Names that are read of what others wrote; none is written."""
+"""Names that are only read from spans of other libraries."""
 INSTRUMENTATIONS = "openinference.instrumentation"
-"""Modules, no attributes."""
+"""Prefix of names of modules, which are no attributes."""
 CORE = Path(lightspan.__file__).parent
 OTEL = Path(str(lightspan_otel.__file__)).parent
 READERS = [*OTEL.glob("*.py"), *CORE.glob("schema/*.py"), *CORE.glob("capture/*.py")]

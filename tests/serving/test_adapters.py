@@ -23,7 +23,7 @@ from lightspan_torch.learner.torch import TorchLearner
 def trained(
     tiny: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[TorchLearner, list[Row], Path]:
-    """Return a learner with a trained adapter, its batch and its export."""
+    """Train LoRA for a step; return the learner, its batch and the export's folder."""
     from lightspan_torch.engine.weights import load_model
 
     learner = TorchLearner(
@@ -50,7 +50,7 @@ def close(first: list[list[float]], second: list[list[float]]) -> bool:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_the_export_is_a_peft_adapter(trained: Any, tiny: Path) -> None:
-    """PEFT loads the adapter on its base model, and computes the learner's log-probabilities."""
+    """Check that PEFT loads the export and computes the learner's log-probabilities."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

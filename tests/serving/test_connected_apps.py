@@ -34,7 +34,7 @@ from tests.serving.gateways import (
 
 @contextmanager
 def in_thread(**options: Any) -> Iterator[ServingGateway]:
-    """Run a server in a separate event loop."""
+    """Run a serving gateway in a separate thread with its own event loop."""
     gateways: list[ServingGateway] = []
     started, loop = threading.Event(), asyncio.new_event_loop()
     stop = asyncio.Event()
@@ -64,7 +64,7 @@ def served() -> Iterator[ServingGateway]:
 
 @pytest.fixture
 def elsewhere() -> Iterator[ScriptedServer]:
-    """The endpoint of the app's own client."""
+    """Run the endpoint of the app's own client."""
     with ScriptedServer(lambda request: Reply(text="from elsewhere")) as server:
         yield server
 
@@ -109,7 +109,7 @@ EXPECTED = {
 def test_one_line_sends_each_agent_to_its_policy(
     served: ServingGateway, elsewhere: ScriptedServer
 ) -> None:
-    """One client for all agents, created before `connect`."""
+    """Check one client for all agents, which is made before `connect`."""
     with app_client(elsewhere) as client:
         assert {who: say(client, who) for who in EXPECTED} == dict.fromkeys(
             EXPECTED, "from elsewhere"
@@ -153,7 +153,7 @@ def test_nothing_of_the_apps_client_travels(
 def test_what_a_connected_app_says_can_be_recorded(
     served: ServingGateway, elsewhere: ScriptedServer, tmp_path: Path
 ) -> None:
-    """The app's process records the calls of all agents, because the server does not."""
+    """Check that the app's process records the calls of all agents, because the server does not."""
     url = f"sqlite:{tmp_path / 'production.db'}"
     with (
         lightspan.connect(served.url),
@@ -194,7 +194,7 @@ def test_the_servers_key(elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_scope_comes_first(served: ServingGateway, elsewhere: ScriptedServer) -> None:
-    """In training, the algorithm's routing replaces that of `connect`."""
+    """Check that the algorithm's routing replaces that of `connect` in a training."""
     context = AttemptContext(rollout_id="ro", attempt_id="at")
     with lightspan.connect(served.url), app_client(elsewhere) as client:
         with open_scope(context):

@@ -1,4 +1,4 @@
-"""Tests of serving a run: its folder, the output, and the process."""
+"""Tests of serving a run: the run's folder, the output, and the process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ MESSAGES: Any = [{"role": "user", "content": "What is 12 + 7 * 3?"}]
 
 
 def write_run(folder: Path, served: ServedRun | None, **result: Any) -> Path:
-    """Write the folder of a complete run."""
+    """Write the folder of a complete run; return it.
+
+    Args:
+        folder: the folder.
+        served: description of the served run; None for none.
+        result: fields of the run's result.
+    """
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     if served is not None:
@@ -38,7 +44,7 @@ def write_run(folder: Path, served: ServedRun | None, **result: Any) -> Path:
 
 
 def served_by(model: Path, routing: Routing, **policies: str) -> ServedRun:
-    """Return a description with policies in these folders."""
+    """Return the description of a served run; `policies` is policy name → folder of its weights."""
     fields = {
         name: ServedPolicy(folder=folder, model=str(model), version=3)
         for name, folder in policies.items()
@@ -108,7 +114,13 @@ def test_a_taken_port_is_found_before_the_weights_load(tmp_path: Path) -> None:
 
 
 def from_elsewhere(folder: Path, *urls: str, variable: str | None = "JUDGE_KEY") -> Path:
-    """Write a run without weights with a judge at each URL, which is checked before the weights."""
+    """Write a run without weights with a judge at each URL; return its folder.
+
+    Args:
+        folder: folder of the run.
+        urls: URLs of the judges.
+        variable: environment variable of the judge's key; None for no key.
+    """
     judges = [LLM(base_url=url, model="big", api_key_env=variable) for url in urls]
     targets = [Target(route=Route.ENDPOINT, endpoint=judge) for judge in judges]
     routing = Routing(rules=[Rule("judge", target) for target in targets])
@@ -198,7 +210,7 @@ def test_the_one_line_and_the_agents(tmp_path: Path) -> None:
 
 # --- the real process -----------------------------------------------------------------------
 def greedy(url: str, path: str, **fields: Any) -> list[int]:
-    """Return the token ids of a greedy answer."""
+    """Return the token ids of a greedy answer to `MESSAGES`."""
     with openai.OpenAI(base_url=f"{url}{path}", api_key="unused", max_retries=0) as client:
         answer = client.chat.completions.create(
             model="policy",
@@ -212,7 +224,7 @@ def greedy(url: str, path: str, **fields: Any) -> list[int]:
 
 
 def expected_ids(model: Any, tokenizer: Any) -> list[int]:
-    """Return the same ids by transformers."""
+    """Return the token ids of the same greedy answer, computed by transformers."""
     inputs = tokenizer.apply_chat_template(
         MESSAGES, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
@@ -222,7 +234,7 @@ def expected_ids(model: Any, tokenizer: Any) -> list[int]:
 
 @pytest.fixture(scope="module")
 def lora_run(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train two policies with different adapters."""
+    """Train two policies with different LoRA weights; return the run's folder."""
     from lightspan import LightningRL
 
     algorithm = LightningRL(
@@ -243,7 +255,7 @@ def lora_run(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_adapters_of_two_policies_and_the_starting_weights(lora_run: Path, tiny: Path) -> None:
-    """Each agent's answers equal those of PEFT with its adapter."""
+    """Check that each agent's answers equal those of PEFT with its LoRA weights."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -274,7 +286,7 @@ def test_an_engine_that_has_died_ends_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A failed engine ends the process with its error."""
+    """Check that a failed engine ends the process with the engine's error."""
     folder = write_run(tmp_path / "run", served_by(tiny, Routing(default=POLICY), policy=str(tiny)))
 
     def breaks(*arguments: Any) -> None:

@@ -206,7 +206,7 @@ async def test_what_others_need_not_know_stays_here() -> None:
 
 # --- what is kept for retries -----------------------------------------------------------------
 LARGE = 2_000_000
-"""Number of letters of a body that must be freed; 15 MB would take longer."""
+"""Number of letters of a request's body that must be freed; the test of 15 MB would take longer."""
 
 
 async def test_what_no_retry_needs_is_not_kept() -> None:

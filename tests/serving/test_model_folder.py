@@ -22,7 +22,7 @@ MESSAGES: Any = [{"role": "user", "content": "What is 12 + 7 * 3?"}]
 
 @pytest.fixture
 def model(tiny: Path, tmp_path: Path) -> Path:
-    """Return a copy that a test may damage."""
+    """Return a copy of the tiny model that a test may damage."""
     folder = tmp_path / "SmolLM2-135M"
     shutil.copytree(tiny, folder)
     return folder

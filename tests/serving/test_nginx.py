@@ -81,7 +81,9 @@ def proxied(upstream: str, folder: Path, certificate: Path) -> Iterator[str]:  #
 
 
 async def test_nginx_in_front_of_it(tmp_path: Path, certificate: Path) -> None:  # noqa: F811
-    """Large bodies, streams and encoded paths pass unchanged, and certificates are verified."""
+    """Check that large bodies, streams and encoded paths pass unchanged, and certificates are
+    verified.
+    """
     gate = Gate()
     last = len(TOKENIZER.encode("a b c")) - 1
     with (

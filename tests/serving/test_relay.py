@@ -1,4 +1,4 @@
-"""Tests of the proxy of a store's server to the gateway of a training."""
+"""Tests of the relay: a store's server forwards model calls to the gateway of a training."""
 
 from __future__ import annotations
 
@@ -48,7 +48,12 @@ class Training:
         self.gateway = gateway
 
     async def claim(self, name: str, url: str | None = None) -> Claim:
-        """Return a new attempt; `url` is registered instead of the gateway's address."""
+        """Return a new claimed attempt.
+
+        Args:
+            name: name of the rollout.
+            url: address to register instead of the gateway's; None for the gateway's.
+        """
         routing = Routing(
             gateway_url=self.gateway.url if url is None else url,
             default=Target(route=Route.POLICY, policy="policy"),
@@ -69,7 +74,7 @@ async def training(
 
 
 class Place:
-    """A served store, and requests to its proxy."""
+    """A served store, and requests to its relay."""
 
     def __init__(self, served: Served, store: Store, session: aiohttp.ClientSession) -> None:
         self.served = served
@@ -83,7 +88,7 @@ class Place:
         return self.session.post(url, json={**BODY, **fields}, headers=headers)
 
     async def said(self, claim: Claim | str, *path: str, **fields: Any) -> tuple[int, str]:
-        """Send a call; return the status, and the text or the message."""
+        """Send a call; return the status, and the answer's text or the error's message."""
         async with self.ask(claim, *path, **fields) as answer:
             reply = await answer.json()
             if answer.status == 200:
@@ -105,7 +110,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
 
 async def test_two_trainings_each_at_its_own_gateway(place: Place) -> None:
-    """Forwarded calls are recorded with exact tokens like direct calls."""
+    """Check that forwarded calls are recorded with exact tokens like direct calls."""
     async with training(place.store, "one") as one, training(place.store, "two") as two:
         claims = {name: await each.claim(name) for name, each in (("a", one), ("b", two))}
         answers = await asyncio.gather(
@@ -130,7 +135,7 @@ async def test_two_trainings_each_at_its_own_gateway(place: Place) -> None:
 
 
 async def test_agents_by_their_path_and_query(place: Place) -> None:
-    """Percent-encoding is kept, because it is part of the agent's name."""
+    """Check that percent-encoding is kept, because it is part of the agent's name."""
     async with training(place.store, "yes") as run:
         claim = await run.claim("a")
         path = "/agents/team/a%2Fb%20c/v1/chat/completions?api-version=1"
@@ -140,7 +145,7 @@ async def test_agents_by_their_path_and_query(place: Place) -> None:
 
 
 async def test_a_stream_comes_as_it_is_made(place: Place) -> None:
-    """The first part arrives while the model waits before its last token."""
+    """Check that the first part arrives while the model waits before its last token."""
     gate = Gate()
     last = len(TOKENIZER.encode("a b c")) - 1
     async with training(place.store, [Say(text="a b c", gates={last: gate})]) as run:
@@ -161,7 +166,7 @@ async def test_a_stream_comes_as_it_is_made(place: Place) -> None:
 
 
 async def test_who_leaves_leaves_at_the_gateway_too(place: Place) -> None:
-    """An abandoned call is cancelled; a retry with the same id gets the same call."""
+    """Check that an abandoned call is cancelled, and that its retries share one new call."""
     gate, requests = Gate(), list[object]()
 
     def script(request: object) -> Say:
@@ -189,7 +194,7 @@ async def test_who_leaves_leaves_at_the_gateway_too(place: Place) -> None:
 
 
 async def test_a_gateway_that_breaks_off(place: Place) -> None:
-    """If the gateway aborts an answer, the client's connection is aborted too."""
+    """Check that the client's connection is closed if the gateway closes its own."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -224,7 +229,7 @@ def timers(port: int) -> list[str]:
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux alone tells of its timers")
 async def test_a_trainers_machine_that_is_gone_without_a_word_is_noticed(place: Place) -> None:
-    """While a call waits, TCP keepalive is active (timer 2)."""
+    """Check that TCP keepalive (timer 2) is active while a call waits."""
     gate = Gate()
     async with training(place.store, lambda request: Say(text="a b", gates={1: gate})) as run:
         asking = asyncio.create_task(place.said(await run.claim("a")))
@@ -252,7 +257,7 @@ async def test_a_gateway_that_is_gone_and_comes_back(place: Place) -> None:
 
 
 async def test_what_opens_nothing(place: Place) -> None:
-    """A missing or wrong token, a store's key, and tokens of other and ended attempts."""
+    """Check a missing token, a wrong one, a store's key, and tokens of other and ended attempts."""
     async with training(place.store, "never") as run:
         claim, other = await run.claim("a"), await run.claim("b")
         assert await place.said("") == (401, "a call token is missing")
@@ -300,7 +305,7 @@ async def test_a_call_token_opens_nothing_of_the_store(tmp_path: Path) -> None:
     ],
 )
 async def test_a_request_chooses_no_upstream(place: Place, path: str) -> None:
-    """Neither path nor header selects the destination, which gets no request."""
+    """Check that neither path nor header selects the destination, and that it gets no request."""
     heard = list[bytes]()
 
     async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -333,7 +338,9 @@ async def test_a_request_chooses_no_upstream(place: Place, path: str) -> None:
 
 
 async def _status_of(place: Place, target: str, claim: Claim) -> bytes:
-    """Send a request with exactly this target, which clients would normalise."""
+    """Send a request with exactly this target, which HTTP clients would normalise; return its
+    status.
+    """
     host, port = place.served.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     token = claim.attempt.call_token
@@ -366,7 +373,7 @@ async def test_what_is_registered_is_no_gateway(
 
 
 async def test_limits(tmp_path: Path) -> None:
-    """A too large body is refused; calls beyond the number of slots wait."""
+    """Check that a too large body is refused, and that calls beyond the number of slots wait."""
     limits = StoreServerLimits(max_relayed_bytes=1_000, max_relayed=1)
     gate = Gate()
     script = [Say(text="a b", gates={1: gate}), "second"]

@@ -60,7 +60,7 @@ def spell(task):
 
 
 def runner(url: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a runner, whose app searches for its key, until the training is complete."""
+    """Run a runner until the training is complete; its app searches for the key."""
     (folder / "looks.py").write_text(LOOKS % (RUNNER, RUNNER))
     command = [sys.executable, "-m", "lightspan.cli", "runner", "--store", url, "looks:looks"]
     environment = {**os.environ, "LIGHTSPAN_STORE_KEY": RUNNER}
@@ -76,7 +76,7 @@ def runner(url: str, folder: Path, *options: str) -> subprocess.CompletedProcess
 
 @pytest.mark.slow
 async def test_runners_of_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runners work with a key that their app cannot find, also after a crash of a process."""
+    """Check a key that the app cannot find, also after a crash of a process."""
     monkeypatch.setenv("MINE", TRAINER)
     trainer = make_peer("run-1", role=PeerRole.TRAINER, app="looks:looks", run_id="run-1")
     task = {"dies": str(tmp_path / "died")}
@@ -123,7 +123,7 @@ async def test_what_it_says(tmp_path: Path) -> None:
 
 
 async def test_without_a_key(tmp_path: Path) -> None:
-    """Local programs and commands use the store like a file."""
+    """Check that local programs and commands can use the store like a file."""
     with serving_store(str(tmp_path / "store.db"), "--without-key") as (url, lines):
         async with open_store(url) as store:
             await store.enqueue([make_rollout()])
@@ -180,7 +180,7 @@ async def test_commands_read_a_served_store(
 def test_a_training_and_its_runner_processes(
     rl: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trainer's runners get the key by a pipe, never by the environment or the folder."""
+    """Check that the key is passed by a pipe, never by the environment or the folder."""
     monkeypatch.setenv("LIGHTSPAN_STORE_KEY", TRAINER)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "blind.py").write_text(BLIND % TRAINER)

@@ -1,4 +1,4 @@
-"""Tests of OTLP over HTTP into a served store: stored attempts, permissions and errors."""
+"""Tests of OTLP over HTTP to a served store: stored attempts, permissions and errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def send(
     packing: str = "",
     path: str = "/v1/traces",
 ) -> tuple[int, str, bytes]:
-    """Send a request; return status, content type and body of the answer."""
+    """Send a request; return status, content type and body of the response."""
     headers = {"Content-Type": kind, "Authorization": f"Bearer {key}"}
     if packing:
         headers["Content-Encoding"] = packing
@@ -78,7 +78,7 @@ def attributes(values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def otlp_span(span_id: str, parent: str, name: str, at: int, **said: Any) -> dict[str, Any]:
-    """Return a span in OTLP's JSON; all attributes are texts."""
+    """Return a span as OTLP's JSON, with texts as attributes."""
     return {
         "traceId": TRACE,
         "spanId": span_id,
@@ -118,7 +118,7 @@ SPANS = [
 
 
 async def stored(url: str) -> tuple[Any, Any, list[Span]]:
-    """Return rollout, attempt and spans of the only attempt."""
+    """Return the only rollout, its attempt and its spans."""
     async with open_store(url) as store:
         [state] = await store.rollouts(mode=Mode.PRODUCTION)
         [attempt] = await store.attempts([state.rollout.rollout_id])
@@ -222,7 +222,7 @@ def test_what_is_refused(
 
 
 def test_a_bomb_is_never_held_whole(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 256 MiB that are compressed to 256 KiB, at most the limit is decompressed."""
+    """Check a body of 256 MiB that is compressed to 256 KiB: only the limit is decompressed."""
     longest = []
     unpack = zlib.decompressobj
 

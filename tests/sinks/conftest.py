@@ -1,4 +1,4 @@
-"""Settings of the services' packages: nothing leaves this machine."""
+"""Configure the packages of tracking services so that they contact no other machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped sinks with the real services' own packages, all of them offline."""
+"""Test the shipped sinks with the real packages of the services, all of them offline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> SinkRun:
 
 @pytest.fixture
 def said() -> Iterator[list[str]]:
-    """What went wrong: nothing may."""
+    """Yield the list in which a test collects errors; check afterwards that it is empty."""
     texts: list[str] = []
     yield texts
     assert texts == []
@@ -77,8 +77,10 @@ def test_mlflow_goes_on_with_a_resumed_run(run: SinkRun, said: list[str], tmp_pa
 
 
 def wandb_records(path: Path) -> list[Any]:
-    """What an offline file of W&B holds: after 7 bytes of its own, LevelDB's log of messages. W&B
-    reads it in Go alone."""
+    """Return the records in an offline file of W&B, which W&B's Python code cannot read.
+
+    The file has a header of 7 bytes, then a log in LevelDB's format.
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
     found: list[Any] = []

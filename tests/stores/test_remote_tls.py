@@ -1,4 +1,4 @@
-"""Tests of https with a TLS proxy and a private certificate authority."""
+"""Tests of https, with a TLS proxy and a private certificate authority."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def encrypted(upstream: str, certificate: Path) -> Iterator[str]:
 
 
 async def test_https(tmp_path: Path, certificate: Path) -> None:
-    """An unknown authority is refused, unless SSL_CERT_FILE has its certificate."""
+    """Check that an unknown authority is refused, unless SSL_CERT_FILE has its certificate."""
     with (
         serving(lambda: SQLiteStore(tmp_path / "store.db")) as served,
         encrypted(served.url, certificate) as url,
@@ -143,7 +143,7 @@ def asks(task, llm):
 @pytest.mark.timeout(300)
 @pytest.mark.slow
 async def test_model_calls_of_a_runner_behind_https(tmp_path: Path, certificate: Path) -> None:
-    """The OTLP sender trusts the same authorities as the store's client."""
+    """Check that the OTLP sender trusts the same authorities as the store's client."""
     (tmp_path / "far_app.py").write_text(ASKS)
     environment = {**os.environ, "SSL_CERT_FILE": str(certificate)}
     command = [sys.executable, "-m", "lightspan.cli", "runner", "far_app:asks"]

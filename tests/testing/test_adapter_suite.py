@@ -1,4 +1,4 @@
-"""Tests of the adapters' suite: its checks can fail, and its stage plays its script."""
+"""Tests of the adapter suite: its checks can fail, and its stage follows the script."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def stage() -> Iterator[Stage]:
 
 
 async def nothing(text: str) -> None:
-    """An app that is not run."""
+    """Do nothing, as the `run` of an app that is never run."""
 
 
 APP = App(run=nothing, tree=TREE)
 
 
 def play(stage: Stage) -> Played:
-    """An attempt of an app in plain Python, as a correct adapter records it."""
+    """Return an attempt of an app in plain Python, recorded like by a correct adapter."""
     played = stage.open(Part({"writer": ["A draft of {task}."]}), through_gateway=True)
     messages: Any = [
         {"role": "system", "content": instructions("writer")},
@@ -82,7 +82,7 @@ def is_agent(span: Any) -> bool:
 
 
 def with_attribute(which: Callable[[Any], bool], key: str, value: Any) -> Callable[[Played], None]:
-    """Change (or with None drop) an attribute of a span."""
+    """Return a function that changes an attribute of a span; None removes the attribute."""
 
     def spoil(played: Played) -> None:
         for number, span in enumerate(played.spans):
@@ -95,7 +95,7 @@ def with_attribute(which: Callable[[Any], bool], key: str, value: Any) -> Callab
 
 
 def with_fields(which: Callable[[Any], bool], **fields: Any) -> Callable[[Played], None]:
-    """Change fields of a span."""
+    """Return a function that changes fields of a span."""
 
     def spoil(played: Played) -> None:
         played.spans = [s.replace(**fields) if which(s) else s for s in played.spans]
@@ -104,7 +104,7 @@ def with_fields(which: Callable[[Any], bool], **fields: Any) -> Callable[[Played
 
 
 def with_record(**fields: Any) -> Callable[[Played], None]:
-    """Change the token record."""
+    """Return a function that changes fields of the token record."""
 
     def spoil(played: Played) -> None:
         played.records = [msgspec.structs.replace(one, **fields) for one in played.records]

@@ -1,4 +1,4 @@
-"""Fixtures of the help desk, an app that nobody edits (`desk_graph`)."""
+"""Fixtures of the help desk, an app without lightspan (`desk_graph`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ APPS = Path(__file__).parents[1] / "apps"
 
 @pytest.fixture(scope="module")
 def environment() -> Iterator[pytest.MonkeyPatch]:
-    """The app's own key; its endpoint is the test's to set."""
+    """Set the app's own key; a test sets the endpoint."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENAI_API_KEY", "own-key")
         patch.syspath_prepend(str(APPS))
@@ -23,7 +23,7 @@ def environment() -> Iterator[pytest.MonkeyPatch]:
 
 @pytest.fixture(scope="module")
 def desk(environment: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module `desk_learning`."""
+    """Return the module `desk_learning`."""
     from langchain_core.globals import set_llm_cache
 
     import lightspan_langgraph

@@ -1,6 +1,8 @@
-"""Alternate over an app that nobody edits: the instructions of two agents are found and learned,
-and in turns the weights of one of them, which is asked at the gateway; the other has an endpoint
-of its own."""
+"""Test Alternate with an app without lightspan.
+
+The instructions of two agents are found and learned, in turns with the weights of one of them. The
+other agent has an endpoint of its own.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,16 @@ from tests.trainer.test_alternate_runs import tensors
 pytestmark = pytest.mark.slow
 
 SEARCHES = (1, 4)
-"""Steps of the run: two searches, of its five."""
+"""The steps of the run, of five, that search for prompts."""
 
 
 class Run(NamedTuple):
-    """A complete one. Only to be read."""
+    """A complete run; tests must not change it."""
 
     folder: Path
     result: Any
     guide: list[Request]
-    """What the guide's own endpoint was asked."""
+    """Requests to the guide's own endpoint."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,7 @@ def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 async def by_step(folder: Path) -> dict[int, list[Episode]]:
-    """The episodes of training."""
+    """Return step → episodes of training."""
     async with open_store(folder / "store.db") as store:
         states = await store.rollouts(mode=Mode.TRAIN)
     steps = {state.rollout.rollout_id: state.rollout.step for state in states}
@@ -68,7 +70,7 @@ async def by_step(folder: Path) -> dict[int, list[Episode]]:
 
 @pytest.mark.slow
 def test_prompts_of_both_and_the_weights_of_one_learn(run: Run, tiny: Path) -> None:
-    """It fails when any of the three does nothing."""
+    """Check that all three improve: two prompts, and the weights of one agent."""
     prompts = run.result.prompts
     assert {name: (each.place, each.agent) for name, each in prompts.items()} == {
         name: ("agent", name) for name in toy.BOTH
@@ -99,7 +101,7 @@ def test_the_app_is_looked_at_once(run: Run) -> None:
 
 
 async def test_weights_learn_with_the_texts_that_were_chosen(run: Run) -> None:
-    """The writer's prompts are computed from them, and the guide's endpoint is asked with them."""
+    """Check that the writer's prompts have the chosen text, and so have requests to the guide."""
     searches = [*read_searches(run.folder).values()]
     chosen = [each.candidates[each.chosen].templates for each in searches]
     expected = {2: chosen[0], 3: chosen[0], 5: chosen[1]}

@@ -1,4 +1,4 @@
-"""Alternate in a `Trainer`: a real tiny model learns, and a real search changes its prompt."""
+"""Test Alternate in a `Trainer`: a tiny model learns, and a search changes its prompt."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def thinker() -> Iterator[ScriptedServer]:
 
 @pytest.fixture(scope="module")
 def run(tiny: Path, thinker: ScriptedServer, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The folder of a complete run and its result. Only to be read."""
+    """Train; return the run's folder and its result. Tests must not change them."""
     folder = tmp_path_factory.mktemp("alternate") / "run"
     return folder, toy.fit(folder, toy.algorithm(tiny, thinker.url))
 
 
 def weights(model: Path) -> str:
-    """What its weights are."""
+    """Return a hash of the model's weights."""
     return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
 
 
@@ -57,7 +57,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_both_learn(run: Run, tiny: Path) -> None:
-    """It fails when either half does nothing."""
+    """Check that both the prompt and the weights improve."""
     folder, result = run
     assert result.prompts["style"].before.template == "Say {q}"
     assert result.prompts["style"].template.startswith("Say {q} softly")
@@ -88,7 +88,7 @@ def test_inspect_shows_both(run: Run, tiny: Path) -> None:
 def test_both_are_kept_of_the_best_step(
     tiny: Path, thinker: ScriptedServer, tmp_path: Path
 ) -> None:
-    """The weights of a step, and the prompt that they were trained with."""
+    """Check that the best step's weights are kept with the prompt that they were trained with."""
     folder = tmp_path / "run"
     made = toy.algorithm(tiny, thinker.url, max_rollouts=48 + 16)
     trainer = toy.trainer(folder, made, keep="best", validate_every=1)
@@ -109,7 +109,9 @@ def test_both_are_kept_of_the_best_step(
 def test_a_run_that_is_killed_in_either_half_goes_on(
     run: Run, tiny: Path, thinker: ScriptedServer, tmp_path: Path
 ) -> None:
-    """SIGKILL in the first search, in a step of weights, and in the second search."""
+    """Check SIGKILL in the first search, in a step that trains weights, and in the second
+    search.
+    """
     folder = tmp_path / "run"
     before = len(thinker.requests)
 

@@ -1,4 +1,4 @@
-"""Apps on Anthropic's SDK are trained, unedited; see also `test_structured_learning`."""
+"""Test that apps on Anthropic's SDK are trained unchanged; see also `test_structured_learning`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""APO in a `Trainer`: real apps, real frameworks, real HTTP, a real store."""
+"""Test APO in a `Trainer`, with real apps, frameworks, HTTP and stores."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ def test_prompts_that_the_app_asks_for_are_learned_and_shown(
 def test_instructions_of_two_agents_that_nobody_edits_are_learned(
     desk: Any, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each expansion changes the next agent's: they are parts of one candidate, since the reward is
-    of the app."""
+    """Check that the search changes both agents' instructions in turn, as parts of one
+    candidate.
+    """
     pytest.importorskip("langchain_openai")
     pytest.importorskip("langgraph")
     folder = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Bad input: an error that names the thing, the value and what to do, or a count and a note."""
+"""Test errors for bad input, which name the parameter, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_nothing_scored_at_all_is_an_error(apps: Any, rl: Make, tmp_path: Path, 
 
 @pytest.mark.slow
 def test_a_script_without_a_main_guard_is_told(tiny: Path, tmp_path: Path) -> None:
-    """Its runner processes import it, and come to where it trains."""
+    """Check the error of runner processes that import the script and reach its `fit`."""
     command = [sys.executable, APPS / "unguarded.py", tmp_path / "run", tiny]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1

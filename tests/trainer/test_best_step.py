@@ -1,4 +1,4 @@
-"""Keeping the best step and stopping early, by a selection split and never by the reported one."""
+"""Test keeping the best step and early stopping, both by a separate selection split."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ Run = tuple[FitResult, Any, list[str]]
 
 @pytest.fixture(scope="module")
 def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """All six steps, the best kept: its result, its algorithm and what was said. The selection
-    rewards are .2 .5 .9 .9 .1 .1 .3 by step."""
+    """Train six steps, and keep the best; return the result, the algorithm and the output.
+
+    The selection rewards are .2 .5 .9 .9 .1 .1 .3 by step.
+    """
     said: list[str] = []
     reporter: Any = SilentReporter()
     reporter.line = said.append
@@ -54,7 +56,7 @@ def test_model_has_the_weights_of_the_first_best_step(run: Run) -> None:
 
 
 def test_held_out_tasks_have_no_part_in_the_choice(run: Run) -> None:
-    """They are run before training, and once for the weights that are kept."""
+    """Check that held-out tasks run before training, and once with the weights that are kept."""
     result, _, _ = run
     selections = [("selection", step) for step in range(7)]
     lines = _lines(result.folder)
@@ -86,7 +88,7 @@ def test_checkpoint_of_the_best_step_outlives_later_ones(run: Run) -> None:
 
 @pytest.fixture
 def copied(run: Run, tmp_path: Path) -> Path:
-    """A copy of the complete run."""
+    """Return a copy of the complete run."""
     shutil.copytree(run[0].folder, tmp_path / "run")
     return tmp_path / "run"
 
@@ -106,7 +108,7 @@ def test_more_steps_go_on_from_the_last_step_and_keep_the_best(
 def test_result_does_not_outlive_its_model(
     run: Run, tiny: Path, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between the model and what is said of it, a run has the model of no result."""
+    """Check a kill between writing the model and the result: no old result is left with it."""
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -155,8 +157,7 @@ def test_patience_ends_training(tiny: Path, tmp_path: Path, lines: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_killed_run_keeps_the_same_step(run: Run, tiny: Path, tmp_path: Path) -> None:
-    """The best so far, and how long it was waited since, survive `kill -9` in the evaluation of the
-    kept weights."""
+    """Check `kill -9` in the evaluation of the kept weights: best step and patience survive it."""
     folder = tmp_path / "run"
     command = [sys.executable, toy.__file__, str(folder), str(tiny), "step 5: evaluating", "2"]
     killed = subprocess.run(command, capture_output=True, text=True, timeout=200)

@@ -1,4 +1,4 @@
-"""Evaluations: at which temperature, and when the same run gives the same numbers."""
+"""Test evaluations: their temperature, and when a repeated run gives the same numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Make = Callable[..., Any]
 def test_what_agents_are_sampled_at_is_said_and_can_be_told(
     apps: Any, rl: Make, tmp_path: Path, ask: Make, lines: Any
 ) -> None:
-    """The frozen checker keeps what the app asks; training has a temperature of its own."""
+    """Check that the frozen checker keeps the app's temperature; training has its own."""
     algorithm = rl(frozen="base", temperature=0.9)
     trainer = Trainer(
         algorithm, steps=1, folder=tmp_path / "run", reporter=lines, validate_temperature=0
@@ -70,8 +70,7 @@ def test_an_agent_elsewhere_that_nobody_gives_a_temperature_is_named_too(
 def test_one_attempt_at_a_time_gives_the_same_numbers_again(
     apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
-    """Bit for bit: what is sampled, before and after an update, what it earned, and the weights
-    that are left."""
+    """Check equal tokens, rewards and weights, bit for bit, before and after an update."""
 
     def run(name: str) -> tuple[Any, ...]:
         algorithm = rl(frozen="base", seed=3)

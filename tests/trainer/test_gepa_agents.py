@@ -1,4 +1,4 @@
-"""GEPA over the instructions of agents in an app that nobody edits: a real framework, real HTTP."""
+"""Test GEPA for the instructions of agents in an app without lightspan, with real HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEFORE = "You are the router of a help desk.\nToday is {date_1}.\n\nWhat is know
 
 
 class Run(NamedTuple):
-    """A complete one. Only to be read."""
+    """A complete run; tests must not change it."""
 
     folder: Path
     result: Any
@@ -40,7 +40,7 @@ def run(desk: Any, environment: pytest.MonkeyPatch, tmp_path_factory: Any) -> Ru
 
 
 def by_agent(requests: list[Request]) -> tuple[list[Request], list[Request]]:
-    """The router's and the clerk's."""
+    """Return the router's requests, and the clerk's."""
     is_clerk = [r.messages[0]["content"].startswith("You are a clerk") for r in requests]
     return (
         [r for r, clerk in zip(requests, is_clerk, strict=True) if not clerk],
@@ -59,7 +59,10 @@ def test_the_router_learns(run: Run, desk: Any) -> None:
 
 
 def test_no_rollout_is_done_only_to_find_the_text(run: Run) -> None:
-    """Nor is a call answered by LangChain's cache, which the app has: other candidates ask, too."""
+    """Check that finding the instructions needs no additional rollout.
+
+    LangChain's cache, which the app uses, must not answer a call of another candidate.
+    """
     found = read_found(run.folder)
     assert found is not None
     train = stored_episodes(run.folder / "store.db", mode=Mode.TRAIN)
@@ -71,7 +74,7 @@ def test_no_rollout_is_done_only_to_find_the_text(run: Run) -> None:
 def test_other_requests_are_byte_for_byte_what_they_were(
     run: Run, desk: Any, environment: pytest.MonkeyPatch
 ) -> None:
-    """Against the same app without lightspan's scope, whatever its router says."""
+    """Compare the clerk's requests with those of the same app without lightspan."""
     graph = importlib.import_module("desk_graph").graph
     plain: list[Request] = []
     for answer in ("which desk is it?", *desk.DESKS.values()):

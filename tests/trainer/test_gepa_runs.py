@@ -1,4 +1,4 @@
-"""GEPA in a `Trainer`: real apps, real HTTP, a real store."""
+"""Test GEPA in a `Trainer`, with real apps, HTTP and stores."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ Run = tuple[Path, Any]
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[ScriptedServer]:
-    """The app's own model."""
+    """Run the endpoint of the app's model."""
     with ScriptedServer(toy.speaks) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[ScriptedServer]:
-    """The reflection model."""
+    """Run the endpoint of the reflection model."""
     with ScriptedServer(toy.reflects) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def run(model: ScriptedServer, thinker: ScriptedServer, tmp_path_factory: Any) -> Run:
-    """The folder of a complete run and its result. Only to be read."""
+    """Train; return the run's folder and its result. Tests must not change them."""
     folder = tmp_path_factory.mktemp("gepa") / "run"
     return folder, toy.train(folder, model.url, thinker.url)
 
@@ -115,7 +115,7 @@ def test_they_are_exported_as_plain_texts(
 
 
 def test_a_prompts_name_leads_nowhere_else(run: Run, tmp_path: Path) -> None:
-    """A run of somebody else's may have any name in it."""
+    """Check a prompt whose name is a path, as in a run that somebody else made."""
     copy, out = tmp_path / "run", tmp_path / "out" / "texts"
     shutil.copytree(run[0], copy)
     (learned, *_) = json.loads((copy / "prompts.json").read_bytes()).values()

@@ -1,4 +1,4 @@
-"""Searches for prompts that are killed go on, and find what a run that was not killed finds."""
+"""Test that a killed search for prompts resumes with the same result as an unbroken one."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 def in_several_lives(
     script: str, folder: Path, speaks: Any, reflects: Any, is_fatal: Callable[[int, str, int], bool]
 ) -> Counter[tuple[int, str]]:
-    """Run a program again until it ends by itself; return how often each life asked whom.
+    """Start a program until it ends by itself; return how often each process called each model.
 
     Args:
         script: the program, in `tests/apps`.
-        folder: the run's.
-        speaks: the script of the app's own model.
-        reflects: that of the reflection model.
-        is_fatal: whether a life, from 1 on, is killed while it asks the model "app" or
-            "reflection" for the n-th time.
+        folder: folder of the run.
+        speaks: script of the app's model.
+        reflects: script of the reflection model.
+        is_fatal: function that returns whether to kill the process number `life`, from 1 on, at its
+            n-th call of the model "app" or "reflection".
     """
     alive: list[subprocess.Popen[str]] = []
     asked: Counter[tuple[int, str]] = Counter()
@@ -73,7 +73,9 @@ def result_of(folder: Path) -> SearchResult:
 
 
 def pool(found: SearchResult) -> list[Any]:
-    """The tasks of another run are others: they name its app's endpoint."""
+    """Return the candidates of a search without tasks, which contain the URL of the app's
+    endpoint.
+    """
     return [(each.templates, each.parents) for each in found.candidates]
 
 
@@ -82,7 +84,7 @@ def pool(found: SearchResult) -> list[Any]:
 def test_prompts_that_the_app_asks_for(
     tmp_path: Path, kind: str, rollout: int, at_once: int, at: str
 ) -> None:
-    """Each of three lives is killed (SIGKILL) in its second reflection, or in a rollout."""
+    """Kill each of three processes (SIGKILL) in its second reflection, or in a rollout."""
     speaks = importlib.import_module("gepa_toy").speaks
     toy = importlib.import_module(f"{kind}_toy")
     with ScriptedServer(speaks) as model, ScriptedServer(toy.reflects) as thinker:
@@ -110,7 +112,7 @@ def test_prompts_that_the_app_asks_for(
 def test_instructions_of_an_app_that_nobody_edits(
     desk: Any, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """SIGKILL in the survey, in the reflection after it, and in the rollouts of a candidate."""
+    """Check SIGKILL in the survey, in the reflection after it, and in a candidate's rollouts."""
     with ScriptedServer(desk.speaks) as model, ScriptedServer(desk.reflects) as thinker:
         environment.setenv("OPENAI_BASE_URL", model.url)
         desk.train(tmp_path / "whole", thinker.url)

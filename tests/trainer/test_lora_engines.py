@@ -1,4 +1,4 @@
-"""Policies that are LoRA beside one copy of a model, and engines whose weights are looked at."""
+"""Test policies as LoRA on one copy of a model, and the check of the engine's weights."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ TWO = {"checker": Policy(lora=LoRA(rank=8)), "writer": Policy(lora=LoRA(rank=4))
 
 
 class Probed(TransformersEngine, ProbedEngine):
-    """In the trainer's process, and looked at as servers are."""
+    """An engine in the trainer's process whose weights are checked like those of servers."""
 
     asked = 0
     stale = False
-    """Whether it keeps the weights of the first update under the later versions."""
+    """Whether the engine keeps the weights of the first update."""
     _first: Any = None
 
     async def update(
@@ -66,7 +66,7 @@ class Probed(TransformersEngine, ProbedEngine):
 def test_an_engine_that_keeps_old_weights_ends_the_run(
     apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
-    """At the first update after which it does not say what the learner does."""
+    """Check that the run ends at the first update that the engine has ignored."""
     engine = Probed({"policy": tiny}, seed=1)
     engine.stale = True
     trainer = Trainer(rl(learning_rate=0.03), engine=engine, steps=3, folder=tmp_path / "run")

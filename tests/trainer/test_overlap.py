@@ -1,4 +1,4 @@
-"""`LightningRL(overlap=1)`: rollouts go on while weights update, in a real run."""
+"""Test `LightningRL(overlap=1)`: rollouts go on while weights are updated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEPS, TASKS, GROUP = 4, 2, 4
 
 @pytest.fixture(scope="module")
 def run(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Of the four groups that it begins with, the last two ask again once a step was trained."""
+    """Train; two of the first four groups make their second call only after a step was trained."""
     folder = tmp_path_factory.mktemp("runs") / "overlap"
     order = Epochs(range(STEPS * TASKS), 0).take(0, 4)
     tasks = [
@@ -58,12 +58,12 @@ def run(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) -> RunF
 
 
 def versions(episode: Any) -> list[int]:
-    """Of each call, in order: the versions that its tokens were sampled with."""
+    """Return the versions with which the tokens of each call were sampled."""
     return [version for call in episode.calls for version, _ in call.record.versions]
 
 
 def test_the_next_rollouts_go_on_while_a_step_is_trained(run: RunFolder) -> None:
-    """If they did not, those that wait would do so for ever."""
+    """Check the waiting rollouts, which would never end without overlap."""
     lines = [line for line in run.metrics() if line["kind"] == "train"]
     told = [(each["overlap/behind"], each["overlap/in_flight"]) for each in lines]
     assert told == [(0.0, 2), (1.0, 2), (1.0, 2), (1.0, 0)]
@@ -116,7 +116,7 @@ def test_each_call_is_shown_with_the_step_that_trained_it(run: RunFolder, tmp_pa
 
 
 class Asks(LightningRL):
-    """An algorithm that asks its world in one way."""
+    """An algorithm that requests its rollouts by the function `ask`."""
 
     def __init__(self, ask: Callable[[TrainerContext], Any], *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -150,7 +150,7 @@ def test_what_a_world_cannot_do(
 def test_nothing_is_left_to_ask_once_a_budget_is_used_up(
     tiny: Path, apps: Any, tmp_path: Path
 ) -> None:
-    """Runners that were started by hand would go on with it, and pay."""
+    """Check that no rollouts are left that runners started by hand would execute."""
     algorithm = LightningRL(
         tiny, optimize="writer", group_size=2, tasks_per_step=2, learning_rate=1e-3, overlap=2
     )

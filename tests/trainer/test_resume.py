@@ -1,4 +1,6 @@
-"""A run that was interrupted goes on as if it had not been; one that is complete stays as it is."""
+"""Test that an interrupted run resumes as if it had not been, and a complete run stays
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ SCRIPT = Path(__file__).parents[1] / "apps" / "train_toy.py"
 
 
 class Drill(Drilled):  # type: ignore[misc]
-    """A user's own algorithm: imitates numbers that it draws, whatever the rollouts were."""
+    """A user's own algorithm that trains on random numbers, whatever the rollouts were."""
 
     def __init__(self, model: Path) -> None:
         super().__init__(model)
@@ -62,10 +64,11 @@ def _weights(model: Path) -> str:
 
 
 class Interrupting(SilentReporter):
-    """A reporter at whose n-th piece of work with this title somebody presses Ctrl-C.
+    """A reporter that raises KeyboardInterrupt when a piece of work begins.
 
     Args:
-        error: what happens there instead.
+        title: title of the piece of work.
+        error: exception to raise instead; None for KeyboardInterrupt.
     """
 
     def __init__(self, title: str, error: BaseException | None = None) -> None:
@@ -84,7 +87,7 @@ class Interrupting(SilentReporter):
 def test_resumed_run_is_the_uninterrupted_one(
     apps: Any, tiny: Path, tmp_path: Path, ask: Make, lines: Any
 ) -> None:
-    """Weights, optimiser, random numbers and the order of tasks: bit for bit."""
+    """Compare weights, optimizer, random numbers and the order of tasks, bit for bit."""
     whole, first, second = Drill(tiny), Drill(tiny), Drill(tiny)
     tasks = ask(5)
     expected = Trainer(whole, steps=4, folder=tmp_path / "whole").fit(apps.spell, tasks)
@@ -107,7 +110,7 @@ def test_resumed_run_is_the_uninterrupted_one(
 
 
 def test_an_error_says_what_is_kept(apps: Any, tiny: Path, tmp_path: Path, ask: Any) -> None:
-    """Once there is something, and where the error itself does not say how to go on."""
+    """Check that the error says how to resume, once there is a checkpoint."""
     folder, tasks = tmp_path / "run", ask(5)
     failing = Interrupting("step 2/4", OSError("no space left"))
     with pytest.raises(OSError, match="no space left"):
@@ -127,7 +130,7 @@ def _losses(folder: Path) -> list[float]:
 
 @pytest.fixture(scope="module")
 def complete(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of one step, with evaluations."""
+    """Train one step with evaluations; return the run's folder."""
     from lightspan import LightningRL
 
     folder = tmp_path_factory.mktemp("complete") / "run"
@@ -141,7 +144,7 @@ def complete(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def copied(complete: Path, tmp_path: Path) -> Path:
-    """A copy of that folder, to spoil."""
+    """Return a copy of the complete run, which a test may change."""
     shutil.copytree(complete, tmp_path / "run")
     return tmp_path / "run"
 
@@ -192,7 +195,9 @@ def test_other_settings_are_named(apps: Any, rl: Make, copied: Path) -> None:
 
 
 def test_lost_store_is_noticed(apps: Any, rl: Make, copied: Path) -> None:
-    """Versions are never reused: a store that does not know them cannot go on."""
+    """Check that a store without the run's versions is refused, because versions are never
+    reused.
+    """
     for path in copied.glob("store.db*"):
         path.unlink()
     with pytest.raises(CheckpointError, match="was at version 2, but the store allots 1"):
@@ -242,7 +247,7 @@ def _script(folder: Path, model: Path, steps: int, *more: str) -> Iterator[subpr
 
 
 class Signalling(Interrupting):
-    """Ctrl-C as a terminal or a notebook sends it."""
+    """A reporter that sends SIGINT to the process when the piece of work `title` begins."""
 
     def start(self, title: str, total: int) -> None:
         if title == self.title:
@@ -250,7 +255,7 @@ class Signalling(Interrupting):
 
 
 def test_ctrl_c_in_a_notebook_stops_the_run(apps: Any, rl: Make, tmp_path: Path) -> None:
-    """There `fit` runs beside the notebook's own loop, in a thread that no signal reaches."""
+    """Check `fit` in a notebook, where it runs in a thread that gets no signal."""
     reporter = Signalling("step 1/9")
     trainer = Trainer(rl(), steps=9, folder=tmp_path / "run", reporter=reporter)
 
@@ -268,7 +273,7 @@ def test_ctrl_c_in_a_notebook_stops_the_run(apps: Any, rl: Make, tmp_path: Path)
 
 
 def test_where_ctrl_c_is_ignored_the_run_goes_on(apps: Any, rl: Make, tmp_path: Path) -> None:
-    """Started with nohup, or in the background of a script, which Ctrl-C is not to reach."""
+    """Check a process that ignores SIGINT, as with nohup or in a script's background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         trainer = Trainer(rl(), steps=1, folder=tmp_path / "run", reporter=Signalling("step 1/1"))

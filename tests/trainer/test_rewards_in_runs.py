@@ -1,4 +1,4 @@
-"""Rewards by a judge or a function in a `Trainer`: real apps, real HTTP, a real store."""
+"""Test rewards by a judge or a function in a `Trainer`, with real apps, HTTP and stores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ APPS = Path(__file__).parents[1] / "apps"
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[ScriptedServer]:
-    """The app's own model."""
+    """Run the endpoint of the app's model."""
     with ScriptedServer(judged.counted) as server:
         yield server
 
@@ -191,7 +191,7 @@ def test_what_cannot_reward_is_refused_before_any_rollout(
 
 # --- every algorithm ------------------------------------------------------------------------
 def vowels(answer: str) -> float:
-    """Other than what the app says of itself."""
+    """Return a reward that differs from the app's own."""
     return float(sum(letter in "aeiou" for letter in answer.lower()))
 
 

@@ -1,6 +1,6 @@
-"""Apps whose every call is structured learn: the clients alone, and LangGraph in three ways.
+"""Test that apps learn whose every model call is structured: plain clients, and LangGraph.
 
-Those of the other frameworks stand with the examples that have their environments.
+Apps of other frameworks are tested with the examples that have their environments.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from structured_training import check_control, check_it_learns  # type: ignore[i
 
 APPS = ["plain", "langgraph", "langgraph_tool", "anthropic_plain", "langgraph_anthropic"]
 IN_SLOW = {"anthropic_plain"}
-"""The others with the controls: of LangGraph, the quickstart shows that an app learns."""
+"""Apps that are tested in the session `slow`; the others are tested with the controls."""
 
 
 @pytest.mark.timeout(600)

@@ -1,4 +1,4 @@
-"""Trainer: what a run leaves behind, what it trains, and what it leaves alone."""
+"""Test Trainer: the files of a run, which agents it trains, and which it leaves unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def run(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Two steps of two agents, one of them frozen at the starting weights."""
+    """Train two steps with two agents, one of them frozen at the starting weights."""
     from lightspan import LightningRL
 
     algorithm = LightningRL(
@@ -192,7 +192,7 @@ def test_rows_come_from_the_selected_agent_alone(run: Run) -> None:
 
 
 def test_frozen_base_keeps_the_starting_weights(run: Run) -> None:
-    """Every answer of the checker, after training too, is of version 0 of `base`."""
+    """Check that every answer of the checker has version 0 of `base`, also after training."""
     folder = RunFolder(run[0].folder)
     run_id = folder.read_config()["run_id"]
     episodes = _episodes(folder, run_id) + _episodes(folder, run_id, Mode.VAL)
@@ -226,7 +226,7 @@ def test_training_moves_the_reward(apps: Any, rl: Make, tmp_path: Path, ask: Mak
 def test_two_policies_have_weights_of_their_own(
     apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
-    """Only the writer's reward varies, so only its policy changes."""
+    """Check that only the writer's policy changes, whose reward varies."""
     algorithm = rl(optimize={"writer": "a", "reviewer": "b"})
     tasks = ask(2, who="writer") + ask(2, who="reviewer")
     result = Trainer(algorithm, steps=2, folder=tmp_path / "run").fit(apps.either, tasks)
@@ -255,7 +255,7 @@ def test_shared_agents_follow_the_moving_weights_untrained(
 def test_frozen_agents_reach_an_endpoint(
     apps: Any, rl: Make, tmp_path: Path, ask: Make, through_gateway: bool
 ) -> None:
-    """`frozen=None`: where the app points. An `LLM`: there, whatever the app points at."""
+    """Check the app's own endpoint with `frozen=None`, and the given one with an `LLM`."""
     with ScriptedServer("scripted help") as server:
         where = LLM(base_url=server.url, model="big") if through_gateway else None
         url = "http://127.0.0.1:9/v1" if through_gateway else server.url
@@ -280,7 +280,7 @@ def test_checkpoints_come_as_often_as_asked_and_at_the_end(
 def test_keys_are_not_kept(
     apps: Any, rl: Make, tmp_path: Path, ask: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run's folder holds the name of the variable, and neither our key nor the app's."""
+    """Check that the run's folder has the variable's name, and neither our key nor the app's."""
     monkeypatch.setenv("HELPER_KEY", "sk-kept-nowhere")
     with ScriptedServer("scripted help") as server:
         where = LLM(base_url=server.url, model="big", api_key_env="HELPER_KEY")
@@ -369,7 +369,7 @@ def test_impossible_settings_are_refused(rl: Make, options: dict[str, Any], mess
 def test_an_engine_that_has_died_ends_the_run(
     apps: Any, rl: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what it died of is said: every rollout would fail from then on."""
+    """Check that the run ends with the engine's error."""
 
     def breaks(*arguments: Any) -> None:
         raise RuntimeError("the device is gone")

@@ -1,4 +1,4 @@
-"""An algorithm may have no policies: no engine, no learner, no torch; the app's own endpoint."""
+"""Test algorithms without policies: no engine, no learner, no torch; the app's own endpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Run = tuple[Path, Any]
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[ScriptedServer]:
-    """That of the one run that several tests look at."""
+    """Run the endpoint of the run that several tests share."""
     with ScriptedServer(_shouts) as running:
         yield running
 
@@ -55,7 +55,7 @@ def _trainer(algorithm: Any, folder: Path, **options: Any) -> Trainer:
 
 @pytest.fixture(scope="module")
 def run(shared: ScriptedServer, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The folder of a complete run of two steps, and its result. Only to be read."""
+    """Train two steps; return the run's folder and its result. Tests must not change them."""
     folder = tmp_path_factory.mktemp("without") / "run"
     trainer = _trainer(apps.Trial(["{q}", "say {q}"]), folder, steps=2)
     result = trainer.fit(apps.styled, _tasks(shared, 0, 1, 2, 3), _tasks(shared, 4, 5))

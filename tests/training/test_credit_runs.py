@@ -1,4 +1,6 @@
-"""Credit in whole runs: a critic, Dr. GRPO's constant, overlong answers, states; going on."""
+"""Test credit rules in whole runs: a critic, Dr. GRPO's constant, overlong answers, states,
+resume.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def trainer(algorithm: Any, folder: Path, **options: Any) -> Trainer:
 
 
 class Recording(TorchLearner):
-    """Keeps the rows that it was asked the values of, and those that it learned from."""
+    """A learner that stores the rows of `values` and of `update`."""
 
     def __init__(self, model: Path, critic: Critic | None) -> None:
         optimizer = Optimizer(learning_rate=1e-3)
@@ -49,7 +51,7 @@ class Recording(TorchLearner):
 def test_a_critic_trains_groups_of_one(
     apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
-    """From values to the learner, the metrics and `inspect`: two calls a rollout, no groups."""
+    """Check the way of values to the learner, the metrics and `inspect`, without groups."""
     from tool_app import parsed  # type: ignore[import-not-found]
 
     algorithm = rl(estimator="ppo", group_size=1, tasks_per_step=6)
@@ -98,7 +100,7 @@ def test_a_critic_trains_groups_of_one(
 def test_a_critic_is_trusted_by_what_it_said_before_it_was_fitted_to_any_of_a_step(
     apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
-    """Minibatches are dealt by rollout: the second one's groups were fitted to by the first."""
+    """Check that the explained variance is that of the values before any update of the step."""
     algorithm = rl(estimator="ppo", group_size=4, tasks_per_step=2, minibatches=4)
     learner = Recording(tiny, algorithm.critic)
     run = trainer(algorithm, tmp_path / "run", steps=3, learner=learner)
@@ -127,8 +129,10 @@ def test_a_critic_is_trusted_by_what_it_said_before_it_was_fitted_to_any_of_a_st
 def test_a_critic_that_is_trusted_is_built_on(
     apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
-    """A head that was never fitted expects nothing: of the reward, which comes after the second
-    call, the first one is paid what lambda leaves of it, and gamma."""
+    """Check a critic that was never fitted: all values are 0.
+
+    So the first call gets only the share of the last reward that gamma and lambda leave.
+    """
     from tool_app import parsed  # type: ignore[import-not-found]
 
     critic = Critic(lam=0.25, warmup=7)
@@ -149,8 +153,10 @@ def test_a_critic_that_is_trusted_is_built_on(
 def test_a_run_with_a_critic_goes_on_exactly(
     apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
-    """Weights, the head and what is known of it: those of a run that was not interrupted. The
-    rollouts are read from the whole run's steps, since sampling depends on timing."""
+    """Compare weights, the critic and its statistics with those of an uninterrupted run.
+
+    The rollouts are taken from that run, because sampling depends on timing.
+    """
     options = {"estimator": "ppo", "group_size": 1, "tasks_per_step": 4}
     replay = Replay()
     whole = trainer(replay(rl(**options)), tmp_path / "whole", steps=3)
@@ -172,7 +178,9 @@ def test_a_run_with_a_critic_goes_on_exactly(
 
 
 class Replay:
-    """Wraps algorithms so that their n-th step sees the episodes that the first one saw in its."""
+    """Wrap algorithms, so that step n of each gets the episodes that step n of the first one
+    got.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}
@@ -212,9 +220,11 @@ def test_a_learner_without_a_critic_is_refused_before_anything_runs(
 def test_dr_grpo_divides_by_one_constant_in_the_whole_run(
     apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
-    """The first step's, two steps and a resume later too. A token's weight does not depend on its
-    answer's length; with a penalty on calls that are too long, which `inspect` and the metrics
-    show."""
+    """Check that the constant is that of the first step, two steps and a resume later.
+
+    The weight of a token does not depend on its answer's length. A penalty on long answers is in
+    the metrics and in `inspect`.
+    """
     options = {"estimator": "dr_grpo", "overlong": Overlong(max_tokens=8, buffer=4)}
     # no two pairs of them have the same mean, so that steps of two tasks do not
     tasks = [task | {"tokens": n} for task, n in zip(ask(6), (1, 2, 4, 8, 16, 24), strict=True)]
@@ -252,7 +262,7 @@ def test_dr_grpo_divides_by_one_constant_in_the_whole_run(
 def test_a_run_does_not_go_on_with_another_rule(
     apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
-    """A folder that is older than a setting is as if it was not set."""
+    """Check that a setting that is missing in the folder of an older run counts as not set."""
     folder, tasks = tmp_path / "run", ask(2)
     trainer(rl(), folder, steps=1).fit(apps.spell, tasks)
     config = json.loads((folder / "config.json").read_text())

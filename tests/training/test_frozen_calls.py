@@ -1,4 +1,4 @@
-"""`max_frozen_calls`: a run stops when its frozen agents have asked endpoints often enough."""
+"""Test `max_frozen_calls`, the maximum number of a run's calls to endpoints of frozen agents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Make = Callable[..., Any]
 
 
 def trainer(rl: Make, folder: Path, **options: Any) -> Trainer:
-    """Of steps with 8 rollouts, each with one call of the helper."""
+    """Return a trainer with 8 rollouts per step, each with one call of the helper."""
     algorithm = rl(**options.pop("algorithm", {}))
     return Trainer(algorithm, folder=folder, reporter=SilentReporter(), **options)
 
@@ -27,8 +27,9 @@ def trainer(rl: Make, folder: Path, **options: Any) -> Trainer:
 def test_a_run_stops_after_the_batch_and_goes_on_with_a_larger_limit(
     apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
-    """What was learned is kept, although no checkpoint was due; the calls are counted over all
-    lives of the run."""
+    """Check that the last step is saved without a due checkpoint, and calls are counted over
+    resumes.
+    """
     with ScriptedServer("scripted help") as server:
         tasks = ask(4, url=server.url)
         first = trainer(rl, tmp_path / "run", steps=3, max_frozen_calls=15, checkpoint_every=9)
@@ -66,7 +67,9 @@ def test_evaluations_count_too(apps: Any, rl: Make, tmp_path: Path, ask: Make) -
 def test_calls_to_our_own_engine_are_free(
     apps: Any, rl: Make, tmp_path: Path, ask: Make, frozen: str
 ) -> None:
-    """`two` asks a checker: with the starting weights for nothing, at an `LLM` for a call each."""
+    """Check that the checker's calls are free with the starting weights, and count with an
+    `LLM`.
+    """
     with ScriptedServer("fine") as server:
         where = LLM(base_url=server.url, model="big") if frozen == "endpoint" else "base"
         limited = trainer(

@@ -1,4 +1,4 @@
-"""Metric sinks get what `metrics.jsonl` gets, and can do no harm."""
+"""Test that metric sinks get the lines of `metrics.jsonl`, and that their errors are harmless."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RUN = SinkRun(run_id="run-1", folder=Path("runs/a"), config={}, first_step=0)
 
 
 class Kept(MetricSink):
-    """A sink in memory; fails at the calls it is told to."""
+    """A sink in memory that fails in given calls."""
 
     def __init__(self, *fails: str) -> None:
         self.fails = fails

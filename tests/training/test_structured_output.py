@@ -1,4 +1,4 @@
-"""Structured output from request to gradient: gateway, engine and learner with one model."""
+"""Test structured output from the request to the gradient, with one model."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @asynccontextmanager
 async def running(folder: Path, mode: Mode = Mode.TRAIN) -> AsyncIterator[Rig]:
-    """A gateway in front of the real engine."""
+    """Run a gateway in front of the real engine."""
     engine: Any = TransformersEngine({"policy": folder}, seed=0)
     await engine.start()
     async with open_store("memory:") as store:
@@ -98,7 +98,7 @@ async def running(folder: Path, mode: Mode = Mode.TRAIN) -> AsyncIterator[Rig]:
 
 
 def check(kind: str, content: str | None, calls: list[tuple[str, str]]) -> None:
-    """A finished answer is what was asked for."""
+    """Check that a finished answer has the requested structure."""
     if kind in ("required", "named") or calls:
         [(name, arguments)] = calls
         assert name in (("add",) if kind == "named" else PARAMETERS)
@@ -120,8 +120,10 @@ def rows_of(records: list[Any], **fields: Any) -> list[Row]:
 
 
 async def test_every_answer_is_valid_and_trained_exactly(folder: Path) -> None:
-    """Sixteen requests at once, streamed or not; what the engine recorded is what the learner
-    computes again, and without the masks it would not be."""
+    """Check sixteen concurrent requests: engine and learner compute the same log-probabilities.
+
+    Without the grammar's masks they would differ.
+    """
     kinds = [list(ASKED)[number % len(ASKED)] for number in range(16)]
     async with running(folder) as rig:
         answers = await asyncio.gather(
@@ -163,7 +165,7 @@ async def test_every_answer_is_valid_and_trained_exactly(folder: Path) -> None:
 
 
 async def test_what_cannot_be_followed_is_refused_by_name(folder: Path) -> None:
-    """In training too; nothing is sampled."""
+    """Check that an unsupported schema is refused in training too, without sampling."""
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     bad = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
     cases: list[tuple[dict[str, Any], str]] = [

@@ -1,4 +1,4 @@
-"""An engine that answers with other weights than the learner has is found out."""
+"""Test that an engine with other weights than the learner's is detected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def learner(folder: Path) -> TorchLearner:
 
 
 def probe(model: Any, where: str = "server 0") -> Probe:
-    """What a server with this model would say."""
+    """Return the answer that a server with this model would give to the check."""
     return Probe(
         where=where,
         version=3,

@@ -1,4 +1,4 @@
-"""Real verl, of the interpreter that LIGHTSPAN_VERL_PYTHON names."""
+"""Fixtures of tests with real verl, whose interpreter is LIGHTSPAN_VERL_PYTHON."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from lightspan_verl.workers import Workers
 ADAMW = Optimizer(learning_rate=1e-3, max_grad_norm=0.5, weight_decay=0.1, warmup_steps=3)
 
 DECLARED = ("this learner has no critic", "this learner does not train calls under a grammar")
-"""What the learner's capabilities say that it cannot; the suite then skips."""
+"""Reasons for which the suite may skip, because the learner declares that it lacks a capability."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A skip is a failure, but for what is declared."""
+    """Turn a skipped test into a failure, unless its reason is in `DECLARED`."""
     report = yield
     if report.skipped and not any(each in str(report.longrepr) for each in DECLARED):
         report.outcome = "failed"
@@ -34,7 +34,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(scope="session")
 def python() -> str:
-    """The interpreter that has verl."""
+    """Return the interpreter that has verl."""
     found = os.environ.get("LIGHTSPAN_VERL_PYTHON")
     if not found:
         pytest.fail("set LIGHTSPAN_VERL_PYTHON, or run nox -s tests_verl, which does", False)
@@ -43,7 +43,7 @@ def python() -> str:
 
 @pytest.fixture(scope="session")
 def one(python: str) -> Iterator[Workers]:
-    """One rank, which learners share."""
+    """Start one rank, which learners share."""
     torch.set_num_threads(1)
     workers = Workers(python, ["cpu"])
     yield workers
@@ -52,7 +52,7 @@ def one(python: str) -> Iterator[Workers]:
 
 @pytest.fixture(scope="session")
 def two(python: str) -> Iterator[Workers]:
-    """Two ranks, which learners share."""
+    """Start two ranks, which learners share."""
     torch.set_num_threads(1)
     workers = Workers(python, ["cpu", "cpu"])
     yield workers
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def batches(folder: Path) -> list[list[Row]]:
-    """Of uneven rows: 12 rows of 6 rollouts, 8 of 8, 1 of 1, 12 of 6."""
+    """Return batches of different sizes: 12 rows of 6 rollouts, 8 of 8, 1 of 1, 12 of 6."""
     model = load_model(folder)
     one = make_rows(model, 1, seed=2)
     return [make_rows(model), make_call_rows(model), one, make_rows(model, seed=3)]

@@ -1,4 +1,4 @@
-"""Offloading of weights and of the optimiser's state, options of `agl.VERL(config)`."""
+"""Test offloading of weights and of the optimizer's state, options of `agl.VERL(config)`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""verl's processes: checkpoints of any number of ranks, exports, a dead rank, bad settings."""
+"""Test verl's processes: checkpoints of any number of ranks, exports, a dead rank, bad settings."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ async def test_checkpoints_pass_between_numbers_of_ranks(
     tmp_path: Path,
     lora: LoRA | None,
 ) -> None:
-    """Two ranks, one, and two again: as one learner that was never interrupted; one of the batches
-    is a single row, so that a rank has none."""
+    """Check that two ranks, then one, then two again train like one uninterrupted learner.
+
+    One batch is a single row, so that one of the ranks has none.
+    """
     options: dict[str, Any] = {"optimizer": ADAMW, "lora": lora}
     whole = VerlLearner({"writer": folder}, workers=two, **options)
     losses = [whole.update(rows, BOTH_CLIPS) for rows in batches]
@@ -69,7 +71,7 @@ async def test_checkpoints_pass_between_numbers_of_ranks(
 
 
 class LoRASink(WeightSink):
-    """An engine that takes adapters."""
+    """An engine that accepts LoRA weights."""
 
     adapters: LoRAWeights | None = None
 
@@ -154,7 +156,7 @@ def test_a_model_that_is_not_there_is_named(python: str, tmp_path: Path) -> None
 
 
 def test_a_rank_that_fails_says_what(python: str, folder: Path, tmp_path: Path) -> None:
-    """A file that is no model, which verl finds out."""
+    """Check the error for a file that is no model, which verl detects."""
     damaged = tmp_path / "damaged"
     shutil.copytree(folder, damaged)
     (damaged / "model.safetensors").write_bytes(b"nothing")
@@ -164,7 +166,7 @@ def test_a_rank_that_fails_says_what(python: str, folder: Path, tmp_path: Path) 
 
 
 def test_a_rank_that_hangs_is_named(python: str, folder: Path, batches: list[list[Row]]) -> None:
-    """It is stopped in mid-training; nothing is left of either."""
+    """Check that a rank that is stopped is named in the error, and that no rank is left."""
     workers = Workers(python, ["cpu", "cpu"], timeout_s=10)
     workers._timeout_s = 120  # the first passes of a process take longer
     learner = VerlLearner({"writer": folder}, workers=workers, own=True)
@@ -181,7 +183,7 @@ def test_a_rank_that_hangs_is_named(python: str, folder: Path, batches: list[lis
 
 
 async def test_policies_may_change_their_order_on_resume(one: Workers, tmp_path: Path) -> None:
-    """Two models that differ: each policy has its own weights and optimiser again."""
+    """Check that each of two different models gets its own weights and optimizer state back."""
     models = {
         name: tiny_model(tmp_path / name, seed=seed, hidden=32)
         for seed, name in enumerate(("writer", "critic"))

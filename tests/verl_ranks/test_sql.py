@@ -1,4 +1,4 @@
-"""The SQL example as it is, its model behind vLLM's servers and learned by verl."""
+"""Test the unchanged SQL example with vLLM servers and verl."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "sql" / "train.py"
 
 @pytest.mark.timeout(3600)
 def test_its_held_out_reward_rises(python: str, tmp_path: Path) -> None:
-    """As the quickstart's: the whole interval of the gain, on questions that nobody trained on."""
+    """Check that the whole interval of the gain on held-out questions is above zero."""
     vllm = os.environ.get("LIGHTSPAN_VLLM_PYTHON")
     assert vllm, "LIGHTSPAN_VLLM_PYTHON names no interpreter: run `nox -s tests_verl`"
     folder, log = tmp_path / "run", tmp_path / "log"

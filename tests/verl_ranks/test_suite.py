@@ -1,4 +1,7 @@
-"""The learner suite on verl: one rank, and two by FSDP2. References are the trainer's own torch."""
+"""Run the learner suite with verl on one rank, and on two by FSDP2.
+
+The references are computed by torch in the trainer's environment.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from lightspan_verl.workers import Workers
 
 
 class OnWorkers(LearnerSuite):
-    """The suite on ranks that tests share."""
+    """Run the suite on ranks that tests share."""
 
     ranks: str
-    """Fixture of the ranks."""
+    """Name of the fixture of the ranks."""
 
     @pytest.fixture(autouse=True)
     def made(self, request: pytest.FixtureRequest) -> Iterator[None]:

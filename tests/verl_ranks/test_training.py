@@ -1,4 +1,4 @@
-"""Real trainings by verl that the trainer starts itself, on two ranks of the CPU."""
+"""Test trainings by verl that the trainer starts itself, on two ranks of the CPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ranks_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """In their order."""
+    """Return the processes of the ranks in order."""
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -39,8 +39,10 @@ def ranks_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 def test_the_held_out_reward_rises_though_a_rank_is_killed(
     python: str, model: Path, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
-    """The first life ends with the rank's name, and the second goes on from the checkpoint, on
-    another number of ranks."""
+    """Check that the first process ends with the killed rank's name, and the run can be resumed.
+
+    It is resumed on another number of ranks.
+    """
     folder = tmp_path / "run"
     log = folder.with_suffix(".log")
     with training(SCRIPT, folder, model, python, 2, STEPS, *more) as process:

@@ -1,4 +1,4 @@
-"""Real vLLM servers, of the interpreter that LIGHTSPAN_VLLM_PYTHON names."""
+"""Fixtures of tests with real vLLM servers, whose interpreter is LIGHTSPAN_VLLM_PYTHON."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ SMALL = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-"""For a machine with little memory that does other things too."""
+"""Options of servers for a machine with little memory that other programs use too."""
 START_S = 600.0
 TOLERANCE = 3e-5
-"""Between float32 there and here: its kernels add up in another order. Of 23,096 tokens that were
-sampled at temperature .8 over 12 updates, none was further off than 9.1e-6, which is too near the
-suite's 1e-5 for tests whose tokens differ each time."""
+"""Tolerance of log-probabilities in float32, because vLLM's kernels add up in another order.
+
+Of 23,096 tokens sampled at temperature 0.8 over 12 updates, none differed by more than 9.1e-6. That
+is too near the suite's 1e-5 for tests whose tokens differ each time.
+"""
 
 Start = Callable[..., str]
 
 
 class OnServers:
-    """What of a suite is its own on servers that run already."""
+    """Parts of a suite that differ for servers that are running already."""
 
     served_by: str
-    """Fixture of the model's folder."""
+    """Name of the fixture of the model's folder."""
     tolerance = TOLERANCE
     started = 1
     tokens_in_flight = 200
@@ -51,7 +53,7 @@ class OnServers:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A skip is a failure: the engine declares all that the suite asks."""
+    """Turn a skipped test into a failure, because the engine has all capabilities."""
     report = yield
     if report.skipped:
         report.outcome, report.longrepr = "failed", f"skipped: {report.longrepr}"
@@ -60,7 +62,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(scope="session")
 def python() -> str:
-    """The interpreter of an environment with vLLM."""
+    """Return the interpreter of an environment with vLLM."""
     path = os.environ.get("LIGHTSPAN_VLLM_PYTHON")
     assert path, "LIGHTSPAN_VLLM_PYTHON names no interpreter: run `nox -s tests_vllm`"
     return path
@@ -68,14 +70,17 @@ def python() -> str:
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that vLLM can compute with: its kernels want heads of 32."""
+    """Return a model that vLLM's kernels can compute, which need heads of size 32."""
     path = tmp_path_factory.mktemp("vllm") / "model"
     return tiny_model(path, seed=1, context=CONTEXT, hidden=128)
 
 
 @pytest.fixture(scope="module")
 def start(python: str, served: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts servers by hand, as docs/vllm.md says; they end with the module's tests."""
+    """Return a function that starts servers by hand, as docs/vllm.md says.
+
+    The servers end with the module's tests.
+    """
     running: list[subprocess.Popen[bytes]] = []
 
     def started(
@@ -127,11 +132,11 @@ async def _healthy(address: str, process: subprocess.Popen[bytes], log: Path) ->
 
 @pytest.fixture(scope="module")
 def address(start: Start) -> str:
-    """A server that can be trained with."""
+    """Return the address of a server for trainings."""
     return start()
 
 
 @pytest.fixture(scope="module")
 def other(start: Start) -> str:
-    """A second one."""
+    """Return the address of a second server."""
     return start()

@@ -1,4 +1,4 @@
-"""Trainings by a script in a process of its own, which tests kill and resume."""
+"""Run training scripts in processes that tests kill and resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LATEST_S = 900.0
 
 @contextmanager
 def training(script: Path, folder: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the script. What it started is gone after it, however it ended."""
+    """Run the script; at the end, kill it and check that its child processes have ended."""
     command = [sys.executable, str(script), str(folder), *map(str, arguments)]
     with folder.with_suffix(".log").open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
@@ -33,7 +33,7 @@ def training(script: Path, folder: Path, *arguments: object) -> Iterator[subproc
 
 
 def until(what: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait for it, as long as the trainer lives."""
+    """Wait until `what()` is true; fail if the process ends before."""
     latest = time.monotonic() + LATEST_S
     while not what():
         assert process.poll() is None, log.read_text()[-4000:]

@@ -1,4 +1,4 @@
-"""A server of a run whose engine process alone is killed, while its front waits for a call."""
+"""Test a server whose engine process alone is killed, while its HTTP process waits for a call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HALF = (
     b"POST /v1/completions HTTP/1.1\r\nHost: vllm\r\nContent-Type: application/json\r\n"
     b'Content-Length: 100\r\n\r\n{"model"'
 )
-"""A call that never ends: for such a one the front waits as long as its connection is open."""
+"""A request that never ends: the HTTP process waits for it as long as the connection is open."""
 
 
 @pytest.mark.timeout(600)

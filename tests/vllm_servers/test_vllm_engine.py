@@ -1,4 +1,4 @@
-"""The engine suite against real vLLM servers, in float32."""
+"""Run the engine suite with real vLLM servers, in float32."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 class TestVLLMEngine(OnServers, EngineSuite):
-    """On servers that run already: each engine takes them over with the model's own weights."""
+    """Run the suite on running servers; each engine first restores the model's own weights."""
 
     served_by = "served"
     transfer: Any = "files"
@@ -39,13 +39,13 @@ class TestVLLMEngine(OnServers, EngineSuite):
 
 
 class TestSent(TestVLLMEngine):
-    """The same servers are sent the weights over torch.distributed."""
+    """Run the suite with weights that are sent to the servers by torch.distributed."""
 
     transfer = "gloo"
 
 
 async def test_each_missing_flag_is_named(start: Start, served: Path, tmp_path: Path) -> None:
-    """A server that was started without thinking of lightspan, but for its file."""
+    """Check the error for a server that lacks every option that lightspan needs."""
     # beside the loop of the test: `start` has one of its own
     address = await asyncio.to_thread(start, "--dtype", "bfloat16", flags=FLAGS[4:6])
     engine = VLLMEngine(VLLM(addresses=(address,)), {"writer": served}, logs=tmp_path)

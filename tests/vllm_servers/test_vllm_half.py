@@ -1,4 +1,4 @@
-"""Servers that compute in half types, looked at as a training looks at them after an update."""
+"""Test the check after an update with servers that compute in half precision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def learner_of(folder: Path, *, by: float) -> TorchLearner:
-    """One that has moved its weights, at random, by so much."""
+    """Return a learner whose weights have random noise with the standard deviation `by`."""
     learner = TorchLearner({"writer": str(folder)})
     generator = torch.Generator().manual_seed(4)
     for parameter in learner._models["writer"].trainable().values():

@@ -1,4 +1,4 @@
-"""The engine suite with LoRA beside the weights of one model, on one server and on two."""
+"""Run the engine suite with LoRA on the weights of one model, on one server and on two."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def addresses(start: Start, served: Path) -> tuple[str, str]:
 
 
 class TestVLLMEngineWithLoRA(OnServers, LoRAEngineSuite):
-    """All policies on one server that runs already, of a model that ties its embeddings."""
+    """Run the suite with all policies on one running server, with tied embeddings."""
 
     served_by = "served"
 
@@ -44,7 +44,7 @@ class TestVLLMEngineWithLoRA(OnServers, LoRAEngineSuite):
 
 
 class TestTwoServers(TestVLLMEngineWithLoRA):
-    """The same policies on each of two."""
+    """Run the suite with all policies on each of two servers."""
 
     @pytest.fixture(autouse=True)
     def _servers(self, addresses: tuple[str, ...], tmp_path: Path) -> None:

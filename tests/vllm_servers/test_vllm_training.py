@@ -1,4 +1,4 @@
-"""Real trainings on vLLM servers that the trainer starts itself."""
+"""Test trainings on vLLM servers that the trainer starts itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(1500)
 
 
 def servers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """The processes of a trainer's servers: what listens first, then what it started."""
+    """Return a trainer's server processes: those that listen, then their child processes."""
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -31,7 +31,7 @@ def servers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 def left_behind(parent: Path) -> list[Path]:
-    """Folders of weights."""
+    """Return the folders of weights that were left."""
     return list(parent.glob(f"{PREFIX}*"))
 
 
@@ -43,7 +43,7 @@ def left_behind(parent: Path) -> list[Path]:
 def test_the_held_out_reward_rises_though_a_server_is_killed(
     served: Path, python: str, tmp_path: Path, more: tuple[str, ...], said_in: str
 ) -> None:
-    """With LoRA two policies are on the one server, and both come back with it."""
+    """Check that with LoRA both policies of a killed server are restored."""
     folder = tmp_path / "run"
     log = folder.with_suffix(".log")
     with training(SCRIPT, folder, served, python, STEPS, *more) as process:

@@ -1,4 +1,4 @@
-"""The engine suite again, with a model whose output layer is no copy of its embeddings."""
+"""Run the engine suite with a model whose output layer is not tied to its embeddings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def addresses(start: Start, untied: Path) -> tuple[str, str]:
 
 
 class TestUntied(OnServers, EngineSuite):
-    """On two servers that run already."""
+    """Run the suite on two running servers."""
 
     served_by = "untied"
 

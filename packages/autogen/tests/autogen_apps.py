@@ -1,4 +1,4 @@
-"""Small AutoGen apps, a rig that records them, and the adapter around a test."""
+"""Small AutoGen apps, a `Rig` that records one attempt, and a context manager for the adapter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INFO: Any = {"vision": False, "family": "unknown", **dict.fromkeys(ABLE, True)}
 
 
 class Rig:
-    """Makes agents, and records one attempt."""
+    """Create AutoGen agents, and record one attempt with them."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -41,7 +41,13 @@ class Rig:
         )
 
     async def record(self, says: Says, run: Any, **marks: str) -> Any:
-        """Run `run(text)` in an attempt through the gateway; returns what it returns."""
+        """Await `run(text)` in an attempt through the gateway, and return its result.
+
+        Args:
+            says: agent → its answers, turn by turn.
+            run: function of the task's text.
+            marks: agent → text that marks its prompts.
+        """
         part = Part(says, {mark: name for name, mark in marks.items()})
         self.played = self.stage.open(part, through_gateway=True)
         with open_scope(self.played.scope):
@@ -90,7 +96,7 @@ def said(text: str) -> TextMessage:
 
 
 async def answer(agent: Any, messages: Any) -> Response:
-    """What an agent of the user's own says: whatever its model client says."""
+    """Ask the model client of `agent`, and return the text as the agent's response."""
     asked: list[Any] = [SystemMessage(content=instructions(agent.name))]
     asked += [message.to_model_message() for message in messages]
     result = await agent._model_client.create(asked)
@@ -98,7 +104,7 @@ async def answer(agent: Any, messages: Any) -> Response:
 
 
 class Before(BaseChatAgent):
-    """An agent of the user's own, defined before `instrument`."""
+    """A custom agent whose class is defined before `instrument` is called."""
 
     def __init__(self, name: str, client: Any) -> None:
         super().__init__(name, "own")
@@ -112,12 +118,12 @@ class Before(BaseChatAgent):
         return await answer(self, messages)
 
     async def on_reset(self, cancellation_token: CancellationToken) -> None:
-        """Nothing is kept."""
+        """Do nothing, because the agent has no state."""
 
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """The adapter around a block, which leaves nothing behind."""
+    """Install the adapter in a block; check afterwards that it is removed without a trace."""
     instrument()
     yield
     uninstrument()

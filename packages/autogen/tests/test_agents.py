@@ -1,4 +1,4 @@
-"""Agents: every way to invoke them, those of the user, and streams that are left."""
+"""Test every way to invoke an agent, custom agents, and streams that are not read to the end."""
 
 from __future__ import annotations
 
@@ -62,8 +62,6 @@ async def test_a_filtered_agent_is_one_agent(rig: Rig) -> None:
 
 
 async def test_agents_of_the_users_own(rig: Rig) -> None:
-    """Defined before `instrument` or after, or while the attempt runs."""
-
     class After(Before):
         async def on_messages(self, messages: Any, cancellation_token: Any) -> Response:
             return await answer(self, messages)
@@ -95,7 +93,6 @@ async def test_a_stream_that_is_left_early(rig: Rig) -> None:
 
 
 async def test_a_stream_that_is_held_when_the_attempt_ends(rig: Rig) -> None:
-    """What never ended is recorded so, and its late end is nobody's."""
     held: list[AsyncGenerator[Any, None]] = []
 
     async def run(text: str) -> None:

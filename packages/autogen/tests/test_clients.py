@@ -1,4 +1,4 @@
-"""Tools, model clients, and our own errors."""
+"""Test tools, model clients and errors of the adapter itself."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_tool_that_returns_what_no_span_can_carry(rig: Rig) -> None:
 
 
 class Own(Workbench):
-    """A workbench of the user's own, such as one of an MCP server."""
+    """A custom workbench, such as that of an MCP server."""
 
     component_type = "workbench"
 
@@ -103,7 +103,7 @@ async def test_a_workbench_of_the_users_own(rig: Rig) -> None:
 
 # --- model clients --------------------------------------------------------------------------
 class Other(ReplayChatCompletionClient):
-    """A client that does not use the OpenAI SDK."""
+    """A model client that does not use the OpenAI SDK."""
 
 
 async def test_an_image_that_such_a_client_is_shown_is_a_reference(rig: Rig) -> None:
@@ -164,7 +164,7 @@ async def test_a_client_that_bypasses_the_sdk_is_recorded_without_tokens(
 # --- AutoGen's cache ------------------------------------------------------------------------
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_cache_does_not_answer_for_the_policy(rig: Rig, streamed: bool) -> None:
-    """Nor does it keep what the policy says."""
+    """Check that answers of the policy are neither read from AutoGen's cache nor stored in it."""
     store: InMemoryStore[Any] = InMemoryStore()
     cache = ChatCompletionCache(rig.client, store)
 
@@ -223,7 +223,7 @@ async def test_an_error_of_ours_damages_the_attempt_and_never_reaches_the_app(
 # The OpenAI SDK's own: its parsed answers are dumped by a field of another type.
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
 async def test_what_json_output_asks_for(asked: Any) -> None:
-    """What `docs/structured-output.md` says; AutoGen's part of it."""
+    """Check AutoGen's part of the table in `docs/structured-output.md`."""
     with ScriptedServer('{"color":"red"}') as server:
         client = OpenAIChatCompletionClient(
             model="m", base_url=server.url, api_key="key", model_info=INFO, max_retries=0

@@ -1,4 +1,4 @@
-"""From invocations to agent paths and spans, without AutoGen."""
+"""Test agent paths and spans of invocations, without AutoGen."""
 
 from __future__ import annotations
 

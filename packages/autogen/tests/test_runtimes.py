@@ -1,4 +1,4 @@
-"""Apps written on autogen-core itself: agents that send one another messages through a runtime."""
+"""Test apps that use autogen-core directly: agents that send each other messages by a runtime."""
 
 from __future__ import annotations
 
@@ -64,8 +64,6 @@ async def ask(client: ChatCompletionClient, name: str, text: str) -> str:
 
 
 class Asking(RoutedAgent):
-    """An agent that asks its model."""
-
     def __init__(self, client: ChatCompletionClient) -> None:
         super().__init__("An agent of the user's own.")
         self._client = client
@@ -75,7 +73,7 @@ class Asking(RoutedAgent):
 
 
 class Writer(Asking):
-    """Drafts for whoever asks; asks a checker about it first."""
+    """An agent that answers any message with a draft, after asking a checker about it."""
 
     @message_handler
     async def on_question(self, message: Question, ctx: MessageContext) -> Answer:
@@ -91,7 +89,7 @@ class Checker(Asking):
 
 
 async def pair(rig: Rig, runtime: Any = None) -> SingleThreadedAgentRuntime:
-    """A writer that asks a checker."""
+    """Return a runtime with a writer that asks a checker."""
     made: SingleThreadedAgentRuntime = runtime or SingleThreadedAgentRuntime()
     await Writer.register(made, "writer", lambda: Writer(rig.client))
     await Checker.register(made, "checker", lambda: Checker(rig.client))
@@ -108,7 +106,7 @@ PAIR = lines("""
 
 @pytest.fixture
 async def runtime(rig: Rig) -> AsyncIterator[SingleThreadedAgentRuntime]:
-    """It was started outside every attempt."""
+    """Start a runtime outside of every attempt."""
     made = await pair(rig)
     made.start()
     yield made
@@ -124,7 +122,6 @@ async def test_a_runtime_that_was_started_before_the_attempt(
 
 
 async def test_a_runtime_that_was_started_in_another_attempt(rig: Rig) -> None:
-    """Its messages are not that attempt's."""
     runtime = await pair(rig)
 
     async def run(text: str) -> None:
@@ -167,7 +164,7 @@ async def test_attempts_at_once_on_one_runtime(
 
 
 class Relay(Asking):
-    """Says something and hands on, until it was said `rounds` times."""
+    """An agent that publishes a draft for another agent, until there were `rounds` drafts."""
 
     def __init__(self, client: ChatCompletionClient, to: str, done: asyncio.Queue[str]) -> None:
         super().__init__(client)
@@ -183,7 +180,7 @@ class Relay(Asking):
 
 
 async def relay(rig: Rig, done: asyncio.Queue[str]) -> SingleThreadedAgentRuntime:
-    """Two agents that hand a draft to one another, four times in all."""
+    """Return a runtime with two agents that pass a draft back and forth, four times in all."""
     runtime = SingleThreadedAgentRuntime()
     for name, to in (("writer", "checker"), ("checker", "writer")):
         await Relay.register(runtime, name, lambda to=to: Relay(rig.client, to, done))
@@ -204,7 +201,7 @@ RELAY = lines("""
 
 
 async def test_who_handles_what_was_published_is_beside_who_published_it(rig: Rig) -> None:
-    """However long they go on: the path does not grow."""
+    """Check that the agent path does not grow, however long agents publish for one another."""
     done: asyncio.Queue[str] = asyncio.Queue()
     runtime = await relay(rig, done)
     runtime.start()
@@ -262,7 +259,7 @@ async def test_an_agent_made_of_a_function(rig: Rig) -> None:
 
 
 class Caller(Asking):
-    """Has its tools called by a `ToolAgent`."""
+    """An agent whose tool calls are made by a `ToolAgent`."""
 
     def __init__(self, client: ChatCompletionClient, tool: Any) -> None:
         super().__init__(client)
@@ -305,7 +302,7 @@ async def test_a_tool_agent_calls_tools_for_whoever_asks(rig: Rig) -> None:
 
 
 class Delegate(RoutedAgent):
-    """Has an AgentChat agent or team do the work."""
+    """An agent that delegates its work to an AgentChat agent or team."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__("Delegates.")
@@ -399,7 +396,9 @@ async def test_in_production_a_conversation_is_one_attempt(rig: Rig, tmp_path: P
 
 
 async def test_a_conversation_that_a_runtime_drops_ends(rig: Rig, tmp_path: Path) -> None:
-    """What is published and never handled, as the runtime stops, keeps no attempt open."""
+    """Check that a published message keeps no attempt open if the runtime stops before handling
+    it.
+    """
     url, done = f"sqlite:{tmp_path / 'store.db'}", asyncio.Queue[str]()
     runtime = await relay(rig, done)
     text = rig.stage.open(Part(SAYS), through_gateway=False).text

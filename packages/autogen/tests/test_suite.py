@@ -1,4 +1,4 @@
-"""The AutoGen adapter in the shipped suite: the real framework in every scenario."""
+"""Run the adapter suite with AutoGen: the real framework in every scenario."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def client(model: Model) -> OpenAIChatCompletionClient:
 
 
 class Cast:
-    """Makes agents of one scenario."""
+    """Create the agents of one scenario."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -80,7 +80,9 @@ class Cast:
 
 
 def run(runner: Any, *inside: ChatAgent) -> Callable[[str], Any]:
-    """Runs a team or an agent from its beginning; agents inside tools remember too."""
+    """Return a function that resets `runner` and the agents `inside` its tools, then runs
+    `runner`.
+    """
 
     async def once(text: str) -> Any:
         for agent in [*inside, *([runner] if isinstance(runner, ChatAgent) else [])]:
@@ -293,7 +295,7 @@ def cancelled(cast: Cast) -> App:
 
 
 class Other(ReplayChatCompletionClient):
-    """A client that does not use the OpenAI SDK, or not alone."""
+    """A model client that does not use the OpenAI SDK, or not for every answer."""
 
     def __init__(self, answer: Callable[[Any], str]) -> None:
         super().__init__(["?"])
@@ -344,7 +346,6 @@ class TestSuite(AdapterSuite):
         return replace(BUILDERS[scenario](cast), close=cast.client.close)
 
     def patched(self) -> Mapping[str, Any]:
-        """Every attribute of every class of AutoGen's that invokes or is invoked."""
         found: dict[str, Any] = {}
         for base in (
             ChatAgent,

@@ -1,4 +1,4 @@
-"""Teams: managers, societies, teams as tools, runtimes."""
+"""Test teams: their managers, nested teams, teams as tools, and runtimes."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_a_runtime_that_was_started_outside_the_scope(rig: Rig) -> None:
 
 
 async def test_the_runtime_alone(rig: Rig) -> None:
-    """Only the teams of its runtime are known by name."""
+    """Check that a `LightspanRuntime` without `instrument()` records only the teams that use it."""
     uninstrument()
     runtime = LightspanRuntime()
     runtime.start()
@@ -173,7 +173,7 @@ def test_agents_of_what_cannot_be_seen(rig: Rig) -> None:
 
 # --- the package ----------------------------------------------------------------------------
 def test_the_readme(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The app of the README runs and says what the README says it does; its training compiles."""
+    """Run the README's app, and compare its agents with the comment in the README's training."""
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     readme = Path(__file__).parents[3] / "packages" / "autogen" / "README.md"
     app, training = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)

@@ -1,6 +1,6 @@
-"""The chat templates that model families publish, read from the installed `trl`.
+"""Chat templates that model families publish, read from the installed `trl`.
 
-They are others' work, so none is in this repository; trl ships them as files, for many families.
+They are not copied here because of their licences; trl contains the files of many families.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 
 def published_template(name: str) -> str:
-    """A published template: `qwen2_5`, `llama3_2`, `phi3`, …; trl itself is not imported."""
+    """Return a published template (`qwen2_5`, `llama3_2`, `phi3`, …) without importing trl."""
     spec = find_spec("trl")
     if spec is None or spec.origin is None:
         pytest.fail("published chat templates are read from trl: pip install --no-deps trl")

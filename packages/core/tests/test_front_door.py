@@ -1,4 +1,4 @@
-"""Names of `lightspan` that plugins provide."""
+"""Test the names of `lightspan` that other packages provide."""
 
 from __future__ import annotations
 

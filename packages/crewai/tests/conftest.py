@@ -7,5 +7,5 @@ from tests.adapters.fixtures import *  # noqa: F403
 
 @pytest.fixture
 def script() -> str:
-    """What the model says, unless a test has its own server."""
+    """Return the model's answer; a test with its own server does not use it."""
     return "fine"

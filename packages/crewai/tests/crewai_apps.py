@@ -1,4 +1,4 @@
-"""Small CrewAI apps, and the adapter around a test."""
+"""Small CrewAI apps, and a context manager that installs the adapter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WARNINGS = [
         "ignore:Exception ignored in.*(socket|Transport):pytest.PytestUnraisableExceptionWarning"
     ),
 ]
-"""The marks of each file of tests."""
+"""Marks of every test file."""
 
 WRITER = ["invoke_agent writer @writer", "  chat m @writer"]
 
@@ -48,7 +48,7 @@ def crew_of(*agents: Agent, **more: Any) -> Crew:
 
 
 def calls(name: str, arguments: str = "{}") -> Callable[[Request], Reply | str]:
-    """A model that calls the tool once, then answers."""
+    """Return a script of a model that calls the tool `name` once, then answers."""
 
     def script(request: Request) -> Reply | str:
         names = [one["function"]["name"] for one in request.body.get("tools") or ()]
@@ -70,7 +70,7 @@ WATCHED = (
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """The adapter around a block, which leaves nothing behind."""
+    """Install the adapter in a block; check afterwards that it is removed without a trace."""
     before = [vars(owner).get(name) for owner, name in WATCHED]
     with instrument():
         yield

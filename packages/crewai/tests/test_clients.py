@@ -1,4 +1,4 @@
-"""Tools and model clients: what they return, and who is asked inside them."""
+"""Test tools and model clients: their results, and model calls inside them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_tools_return(result: Any, text: str) -> None:
 
 
 def test_a_model_asked_in_a_tool(server: ScriptedServer) -> None:
-    """By CrewAI's client, and by a crew."""
+    """Check a call by CrewAI's client in a tool, and a call by a crew in a tool."""
     with ScriptedServer(calls("ask")) as server:
         inner = crew_of(an_agent(server, "helper"), name="help")
 
@@ -99,7 +99,7 @@ def test_a_model_asked_in_a_tool(server: ScriptedServer) -> None:
 
 # --- clients --------------------------------------------------------------------------------
 class Posting(BaseLLM):
-    """A client of the user's own that tells nobody what it does."""
+    """A custom model client that emits no events of CrewAI."""
 
     def call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
         if "fail" in str(messages):
@@ -189,7 +189,7 @@ class Paint(pydantic.BaseModel):
 
 @pytest.mark.parametrize("field", ["output_json", "output_pydantic"])
 def test_what_structured_tasks_ask_for(field: str) -> None:
-    """What `docs/structured-output.md` says; CrewAI's part of it."""
+    """Check CrewAI's part of the table in `docs/structured-output.md`."""
     with ScriptedServer('{"color":"red"}') as server:
         painter = an_agent(server, "painter")
         Crew(agents=[painter], tasks=[a_task(painter, **{field: Paint})]).kickoff()

@@ -1,4 +1,4 @@
-"""Crews: names from roles, managers, guardrails, plans, threads."""
+"""Test crews: agent names from roles, managers, guardrails, plans, threads."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Poem(BaseModel):
 
 
 def test_what_follows_a_task_belongs_to_its_agent() -> None:
-    """Output that is converted by a model, and a guardrail that is a function."""
+    """Check a model call that converts the task's output, and one in a guardrail function."""
     seen: list[str] = []
 
     def script(request: Request) -> str:
@@ -144,7 +144,9 @@ def test_what_follows_a_task_belongs_to_its_agent() -> None:
 
 
 def test_a_guardrail_that_is_a_text() -> None:
-    """It is an agent of CrewAI's own; what it refuses is written again."""
+    """Check that CrewAI's guardrail agent is recorded, and that a rejected output is written
+    again.
+    """
     verdicts = ['{"valid": false, "feedback": "Longer."}', '{"valid": true, "feedback": null}']
 
     def script(request: Request) -> str:

@@ -1,4 +1,4 @@
-"""Flows, and what goes wrong in flows and crews."""
+"""Test flows, and errors in flows and crews."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ pytestmark = [*WARNINGS, pytest.mark.usefixtures("installed_crewai")]
 
 
 def test_a_flow(server: ScriptedServer) -> None:
-    """Direct calls, a crew, an agent; a router, and two methods at once."""
+    """Check a flow with direct model calls, a crew, an agent, a router and two concurrent
+    methods.
+    """
     llm = llm_of(server)
     press = crew_of(an_agent(server, "writer"), name="press")
     scout = an_agent(server, "scout")
@@ -102,7 +104,7 @@ def test_a_flow_that_says_little(server: ScriptedServer) -> None:
 
 # --- failures -------------------------------------------------------------------------------
 def test_a_failing_agent_is_tried_again_and_the_flow_around_it_stays() -> None:
-    """Every failed call is told of twice; CrewAI's own stack loses the flow over it."""
+    """Check that a failed call, which CrewAI reports twice, does not end the flow's entry."""
     answers = [Reply(status=400, text="no")] * 3
 
     def script(request: Request) -> Reply | str:
@@ -154,7 +156,7 @@ def test_a_crew_that_fails_leaves_nothing_behind() -> None:
 
 
 async def test_a_crew_that_times_out_leaves_nothing_behind() -> None:
-    """In the same task: CrewAI tells nothing of it."""
+    """Check that a timeout, which CrewAI does not report, leaves no entry open in the same task."""
     release = threading.Event()
 
     def script(request: Request) -> str:

@@ -1,4 +1,4 @@
-"""From CrewAI's events to agent paths and spans: pure."""
+"""Test agent paths and spans of CrewAI's events, without CrewAI."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def role(name: str, agent_id: str | None = None) -> Name:
 
 
 class Context:
-    """A trail fed with events in few words."""
+    """Hold the open entries of a context, and feed them with events in short form."""
 
     def __init__(self, *rules: Rule) -> None:
         self.trail: Trail = ()
@@ -126,7 +126,7 @@ def test_an_end_closes_what_was_left_open_inside() -> None:
 
 
 def test_an_execution_that_begins_again_is_a_retry() -> None:
-    """Older versions of CrewAI begin the second try inside the first."""
+    """Check older versions of CrewAI, where the second execution begins inside the first."""
     now = Context()
     now.begin(Kind.TOOL, "ask")
     first = now.begin(Kind.AGENT, (1, 2), role("expert"))
@@ -205,7 +205,7 @@ def start_call(around: Iterable[FrameworkCall]) -> FrameworkCall:
 
 
 def recorded(entry: Entry, event: End) -> list[Span]:
-    """Return what is recorded when something ends."""
+    """Return the spans that are recorded when an entry ends."""
     attempt = AttemptContext(rollout_id="rollout", attempt_id="attempt")
     _hook._register_pending(attempt, entry)
     _hook._record(attempt, entry, event)

@@ -1,4 +1,4 @@
-"""Installing, what is known without running, and what the package says of itself."""
+"""Test installing the adapter, `agents()`, and the README's program."""
 
 from __future__ import annotations
 

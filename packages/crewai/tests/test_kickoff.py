@@ -1,4 +1,4 @@
-"""What a crew does before its first task and after its last belongs to its attempt."""
+"""Test that callbacks before the first task and after the last belong to the crew's attempt."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ invoke_workflow press
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[str]:
-    """The URL of the store that production is recorded in."""
+    """Return the URL of the production store."""
     url = f"sqlite:{tmp_path / 'traces.db'}"
     with record.record(url):
         yield url
@@ -52,7 +52,7 @@ def read(url: str) -> list[Recorded]:
 
 
 class Callbacks:
-    """Callbacks that ask a model, by an OpenAI client of the app's own and by CrewAI's."""
+    """Callbacks that call a model, by the app's own OpenAI client and by CrewAI's client."""
 
     def __init__(self, server: ScriptedServer) -> None:
         self.server = server
@@ -125,7 +125,7 @@ def test_each_input_is_an_attempt(callbacks: Callbacks, store: str) -> None:
 
 
 def test_callbacks_in_a_scope(callbacks: Callbacks) -> None:
-    """Where it is trained: the same path."""
+    """Check that the path in a training is the same as in production."""
     with captured() as run:
         callbacks.crew().kickoff(inputs=GIVEN)
     assert run.tree == [

@@ -1,4 +1,4 @@
-"""What every adapter must do, with CrewAI. See `lightspan_testing.adapter_suite`."""
+"""Run the adapter suite (`lightspan_testing.adapter_suite`) with CrewAI."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ DELEGATES = Turn(
 
 @pytest.fixture(autouse=True, scope="module")
 def _collected() -> Iterator[None]:
-    """What CrewAI left unclosed is found here, where it is known, and not when pytest ends."""
+    """Collect garbage after the module, so that warnings of CrewAI's unclosed resources appear
+    here.
+    """
     yield
     gc.collect()
 
@@ -79,7 +81,7 @@ def client(model: Model) -> LLM:
 
 
 def an_agent(name: str, model: Model, *tools: str, **more: Any) -> Agent:
-    """Its instructions stand in the system message."""
+    """Return an agent that has its instructions in the system message."""
     return Agent(
         role=name,
         goal="Answer.",
@@ -100,7 +102,9 @@ def crew_of(*agents: Agent, **more: Any) -> Crew:
 
 
 def app_of(crew: Crew, tree: str, **more: Any) -> App:
-    """Attempts at the same time need a crew each: it changes while it runs."""
+    """Return the app of a crew; concurrent attempts need a crew each, because running changes
+    it.
+    """
 
     async def run(text: str) -> Any:
         return await crew.copy().akickoff(inputs={"text": text})
@@ -122,7 +126,7 @@ def flow_app(make: type[Flow[Any]], tree: str, **more: Any) -> App:
 
 
 class Posting(BaseLLM):
-    """A client of the user's own that does not use the OpenAI SDK, or not alone."""
+    """A custom model client that does not use the OpenAI SDK, or not for every answer."""
 
     def __init__(self, answer: Callable[[Any], str]) -> None:
         super().__init__(model="mine")
@@ -183,7 +187,9 @@ class TestSuite(AdapterSuite):
 
     @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
     def test_openinferences_event_listener_beside_it(self, stage: Stage, scenario: str) -> None:
-        """Its other way: it listens, as we do."""
+        """Play the scenario with OpenInference's event listener, its second way to instrument
+        CrewAI.
+        """
         self.check_beside(stage, scenario, lambda: self.openinference(use_event_listener=True))
 
     def build(self, scenario: str, model: Model) -> App:

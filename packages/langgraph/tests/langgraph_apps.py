@@ -1,4 +1,4 @@
-"""Small LangGraph apps, and the adapter around a test."""
+"""Small LangGraph apps, and a context manager that installs the adapter."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ask_raw(client: openai.OpenAI, text: str = "raw") -> None:
 
 
 def graph_of(*nodes: tuple[str, Any], **compiled: Any) -> Any:
-    """A graph whose nodes run one after the other."""
+    """Return a graph whose nodes run one after the other."""
     graph: Any = StateGraph(MessagesState)
     for name, node in nodes:
         graph.add_node(name, node)
@@ -62,7 +62,7 @@ def asks_async(model: Any, text: str = "hi") -> Callable[[Any], Any]:
 
 
 def calls_tool(name: str, arguments: str = "{}") -> Callable[[Request], Reply | str]:
-    """A model that calls the tool once for every question, then answers."""
+    """Return a script of a model that calls the tool `name` once per question, then answers."""
 
     def script(request: Request) -> Reply | str:
         wants = request.body.get("tools") and request.messages[-1]["role"] == "user"
@@ -100,7 +100,7 @@ def human(text: str) -> Any:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """The adapter around a block, which leaves nothing behind."""
+    """Install the adapter in a block; check afterwards that it is removed without a trace."""
     hooks = list(langchain_context._configure_hooks)
     with instrument():
         yield

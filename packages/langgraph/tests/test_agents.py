@@ -1,4 +1,4 @@
-"""Prebuilt agents, and names given by hand."""
+"""Test prebuilt agents, and names that the user sets."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def test_an_unnamed_agent_at_the_top_is_the_app(server: ScriptedServer) -> None:
 
 
 def test_agents_inside_nodes(server: ScriptedServer) -> None:
-    """Unnamed: the node's name. Of the node's name: one agent. Of another: nested."""
+    """Check an unnamed agent, one with the node's name, and one with another name, each in a
+    node.
+    """
     model = chat(server)
     graph = graph_of(
         ("plain", create_agent(model, [])),
@@ -91,7 +93,7 @@ def test_agents_inside_nodes(server: ScriptedServer) -> None:
 
 @pytest.mark.parametrize("inner_name", ["outer", None])
 def test_an_agent_as_a_tool(server: ScriptedServer, inner_name: str | None) -> None:
-    """The inner agent under its own name, the outer one again after it."""
+    """Check that the inner agent has its own name, and that the outer agent acts again after it."""
     server.script = calls_tool("ask_helper")
     inner = create_agent(chat(server), [], name=inner_name)
 

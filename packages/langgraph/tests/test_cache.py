@@ -1,4 +1,4 @@
-"""LangChain's cache: switched off where a call is answered by the gateway, reported elsewhere."""
+"""Test LangChain's cache: switched off for calls to the gateway, reported for other calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("installed_langgraph")
 
 
 class Own(BaseCache):
-    """A cache of the user's own, whose asynchronous methods are LangChain's."""
+    """A custom cache that defines only synchronous methods."""
 
     def __init__(self) -> None:
         self.kept: dict[Any, Any] = {}
@@ -43,7 +43,7 @@ class Own(BaseCache):
 
 @pytest.fixture
 def cache() -> Iterator[InMemoryCache]:
-    """The app's, for every model."""
+    """Set the app's cache for every model."""
     made = InMemoryCache()
     set_llm_cache(made)
     yield made
@@ -59,7 +59,7 @@ def gateway() -> Iterator[ScriptedServer]:
 
 
 def trained(gateway: ScriptedServer, **more: Any) -> Any:
-    """An attempt in which the writer is trained, and nobody else."""
+    """Open an attempt in which only the writer is trained."""
     routing = make_routing({"writer": "main"}, None, "main")
     return captured(gateway_url=gateway.origin, call_token="secret", routing=routing, **more)
 
@@ -74,7 +74,7 @@ def app(server: ScriptedServer, **more: Any) -> Any:
 def test_no_cache_answers_for_a_trained_agent(
     server: ScriptedServer, gateway: ScriptedServer, mode: Mode
 ) -> None:
-    """A frozen agent keeps the app's; its second answer is reported, and no request."""
+    """Check that a frozen agent's second answer comes from the app's cache, without a request."""
     for number in (1, 2):
         with trained(gateway, mode=mode) as run:
             app(server).invoke(USER)
@@ -114,7 +114,9 @@ def test_what_a_cache_answers_is_a_call_without_tokens(server: ScriptedServer) -
 
 @pytest.mark.parametrize("own", [InMemoryCache, Own])
 def test_a_cache_of_a_model(server: ScriptedServer, gateway: ScriptedServer, own: Any) -> None:
-    """What the app cached before does not answer, and what the policy says is not kept."""
+    """Check that earlier cached answers are ignored, and that the policy's answers are not
+    cached.
+    """
     cache = own()
     graph = graph_of(("writer", asks(chat(server, cache=cache))))
     before = graph.invoke(USER)["messages"][-1].text

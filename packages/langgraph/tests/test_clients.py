@@ -1,4 +1,4 @@
-"""Model clients: those that bypass the OpenAI SDK, raw ones, and where calls go."""
+"""Test model clients: those that bypass the OpenAI SDK, raw clients, and where calls go."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("installed_langgraph")
 
 
 class Own(BaseChatModel):
-    """A model client of the user's own."""
+    """A custom model client."""
 
     says: str = "fine"
 
@@ -94,7 +94,7 @@ def test_a_client_that_bypasses_the_sdk_is_recorded_as_structure() -> None:
 
 
 class Posts(Own):
-    """One that asks over HTTP, without the SDK."""
+    """A model client that sends HTTP requests without the SDK."""
 
     base_url: str
     api_key: SecretStr = SecretStr("secret")
@@ -215,7 +215,7 @@ def test_langchain_without_a_graph(server: ScriptedServer) -> None:
 def test_a_trained_agent_goes_to_the_gateway_and_a_third_party_sees_no_header_of_ours(
     server: ScriptedServer,
 ) -> None:
-    """The frozen agent's request is, header for header, that of an app without lightspan."""
+    """Check that the frozen agent's request has the same headers as in an app without lightspan."""
     headers = {"x-app": "1"}
     model = chat(server, default_headers=headers)
     graph = graph_of(("draft team", asks(model)), ("checker", asks(model)))

@@ -1,4 +1,4 @@
-"""What goes wrong: in nodes, tools, models, and in the adapter itself."""
+"""Test errors in nodes, tools, models, and in the adapter itself."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def test_a_tool_with_a_result_that_no_span_can_carry(server: ScriptedServer) -> 
 
 
 def test_an_attempt_leaves_nothing_behind(server: ScriptedServer) -> None:
-    """Whatever was abandoned goes with the attempt, even with a generator that is still held."""
+    """Check that abandoned runs are released with the attempt, even if a generator is still
+    held.
+    """
     graph, held = two_nodes(server), []
     gc.collect()
     before = len(_hook._state.owners)

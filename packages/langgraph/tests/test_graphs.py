@@ -1,4 +1,4 @@
-"""Graphs: every node is an agent, in streams, in subgraphs, in threads, many at once."""
+"""Test that every graph node is an agent, in streams, subgraphs, threads and concurrent runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("installed_langgraph")
 
 
 def check_answers(run: Captured) -> None:
-    """Each call has its own answer's id and what it used, which LangChain forgets of a stream."""
+    """Check the response id and the usage of each call, which LangChain drops from a stream."""
     spans = [span.attributes for span in run.spans if span.kind == "llm"]
     ids = [str(attributes["gen_ai.response.id"]) for attributes in spans]
     assert [one.startswith("chatcmpl-") for one in ids] == [True, True]
@@ -61,7 +61,7 @@ def test_stream(server: ScriptedServer, mode: Any) -> None:
 
 
 def test_stream_without_usage(server: ScriptedServer) -> None:
-    """Nobody asks the endpoint for it unless the app does."""
+    """Check that no usage is requested from the endpoint unless the app requests it."""
     with captured() as run:
         list(two_nodes(server).stream(USER, stream_mode="messages"))
     spans = [span.attributes for span in run.spans if span.kind == "llm"]
@@ -81,7 +81,9 @@ async def test_astream_events(server: ScriptedServer) -> None:
 
 
 def test_interrupt_and_resume(server: ScriptedServer) -> None:
-    """The interrupted node runs again from its top: one more call, and no error."""
+    """Check that the interrupted node runs again from its beginning: one more call, and no
+    error.
+    """
     model = chat(server)
 
     def review(state: Any) -> dict[str, Any]:
@@ -179,7 +181,9 @@ async def test_batch_abatch_gather(server: ScriptedServer) -> None:
 
 # --- threads --------------------------------------------------------------------------------
 def test_threads(server: ScriptedServer) -> None:
-    """With the context carried along the name is known; a bare thread is outside the scope."""
+    """Check that a thread has the agent's name if it gets the context, and else is outside the
+    scope.
+    """
     client = raw_client(server)
 
     def work(state: Any) -> dict[str, Any]:

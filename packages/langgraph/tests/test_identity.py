@@ -1,4 +1,4 @@
-"""From run events to agent paths and spans, without any framework."""
+"""Test agent paths and spans of run events, without any framework."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _numbers = itertools.count()
 
 
 class Runs:
-    """A run tree fed with events in few words."""
+    """Hold a `RunTree`, and feed it with events in short form."""
 
     def __init__(self) -> None:
         self.tree = RunTree(ATTEMPT)

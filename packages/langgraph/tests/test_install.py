@@ -1,4 +1,4 @@
-"""Installing, what is known without running, and what the package says of itself."""
+"""Test installing the adapter, `agents()`, and the README's program."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_agents_built_inside_a_node_make_the_list_incomplete(server: ScriptedSer
 
 # --- the package ----------------------------------------------------------------------------
 def test_the_readme(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The app of the README runs and says what the README says it does; its training compiles."""
+    """Run the README's app, and compare its agents with the comment in the README's training."""
     monkeypatch.setenv("OPENAI_BASE_URL", server.url)
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     readme = Path(__file__).parents[3] / "packages" / "langgraph" / "README.md"

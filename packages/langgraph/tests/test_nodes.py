@@ -1,4 +1,4 @@
-"""Nodes of one's own that are called like those of prebuilt agents: `agent`, `model`, `tools`."""
+"""Test nodes of custom graphs that have names of prebuilt nodes: `agent`, `model`, `tools`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAMES = ("agent", "model", "tools", "generate_structured_response")
 
 
 def react(model: Any, tools: Any, **more: Any) -> Any:
-    """`create_react_agent`, which newer versions call deprecated."""
+    """Call `create_react_agent`, and ignore its deprecation warning."""
     from langgraph.prebuilt import create_react_agent
 
     with warnings.catch_warnings():
@@ -47,7 +47,7 @@ def react(model: Any, tools: Any, **more: Any) -> Any:
 
 
 def tutorial(chat_model: Any, *tools: Any, **compiled: Any) -> Any:
-    """The graph that tutorials begin with."""
+    """Return the graph with which LangGraph's tutorials begin."""
     model = chat_model.bind_tools(tools)
 
     def call_model(state: MessagesState) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def test_the_nodes_of_prebuilt_agents_never_count(server: ScriptedServer, make: 
 
 
 def test_ones_own_graph_in_a_tool_of_a_prebuilt_agent(server: ScriptedServer) -> None:
-    """Everything in it inherits the metadata of that agent."""
+    """Check nodes that inherit the metadata of the prebuilt agent."""
     server.script = calls_tool("deep")
     inner = graph_of(("agent", asks(chat(server))), ("model", asks(chat(server))))
 
@@ -193,7 +193,9 @@ def test_a_name_of_ones_own_goes_before(server: ScriptedServer) -> None:
 
 
 def test_a_tool_node_is_no_agent(server: ScriptedServer) -> None:
-    """What a tool of one's own graph asks a model is the app's, unless it says who asks."""
+    """Check that a call in a custom graph's tool is the app's, unless `lightspan.agent` names
+    it.
+    """
     server.script = calls_tool("deep")
     client = raw_client(server)
 

@@ -1,4 +1,4 @@
-"""Production: real LangGraph apps outside every rollout, recorded into a real store."""
+"""Test LangGraph apps in production, outside of every rollout, with a real store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("installed_langgraph")
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[str]:
-    """The URL of the store that production is recorded in."""
+    """Return the URL of the production store."""
     url = f"sqlite:{tmp_path / 'production.db'}"
     with record.record(url, service="support"):
         yield url
@@ -41,7 +41,7 @@ def read(url: str) -> list[Recorded]:
 
 
 def echoes(server: ScriptedServer) -> Any:
-    """A graph that asks its model for the last message."""
+    """Return a graph whose node sends the last message to its model."""
     model = chat(server)
 
     def writer(state: Any) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_an_interrupted_graph_is_no_failure(server: ScriptedServer, store: str) 
 def test_a_rollout_in_a_node_is_in_the_attempt_of_the_graph(
     server: ScriptedServer, store: str
 ) -> None:
-    """What begins in a node is in its attempt, though LangGraph pushes nothing there."""
+    """Check that an operation inside a node belongs to the graph's attempt."""
 
     @lightspan.rollout
     def answer(task: str) -> float:
@@ -150,7 +150,9 @@ def test_the_app_asks_for_its_attempt_and_rewards_it(server: ScriptedServer, sto
 
 
 def test_work_left_behind_is_not_lost(server: ScriptedServer, store: str) -> None:
-    """A thread that goes on after its graph: a call of its own, or late in the attempt."""
+    """Check a thread that continues after its graph: its call is recorded, separately or as
+    late.
+    """
     model, ended, threads = chat(server), threading.Event(), []
 
     def later() -> None:

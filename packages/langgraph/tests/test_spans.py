@@ -1,4 +1,4 @@
-"""LangGraph beside a framework that is known by OpenTelemetry's spans alone."""
+"""Test LangGraph together with a framework whose agents are known only by OpenTelemetry spans."""
 
 from __future__ import annotations
 

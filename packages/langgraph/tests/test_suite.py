@@ -1,4 +1,4 @@
-"""The LangGraph adapter in the shipped suite: the real framework in every scenario."""
+"""Run the adapter suite with LangGraph: the real framework in every scenario."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Texts(TypedDict):
 
 
 class Cast:
-    """Makes graphs of one scenario."""
+    """Create the graphs of one scenario."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -69,7 +69,9 @@ class Cast:
         )
 
     def node(self, name: str, chat: Any = None) -> Any:
-        """A node that asks the model as the agent `name`, in either way."""
+        """Return a node that calls the model as the agent `name`, synchronously or
+        asynchronously.
+        """
 
         chat, prompt = chat or self.chat, instructions(name)
 
@@ -85,7 +87,7 @@ class Cast:
         return RunnableLambda(ask, ask_async, name=name)
 
     def chain(self, *nodes: tuple[str, Any]) -> Any:
-        """A graph whose nodes run one after the other."""
+        """Return a graph whose nodes run one after the other."""
         graph: Any = StateGraph(Texts)
         before = START
         for name, node in nodes:
@@ -109,7 +111,7 @@ def scenario(build: Callable[[Cast], App]) -> Callable[[Cast], App]:
 
 
 def app(graph: Any, tree: str, **more: Any) -> App:
-    """An app around a graph of texts or around an agent of messages."""
+    """Return the app of a graph whose state is a text or a list of messages."""
 
     def given(text: str) -> Any:
         return {"text": text, "said": [], "messages": [("user", text)]}
@@ -206,7 +208,9 @@ def parallel_tools(cast: Cast) -> App:
 
 @scenario
 def handoff(cast: Cast) -> App:
-    """The prebuilt tool of a handoff is a command to the parent graph."""
+    """Return an app whose handoff tool returns a command to the parent graph, like the prebuilt
+    one.
+    """
 
     @tool
     def transfer_to_expert() -> Any:
@@ -310,7 +314,7 @@ def cancelled(cast: Cast) -> App:
 
 
 class Own(BaseChatModel):
-    """A model client of the user's own, which does not use the OpenAI SDK, or not alone."""
+    """A custom model client that does not use the OpenAI SDK, or not for every answer."""
 
     answer: Callable[[Any], str]
 
@@ -346,7 +350,9 @@ class TestSuite(AdapterSuite):
         return replace(built, close=cast.chat.root_async_client.close)
 
     def patched(self) -> Mapping[str, Any]:
-        """What LangChain asks where a run is configured, who resolves who acts, and caches."""
+        """Return LangChain's hooks for run configuration, lightspan's resolvers, and the caches'
+        methods.
+        """
         caches = ((kind, name) for kind in (BaseCache, InMemoryCache) for name in METHODS)
         return {
             **{f"{kind.__name__}.{name}": vars(kind)[name] for kind, name in caches},

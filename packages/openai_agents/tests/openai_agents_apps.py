@@ -1,4 +1,4 @@
-"""Small apps of OpenAI's Agents SDK, and the adapter around a test."""
+"""Small apps of OpenAI's Agents SDK, and a context manager that installs the adapter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 
 def async_client(server: ScriptedServer | Stage, **more: Any) -> openai.AsyncOpenAI:
-    """A client that keeps no connection, so that it can go from loop to loop."""
+    """Return a client that keeps no connection, so that several event loops can use it."""
     limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_keepalive_connections=0)
     http = openai.DefaultAsyncHttpxClient(limits=limits)
     given = {"base_url": server.url, "api_key": "key", "max_retries": 0, "http_client": http}
@@ -39,7 +39,7 @@ def make(server: ScriptedServer, name: str, **more: Any) -> Agent[Any]:
 
 
 def who(request: Request) -> str:
-    """The agent that asks, by its instructions."""
+    """Return the name of the agent that sends a request, according to its instructions."""
     return str(request.messages[0]["content"]).removeprefix("You are ").removesuffix(".")
 
 
@@ -47,7 +47,7 @@ Answers = dict[str, Sequence[Reply | str]]
 
 
 def says(answers: Answers) -> Callable[[Request], Reply | str]:
-    """Each agent gives its answers in turn, then says "done"."""
+    """Return a script in which each agent gives its answers in turn, then "done"."""
     left = {name: list(replies) for name, replies in answers.items()}
     lock = threading.Lock()
 
@@ -60,7 +60,7 @@ def says(answers: Answers) -> Callable[[Request], Reply | str]:
 
 
 def calls(*names: str, **more: str) -> Reply:
-    """The model calls these tools; ids are `call_<name>`."""
+    """Return an answer that calls the tools `names`, with the ids `call_<name>`."""
     arguments = {"ask": '{"input": "why?"}', "look": '{"what": "seven"}'}
     return Reply(
         tool_calls=[
@@ -147,7 +147,7 @@ HOW = pytest.mark.parametrize("run", [run_sync, run_async, run_streamed])
 
 # --- what the app hears ---------------------------------------------------------------------
 class Heard(TracingProcessor):
-    """What the app's own processor hears."""
+    """A processor of the app that stores its traces and spans."""
 
     def __init__(self) -> None:
         self.spans: list[str] = []
@@ -174,7 +174,7 @@ class Heard(TracingProcessor):
 
 @contextmanager
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The adapter around a block, in a framework that nobody touched; it is left as it was."""
+    """Install the adapter in an unchanged SDK; check afterwards that the SDK is unchanged again."""
     monkeypatch.setattr(setup, "GLOBAL_TRACE_PROVIDER", None)
     maker = vars(ToolContext)["from_agent_context"]
     with instrument():

@@ -1,4 +1,4 @@
-"""Model clients: the Responses API through the gateway, and those that bypass the OpenAI SDK."""
+"""Test model clients: the Responses API at the gateway, and clients that bypass the OpenAI SDK."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ pytestmark = pytest.mark.usefixtures("installed_openai_agents")
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_conversation_that_the_gateway_keeps(stage: Stage, streamed: bool) -> None:
-    """With `auto_previous_response_id` the SDK sends only what is new; the model sees it all."""
+    """Check `auto_previous_response_id`: the SDK sends only new items, but the model gets all of
+    them.
+    """
     turn = Turn(text="Let me see.", calls=[("look", '{"what": "seven"}')])
     played = stage.open(Part({"scout": [turn, "Seven, {task}."]}), through_gateway=True)
     model = OpenAIResponsesModel("m", async_client(stage))
@@ -71,7 +73,7 @@ def test_a_conversation_that_the_gateway_keeps(stage: Stage, streamed: bool) -> 
 def test_an_app_that_names_a_model_only(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, api: Any, model: str | None
 ) -> None:
-    """The SDK's own provider and client, with the placeholder for a key that runners have.
+    """Check the SDK's own provider and client, with the placeholder key that runners set.
 
     For some models the SDK adds settings (a verbosity, a reasoning effort) that no engine has.
     """

@@ -1,4 +1,4 @@
-"""`get_current_span()` answers with the adapter as without it, however spans are begun and left."""
+"""Test that `get_current_span()` returns the same with the adapter as without it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def model_call() -> SdkSpan[Any]:
 
 
 def other() -> SdkSpan[Any]:
-    """None of the adapter's."""
+    """Return a span that the adapter does not watch."""
     return custom_span("mine")
 
 
@@ -110,7 +110,7 @@ def held(begin: Begun) -> Generator[SdkSpan[Any], None, None]:
 @pytest.mark.parametrize("is_elsewhere", [False, True])
 @pytest.mark.parametrize("begin", [agent, tool, other])
 def test_a_generator_that_ends_early(begin: Begun, is_elsewhere: bool) -> None:
-    """The SDK cannot take its span out of the context in which it began from another one."""
+    """Check a generator that is closed in another context, where the SDK cannot reset its span."""
 
     def begin_here() -> None:
         with captured() as attempt, trace("t"):

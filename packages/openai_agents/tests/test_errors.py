@@ -1,4 +1,4 @@
-"""What goes wrong: tools that misbehave, models that fail, runs that are left."""
+"""Test errors: tools that raise, models that fail, runs that are abandoned."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("installed_openai_agents")
 
 
 def test_a_tool_that_raises(server: ScriptedServer) -> None:
-    """By default the SDK tells the model; the run goes on."""
+    """Check that the SDK passes the error to the model by default, and that the run continues."""
     server.script = says({"scout": [calls("broken")]})
 
     @function_tool
@@ -121,7 +121,7 @@ def test_too_many_turns(server: ScriptedServer, run: Run) -> None:
 
 
 async def test_an_abandoned_stream(server: ScriptedServer) -> None:
-    """The run goes on without us; what has not ended when the attempt ends is recorded so."""
+    """Check that a run without an end is recorded as unfinished when the attempt ends."""
     server.script = lambda request: Reply(text="late", delay_s=0.4)
     attempt = Captured(scope=make_scope())
     with open_scope(attempt.scope):

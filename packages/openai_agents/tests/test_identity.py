@@ -1,4 +1,4 @@
-"""From the SDK's operations to paths and spans, and from agents to paths: without any model."""
+"""Test paths and spans of the SDK's operations, and paths of agents, without a model."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_handoff_is_inherited_once() -> None:
 
 
 def test_a_handoff_without_a_run_around() -> None:
-    """Where the SDK makes no `task` spans, the attempt keeps it."""
+    """Check that the attempt stores the handoff, where the SDK makes no `task` spans."""
     known: dict[str, Origin] = {}
     first = begin(AGENT, "triage", TOP, None, known)
     hand_over(inside(first, HANDOFF), "triage", "billing", known)

@@ -1,4 +1,4 @@
-"""Installing, and many attempts at once."""
+"""Test installing the adapter, and many concurrent attempts."""
 
 from __future__ import annotations
 

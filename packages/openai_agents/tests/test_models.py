@@ -1,4 +1,4 @@
-"""Models of the user's own, which call no OpenAI client: recorded with what was asked and said."""
+"""Test custom models that use no OpenAI client: their requests and answers are recorded."""
 
 from __future__ import annotations
 
@@ -52,10 +52,12 @@ pytestmark = pytest.mark.usefixtures("installed_openai_agents")
 
 
 class Mine(Model):
-    """It says words, one by one if it is streamed, and stops where it is told to.
+    """A custom model that answers with words, one by one if streamed.
 
     Args:
-        stops: the word before which it waits for ever; an error: it is raised there.
+        text: the words of the answer.
+        stops: the word of a stream at which it stops; empty to stop at none.
+        fails: exception to raise at that word; None to wait for ever.
     """
 
     def __init__(self, text: str = "one two three", stops: str = "", fails: Any = None) -> None:
@@ -131,8 +133,7 @@ def agent_of(model: Model, **more: Any) -> Agent[Any]:
 
 
 def said_of(span: Span) -> dict[str, Any]:
-    """The whole of a call's attributes, but for its id and its client (ours, or none); messages as
-    JSON."""
+    """Return all attributes of a call except its id and its client, with decoded messages."""
     known = dict(span.attributes)
     if c.CLIENT in known:
         assert known.pop(c.CLIENT) == f"{__name__}.Mine"
@@ -169,7 +170,7 @@ PARTLY = {
     c.RESPONSE_MODEL: "mine-1",
     c.OUTPUT_MESSAGES: saying("one two"),
 }
-"""Of a stream that stopped before its third word."""
+"""Attributes of a stream that stopped before its third word."""
 
 
 # --- whole ----------------------------------------------------------------------------------

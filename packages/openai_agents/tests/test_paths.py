@@ -1,4 +1,4 @@
-"""Agents and their paths: alone, handed to, as tools, in guardrails, in plain Python."""
+"""Test agents and their paths: alone, after handoffs, as tools, in guardrails, in plain Python."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_an_agent_with_a_tool(server: ScriptedServer, run: Run) -> None:
 # --- several agents -------------------------------------------------------------------------
 @HOW
 def test_a_handoff(server: ScriptedServer, run: Run) -> None:
-    """The agents stand side by side; the span says who handed over."""
+    """Check that the agents are siblings, and that the span names the agent that handed over."""
     server.script = says({"triage": [calls("transfer_to_billing")]})
     billing = make(server, "billing")
     triage = make(server, "triage", handoffs=[billing])
@@ -169,7 +169,7 @@ def test_a_guardrail_that_trips(server: ScriptedServer, run: Run) -> None:
 
 # --- around and inside ----------------------------------------------------------------------
 def test_plain_python_around_and_inside(server: ScriptedServer) -> None:
-    """`lightspan.agent` and the SDK's agents make one path, in the order of entering."""
+    """Check that `lightspan.agent` and the SDK's agents form one path, in the order of entering."""
     server.script = says({"scout": [calls("think")]})
 
     @function_tool
@@ -202,7 +202,9 @@ def test_a_raw_client_in_a_tool_acts_for_the_agent(server: ScriptedServer) -> No
 
 
 def test_a_renamed_agent(server: ScriptedServer) -> None:
-    """The name counts with which a run of the agent begins; the next run has the new one."""
+    """Check that a run keeps the agent's name from its beginning, and the next run has the new
+    name.
+    """
     server.script = says({"scout": [calls("rename")]})
 
     @function_tool

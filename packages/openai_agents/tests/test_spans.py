@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK beside a framework that is known by OpenTelemetry's spans alone."""
+"""Test the Agents SDK with a framework whose agents are known only by OpenTelemetry spans."""
 
 from __future__ import annotations
 

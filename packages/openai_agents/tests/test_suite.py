@@ -1,4 +1,4 @@
-"""What every adapter must do, with the OpenAI Agents SDK."""
+"""Run the adapter suite with the OpenAI Agents SDK."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ from lightspan_testing.adapter_suite.scenario_runner import run_in_own_loop
 from lightspan_testing.adapter_suite.scenarios import BOSS, FAILED, SCOUT, WRITER
 
 RunOne = Callable[[Agent[Any], Any], Awaitable[Any]]
-"""Runs an agent to its end."""
+"""Function that runs an agent on an input to its end."""
 
 
 class Own(agents.Model):
-    """A model client of the user's own, with a span for each call, as the SDK's LiteLLM one has."""
+    """A custom model client with an SDK span for each call, like the SDK's LiteLLM client."""
 
     def __init__(self, answer: Callable[[Any], str]) -> None:
         self._answer = answer
@@ -95,7 +95,7 @@ def _message(said: str) -> ResponseOutputMessage:
 
 
 class Builder:
-    """Builds the apps of the table."""
+    """Build the apps of the suite's scenarios."""
 
     def __init__(self, model: Model, kind: type[Any]) -> None:
         limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_keepalive_connections=0)
@@ -116,7 +116,7 @@ class Builder:
         return Agent(name=name, instructions=instructions(name), model=model, **more)
 
     def alone(self, agent: Agent[Any], tree: str, **more: Any) -> App:
-        """An app that runs one agent, and whatever that one reaches."""
+        """Return an app that runs one agent, with all agents that it reaches."""
 
         async def run(text: str) -> Any:
             return (await self.run(agent, text)).final_output
@@ -127,7 +127,7 @@ class Builder:
         return App(run=run, run_sync=in_thread, tree=tree, target=agent, **more)
 
     def several(self, run: Callable[[str], Awaitable[Any]], tree: str, *agents: Agent[Any]) -> App:
-        """An app of plain Python that runs several agents."""
+        """Return an app of plain Python that runs several agents."""
         return App(run=run, tree=tree, target=list(agents))
 
     # --- the table ------------------------------------------------------------------------
@@ -317,7 +317,7 @@ class TestChatCompletions(AdapterSuite):
 
 
 class TestResponses(TestChatCompletions):
-    """The same with the Responses API, the gateway's own included."""
+    """Run the same tests with the Responses API, including that of the gateway."""
 
     kind = OpenAIResponsesModel
     program = TestChatCompletions.program.replace("ChatCompletionsModel", "ResponsesModel")

@@ -1,4 +1,4 @@
-"""The SDK's own tracing: turned off, elsewhere, and never uploaded."""
+"""Test the SDK's own tracing: disabled, with another provider, and never uploaded."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def test_it_survives_other_processors(server: ScriptedServer) -> None:
 
 
 def test_another_provider_is_reported_and_taken_in(server: ScriptedServer) -> None:
-    """A call made meanwhile has no known agent: the attempt is damaged, the next one is not."""
+    """Check that a call without a known agent damages its attempt, and that the next one is
+    whole.
+    """
     writer = make(server, "writer")
     setup.set_trace_provider(DefaultTraceProvider())
     first = make_scope()
@@ -116,7 +118,7 @@ def test_another_provider_is_reported_and_taken_in(server: ScriptedServer) -> No
 # --- nothing is uploaded --------------------------------------------------------------------
 @pytest.fixture
 def uploads(monkeypatch: pytest.MonkeyPatch) -> Heard:
-    """In place of the SDK's uploading processor, before anything is traced."""
+    """Replace the SDK's uploading processor by one that stores its spans."""
     monkeypatch.setattr(processors, "_global_processor", made := Heard())
     return made
 
@@ -166,7 +168,7 @@ def test_a_serving_process_is_no_rollout(server: ScriptedServer, uploads: Heard)
 def test_an_attempt_has_the_name_of_its_workflow(
     server: ScriptedServer, off: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Whether tracing is disabled or not, which the SDK's traces then do not know."""
+    """Check the name with tracing enabled and disabled, where the SDK's traces have no name."""
     set_trace_processors([])
     config = {
         **OFF[off](monkeypatch),

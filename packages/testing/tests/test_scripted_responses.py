@@ -1,4 +1,4 @@
-"""Tests of the scripted server's Responses API with the OpenAI SDK."""
+"""Test the scripted server's Responses API with the OpenAI SDK."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """An app that only its own environment can import: `only_here` is installed nowhere else.
 
-Tests put this folder on no path of theirs. What calls no model imports no client, which takes
-longer than all else of a runner's process.
+This folder is not on the tests' path. Functions that call no model import no client, because that
+import takes most of the start of a runner process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import lightspan
 
 @lightspan.rollout
 def answer(task: dict[str, Any]) -> dict[str, float]:
-    """Ask the model; the reward is the share of lower-case letters in what it says."""
+    """Call the model; the reward is the share of lower-case letters in its answer."""
     import openai
 
     client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")
@@ -37,7 +37,7 @@ def answer(task: dict[str, Any]) -> dict[str, float]:
 
 
 def naps(task: dict[str, Any]) -> float:
-    """No model; takes its time, and waits until a file is there."""
+    """Sleep for a while, and wait for a file, without calling a model."""
     time.sleep(task.get("seconds", 0.0))
     while "until" in task and not os.path.exists(task["until"]):
         time.sleep(0.02)
@@ -45,5 +45,5 @@ def naps(task: dict[str, Any]) -> float:
 
 
 def other(task: Any) -> float:
-    """Another app."""
+    """Return a fixed reward without calling a model."""
     return 2.0

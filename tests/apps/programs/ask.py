@@ -1,4 +1,4 @@
-"""A Python program with the plain OpenAI client. Needs nothing of lightspan."""
+"""A Python program with the plain OpenAI client. It needs no package of lightspan."""
 
 import json
 import os
@@ -12,7 +12,7 @@ gateway = os.environ["LIGHTSPAN_GATEWAY_URL"]
 
 
 def ask(client: openai.OpenAI, model: str, text: str) -> str:
-    """What the model answers."""
+    """Return the model's answer."""
     reply = client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": text}]
     )

@@ -1,4 +1,4 @@
-"""A Python program with Anthropic's plain client. Needs nothing of lightspan."""
+"""A Python program with Anthropic's plain client. It needs no package of lightspan."""
 
 import json
 import os
@@ -12,7 +12,7 @@ gateway = os.environ["LIGHTSPAN_GATEWAY_URL"]
 
 
 def ask(client: anthropic.Anthropic, model: str, text: str) -> str:
-    """What the model answers, streamed."""
+    """Return the model's streamed answer."""
     said = [{"role": "user", "content": text}]
     with client.messages.stream(model=model, max_tokens=50, messages=said) as stream:
         return "".join(stream.text_stream)

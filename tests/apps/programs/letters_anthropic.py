@@ -1,6 +1,7 @@
-"""A writer earns the share of lower-case letters in what it says; a checker looks on.
+"""A program with Anthropic's plain client: a writer and a checker, with a tool they may call.
 
-With Anthropic's plain client, and a tool that they may call."""
+The reward is the share of lower-case letters in the writer's answer.
+"""
 
 import json
 import os
@@ -14,7 +15,7 @@ TOOL = {"name": "count", "input_schema": {"type": "object", "properties": {}}}
 
 
 def ask(agent: str, text: str, limit: int) -> str:
-    """What the agent answers."""
+    """Return the answer of an agent."""
     answer = client.messages.create(
         model=agent,
         max_tokens=limit,

@@ -1,4 +1,4 @@
-"""Books a meeting room: an agent that asks a model with a tool, and a grader that is a model."""
+"""An agent that books a meeting room with a tool; a model grades its choice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOMS_TOOL: Any = {
 
 
 class RoomTask(TypedDict):
-    """A meeting, and the room that is right for it."""
+    """A meeting, and the right room for it."""
 
     id: str
     task_input: dict[str, Any]
@@ -40,7 +40,7 @@ def prompt_template_baseline() -> agl.PromptTemplate:
 
 
 def room_selection_grader(client: OpenAI, final_message: str, expected_choice: str) -> float:
-    """A model says how good the choice is, from 0 to 1."""
+    """Return the model's grade of the choice, from 0 to 1."""
     judged = client.chat.completions.create(
         model="gpt-4.1-mini",
         messages=[

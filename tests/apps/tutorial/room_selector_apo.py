@@ -1,4 +1,4 @@
-"""Learn the prompt: `room_selector_apo.py`. Only the import differs."""
+"""Learn the agent's prompt: `room_selector_apo.py`. Only the import differs from the original."""
 
 from __future__ import annotations
 

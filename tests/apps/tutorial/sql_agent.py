@@ -1,6 +1,6 @@
-"""A text-to-SQL agent in the shape of the original tutorial: only the import of `agl` differs.
+"""A text-to-SQL agent like that of the original tutorial; only the import of `agl` differs.
 
-`python sql_agent.py` tries the agent out on a few tasks against OPENAI_API_BASE.
+`python sql_agent.py` tries the agent out on a few tasks with the endpoint OPENAI_API_BASE.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class State(MessagesState):
-    """A question on its way through the graph."""
+    """State of the graph for one question."""
 
     question: str
     query: str
@@ -36,7 +36,7 @@ class State(MessagesState):
 
 
 class SQLAgent:
-    """Writes a query, runs it, has it checked, rewrites it."""
+    """An agent that writes a query, runs it, checks it, and rewrites it."""
 
     def __init__(self, db: str, max_turns: int, endpoint: str, replacement: dict[str, Any]) -> None:
         self.db = db
@@ -60,7 +60,7 @@ class SQLAgent:
         return cast(State, {**state, "query": query, "num_turns": 1})
 
     def execute_query(self, state: State) -> State:
-        """Run the query; what goes wrong is a result too."""
+        """Run the query; return an error as the result."""
         connection = sqlite3.connect(self.db)
         try:
             execution = str(connection.execute(state["query"]).fetchmany(3))
@@ -71,7 +71,7 @@ class SQLAgent:
         return cast(State, {**state, "execution": execution[:80]})
 
     def check_query(self, state: State) -> State:
-        """Look at the query and its result."""
+        """Check the query and its result."""
         feedback = self.ask(f"Is it right? {state['query'][:80]} gave {state['execution']}")
         return cast(State, {**state, "feedback": feedback})
 
@@ -81,13 +81,13 @@ class SQLAgent:
         return cast(State, {**state, "query": query, "num_turns": state["num_turns"] + 1})
 
     def should_continue(self, state: State) -> Literal["__end__", "rewrite_query"]:
-        """Rewrite unless the check says that all is well."""
+        """Rewrite the query unless the check finds it correct."""
         if "CORRECT" in state["feedback"] or state["num_turns"] >= self.max_turns:
             return END
         return "rewrite_query"
 
     def graph(self) -> CompiledStateGraph[Any]:
-        """The compiled app."""
+        """Return the compiled graph."""
         builder = StateGraph(State)
         builder.add_node(self.write_query)
         builder.add_node(self.execute_query)
@@ -103,12 +103,12 @@ class SQLAgent:
 
 
 def evaluate_query(query: str, ground_truth: str) -> float:
-    """How alike the queries are: a reward that varies even where nothing is right yet."""
+    """Return how similar the queries are, a reward that varies even if no query is right."""
     return difflib.SequenceMatcher(None, query, ground_truth).ratio()
 
 
 class LitSQLAgent(agl.LitAgent[Dict[str, Any]]):  # noqa: UP006
-    """The agent as trainers see it."""
+    """The agent in the form that trainers need."""
 
     def __init__(self, val_temperature: Optional[float] = None, max_turns: int = 2) -> None:  # noqa: UP045
         super().__init__()

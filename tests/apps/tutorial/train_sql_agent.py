@@ -1,4 +1,7 @@
-"""Train the agent: `train_sql_agent.py MODEL [--active-agent REGEX]`. Only the import differs."""
+"""Train the SQL agent: `train_sql_agent.py MODEL [--active-agent REGEX]`.
+
+Only the import differs from the original.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ RL_TRAINING_CONFIG: Dict[str, Any] = {  # noqa: UP006
 
 
 def config_train_tiny(model: str, format: str) -> Dict[str, Any]:  # noqa: UP006
-    """A run that a test can wait for."""
+    """Return the configuration of a short run for tests."""
     config = deepcopy(RL_TRAINING_CONFIG)
     config["actor_rollout_ref"]["rollout"]["multi_turn"]["format"] = format
     config["actor_rollout_ref"]["model"]["path"] = model

@@ -1,4 +1,4 @@
-"""A third party's plugins: an engine, a learner, a store scheme, runners, a sink, a command."""
+"""Plugins of a third party: an engine, a learner, a store scheme, runners, a sink, a command."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from lightspan_torch.learner.torch import TorchLearner
 
 
 class AcmeEngine:
-    """An engine that is found by its name, `Trainer(engine="acme")`."""
+    """An engine that `Trainer(engine="acme")` finds by its name."""
 
     def build(self, request: EngineRequest) -> TransformersEngine:
-        """Return an engine of a type of its own."""
+        """Return an engine of a class that the core does not know."""
         return _Engine(request.models, device=request.device, seed=request.seed)
 
     def describe(self, folder: Path) -> str:
@@ -35,22 +35,22 @@ class AcmeEngine:
         return request.copies()
 
     def memory(self, size: ModelSize, device: str) -> dict[str, int]:
-        """Return part → bytes."""
+        """Return component → bytes of memory."""
         return {"engine weights": size.parameters}
 
 
 class _Engine(TransformersEngine):
-    """Not an engine that the core knows."""
+    """An engine class that the core does not know."""
 
 
 class AcmeLearner:
-    """A learner that is found by its name, `Trainer(learner="acme")`."""
+    """A learner that `Trainer(learner="acme")` finds by its name."""
 
     def check(self, device: str) -> None:
-        """Take any device."""
+        """Accept any device."""
 
     def build(self, request: LearnerRequest) -> TorchLearner:
-        """Return a learner that is closed with the run."""
+        """Return a learner that prints a line when the run closes it."""
         return _Learner(
             request.models,
             optimizer=request.optimizer,
@@ -64,7 +64,7 @@ class AcmeLearner:
         return f"the acme learner is on {device}"
 
     def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
-        """Return part → bytes."""
+        """Return component → bytes of memory."""
         return {"learner weights": parameters}
 
 
@@ -75,7 +75,7 @@ class _Learner(TorchLearner):
 
 
 class _Stores:
-    """Stores of `acme:///absolute/path`."""
+    """Open stores by URLs such as `acme:///absolute/path`."""
 
     IS_SHARED = False
 
@@ -84,14 +84,14 @@ class _Stores:
         return _Store(Path(url.removeprefix("acme://")))
 
     def public_url(self, url: str) -> str:
-        """Return the URL, which has no secret."""
+        """Return the URL unchanged, because it contains no secret."""
         return url
 
     def take_credentials(self, url: str) -> None:
-        """Need none."""
+        """Do nothing, because no credentials are needed."""
 
     def relay_url(self, url: str) -> str:
-        """Relay nothing."""
+        """Return an empty text: this store relays no model calls."""
         return ""
 
 
@@ -106,19 +106,19 @@ stores = _Stores()
 
 
 def runners() -> LocalRunners:
-    """Return three runners on this machine, `Trainer(runners="acme")`."""
+    """Return three runners on this machine, for `Trainer(runners="acme")`."""
     return LocalRunners(3)
 
 
 class AcmeSink:
-    """A sink, `Trainer(sinks=["acme"])`, that writes a file into the run's folder."""
+    """A sink for `Trainer(sinks=["acme"])` that writes a file into the run's folder."""
 
     def open(self, run: SinkRun) -> None:
-        """Begin the file."""
+        """Create the file."""
         self._file = (run.folder / "acme-sink.jsonl").open("w")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write a line."""
+        """Write a line for a step."""
         print(json.dumps({"step": step, "names": len(values)}), file=self._file)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import openai
 
 
 class Tool:
-    """A function that a model may call."""
+    """A function that a model may call as a tool."""
 
     def __init__(self, function: Callable[[str], str]) -> None:
         self.name = function.__name__
@@ -26,7 +26,7 @@ class Tool:
 
 
 class AgentTool(Tool):
-    """An agent that another agent may ask."""
+    """A tool that runs another agent."""
 
     def __init__(self, agent: Agent) -> None:
         self.name, self.agent = agent.name, agent
@@ -36,7 +36,7 @@ class AgentTool(Tool):
 
 
 class Agent:
-    """A name, instructions and tools around a client of the OpenAI SDK."""
+    """An agent: a name, instructions and tools, with a client of the OpenAI SDK."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Agent:
 
 
 class Team:
-    """Members that speak one after the other, or at once."""
+    """A team whose members speak one after the other, or concurrently."""
 
     def __init__(
         self, name: str, members: Sequence[Agent | Team], *, at_once: bool = False

@@ -1,6 +1,6 @@
-"""Model calls in AutoGen whose client does not use the OpenAI SDK: recorded without tokens.
+"""Record model calls of AutoGen whose client does not use the OpenAI SDK.
 
-See `lightspan.capture.other_clients`.
+Their records have no tokens. See `lightspan.capture.other_clients`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ class ModelCall:
     """One call of a model client's `create` or `create_stream`."""
 
     context: AgentContext
-    """Context of the calling agent."""
+    """Context in which the calling agent acts."""
     pushed: AgentContext
-    """Context with the pushed frames, before resolvers are called."""
+    """Context with the frames that `lightspan.agent` has pushed, before the adapters' resolvers add
+    their own.
+    """
     client: Any
     messages: Iterable[Any]
     tools: Iterable[Any]
@@ -45,17 +47,17 @@ class ModelCall:
 
     @property
     def inside(self) -> AgentContext:
-        """Context inside the call."""
+        """Context of everything that happens during the call."""
         return self.pushed.with_note(adapter.name, self)
 
     @property
     def bypasses_cache(self) -> bool:
-        """Whether AutoGen's cache must not answer, because the call `is_routed`."""
+        """Whether AutoGen's cache must not answer, because the gateway answers the call."""
         return self.is_cache and self.context.is_routed
 
     @property
     def is_cache(self) -> bool:
-        """Whether the client is AutoGen's cache."""
+        """Whether the client is AutoGen's `ChatCompletionCache`."""
         module = sys.modules.get("autogen_ext.models.cache")
         return module is not None and isinstance(self.client, module.ChatCompletionCache)
 
@@ -71,16 +73,17 @@ adapter: Final = Adapter(
     ("autogen-core", "openinference.instrumentation.autogen_agentchat"),
     open_calls=_open_calls,
 )
-"""The adapter; its note in a context is the open `ModelCall`."""
+"""The adapter. Its note in a context is the `ModelCall` that is in progress."""
 
 
 def begin(
     pushed: AgentContext, client: Any, args: Any, kwargs: Mapping[str, Any]
 ) -> ModelCall | None:
-    """Begin a model call and return it; None if the attempt's recorder keeps nothing.
+    """Begin a model call and return it; return None if the attempt records nothing.
 
     Args:
-        pushed: context with the pushed frames, before resolvers are called.
+        pushed: context with the frames that `lightspan.agent` has pushed, before the adapters'
+            resolvers add their own.
         client: the model client.
         args: positional arguments of the client's method.
         kwargs: keyword arguments of the client's method.

@@ -1,4 +1,4 @@
-"""Wrappers of AutoGen's methods, from which lightspan knows the acting agent.
+"""Find out the acting agent by wrapping AutoGen's methods.
 
 AutoGen has no hook that runs for every agent *before* its model call: its telemetry emits nothing
 where OpenTelemetry is switched off and opens no span for direct calls of `on_messages`, and its log
@@ -53,7 +53,7 @@ from lightspan_autogen._identity import Invocation, Role, enter, span_of
 
 @dataclass(slots=True)
 class _State:
-    """The state of this process."""
+    """Hold the adapter's state, of which a process has one."""
 
     open: dict[str, Invocation] = field(default_factory=dict)
     """Span id → open invocation."""
@@ -63,7 +63,7 @@ class _State:
     """Id of a running team → context in which the team's messages are handled."""
     patches: list[Patch] = field(default_factory=list)
     is_everywhere: bool = False
-    """Whether all of AutoGen is watched, or only the teams of a `LightspanRuntime`."""
+    """Whether all of AutoGen is recorded; False if only the teams of a `LightspanRuntime` are."""
     lock: Any = field(default_factory=threading.RLock)
 
 
@@ -131,9 +131,9 @@ RoleOf = Callable[[Any, Any, Any], Role]
 
 
 def _begin(role_of: RoleOf, owner: Any, args: Any, kwargs: Any) -> Invocation | None:
-    """Begin an invocation and return it. Never raises.
+    """Begin an invocation of a team, agent or tool, and return it. Never raises.
 
-    Returns None if nothing is recorded, if the invocation continues the innermost one (see
+    Returns None if nothing is recorded, if the call is part of the innermost open invocation (see
     `enter`), or after a capture error.
 
     Args:
@@ -171,10 +171,10 @@ def _start_attempt(
 ) -> tuple[AgentContext, AttemptHandle | None]:
     """Return the context in which an invocation begins; in production, open an attempt if needed.
 
-    The attempt of the current conversation is used if it is open.
+    No attempt is opened if the current conversation has an open one.
 
     Returns:
-        The context, and the opened attempt; None for the latter if none was opened.
+        The context, and the attempt that was opened; None if none was opened.
     """
     conversation = _messages.conversation_of(around)
     if conversation is not None and around.scope.is_outside:
@@ -186,7 +186,7 @@ def _start_attempt(
 
 
 def _task_in(args: Any, kwargs: Any) -> Any:
-    """Return the task of a team or agent, else the method's first argument; None if it has none."""
+    """Return the argument `task` of a team or agent, else the first argument; None without any."""
     return kwargs.get("task", kwargs.get("messages", args[0] if args else None))
 
 
@@ -208,8 +208,8 @@ def _end(
 
     Args:
         invocation: the invocation.
-        describe: returns the status and the attributes of the span.
-        error: error of the attempt; None if it succeeded.
+        describe: function that returns the status and the attributes of the span.
+        error: error that ended the attempt; None if it succeeded.
     """
     role, span_id, recorder = (
         invocation.role,
@@ -258,7 +258,7 @@ def _coroutine(original: Callable[..., Awaitable[Any]], role_of: RoleOf) -> Call
 def _stream(
     original: Callable[..., AsyncGenerator[Any, None]], role_of: RoleOf
 ) -> Callable[..., Any]:
-    """Wrap a method that streams, and set the agent only while an item is computed.
+    """Wrap a method that streams, so that its agent acts only while an item is computed.
 
     The body of an asynchronous generator runs in the context of its reader.
     """
@@ -299,7 +299,7 @@ async def _step(inside: AgentContext | None, step: Awaitable[Any]) -> Any:
 
 
 def _handler(original: Callable[..., Awaitable[Any]], _: RoleOf) -> Callable[..., Any]:
-    """Wrap the handling of a message by a team's manager or one of its agents."""
+    """Wrap the method by which a team's manager or agent handles a message."""
 
     @functools.wraps(original)
     async def on_message_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -310,7 +310,7 @@ def _handler(original: Callable[..., Awaitable[Any]], _: RoleOf) -> Callable[...
 
 
 def _on_message(original: Callable[..., Awaitable[Any]], role_of: RoleOf) -> Callable[..., Any]:
-    """Wrap the handling of a message by an agent of autogen-core."""
+    """Wrap the method by which an agent of autogen-core handles a message."""
     invoke = _coroutine(original, role_of)
 
     @functools.wraps(original)
@@ -323,7 +323,10 @@ def _on_message(original: Callable[..., Awaitable[Any]], role_of: RoleOf) -> Cal
 
 
 def _bound(original: Any, owner: Any) -> Any:
-    """Bind the method `original` to `owner`, as wrappers of other instrumentations require."""
+    """Bind the method `original` to `owner`.
+
+    Instrumentations that wrap the same method expect a bound method.
+    """
     return original.__get__(owner, type(owner))
 
 
@@ -388,7 +391,9 @@ def _begin_call(client: Any, args: Any, kwargs: Any) -> _bypass.ModelCall | None
 
 # --- installing -----------------------------------------------------------------------------
 class _Wrapping(NamedTuple):
-    """Methods to wrap in a class and its subclasses, and the functions that wrap them."""
+    """Hold the names of methods to wrap in a class and its subclasses, with the wrapping
+    functions.
+    """
 
     base: type
     names: Collection[str]
@@ -450,7 +455,7 @@ class Instrumentor(AdapterInstrumentor):
 
 
 def _is_watched(owner: Any) -> bool:
-    """Return whether to record an outermost invocation of a method of `owner`."""
+    """Return whether to record a method call of `owner` that no recorded invocation encloses."""
     return _state.is_everywhere or isinstance(getattr(owner, "_runtime", None), LightspanRuntime)
 
 

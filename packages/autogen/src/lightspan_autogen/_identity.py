@@ -1,4 +1,4 @@
-"""Agent paths and spans from AutoGen's invocations; pure, without AutoGen.
+"""Derive agent paths and spans from AutoGen's invocations, without importing AutoGen.
 
 A team, an agent and a tool call each open a span; teams and agents also add one frame to the path:
 
@@ -30,7 +30,7 @@ class Role(NamedTuple):
 
     name: str
     owner: Any
-    """Object of the team or agent; id of a tool call."""
+    """The object of the team or agent; the id of the call for a tool."""
     kind: SpanKind = SpanKind.AGENT
     is_team: bool = False
     arguments: str = ""
@@ -52,7 +52,7 @@ class Invocation:
 
 
 def enter(around: AgentContext, role: Role, innermost: Invocation | None) -> Invocation | None:
-    """Return the invocation that begins; None if it continues the innermost one.
+    """Return the invocation that begins; None if the call is part of `innermost`.
 
     Args:
         around: context of the acting agent.

@@ -1,4 +1,4 @@
-"""Messages between agents of autogen-core, which are handled in the context of their sender.
+"""Handle messages between agents of autogen-core in the context of their sender.
 
 A runtime handles messages in its own tasks, which may have been started in another attempt or
 before any. So each message stores its sender's context, in which it is handled: a message that was
@@ -26,19 +26,19 @@ from lightspan.instrumentation import AgentContext, AttemptHandle, current_agent
 from lightspan_autogen._bypass import guarded
 
 ENVELOPES: Final = (SendMessageEnvelope, PublishMessageEnvelope)
-"""Classes in which a runtime stores a message."""
+"""AutoGen's classes of envelopes: objects in which a runtime queues a message."""
 PROCESSING: Final = ("_process_send", "_process_publish")
 """Methods of the runtime that handle a message."""
 
 NO_AGENTS: Final = (SequentialRoutedAgent, ToolAgent)
-"""Classes that handle messages for a team, or that run tools."""
+"""Classes whose message handlers belong to a team or run tools, so they are not agents."""
 
 _NOTE: Final = "lightspan_autogen.conversation"
 _MESSAGE: Final = "_lightspan_message"
 
 
 class Conversation:
-    """A message whose sender is in no conversation, and all messages that follow from it."""
+    """A message that is sent outside of any conversation, and all messages that follow from it."""
 
     def __init__(self, start: AgentContext) -> None:
         self.context = start.with_note(_NOTE, self)
@@ -46,7 +46,9 @@ class Conversation:
         self._unhandled: set[str] = set()
         """Ids of the messages that are not handled yet."""
         self._is_tracked = not start.scope.is_rollout
-        """Whether its messages keep an attempt open; a rollout's attempt ends with its app."""
+        """Whether unhandled messages keep the attempt open; False in rollouts, which end with
+        the app.
+        """
 
     def begin(self, attempt: AttemptHandle) -> AgentContext:
         """Move the conversation into an attempt, and return the new context.
@@ -81,10 +83,10 @@ def conversation_of(context: AgentContext) -> Conversation | None:
 
 
 class Message:
-    """A message that was sent.
+    """A message in a runtime's queue.
 
-    Only the message's envelope refers to it, so a message is deleted, and counts as handled, when
-    the runtime drops the envelope.
+    Only the message's envelope refers to it. So it is deleted, and counts as handled, when the
+    runtime drops the envelope.
     """
 
     __slots__ = ("_conversation", "_id", "_sender")

@@ -1,4 +1,4 @@
-"""The agents of a team or agent that can be optimised, without running it.
+"""List the agents of a team or agent that can be optimised, without running it.
 
 The paths are those of `_identity`: a team, its agents, and the teams and agents inside these and
 inside their tools. The list is *complete* if nothing could add another agent at run time: all
@@ -34,7 +34,7 @@ _MAX_DEPTH: Final = 50
 
 
 def agents(app: Any) -> AgentPaths:
-    """Return the paths of the agents in a team (or agent) that call a model.
+    """Return the agent paths of a team (or agent) whose agents call a model.
 
     The path of a team itself is included if its manager calls a model (`SelectorGroupChat`,
     `MagenticOneGroupChat`). An agent that forwards to a person (`UserProxyAgent`) is not included.
@@ -113,10 +113,10 @@ class _Search(AgentSearch[_Location]):
                     self.look(part, replace(where, holder=holder))
 
     def _tool(self, function: Any, where: _Location) -> None:
-        """Visit the agents that a user's tool function refers to.
+        """Visit the agents to which a user's tool function refers.
 
-        If the function refers to anything else of AutoGen, it may create agents, so the search is
-        marked incomplete.
+        If the function refers to any other part of AutoGen, it may create agents. Then the search
+        is marked incomplete.
         """
         if isinstance(function, MethodType):
             function = function.__func__

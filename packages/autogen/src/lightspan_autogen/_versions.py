@@ -1,4 +1,4 @@
-"""The framework version that this adapter needs."""
+"""The oldest version of AutoGen that the adapter supports."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from typing import Final
 
 FRAMEWORK: Final = "autogen-agentchat"
 FLOOR: Final = "0.7.1"
-"""The first version whose teams have names."""
+"""Oldest supported version, because teams of older versions have no names."""

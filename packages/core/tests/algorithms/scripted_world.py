@@ -1,4 +1,4 @@
-"""A world in which no model is asked and no weights are trained, for algorithms."""
+"""A trainer context for tests of algorithms, without model calls or trained weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def episode(group: str, member: int, reward: float | None, **attempt: Any) -> Ep
 
 
 class Scripted:
-    """A world in which the n-th task's group has the n-th rewards."""
+    """A trainer context in which the attempts of task n get the rewards `groups[n]`."""
 
     capabilities = LearnerCapabilities()
 
@@ -74,7 +74,7 @@ class Scripted:
         return self
 
     def score(self, rows: Sequence[Row]) -> list[list[float]]:
-        """Each update makes every token likelier by .1, what the prompt says too."""
+        """Return log-probabilities that grow by 0.1 with each update, also for prompt tokens."""
         return [[0.1 * len(self.updated) - 1] * len(row.ids) for row in rows]
 
     def update(self, rows: Sequence[Row], loss: Loss, *, old_logprobs: None) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""LightningRL: its steps, what it says of them, and what it watches."""
+"""Test the steps of LightningRL, their metrics and their warnings."""
 
 from __future__ import annotations
 
@@ -60,8 +60,12 @@ async def test_groups_that_do_not_vary_are_replaced_in_bounds(
 
 
 async def test_replaced_groups_leave_the_step() -> None:
-    """DAPO's batch is of groups that vary: what they are is as if the others had not been. A group
-    that is unscored is replaced like one that is flat; the last flat one has no successor."""
+    """Check that DAPO's batch contains only groups with different rewards.
+
+    A group without scores is replaced like a group of equal rewards. The last group of equal
+    rewards stays, because `resample` allows no further try. The batch is what it would be without
+    the replaced groups.
+    """
     world: Any = Scripted([FLAT, VARIES, UNSCORED, VARIES, FLAT, FLAT])
     algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=3, resample=2)
     episodes = await algorithm.collect(world)
@@ -79,7 +83,10 @@ async def test_replaced_groups_leave_the_step() -> None:
 
 
 async def test_groups_are_replaced_only_where_that_was_asked() -> None:
-    """A foreign trainer may hand over more groups than a step of ours has."""
+    """Check that without dynamic sampling a step may have more groups than configured.
+
+    A trainer other than lightspan's may pass them.
+    """
     world: Any = Scripted([FLAT, VARIES, VARIES])
     algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=2)
     episodes = await world.rollouts([0, 1, 2], 2)
@@ -88,7 +95,9 @@ async def test_groups_are_replaced_only_where_that_was_asked() -> None:
 
 
 async def test_replaced_rollouts_are_counted() -> None:
-    """Comparisons are made at equal rollouts: those that were replaced were sampled too."""
+    """Check that replaced rollouts count as sampled, because runs are compared at equal
+    rollouts.
+    """
     groups = [FLAT, VARIES, FLAT, VARIES]
     world: Any = Scripted(groups)
     algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=2, resample=3)
@@ -104,7 +113,10 @@ async def test_replaced_rollouts_are_counted() -> None:
 
 
 async def test_what_no_minibatch_learns_from_is_explained_too() -> None:
-    """Four rollouts in four optimiser steps: those of the flat group make steps without rows."""
+    """Check that the calls of a group that trains nothing are explained too.
+
+    There are four optimiser steps for four rollouts, and those of that group have no rows.
+    """
     world: Any = Scripted([VARIES, FLAT])
     algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=2, minibatches=4)
     await algorithm.run_step(world)
@@ -121,7 +133,7 @@ async def test_what_no_minibatch_learns_from_is_explained_too() -> None:
 
 
 async def test_how_far_a_step_moved_the_policy() -> None:
-    """Of two updates of .1 each: exp(.2) - 1 - .2 per trained token."""
+    """Check the KL divergence after two updates of 0.1: exp(0.2) - 1 - 0.2 per trained token."""
     world: Any = Scripted([VARIES])
     algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=1, minibatches=2)
     metrics = await algorithm.run_step(world)
@@ -141,7 +153,7 @@ def test_movement_is_bounded_and_of_trained_tokens_alone() -> None:
 
 
 def test_error_of_the_reward_is_over_groups() -> None:
-    """Two groups of means 1 and .5, the second half as large: rollouts of a group are alike."""
+    """Check that the standard error is over groups, because rewards in a group are correlated."""
     episodes = [
         *(episode("a", member, 1.0) for member in range(4)),
         *(episode("b", member, float(member)) for member in range(2)),
@@ -179,7 +191,6 @@ def test_metrics_of_rollouts() -> None:
 
 
 def test_updates_are_merged_by_what_their_metrics_are() -> None:
-    """The gap is that of the updates that saw fresh tokens; policies may be in some parts only."""
     first = {
         "loss": 1.0,
         "tokens": 10.0,
@@ -263,7 +274,9 @@ def test_failures_are_told_above_five_per_cent() -> None:
 
 
 def test_training_stops_when_no_call_of_several_tasks_can_be_trained() -> None:
-    """Not over one, and not over apps that failed before they called."""
+    """Check that training continues after one task without calls, and after apps that failed
+    early.
+    """
     notes: list[str] = []
     checks = RolloutChecks(LightningRL(MODEL).routing(), notes.append, agents=["writer"])
     failure = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR, "message": "boom"}

@@ -1,4 +1,4 @@
-"""Clients of an app, in scopes of theirs, and every way in which they ask."""
+"""Every way in which an app calls a model by the OpenAI client, each in a scope of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the OpenAI client's shim share: two endpoints, and a client left unwrapped."""
+"""Fixtures for the wrapper of the OpenAI client: two endpoints, and cleanup after each test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightspan_testing.scripted import Reply, ScriptedServer
 
 @pytest.fixture
 def unwrapped() -> Iterator[None]:
-    """After the test the OpenAI client is what it was."""
+    """Check after the test that the OpenAI client is no longer wrapped."""
     yield
     sdk_instrumentation.uninstall()
     sdk_instrumentation.close()
@@ -21,21 +21,21 @@ def unwrapped() -> Iterator[None]:
 
 @pytest.fixture
 def gateway() -> Iterator[ScriptedServer]:
-    """What stands where the gateway is."""
+    """Run a server in place of the gateway."""
     with ScriptedServer(lambda request: Reply(text="from the gateway")) as server:
         yield server
 
 
 @pytest.fixture
 def elsewhere() -> Iterator[ScriptedServer]:
-    """Where the app pointed its client."""
+    """Run the server that the app's client is configured for."""
     with ScriptedServer(lambda request: Reply(text="from elsewhere")) as server:
         yield server
 
 
 @pytest.fixture
 def call_ends() -> Iterator[list[bool]]:
-    """Whether each call was answered, as a listener hears it."""
+    """Yield a list that gets, for each ended call, whether it was answered."""
     ends: list[bool] = []
 
     def listener(_: AgentContext) -> CallEnd:

@@ -1,4 +1,4 @@
-"""The three APIs that ask a model, and an endpoint that stops in the middle of its answer."""
+"""Streams of three OpenAI APIs, and an endpoint that stops in the middle of its answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "responses": {"model": "m", "input": "hi"},
 }
 _THIRD_WORD = {"chat": 3, "completions": 3, "responses": 6}
-"""Which chunk of a stream has it."""
+"""API → index of the stream's chunk with the third word."""
 REQUEST = [{"role": "user", "parts": [{"type": "text", "content": "hi"}]}]
 
 
@@ -33,7 +33,7 @@ def api_of(client: openai.OpenAI | openai.AsyncOpenAI, api: str) -> Any:
 
 
 def word_of(chunk: Any) -> str:
-    """The text of a chunk or an event: the SDK's, or as JSON."""
+    """Return the text of a chunk or event, given as an object of the SDK or as JSON."""
     data = chunk if isinstance(chunk, dict) else chunk.model_dump()
     if "choices" in data:
         [choice] = data["choices"]
@@ -48,11 +48,13 @@ def word_of_line(line: str) -> str:
 
 @contextmanager
 def stopping(api: str, before: Callable[[], None] | None = None) -> Iterator[ScriptedServer]:
-    """An endpoint that says "one two three", and stops before the third word until the block ends.
+    """Run an endpoint that streams "one two three" and pauses before the third word.
+
+    It continues when the block ends.
 
     Args:
-        api: that is asked.
-        before: called in place of stopping.
+        api: name of the API, a key of `_THIRD_WORD`.
+        before: function to call instead of pausing; None to pause.
     """
     ended = threading.Event()
 
@@ -68,7 +70,9 @@ def stopping(api: str, before: Callable[[], None] | None = None) -> Iterator[Scr
 
 
 def client_that_gets(content: bytes | Iterator[bytes]) -> openai.OpenAI:
-    """A client that reaches nobody: its transport answers every request with this body."""
+    """Return a client whose transport answers every request with `content`, without a
+    connection.
+    """
     kind = next(base for base in openai.DefaultHttpxClient.__mro__ if base.__name__ == "Client")
     httpx: Any = importlib.import_module(kind.__module__.partition(".")[0])  # or httpx2
     transport = httpx.MockTransport(lambda request: httpx.Response(200, content=content))
@@ -80,14 +84,14 @@ def client_that_gets(content: bytes | Iterator[bytes]) -> openai.OpenAI:
 
 
 def chunk_of(delta: dict[str, Any], finish: str | None = None) -> bytes:
-    """An event of a streamed chat."""
+    """Return an event of a streamed chat completion."""
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
     chunk = {"id": "chatcmpl-1", "model": "m", "choices": [choice]}
     return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n".encode()
 
 
 def said_of(span: Span) -> dict[str, Any]:
-    """What the span says of the answer and its end; the rest is checked here."""
+    """Return the span's attributes of the answer and its end; check the other attributes."""
     known = dict(span.attributes)
     for name in (c.CALL_ID, c.SERVER_ADDRESS, c.SERVER_PORT):
         known.pop(name, None)
@@ -109,7 +113,7 @@ def said_of(span: Span) -> dict[str, Any]:
 
 
 def saying(api: str, text: str, outcome: str, **more: Any) -> dict[str, Any]:
-    """What `said_of` is expected to say."""
+    """Return the expected result of `said_of`."""
     finished = {"finish_reason": "stop"} if c.FINISH_REASONS in more else {}
     parts = [{"type": "text", "content": text}] if text else []
     return {
@@ -122,7 +126,7 @@ def saying(api: str, text: str, outcome: str, **more: Any) -> dict[str, Any]:
 
 
 def without_error(said: dict[str, Any]) -> dict[str, Any]:
-    """The same without what names the error."""
+    """Remove the attributes of the error from `said`, and return it."""
     assert said.pop(c.ERROR_TYPE) == said.pop(c.EXCEPTION_TYPE)
     assert said.pop(c.EXCEPTION_STACKTRACE)
     said.pop(c.EXCEPTION_MESSAGE)

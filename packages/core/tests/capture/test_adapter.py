@@ -1,4 +1,4 @@
-"""What all adapters share: versions, installing and undoing, texts that a span can carry."""
+"""Test the base of all adapters: framework versions, installing, and texts for spans."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lightspan.schema.spans import SpanKind, SpanStatus
 def test_a_framework_that_is_new_enough(
     monkeypatch: pytest.MonkeyPatch, installed: str, floor: str
 ) -> None:
-    """Versions are compared by their numbers, not as text."""
+    """Check that versions are compared by their numbers, not as text."""
     monkeypatch.setattr("lightspan.capture.adapter.version", lambda name: installed)
     with require_framework("lightspan-crew", "crew", floor):
         pass

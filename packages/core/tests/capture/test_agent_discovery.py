@@ -1,4 +1,4 @@
-"""The search for an app's agents: what every adapter's walks over."""
+"""Test the search for agents in an app, which every adapter's `agents()` uses."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_an_app_without_end_leaves_the_list_incomplete() -> None:
 
 @pytest.fixture
 def sibling(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A framework that an adapter which is installed beside this one is for."""
+    """Register an adapter in addition to the tested one, and return its framework's name."""
     point = EntryPoint("crews", "lightspan_crews", "lightspan.frameworks")
     monkeypatch.setattr(agent_discovery, "installed_plugins", lambda kind: {"crews": point})
     return "crews"
@@ -126,7 +126,7 @@ def test_an_adapters_own_framework_is_no_other(sibling: str) -> None:
 
 
 def test_what_functions_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Defaults, what they close over, and what a user's module holds that they mention."""
+    """Check that defaults, closures and the module's globals that a function mentions are found."""
     module: Any = ModuleType("my_agents")
     module.editor = Agent("editor")
     monkeypatch.setitem(sys.modules, "my_agents", module)

@@ -1,4 +1,4 @@
-"""The scope: frames, resolvers, the recorder."""
+"""Test the attempt's scope: frames of agents, resolvers, and the recorder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scope follows into threads and executors."""
+"""Test that threads and executors inherit the attempt's scope."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def test_threads_inherit() -> None:
 
 
 def test_executors_inherit_per_submit() -> None:
-    """A pool's thread, started by one agent, belongs to whoever submits."""
+    """Check that work in a pool is attributed to the agent that submits it, not to the pool's
+    first.
+    """
     with ThreadPoolExecutor(1) as pool:
         with open_scope(AttemptContext(rollout_id="r", attempt_id="a")):
             with agent("writer"):
@@ -55,7 +57,9 @@ def test_executors_inherit_per_submit() -> None:
 
 
 def test_pools_of_multiprocessing_inherit_per_call() -> None:
-    """Several threads at once, and none of them has what it was started with."""
+    """Check that several threads of a pool run in the scope of each call, not of the pool's
+    start.
+    """
     paths = ["writer", "writer"]
 
     def path(*_: object) -> str | None:

@@ -1,4 +1,4 @@
-"""What a person's own code emits."""
+"""Test the spans and rewards that a user's code emits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for an import: what is done then, what is left behind, and who else may be waiting."""
+"""Test import hooks: what runs at the import, what remains, and hooks of other libraries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME = "imported_once_awaited"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the awaited module lies; nobody waits before or afterwards."""
+    """Return the folder of the awaited module; check afterwards that no import hook remains."""
     (tmp_path / f"{NAME}.py").write_text("VALUE = 1\nLOADER = __loader__\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a module is changed within a second
@@ -38,7 +38,7 @@ def seen() -> list[Any]:
 
 
 def awaited(seen: list[Any]) -> ImportHook:
-    """Notes what the module says when it has been executed."""
+    """Return a hook that appends the module's value to `seen` after the import."""
     return ImportHook(NAME, lambda: seen.append(importlib.import_module(NAME).VALUE))
 
 
@@ -76,7 +76,7 @@ def test_nothing_is_done_after_stop(seen: list[Any]) -> None:
 
 
 class Theirs(MetaPathFinder):
-    """Waits as wrapt and its like do: it asks all finders, but for itself the second time."""
+    """An import hook like wrapt's: it asks all finders, and ignores itself the second time."""
 
     def __init__(self, seen: list[Any]) -> None:
         self.asking = False
@@ -113,14 +113,14 @@ def test_others_wait_for_it_too(
 
 # --- the SDKs -------------------------------------------------------------------------------
 def run(code: str) -> list[str]:
-    """What a process of its own prints."""
+    """Run `code` in a new process, and return the lines that it prints."""
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
 
 def wrapped(name: str) -> str:
-    """Prints whether the SDK's two clients are."""
+    """Return code that prints whether the two clients of the SDK `name` are wrapped."""
     module = f"__import__({name!r})"
     kinds = {"openai": ("OpenAI", "AsyncOpenAI"), "anthropic": ("Anthropic", "AsyncAnthropic")}
     requests = f"getattr({module}, kind).request for kind in {kinds[name]}"
@@ -146,8 +146,7 @@ def test_an_sdk_is_wrapped_when_the_app_imports_it(name: str) -> None:
 
 
 def test_an_app_can_import_what_cannot_be_wrapped() -> None:
-    """An SDK without its clients, of an app that needs something else of it. The attempt is not
-    trained on, as with an SDK that was imported before."""
+    """Check that an SDK that cannot be wrapped is imported anyway, with a capture error."""
     code = (
         "from lightspan.capture import sdks, sdk_instrumentation\n"
         "from lightspan.capture.entry import open_scope\n"

@@ -1,4 +1,4 @@
-"""What is read of the SDKs' answers is all that is recorded of them."""
+"""Test that reading an answer of an SDK leaves it unchanged for the app."""
 
 from __future__ import annotations
 

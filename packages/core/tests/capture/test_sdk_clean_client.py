@@ -1,4 +1,4 @@
-"""Nothing of the app's client or of the environment reaches the gateway."""
+"""Test that no setting of the app's client or the environment reaches the gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shim installed and gone, and errors of its own."""
+"""Test installing and removing the wrapper of the OpenAI SDK, and its own errors."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ def test_uninstalling_leaves_the_classes_as_they_were() -> None:
 def test_a_wrapper_on_top_of_ours(
     gateway: ScriptedServer, elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As OpenInference's: it sees every call, and outlives our uninstalling."""
+    """Check a wrapper such as OpenInference's: it sees every call, and remains after ours is
+    removed.
+    """
     sdk_instrumentation.install()
     ours, seen = openai.OpenAI.request, []
 
@@ -118,7 +120,9 @@ def test_a_wrapper_on_top_of_ours(
 
 
 def test_importing_patches_nothing_and_stays_light() -> None:
-    """Law 10, in a process of its own."""
+    """Check in a new process that importing lightspan patches nothing and loads no heavy
+    package.
+    """
     code = (
         "import sys, lightspan, lightspan.capture.sdk_instrumentation, lightspan.capture.emit\n"
         "import lightspan.runners.runner, lightspan.runners.app\n"

@@ -1,5 +1,7 @@
-"""Other instructions on the wire: of the agents that are meant, in every dialect and way to ask,
-with the app's own client and key; and nothing else of any request."""
+"""Test the replacement of agents' instructions in requests of every API and client method.
+
+Requests keep the app's own client and key, and nothing else in them changes.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ CHATS: dict[str, Any] = {
 
 @pytest.mark.parametrize("way", CHATS)
 def test_every_way_to_ask(elsewhere: ScriptedServer, way: str) -> None:
-    """The candidate's text stands where the app's stood; all else is what it was, byte by byte."""
+    """Check that a request differs from the app's only in the text of the instructions."""
     with client_of(elsewhere) as client:
         CHATS[way](client)
         with told(TOLD) as scope:
@@ -117,7 +119,7 @@ def test_every_way_to_ask(elsewhere: ScriptedServer, way: str) -> None:
 
 @pytest.mark.parametrize("system", [OLD, [BLOCK]], ids=["text", "block"])
 async def test_anthropic(elsewhere: ScriptedServer, system: Any) -> None:
-    """`system` as a text or a block, whose mark for the provider's cache stays."""
+    """Check `system` as a text and as a block, whose `cache_control` is kept."""
     anthropic = pytest.importorskip("anthropic")
     asked: Any = {"model": "m", "max_tokens": 9, "messages": [USER], "system": system}
     with told(TOLD) as scope:

@@ -1,4 +1,4 @@
-"""The shim: what reaches the gateway, however an app asks."""
+"""Test which requests reach the gateway, for every way in which an app calls the OpenAI SDK."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("unwrapped")
 def test_every_way_to_ask(
     gateway: ScriptedServer, elsewhere: ScriptedServer, call_ends: list[bool], way: str
 ) -> None:
-    """A client built before the shim is installed, and used in a scope and outside."""
+    """Check a client that is made before the SDK is wrapped, and is used in a scope and outside."""
     with client_of(elsewhere) as client:
         assert WAYS[way](client) == "from elsewhere"
         with acting_as(gateway, "writer") as scope:
@@ -53,7 +53,7 @@ def test_every_way_to_ask(
 
 @pytest.mark.parametrize(("agent_name", "outcomes"), [("writer", []), ("checker", ["error"])])
 def test_an_answer_that_the_app_cannot_parse(agent_name: str, outcomes: list[str]) -> None:
-    """A length that is over is no failed delivery, and no damage."""
+    """Check that an answer cut off by its length counts as delivered, and damages no attempt."""
 
     class Parsed(pydantic.BaseModel):
         word: str
@@ -177,7 +177,7 @@ def test_the_callers_retries_and_timeout_are_kept(elsewhere: ScriptedServer) -> 
 
 @pytest.mark.parametrize("way", ["create", "stream=True"])
 def test_a_gateway_that_breaks_off(elsewhere: ScriptedServer, way: str) -> None:
-    """Before it answers, or in the middle of a stream."""
+    """Check a gateway that disconnects before it answers, or in the middle of a stream."""
     with (
         ScriptedServer([Reply(text="a b c", drop=True)]) as gateway,
         client_of(elsewhere, max_retries=0) as client,
@@ -256,7 +256,7 @@ def test_a_failure(call_ends: list[bool], way: str, through_gateway: bool) -> No
 
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_a_stream_that_is_left(call_ends: list[bool], is_begun: bool) -> None:
-    """It was answered if anything of it came."""
+    """Check that a stream that the app stops reading counts as answered after its first chunk."""
     with (
         stopping("chat") as server,
         client_of(server) as client,
@@ -272,7 +272,10 @@ def test_a_stream_that_is_left(call_ends: list[bool], is_begun: bool) -> None:
 def test_another_instrumentation_that_puts_the_original_back(
     gateway: ScriptedServer, elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As OpenInference does when it is uninstalled: the next attempt wraps the SDK again."""
+    """Check that the next attempt wraps the SDK again.
+
+    OpenInference restores the SDK's original methods when it is uninstalled.
+    """
     original = openai.OpenAI.request
     with client_of(elsewhere) as client:
         for _ in range(2):

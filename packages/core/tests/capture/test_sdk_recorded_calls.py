@@ -1,4 +1,4 @@
-"""What is recorded of calls of other agents, however the app takes the answer, and leaves it."""
+"""Test the spans of calls that go to the app's own endpoint, read to the end or not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from packages.core.tests.capture.streams import (
 pytestmark = pytest.mark.usefixtures("unwrapped")
 
 COUNTED = {c.INPUT_TOKENS: 1, c.OUTPUT_TOKENS: 2}
-"""Of "hi", answered with "from elsewhere"."""
+"""Usage of the prompt "hi" and the answer "from elsewhere"."""
 
 
 # --- its request and its span -------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_another_agents_error_is_recorded(gateway: ScriptedServer) -> None:
 def test_a_key_that_is_echoed_is_not_kept(
     gateway: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the app's messages, by the model's text and in a tool call."""
+    """Check that a key is removed from the app's messages, the model's text and a tool call."""
     monkeypatch.setenv("DESK_API_KEY", "desk-7f3a9b-11aa22")
     calls = [ToolCall(name="log", arguments='{"key":"desk-7f3a9b-11aa22"}')]
     asked: Any = [{"role": "user", "content": "Is desk-7f3a9b-11aa22 the key?"}]
@@ -358,7 +358,7 @@ async def test_an_async_stream_that_the_app_leaves(
 
 
 def test_a_stream_that_is_left_open(gateway: ScriptedServer) -> None:
-    """The runner gives up at the end of the attempt."""
+    """Check that the call is recorded once, as cancelled, at the end of the attempt."""
     with stopping("chat") as server, client_of(server) as client:
         with acting_as(gateway, "checker") as scope:
             stream: Any = client.chat.completions.create(**ASKED["chat"], stream=True)
@@ -490,7 +490,9 @@ def test_a_body(gateway: ScriptedServer, kind: str) -> None:
 # --- of the gateway -------------------------------------------------------------------------
 @pytest.mark.parametrize("way", LEAVES)
 def test_a_stream_of_the_gateway_that_the_app_leaves(elsewhere: ScriptedServer, way: str) -> None:
-    """The gateway may notice when the attempt has been reported: the app's side says it in time."""
+    """Check that the app's side records the call's end, because the gateway may notice it too
+    late.
+    """
     with (
         stopping("chat") as gateway,
         client_of(elsewhere) as client,

@@ -1,4 +1,4 @@
-"""Requests to models that no SDK makes: noted in a dry run, and sent as they are."""
+"""Test model requests without an SDK: a dry run notes them, and sends them unchanged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def clean() -> Iterator[None]:
 
 
 def noted(send: Callable[[], object], **fields: Any) -> list[list[Any]]:
-    """What is noted of requests that `writer` sends in a dry run."""
+    """Return the notes of a dry run in which `writer` calls `send`."""
     scope = AttemptContext(rollout_id="r", attempt_id="a", **{"mode": Mode.DEV, **fields})
     with open_scope(scope), lightspan.agent("writer"):
         send()
@@ -133,7 +133,9 @@ def test_the_attempts_own_endpoint(server: ScriptedServer) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.VAL, Mode.PRODUCTION])
 def test_other_modes(server: ScriptedServer, mode: Mode) -> None:
-    """Nothing is patched there, and nothing noted where a dry run has patched it."""
+    """Check that other modes patch nothing, and note nothing if a dry run has patched HTTP
+    before.
+    """
     before = vars(httpx.Client)["send"], vars(httpx.AsyncClient)["send"]
     assert noted(lambda: post(f"{server.url}/chat/completions"), mode=mode) == []
     assert (vars(httpx.Client)["send"], vars(httpx.AsyncClient)["send"]) == before

@@ -1,4 +1,4 @@
-"""The command where packages with subcommands are missing."""
+"""Test the command `lightspan` without the packages of some subcommands."""
 
 from __future__ import annotations
 

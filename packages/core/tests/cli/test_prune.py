@@ -1,4 +1,4 @@
-"""`lightspan prune`, on real files."""
+"""Test `lightspan prune` on files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightspan_testing.store_suite import make_rollout
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A store with three rollouts that have ended and one that is queued."""
+    """Return a store's file with three ended rollouts and a queued one."""
 
     async def fill() -> None:
         async with open_store(tmp_path / "store.db") as store:

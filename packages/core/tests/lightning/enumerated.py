@@ -34,10 +34,10 @@ from lightspan.lightning import Episode, build_episode
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 
 State = tuple[int, tuple[int, ...]]
-"""(place, what is seen there)."""
+"""A state: its place, and the observations there."""
 Gradient = dict[State, float]
 Rule = Callable[[Sequence["Trajectory"]], Sequence[Sequence[float]]]
-"""A group → the advantage of each call of each of its trajectories."""
+"""A credit rule: function from a group to an advantage for each call of each trajectory."""
 
 PLAN, X1, Y, X2, JOIN, FIX = range(6)
 AGENTS: Final = ("plan", "work", "work", "work", "plan", "work")
@@ -46,12 +46,12 @@ INTERVALS: Final = ((1, 2), (3, 5), (4, 8), (6, 7), (9, 10), (11, 12))
 
 
 class Choice(NamedTuple):
-    """One call of a trajectory."""
+    """A call of a trajectory."""
 
     state: State
     taken: int
     score: float
-    """The derivative of its log-probability by its state's parameter."""
+    """Derivative of the choice's log-probability with respect to its state's logit."""
 
     @property
     def place(self) -> int:
@@ -72,14 +72,17 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One way through the process; `calls` are in causal order."""
+    """A path through the process; `calls` are in causal order."""
 
     calls: tuple[Choice, ...]
     reward: float
     probability: float
 
     def as_episode(self, name: str, group_id: str = "g") -> Episode:
-        """As the episode of rollout `ro-<name>`. A prompt says the state, a response the choice."""
+        """Return the trajectory as an episode of rollout `ro-<name>`.
+
+        A call's prompt encodes the state, and its response encodes the choice.
+        """
         records = [
             make_record(
                 choice.call_id,
@@ -96,12 +99,12 @@ class Trajectory:
 
 
 class Process:
-    """See the module.
+    """The process of the module's docstring.
 
     Args:
-        phase: how well it goes.
-        join_sees: `results`: the plan, and whether each branch came out well. Then what X1 chose
-            still matters to `fix`, unseen. `all` shows it.
+        phase: `early` or `late` in a training.
+        join_sees: observations at `join`. `results` is the plan and whether each branch succeeded.
+            Then X1's choice is hidden although it still matters to `fix`. `all` contains it too.
     """
 
     def __init__(
@@ -113,12 +116,12 @@ class Process:
 
     @cached_property
     def success(self) -> float:
-        """E[R]"""
+        """E[R], the expected reward."""
         return math.fsum(t.probability * t.reward for t in self.trajectories)
 
     @cached_property
     def values(self) -> dict[State, float]:
-        """V: the reward to expect where a state is seen."""
+        """State → expected reward in that state."""
         reached: dict[State, list[tuple[float, float]]] = defaultdict(list)
         for trajectory in self.trajectories:
             for choice in trajectory.calls:
@@ -130,12 +133,14 @@ class Process:
 
     @cached_property
     def gradient(self) -> Gradient:
-        """The exact one of E[R]."""
+        """The exact gradient of E[R]."""
         return self.expected(lambda group: [[t.reward] * len(t.calls) for t in group], size=1)
 
     def groups(self, size: int) -> Iterator[tuple[tuple[Trajectory, ...], float]]:
-        """Every multiset of so many trajectories, with the probability of drawing it: 48 of one,
-        1,176 of two, 19,600 of three, 249,900 of four."""
+        """Yield every multiset of `size` trajectories, with the probability of drawing it.
+
+        There are 48 of size 1, 1,176 of size 2, 19,600 of size 3 and 249,900 of size 4.
+        """
         for members in combinations_with_replacement(range(len(self.trajectories)), size):
             orders = math.factorial(size)
             for count in Counter(members).values():
@@ -144,10 +149,11 @@ class Process:
             yield group, orders * math.prod(t.probability for t in group)
 
     def expected(self, rule: Rule, size: int = 4) -> Gradient:
-        """E of the mean over a group of Σ advantage · score, exactly.
+        """Return the exact expectation of the mean of Σ advantage · score over a group.
 
         Args:
-            rule: called once for each of `groups(size)`; for four, enumerating takes five seconds.
+            rule: function to call once for each of `groups(size)`.
+            size: number of trajectories in a group; enumerating groups of four takes five seconds.
         """
         total: Gradient = defaultdict(float)
         for group, probability in self.groups(size):
@@ -158,7 +164,7 @@ class Process:
         return dict(total)
 
     def _ways(self) -> list[tuple[int, ...]]:
-        """The choices of each trajectory, by place; without the last where nothing is fixed."""
+        """Return the choices of each trajectory, by place; those without `fix` are one shorter."""
         tails = ((0,), (1, 0), (1, 1))
         return [(*head, *tail) for head in product((0, 1), repeat=4) for tail in tails]
 
@@ -182,7 +188,7 @@ class Process:
 
 
 def _early(place: int, seen: Sequence[int]) -> float:
-    """The probability of choosing 1."""
+    """Return the probability of choosing 1."""
     base = (0.45, 0.5, 0.55, 0.5, 0.4, 0.5)[place]
     return base + 0.06 * (sum(seen) - 1 if seen else 0)
 
@@ -195,13 +201,16 @@ def _late(place: int, seen: Sequence[int]) -> float:
 
 
 def scaled(found: Mapping[State, float], exact: Mapping[State, float]) -> float:
-    """By how much the exact gradient is in what was found: the factor that a rate would make up."""
+    """Return the factor by which `found`, projected onto the exact gradient, differs from it.
+
+    A learning rate could make up for the factor.
+    """
     dot = math.fsum(found.get(state, 0.0) * value for state, value in exact.items())
     return dot / math.fsum(value**2 for value in exact.values())
 
 
 def bias(found: Mapping[State, float], exact: Mapping[State, float]) -> float:
-    """|found / scaled - exact| / |exact|: the part of the direction that is wrong."""
+    """Return |found / scaled - exact| / |exact|, the relative error of the gradient's direction."""
     factor = scaled(found, exact)
     wrong = [found.get(state, 0.0) / factor - value for state, value in exact.items()]
     return math.hypot(*wrong) / math.hypot(*exact.values())

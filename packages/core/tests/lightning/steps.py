@@ -1,4 +1,4 @@
-"""Attempts in few words, and what AIR makes of them."""
+"""Build attempts from short texts, and compute potentials and advantages of AIR."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ from lightspan_testing.strategies import (
 WRITER = Selection.of("writer").routing
 EVERYONE = Selection.of("*").routing
 Step = str
-"""Of an attempt, in order: `m` a model call, `+` a good tool call, `-` a failing one; `M` one of a
-frozen agent."""
+"""A text of one character per event of an attempt, in order.
+
+`m` is a model call, `M` a model call of a frozen agent, `+` a tool call, `-` a failing tool call.
+"""
 
 
 def at(sequence: int) -> int:
-    """Nanoseconds at which a sequence number is given."""
+    """Return the time in nanoseconds of a sequence number: one second each."""
     return 1_000_000_000 * sequence
 
 
@@ -53,7 +55,16 @@ def tool(span_id: str, start: int, end: int, *, fails: bool = False, **fields: A
 def call(
     call_id: str, start: int, end: int, *, agent: str = "writer", attempt: str = "1", **fields: Any
 ) -> tuple[TokenRecord, Span]:
-    """A recorded model call with its span, by the gateway's sequence and a clock that agrees."""
+    """Return the token record and the span of a model call, with consistent times.
+
+    Args:
+        call_id: id of the call.
+        start: sequence number of the start.
+        end: sequence number of the end.
+        agent: agent path.
+        attempt: name of the attempt.
+        fields: further fields of the span.
+    """
     record = make_record(
         call_id, [1, 2], [3], (start, end), attempt, agent_path=agent, span_id=f"span-{call_id}"
     )
@@ -62,7 +73,7 @@ def call(
 
 
 def answers(text: str | None = None, *calls: tuple[str, Any]) -> dict[str, Any]:
-    """The attributes of a model call that said this: (id, arguments) for each tool call."""
+    """Return span attributes of a model's answer; `calls` are (id, arguments) of tool calls."""
     made = [{"id": i, "function": {"name": "sql", "arguments": a}} for i, a in calls]
     message = {"role": "assistant", "content": text, "tool_calls": made}
     return {c.OUTPUT_MESSAGES: dump([message])}
@@ -81,7 +92,7 @@ def built(
 
 
 def attempt(steps: str, reward: float | None = 1.0, name: str = "1", **facts: Any) -> Episode:
-    """An attempt of steps (see `Step`), one after another."""
+    """Build the episode of an attempt with the given steps, one after another (see `Step`)."""
     calls, tools = [], []
     for place, step in enumerate(steps):
         start, end = 2 * place + 1, 2 * place + 2
@@ -112,7 +123,7 @@ def shaping(
 
 
 def phi(episode: Episode, *signals: Any, routing: Any = WRITER) -> list[float]:
-    """The potential before each call, of scale 1."""
+    """Return AIR's potential before each call, with scale 1."""
     air = AIR(signals=signals or (ToolSuccess(),), scale=1)
     return [-value for value in shaping(episode, air, routing=routing).values()]
 
@@ -126,12 +137,12 @@ def batch(episodes: Sequence[Episode], **config: Any) -> Batch:
 
 
 def weight_mass(found: Batch, policy: str | None = None) -> float:
-    """The sum of all weights (of a policy)."""
+    """Return the sum of all weights; with `policy`, only those of its rows."""
     rows = (row for row in found.rows if policy in (None, row.policy))
     return math.fsum(weight for row in rows for weight in row.weights)
 
 
 def advantages(found: Batch) -> dict[tuple[str, str], float]:
-    """(rollout, call) → advantage."""
+    """Return (rollout id, call id) → advantage."""
     items = found.explanations.items()
     return {(why.rollout_id, key[1]): why.advantage for key, why in items}

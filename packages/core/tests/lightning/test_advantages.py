@@ -1,4 +1,4 @@
-"""Estimators as pure functions: tables, identities and edge cases."""
+"""Test advantage estimators as pure functions: tables, identities and edge cases."""
 
 import math
 import statistics
@@ -30,7 +30,6 @@ def reinforce_pp_baseline(groups):
 
 
 def of(statistics, values):
-    """The advantages of these values."""
     return [n.advantage(0.0 if v is None else v) for n, v in zip(statistics, values, strict=True)]
 
 

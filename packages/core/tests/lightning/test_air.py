@@ -1,4 +1,4 @@
-"""AIR: potentials that change no order, and bonuses that do."""
+"""Test AIR's potentials, which keep the order of rollouts, and its bonuses, which change it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ numbers = st.floats(-1, 1, allow_nan=False)
 
 
 def potential_rewards(potentials: Sequence[float], gamma: float) -> list[float]:
-    """[turns] F_t = gamma · Phi(s_(t+1)) - Phi(s_t), with 0 for the potential after the last."""
+    """Return F_t = gamma · Phi(s_(t+1)) - Phi(s_t) for each turn; the last potential is 0."""
     following = [*potentials[1:], 0.0]
     return [gamma * then - now for now, then in zip(potentials, following, strict=True)]
 
@@ -65,7 +65,7 @@ gammas = st.floats(0.01, 1)
 def test_credit_with_air_is_the_return_of_shaped_rewards(
     steps: str, reward: float, gamma: float
 ) -> None:
-    """G'_t = G_t - Phi(s_t), from spans to explanations."""
+    """Check G'_t = G_t - Phi(s_t), from recorded spans to the explanations of advantages."""
     episode = attempt(steps + "m", reward)
     found = batch([episode], credit=discounted(gamma), air=AIR(scale=0.7))
     credits = {key[1]: why.credit for key, why in found.explanations.items()}
@@ -78,7 +78,7 @@ def test_credit_with_air_is_the_return_of_shaped_rewards(
 
 
 def test_nothing_leaks_into_the_return_where_an_attempt_is_cut_off() -> None:
-    """Phi(terminal) = 0, however the attempt ended and whatever was seen last."""
+    """Check that Phi(terminal) is 0, however the attempt ended."""
     episode = attempt("m+m+", 0.25, status=AttemptStatus.TIMEOUT, outcome=Outcome.TIMEOUT)
     found = batch([episode], credit=discounted(0.5), air=AIR(scale=1.0))
     assert [why.credit for why in found.explanations.values()] == [0.125 - 0.0, 0.25 - 1.0]
@@ -86,7 +86,9 @@ def test_nothing_leaks_into_the_return_where_an_attempt_is_cut_off() -> None:
 
 @given(st.text("m+-M", min_size=1, max_size=10), st.text("m+-M", max_size=6), st.booleans())
 def test_a_potential_depends_on_what_came_before_alone(before: str, after: str, wins: bool) -> None:
-    """Neither the action being scored, nor its tools, nor the reward change it."""
+    """Check that neither the scored action, nor its tool calls, nor the reward changes the
+    potential.
+    """
     seen: list[History] = []
 
     def keep(history: History) -> float:
@@ -128,7 +130,9 @@ def group(rollouts: Sequence[tuple[str, float | None]] = GROUP) -> list[Episode]
 
 
 def test_the_bonus_orders_rollouts_anew_and_the_potential_does_not() -> None:
-    """R = 0 with five good tool calls against R = 1 with one."""
+    """Compare a rollout of reward 0 and five good tool calls with one of reward 1 and one tool
+    call.
+    """
     pair = group([("m+m+m+m+m+m", 0.0), ("m+m", 1.0)])
     potential = advantages(batch(pair, air=AIR(scale=0.3)))
     bonus = advantages(batch(pair, air=AIR(scale=0.3, mode="bonus")))
@@ -162,7 +166,9 @@ def test_statistics_are_those_of_the_rewards(estimator: str) -> None:
 
 
 def test_no_rollout_is_paid_for_states_that_it_comes_to_later() -> None:
-    """Else the group's mean, which holds its own later potentials, would be a small bonus."""
+    """Check that a rollout's later potentials are not in the mean that its earlier calls are
+    compared with.
+    """
     first, *rest = group([("mm", 1.0), ("m-mm", 0.0), ("m+m+m", 0.0)])
     good = attempt("m+m+m+m", 1.0, "0")
     bad = attempt("m-m-m-m", 1.0, "0")
@@ -208,7 +214,7 @@ def test_with_terminal_credit_bonuses_are_part_of_the_return() -> None:
 
 @pytest.mark.parametrize("credit", ["terminal", "discounted"])
 def test_dynamic_sampling_sees_bonuses_as_the_statistics_do(credit: Any) -> None:
-    """Equal rewards, of which one came with a tool call more: a group that has something to say."""
+    """Check that a group of equal rewards is kept if one rollout has an additional tool call."""
     episodes = group([("m+m", 1.0), ("m+m+", 1.0)])
     air = AIR(scale=0.5, mode="bonus")
     settings: Any = {"group_size": 2, "tasks_per_step": 1, "resample": 1, "credit": credit}

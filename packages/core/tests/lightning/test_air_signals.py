@@ -1,4 +1,4 @@
-"""What AIR's signals see, and where a tool call stands."""
+"""Test AIR's signals, and the order of tool calls among model calls."""
 
 from __future__ import annotations
 
@@ -140,7 +140,9 @@ def test_by_the_clock_where_nothing_else_says() -> None:
 
 
 def test_a_tool_call_never_ends_before_the_call_that_asked_for_it() -> None:
-    """By its id, whatever the clocks say."""
+    """Check that a tool call is placed after the model call that requested it, whatever its
+    times.
+    """
     calls = [call("a", 1, 2), call("b", 3, 4, attributes=answers(None, ("x", "{}")))]
     used = tool("t", 5, 6, attributes={c.TOOL_CALL_ID: "x"})
     assert places(built(calls, [used])) == {"t": (4, 4)}
@@ -159,7 +161,10 @@ def test_a_tool_that_is_an_agent_ends_after_its_own_model_calls() -> None:
 
 
 def test_clocks_that_disagree_are_not_used() -> None:
-    """The gateway's runs 5 s ahead: tools would seem to end before calls that they followed."""
+    """Check that times are ignored if the gateway's clock is 5 s ahead of the app's.
+
+    By their times, tool calls would end before the model calls that requested them.
+    """
     ahead = 5_000_000_000
     record, span = call("a", 1, 2, parent_id="node")
     shifted = span.replace(start_ns=at(1) + ahead, end_ns=at(2) + ahead)
@@ -174,7 +179,10 @@ def test_clocks_that_disagree_are_not_used() -> None:
 
 
 def test_a_tool_that_begins_before_it_was_asked_for_shows_other_clocks() -> None:
-    """Then ids alone place it, and nothing places the other."""
+    """Check the case that a tool begins before the model call that requested it.
+
+    Tools with an id are placed by the id, and tools without an id are not placed.
+    """
     asker = call("a", 1, 2, attributes=answers(None, ("x", "{}")))
     tools = [
         tool("t", at(1), at(1) + 1, attributes={c.TOOL_CALL_ID: "x"}),
@@ -201,7 +209,7 @@ def test_a_tool_call_counts_once() -> None:
 @settings(deadline=None)
 @given(attempts(), st.randoms(use_true_random=False), st.sampled_from(["potential", "bonus"]))
 def test_anything_recorded_has_a_shaping(recorded: Any, random: Any, mode: Any) -> None:
-    """Circles, orphans, lying clocks: it never raises, whatever the order of arrival."""
+    """Check that shaping never raises, for cycles, missing parents, wrong clocks and any order."""
     signals = (ToolSuccess(), lambda h: len(h.tools))
     air = AIR(signals=signals, scale=1, mode=mode)
     spans, records = list(recorded.spans), list(recorded.records)

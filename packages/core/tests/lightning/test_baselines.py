@@ -1,4 +1,4 @@
-"""What a call is compared with: identities, a plain reference, exact bias."""
+"""Test the baselines of calls: identities, a plain reference, and their exact bias."""
 
 from __future__ import annotations
 
@@ -37,7 +37,12 @@ def credited(
     rollouts: Sequence[tuple[str, float, Sequence[tuple[str, int, Hashable, float]]]],
     estimator: Estimator,
 ) -> list[CallCredit]:
-    """Calls of rollouts (group, return, calls of (agent, turn, key, credit))."""
+    """Return the credits of the calls of `rollouts`.
+
+    Args:
+        rollouts: (group, return, calls) of each rollout; a call is (agent, turn, key, credit).
+        estimator: the advantage estimator.
+    """
     observations = [
         Observation(f"r{n}", group, value) for n, (group, value, _) in enumerate(rollouts)
     ]
@@ -77,7 +82,7 @@ def rules(estimator: Estimator) -> dict[str, Rule]:
 
 
 def chains(*rollouts: tuple[float, int], gamma: float = 1.0) -> Any:
-    """Rollouts of one agent's group: (return, turns)."""
+    """Return the rollouts of one group and agent, each given as (return, number of turns)."""
     return [
         (
             "g",
@@ -92,7 +97,7 @@ def chains(*rollouts: tuple[float, int], gamma: float = 1.0) -> Any:
 @pytest.mark.parametrize("estimator", GROUPED)
 @pytest.mark.parametrize("name", rules("grpo"))
 def test_solved_rollouts_of_any_length_teach_nothing(estimator: Estimator, name: str) -> None:
-    """Eight solved, one after a rewrite: -5.3 where the spread was that of mean credits."""
+    """Check eight solved rollouts, one of which takes a turn more: all advantages are 0."""
     calls = credited(chains(*[(1.0, 3)] * 7, (1.0, 4), gamma=0.95), estimator)
     assert set(advantages(calls, rules(estimator)[name](calls))) == {0.0}
 
@@ -100,7 +105,7 @@ def test_solved_rollouts_of_any_length_teach_nothing(estimator: Estimator, name:
 # --- identities ---------------------------------------------------------------------------------
 @st.composite
 def groups(draw: st.DrawFn, *, binary: bool = False) -> Any:
-    """One or two groups of rollouts with calls of two agents in any turns and states."""
+    """Generate one or two groups of rollouts, with calls of two agents in any turns and states."""
     found = []
     for group in ("g", "h")[: draw(st.integers(1, 2))]:
         for _ in range(draw(st.integers(1, 5))):
@@ -172,7 +177,7 @@ def test_with_equal_turns_it_is_terminal(
     st.dictionaries(st.tuples(st.sampled_from("ab"), st.sampled_from("xy")), st.floats(-1, 1)),
 )
 def test_a_potential_of_the_state_changes_nothing(rollouts: Any, potential: Any) -> None:
-    """Where other rollouts were in the same state; without a prior."""
+    """Check the advantages without a prior, where several rollouts were in the same state."""
     calls = credited(rollouts, "rloo")
     shaped = [
         replace(call, credit=call.credit - potential.get((call.agent_path, call.key), 0.0))
@@ -187,7 +192,7 @@ def test_a_potential_of_the_state_changes_nothing(rollouts: Any, potential: Any)
 
 # --- against a plain reference ------------------------------------------------------------------
 def reference(calls: Sequence[CallCredit], kind: str, prior: float) -> list[float]:
-    """Baselines as the module's text says them, looking at every pair of calls."""
+    """Compute baselines by the module's formulas, by comparing every pair of calls."""
 
     def mean(values: list[float]) -> float:
         return statistics.fmean(values)
@@ -225,7 +230,7 @@ def test_baselines_are_those_of_the_reference(rollouts: Any, kind: str, prior: f
 
 # --- as published -------------------------------------------------------------------------------
 def test_at_grpo_by_hand() -> None:
-    """Means and spreads of each turn, the call itself included."""
+    """Check means and standard deviations of each turn, which include the call itself."""
     calls = credited(chains((1.0, 2), (0.0, 2), (0.0, 1)), "grpo")
     root = math.sqrt(1 / 3)
     assert advantages(calls, at_grpo(calls)) == pytest.approx(
@@ -240,7 +245,7 @@ def test_at_grpo_by_hand() -> None:
 
 
 def test_gigpo_by_hand() -> None:
-    """The rollout's advantage, and that in the state: none for a call alone in its state."""
+    """Check that a call alone in its state gets the rollout's advantage only."""
     rollouts = [
         ("g", 1.0, [("a", 0, "x", 1.0), ("a", 1, "y", 1.0)]),
         ("g", 0.0, [("a", 0, "x", 0.0), ("a", 1, "x", 0.0)]),
@@ -264,7 +269,7 @@ def test_gigpo_by_hand() -> None:
 
 
 def test_gigpo_gives_every_call_its_rollouts_advantage() -> None:
-    """Of returns, not of rewards-to-go: with a discount, or rewards on calls, these differ."""
+    """Check that every call gets the advantage of its rollout's return, not of its reward-to-go."""
     root = math.sqrt(0.5)
     long = [*chains((1.0, 20), gamma=0.95), ("g", 0.0, [("a", 0, None, 0.0)])]
     calls = credited(long, "grpo")
@@ -288,7 +293,7 @@ PUBLISHED: dict[str, Rule] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("what", ["shaping", "penalty"])
 def test_what_shapes_credits_sets_no_scale_and_wakes_no_group(name: str, what: str) -> None:
-    """A penalty of .01 in one of four equal rollouts was divided by its own spread: -1.5."""
+    """Check that a penalty in one of four equal rollouts leaves all advantages 0."""
     equal = credited([("g", 1.0, [("a", 0, "x", 1.0)])] * 4, "grpo")
     calls = [replace(equal[0], **{"credit": 0.99, what: -0.01}), *equal[1:]]
     assert advantages(calls, PUBLISHED[name](calls)) == [0.0] * 4
@@ -306,10 +311,13 @@ def test_what_shapes_credits_sets_no_scale_and_wakes_no_group(name: str, what: s
 def on_process(
     rule: Rule, estimator: Estimator, potential: Any = None, *, silenced: bool = True
 ) -> Any:
-    """The rule as the enumerated process asks it; a call's key is its state.
+    """Return the estimator as a rule of the enumerated process; the key of a call is its state.
 
     Args:
-        silenced: groups whose returns are identical have no advantages.
+        rule: the credit rule.
+        estimator: the advantage estimator.
+        potential: function from a state to its potential; None for none.
+        silenced: whether groups with equal returns have no advantages.
     """
 
     def advantage(group: Sequence[Trajectory]) -> list[list[float]]:
@@ -342,7 +350,7 @@ def on_process(
 
 
 def potential_of(state: tuple[int, tuple[int, ...]]) -> float:
-    """Of what had happened before the call."""
+    """Return a potential that depends only on what happened before the call."""
     place, seen = state
     return 0.3 * sum(seen) / len(seen) if place > 3 else 0.0
 
@@ -368,8 +376,7 @@ def test_turn_and_state_are_unbiased(phase: Any, name: str) -> None:
 def test_silence_of_identical_groups_costs_a_potential_a_little(
     phase: Any, size: int, expected: float
 ) -> None:
-    """Returns that are alike say nothing of the task, so such groups teach nothing; what a
-    potential says in them would be noise, of a mean that is not quite nothing (docs/credit.md)."""
+    """Check the bias that remains because groups of equal returns are skipped (docs/credit.md)."""
     process = Process(phase)
     rule = on_process(rules("rloo")["turn"], "rloo", potential_of)
     found = bias(process.expected(rule, size=size), process.gradient)

@@ -1,4 +1,4 @@
-"""Batches: statistics before filters, three separate settings, weights, minibatches."""
+"""Test batches: statistics before filters, three independent settings, weights, minibatches."""
 
 import math
 
@@ -33,7 +33,7 @@ ALL = Selection.of("*").routing
 
 
 def rollout(name, reward, lengths=(1,), *, group="g", agents=None, merge=False, spans=(), **fields):
-    """An episode whose calls sample so many tokens each; `merge` makes them one conversation."""
+    """Build an episode whose calls sample `lengths` tokens; `merge` makes them one conversation."""
     records, prompt = [], [1]
     for number, length in enumerate(lengths):
         response = [10 + number] * length
@@ -56,7 +56,7 @@ def rollout(name, reward, lengths=(1,), *, group="g", agents=None, merge=False, 
 
 
 def changed(episode, number, **fields):
-    """The episode with the record of one of its calls changed."""
+    """Return the episode with changed fields in the record of the call `number`."""
     name = episode.attempt_id.removeprefix("at-")
     records = [call.record for call in episode.calls]
     records[number] = msgspec.structs.replace(records[number], **fields)
@@ -72,7 +72,9 @@ def batch_of(episodes, *, routing=ALL, versions=None, **settings):
 
 
 def advantages(batch):
-    """Call id → advantage, by the explanation, checked against what the rows hold."""
+    """Return call id → advantage by the explanations; check that the rows have the same
+    advantages.
+    """
     found = {call_id: why.advantage for (_, call_id, _), why in batch.explanations.items()}
     for row in batch.rows:
         values = [a for a, trained in zip(row.advantages, row.mask, strict=True) if trained]
@@ -89,7 +91,7 @@ def advantages(batch):
 
 
 def mass(batch):
-    """Rollout → the sum of its weights."""
+    """Return rollout id → sum of its weights."""
     found = {}
     for row in batch.rows:
         found[row.rollout_id] = found.get(row.rollout_id, 0.0) + math.fsum(row.weights)
@@ -100,7 +102,11 @@ def mass(batch):
 
 
 def test_the_baseline_does_not_depend_on_how_many_rows_a_rollout_has():
-    """R1 = 1 in three rows, R2 = 0 in one: the baseline is 1/2, not 3/4 (arXiv 2608.17528)."""
+    """Check that the baseline is 1/2 if a rollout of reward 1 has three rows and one of reward 0
+    one.
+
+    A mean over rows would be 3/4 (arXiv 2608.17528).
+    """
     batch = batch_of([rollout("1", 1.0, (1, 1, 1)), rollout("2", 0.0)], estimator="dr_grpo")
     assert [row.rollout_id for row in batch.rows] == ["ro-1", "ro-1", "ro-1", "ro-2"]
     assert {why.baseline for why in batch.explanations.values()} == {0.5}
@@ -268,7 +274,7 @@ def test_rollouts_with_zero_advantage_can_be_kept_for_kl_and_entropy():
 
 
 def test_with_weight_rollout_every_rollout_weighs_the_same():
-    """Not (R / N) of it: 2 rollouts in 3 rows have mass 1/2 each, 1 together, whatever the rows."""
+    """Check that each of two rollouts has weight 1/2, also if they have three rows."""
     batch = batch_of([rollout("1", 1.0, (5, 2)), rollout("2", 0.0, (3,))])
     assert len(batch.rows) == 3
     assert mass(batch) == {"ro-1": pytest.approx(0.5), "ro-2": pytest.approx(0.5)}
@@ -298,7 +304,7 @@ def test_with_weight_transition_every_call_weighs_one_over_r():
 
 
 def test_with_weight_token_every_token_weighs_the_same():
-    """Those of rollouts that get no rows count too."""
+    """Check that tokens of rollouts without rows count too."""
     episodes = [rollout("1", 1.0, (5, 2)), rollout("2", 0.0, (3,))]
     batch = batch_of(episodes, weight="token")
     assert {why.token_weight for why in batch.explanations.values()} == {1 / 10}
@@ -365,7 +371,6 @@ def test_rewards_on_calls_train_where_the_rule_pays_for_them_and_are_reported_wh
 
 
 def test_the_three_settings_do_not_touch_each_other():
-    """Changing the weight changes no advantage; changing unit or credit changes no weight."""
     episodes = [
         rollout("1", 1.0, (1, 2), agents=["a", "b"]),
         rollout("2", 0.0, (3,), agents=["a"]),
@@ -468,8 +473,10 @@ def returns(episodes, step_rewards=False):
 
 
 def test_a_reward_that_is_nobodys_credit_is_in_no_return():
-    """A frozen call that began before any selected one ended: such groups had varied, with all of
-    their advantages 0."""
+    """Check that a reward on a frozen call does not make the returns of a group differ.
+
+    The frozen call began before any selected call ended.
+    """
     episodes = []
     for name, value in (("1", 1.0), ("2", 0.0)):
         paid = make_reward_span("r", value, {c.REWARD_CALL_ID: f"{name}-c0"}, attempt=name)

@@ -1,4 +1,4 @@
-"""Transitions, turns and credit."""
+"""Test transitions, turns and credit rules."""
 
 import math
 
@@ -148,7 +148,7 @@ def test_a_reward_on_a_call_with_several_choices_enters_once():
 
 @pytest.mark.parametrize("reward", [None, 1.0])
 def test_an_unscored_reward_on_a_call_leaves_the_rollout_unscored(reward):
-    """Nobody knows what it was paid. The last one emitted on the call counts."""
+    """Check that an unscored reward counts until another reward is emitted on the same call."""
     bad = make_reward_span("r", None, {c.REWARD_CALL_ID: "c0"}, start_ns=2)
     good = on_call("c1", 1.0)
     episode = build(CHAIN, [bad, good], reward=reward)

@@ -1,4 +1,4 @@
-"""Episodes: calls in causal order, each with its own agent, outcome and rewards."""
+"""Test episodes: calls in causal order, each with its agent, outcome and rewards."""
 
 import math
 

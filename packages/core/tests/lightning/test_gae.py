@@ -1,4 +1,4 @@
-"""Advantages from a critic: the causal graph of calls, and GAE over it."""
+"""Test GAE with a critic's values, over the causal graph of calls."""
 
 import math
 from functools import partial
@@ -30,11 +30,15 @@ from packages.core.tests.lightning.enumerated import Process, bias, scaled
 
 EXACT = partial(pytest.approx, rel=0, abs=1e-12)
 BIASES = {"early": {0.95: 0.0055, 0.5: 0.0315}, "late": {0.95: 0.0009, 0.5: 0.0059}}
-"""The biases .006 and .032 of the credit study, to four places."""
+"""Phase → lambda → bias of GAE with exact values (the credit study rounds them to .006 and
+.032).
+"""
 
 
 def calls_at(*intervals):
-    """Calls c0, c1, … by their sequence; None for one that has none."""
+    """Return calls c0, c1, … with the given sequence intervals; None for a call without a
+    sequence.
+    """
     calls = []
     for number, interval in enumerate(intervals):
         start, end = interval or (None, None)
@@ -54,8 +58,10 @@ def advantages(calls, to_go, values, **options):
 
 @st.composite
 def episodes(draw, most=9):
-    """Calls in causal order (some side by side, some with equal intervals, some without sequence)
-    and, of each, a reward."""
+    """Generate calls in causal order and a reward for each.
+
+    Some calls are concurrent, some have equal intervals, and some have no sequence.
+    """
     times = st.integers(0, 3 * most)
     pairs = draw(st.lists(st.tuples(times, times).map(sorted), min_size=1, max_size=most))
     intervals = sorted((start, end + 1) for start, end in pairs)
@@ -71,7 +77,9 @@ lambdas = st.floats(0, 1)
 
 
 def reward_to_go(calls, rewards, gamma):
-    """As `discounted` has it: a call's own reward, and those of later turns."""
+    """Return each call's reward plus the discounted rewards of later turns, as `discounted`
+    does.
+    """
     turns = Turns(calls).depths
     return [
         own
@@ -114,7 +122,9 @@ def test_successors_are_as_they_are_defined(episode):
 
 
 def test_a_fork_worked_by_hand():
-    """plan → (X1 → X2 | Y) → join, gamma .5: a step from plan or X1 is one turn, from Y two."""
+    """Check plan → (X1 → X2 | Y) → join with gamma 0.5: plan and X1 are one turn before the next
+    call, Y two.
+    """
     calls = calls_at((1, 2), (3, 5), (4, 8), (6, 7), (9, 10))
     to_go = [0.125, 0.25, 0.25, 0.5, 1.0]
     values = [0.0, 0.25, 0.75, 0.5, 0.5]
@@ -151,8 +161,11 @@ def test_a_potential_changes_nothing(episode, data, gamma, lam):
 
 
 def test_a_rejected_call_is_skipped_and_its_turn_and_reward_are_not():
-    """The middle one has no value: the first is followed by the last, two turns on, and what the
-    middle one earned came between."""
+    """Check three calls of which the middle one has no value.
+
+    The successor of the first is the third, two turns later, with the middle call's reward in
+    between.
+    """
     calls = calls_at((1, 2), (3, 4), (5, 6))
     to_go = [0.5 * 3.0 + 0.25, 3.0 + 0.5, 1.0]  # 3 on the middle one, 1 at the end, gamma .5
     values = {calls[0].key: 0.5, calls[2].key: 0.25}
@@ -173,7 +186,7 @@ def test_what_is_missing_is_named():
 
 
 def test_values_find_their_calls():
-    """One row of two calls, and a second rollout whose call ids are the same."""
+    """Check a row of two calls, and a second rollout with the same call ids."""
     records = [make_record("a", [1], [2], (1, 2)), make_record("b", [1, 2, 3], [4], (3, 4))]
     episodes = [
         build_episode(make_attempt(name), make_rollout(name), [], found)
@@ -197,7 +210,7 @@ def test_values_find_their_calls():
 
 
 def critic(process, lam, potential=None):
-    """The rule of a critic that knows the truth, over an episode's real calls and credit."""
+    """Return the rule of a critic with exact values, over real episodes and credit."""
 
     def advantages_of(trajectory):
         episode = trajectory.as_episode("1")
@@ -221,7 +234,9 @@ def bias_of(process, lam, potential=None):
 
 @pytest.mark.parametrize("phase", ["early", "late"])
 def test_the_bias_of_true_values(phase):
-    """None at lambda 1; below, what `join` does not see (the choice of X1 matters after it)."""
+    """Check that the bias is 0 at lambda 1; below, it comes from X1's choice, which `join`
+    cannot see.
+    """
     process = Process(phase)
     found = process.expected(critic(process, 1.0), 1)
     assert bias(found, process.gradient) < 1e-9

@@ -1,4 +1,4 @@
-"""Attempts of thousands of spans, examples of the docstrings, and what is imported."""
+"""Test attempts of thousands of spans, the examples in docstrings, and imports."""
 
 import ast
 import doctest
@@ -32,7 +32,7 @@ def build(records=(), spans=()):
 
 
 def chain(depth):
-    """Spans nested so deep, the last one a call."""
+    """Return `depth` nested spans, of which the innermost is a model call."""
     spans = [
         make_span(f"{n}", SpanKind.AGENT, parent_id=str(n - 1) if n else None) for n in range(depth)
     ]
@@ -41,7 +41,7 @@ def chain(depth):
 
 
 def test_depth_ten_thousand_works():
-    """RecursionError on a chain 1,200 deep."""
+    """Check a chain of 10,000 spans, which must not exceed Python's recursion limit."""
     episode = build([make_record("c0")], chain(10_000))
     assert classify_calls(episode, ALL).counts() == {"trained": 1}
     depths = [depth for depth, _ in walk(episode.tree)]
@@ -63,7 +63,7 @@ def test_ten_thousand_circles_of_parents_work():
 
 
 class Counting:
-    """Attribute reads of spans and records, as a count of work that no clock disturbs."""
+    """Count the attribute reads of spans and records, a measure of work that needs no clock."""
 
     reads = 0
 
@@ -77,8 +77,6 @@ class Counting:
 
 @pytest.mark.parametrize("nested", [True, False])
 def test_the_work_is_linear_in_the_spans(nested):
-    """Quadratic: 3,074 flat spans took 2,987 ms where 770 took 181."""
-
     def reads(turns):
         spans, records = [], []
         for n in range(turns):

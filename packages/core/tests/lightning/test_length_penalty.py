@@ -1,4 +1,4 @@
-"""Overlong answers: what a call is paid less."""
+"""Test the penalty for overlong answers, which is subtracted from a call's credit."""
 
 import math
 from typing import Any
@@ -22,7 +22,7 @@ from lightspan_testing.strategies import make_attempt, make_call_span, make_reco
 
 WRITER = Selection.of("writer").routing
 DAPO = Overlong(max_tokens=20480, buffer=4096)
-"""The paper's lengths."""
+"""Settings of the DAPO paper."""
 
 settings = st.integers(1, 300).flatmap(
     lambda longest: st.builds(
@@ -64,8 +64,10 @@ def test_it_falls_from_nothing_to_the_whole_penalty(overlong: Overlong, tokens: 
 
 
 def test_calls_are_paid_less_each_for_its_own_answer() -> None:
-    """Four calls: short, in the buffer, too long and rejected, and one whose tokens are unknown;
-    the frozen agent's may be as long as it likes."""
+    """Check an answer below the buffer, one in it, one beyond it, and one of unknown length.
+
+    Answers of the frozen agent are not penalised.
+    """
     records = [
         make_record("short", [1, 2], [3] * 6, (1, 2)),
         make_record("near", [1] * 50, [3] * 8, (3, 4)),
@@ -97,11 +99,11 @@ def test_calls_are_paid_less_each_for_its_own_answer() -> None:
 # --- what a batch makes of it -------------------------------------------------------------------
 
 SHORT = Overlong(max_tokens=8, buffer=4)
-"""Nothing up to 4 tokens, 1 from 8 on."""
+"""Penalty of 0 up to 4 tokens and 1 from 8 tokens on."""
 
 
 def attempt(name: str, reward: float, *lengths: int) -> Episode:
-    """A rollout whose calls, one after another, sample so many tokens."""
+    """Build a rollout whose calls, one after another, sample `lengths` tokens."""
     records = [
         make_record(f"{name}{n}", [1], [3] * length, (2 * n + 1, 2 * n + 2), attempt=name)
         for n, length in enumerate(lengths)
@@ -126,7 +128,7 @@ def advantages(batch: Batch) -> dict[str, float]:
 def test_where_a_rollout_is_a_call_its_reward_is_paid_less(
     rule: Credit, estimator: Any, scale: float
 ) -> None:
-    """DAPO's reward less its mean, in the scale of the rewards: (R + p - mean) / std(R)."""
+    """Check DAPO's advantage (R + p - mean) / std(R), where p is the penalty."""
     if isinstance(rule, GiGPO) and estimator == "rloo":
         return
     episodes = [attempt("a", 1, 2), attempt("b", 1, 6), attempt("c", 0, 8), attempt("d", 0, 3)]
@@ -138,7 +140,7 @@ def test_where_a_rollout_is_a_call_its_reward_is_paid_less(
 
 
 def test_a_long_answer_is_its_own_call_s_and_no_other_s() -> None:
-    """Of two rollouts, each compared with a mean of both: half of the difference each."""
+    """Check that a penalty lowers its own call's advantage, and otherwise only the group's mean."""
     episodes = [attempt("a", 1, 2, 8), attempt("b", 0, 2, 2)]
     found = advantages(batch_of(episodes, estimator="dr_grpo"))
     plain = advantages(batch_of(episodes, estimator="dr_grpo", overlong=None))
@@ -148,7 +150,10 @@ def test_a_long_answer_is_its_own_call_s_and_no_other_s() -> None:
 
 
 def test_length_alone_teaches_nothing() -> None:
-    """A group of equal rewards stays silent: GRPO would divide by the penalty itself."""
+    """Check that a group of equal rewards has no advantages.
+
+    GRPO would divide the penalties by their own standard deviation.
+    """
     batch = batch_of([attempt("a", 1, 5), attempt("b", 1, 2)])
     assert advantages(batch) == {"a0": 0.0, "b0": 0.0}
     assert batch.rows == []

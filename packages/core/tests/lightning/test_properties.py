@@ -1,4 +1,4 @@
-"""What holds for any attempt, however odd what was recorded of it."""
+"""Property tests: invariants of batches for any recorded attempt."""
 
 import math
 from collections import Counter
@@ -28,7 +28,7 @@ routings = st.sampled_from(
 
 
 def facts(episode):
-    """What of an episode must not depend on arrival (the spans stay as they came)."""
+    """Return the parts of an episode that must not depend on the order of arrival."""
     return (
         episode.calls,
         episode.late_calls,
@@ -95,7 +95,7 @@ def test_the_tree_holds_every_span_once(recorded):
 
 @st.composite
 def steps(draw):
-    """The episodes of an optimiser step, with settings."""
+    """Generate the episodes of an optimiser step, with settings."""
     episodes = [
         build_episode(*draw(attempts(str(number), f"g{number % 2}")))
         for number in range(draw(st.integers(0, 5)))
@@ -143,7 +143,9 @@ def counts(episode, config):
 
 
 def check_rows(batch, config):
-    """Rows say what the explanations say, and weights sum to what the settings promise."""
+    """Check that rows agree with the explanations, and that weights have the sum that is
+    configured.
+    """
     seen = []
     for row in batch.rows:
         keys = [("at-" + row.rollout_id.removeprefix("ro-"), *key) for key in row.call_ids]

@@ -1,4 +1,4 @@
-"""Rows: exact prefix merging over a set of open rows."""
+"""Test rows: exact prefix merging over a set of open rows."""
 
 import math
 import string
@@ -20,7 +20,7 @@ def ids(text):
 
 
 def transition(call_id, prompt, response, *, rollout="1", policy="policy", agent="w", **fields):
-    """Prompt and response as letters."""
+    """Build a transition whose prompt and response are texts with one letter per token."""
     choice = fields.pop("choice", 0)
     record = make_record(
         call_id, ids(prompt), ids(response), attempt=rollout, choice=choice, policy=policy, **fields
@@ -29,7 +29,7 @@ def transition(call_id, prompt, response, *, rollout="1", policy="policy", agent
 
 
 def shown(rows):
-    """Rows as letters, what is trained in brackets."""
+    """Return rows as letters, with trained tokens in brackets."""
     text = []
     for row in rows:
         parts = [
@@ -171,7 +171,7 @@ def test_what_cannot_be_used_is_rejected_alone(fields, reason):
 
 
 def naive(transitions):
-    """Exact prefix merging, by comparing with every open row."""
+    """Merge exact prefixes by comparing each call with every open row."""
     chains = []
     for found in transitions:
         fitting = [
@@ -191,7 +191,7 @@ def naive(transitions):
 
 @st.composite
 def conversations(draw):
-    """Calls whose prompts often, but not always, go on from an earlier call."""
+    """Generate calls whose prompts often, but not always, continue an earlier call."""
     calls = []
     for number in range(draw(st.integers(0, 14))):
         base = []
@@ -210,7 +210,7 @@ def conversations(draw):
 
 @given(conversations())
 def test_each_row_is_token_for_token_what_was_consumed_and_sampled(calls):
-    """Law 1: masked tokens are the sampled ones in order, and what precedes them is the prompt."""
+    """Check that trained tokens are the sampled ones in order, preceded by their prompt."""
     by_key = {call.call_key: call for call in calls}
     rows = build_rows(calls).rows
     assert sorted(key for row in rows for key in row.call_ids) == sorted(by_key)

@@ -1,4 +1,4 @@
-"""Selection and coverage: every call is trained, frozen or rejected with a reason."""
+"""Test that every call is either trained, frozen or rejected with a reason."""
 
 import msgspec
 import pytest
@@ -225,7 +225,7 @@ def test_a_frozen_name_that_matches_nothing_is_an_error_too():
 
 
 def test_a_forgotten_adapter_is_what_a_name_is_missing_for():
-    """Nobody names any call: all are the unnamed agent's."""
+    """Check the message if no call has an agent name, because the adapter is not installed."""
     with pytest.raises(UnknownAgentError) as caught:
         check_agents(WRITER, ["app"])
     assert str(caught.value) == (

@@ -1,4 +1,4 @@
-"""What a call was made in, and the keys that tell such states apart."""
+"""Test the keys that identify the state in which a call was made."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_key_that_fails_is_named() -> None:
 
 
 def test_calls_in_one_state_are_compared_whatever_their_turn() -> None:
-    """One finds the hall at once, one by way of the cellar: the hall is the same."""
+    """Check that calls in the same state are compared, if they reach it in different turns."""
 
     def rollout(name: str, reward: float, *rooms: str) -> Any:
         records = [

@@ -1,4 +1,4 @@
-"""What to change about requests past the SDKs, word for word; and who made no other."""
+"""Test the advice about model requests that bypass the SDKs, word for word."""
 
 from __future__ import annotations
 

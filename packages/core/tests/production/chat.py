@@ -1,4 +1,4 @@
-"""A call of an app."""
+"""A model call of an app."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of recording share: a model that echoes, an app's client, a store not yet there."""
+"""Fixtures for tests of recording: a model that echoes, an app's client, the URL of a new store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Of the store; the environment names none, and after the test nobody records."""
+    """Return the URL of a store that does not exist yet; check afterwards that recording
+    stopped.
+    """
     for name in ("LIGHTSPAN_STORE", "LIGHTSPAN_SAMPLE", "LIGHTSPAN_REDACT", "OTEL_SERVICE_NAME"):
         monkeypatch.delenv(name, raising=False)
     yield f"sqlite:{tmp_path / 'production.db'}"

@@ -1,4 +1,4 @@
-"""What threads of ours import while an app is recorded, in a process of its own."""
+"""Find out what lightspan's threads import while an app in a new process is recorded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ print(len(threading.enumerate()), *found, sep="\\n")
 
 
 def imports_of_threads(endpoint: str, **environment: str) -> list[str]:
-    """Of an app that asks a model once: each with the thread's name; how many threads, first."""
+    """Return the modules that lightspan's threads import in an app that calls a model once.
+
+    Each line has the thread's name; the first line is the number of threads.
+    """
     command = [sys.executable, "-c", APP, endpoint]
     done = subprocess.run(
         command, env={**os.environ, **environment}, check=True, capture_output=True, text=True

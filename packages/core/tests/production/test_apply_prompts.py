@@ -1,4 +1,4 @@
-"""What was learned, in production: real requests, recorded or not."""
+"""Test learned prompts in production, in real requests that are recorded or not."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ LEARNED = {
 
 @pytest.fixture
 def run(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a run, as a training writes it. Afterwards nothing is used."""
+    """Write the folder of a training run; after the test no prompts are applied."""
     monkeypatch.delenv("LIGHTSPAN_PROMPTS", raising=False)
     folder = RunFolder(tmp_path / "run")
     folder.create()
@@ -80,7 +80,7 @@ def told_last(server: ScriptedServer) -> str:
 def test_for_the_whole_process_and_undone(
     server: ScriptedServer, client: openai.OpenAI, run: Path
 ) -> None:
-    """Outside every scope, unrecorded; another agent's requests are what they were."""
+    """Check requests outside of every scope, and that another agent's requests are unchanged."""
     for name in ("router", "clerk"):
         with agent(name):
             ask(client)
@@ -137,8 +137,10 @@ def test_a_redaction_sees_the_apps_own_text_too(client: openai.OpenAI, run: Path
 def test_in_a_runners_process_it_changes_nothing(
     server: ScriptedServer, client: openai.OpenAI, run: Path
 ) -> None:
-    """In an attempt its algorithm decides; a worker whose context was lost acts outside of its
-    attempt, which lacks the call."""
+    """Check that prompts are not applied inside a runner, where the algorithm chooses them.
+
+    A worker that has lost the attempt's context acts outside of the attempt.
+    """
     told, before = [], misattributed_calls.count()
 
     def work() -> None:
@@ -231,7 +233,9 @@ def test_without_a_client_there_is_nothing_to_apply_it_to(
 def test_the_environment_names_it(
     server: ScriptedServer, client: openai.OpenAI, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For the line without a folder, and for an adapter's `instrument()`."""
+    """Check that LIGHTSPAN_PROMPTS applies to `apply_prompts()` and to an adapter's
+    `instrument()`.
+    """
     with apply_prompts() as applied:
         assert applied.prompts == {}
         assert context.current_context() is None

@@ -1,4 +1,4 @@
-"""`lightspan.record`: what becomes an attempt, with real HTTP, stores and processes."""
+"""Test which work `lightspan.record` stores as attempts, with real HTTP, stores and processes."""
 
 from __future__ import annotations
 
@@ -134,7 +134,6 @@ def test_a_trace_of_the_apps_own_is_kept(client: openai.OpenAI, url: str) -> Non
 
 # --- never trained --------------------------------------------------------------------------
 def test_production_is_never_trained(client: openai.OpenAI, url: str) -> None:
-    """The store suite tests that it is never claimed."""
     with record(url):
         say(client)
     [found] = read_recorded(url)
@@ -160,7 +159,7 @@ def test_rollouts_inside_a_recording_are_not_recorded(client: openai.OpenAI, url
 
 
 def test_what_was_none_is_not_kept_unless_something_comes_late(url: str) -> None:
-    """A framework may begin something in which nothing happens, and end it."""
+    """Check that an attempt without a call is dropped, unless a call arrives after its end."""
     with record(url):
         current = context.current_context()
         assert current is not None

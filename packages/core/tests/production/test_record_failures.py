@@ -1,4 +1,4 @@
-"""Recording is never in the app's way, whatever fails or ends."""
+"""Test that recording never disturbs the app, whatever fails or ends."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_cannot_be_kept_is_counted(
 def test_a_store_that_fails_in_between(
     client: openai.OpenAI, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as a full disk: tried again, nothing twice."""
+    """Check that writes to a full disk are retried, and that nothing is stored twice."""
     from lightspan.stores.sqlite import SQLiteStore
 
     report, failures = SQLiteStore.report, iter([StoreError("the disk is full")] * 2)
@@ -110,7 +110,9 @@ def test_large_attempts_are_written_in_pieces(client: openai.OpenAI, url: str) -
 
 
 def test_the_app_never_waits_for_the_store(client: openai.OpenAI, url: str) -> None:
-    """While another process holds the store's lock, handing attempts over stays cheap."""
+    """Check that passing attempts to the writer stays fast while another process locks the
+    store.
+    """
     import sqlite3
 
     with record(url) as made:
@@ -196,7 +198,10 @@ say('only')
 
 @pytest.mark.parametrize("program", ["say('only')", NO_THREADS], ids=["", "no threads"])
 def test_a_program_that_ends_at_once(server: ScriptedServer, url: str, program: str) -> None:
-    """Python 3.12 refuses threads at the end; the attempt is written, and nothing is printed."""
+    """Check that the attempt is written and nothing is printed, if the program ends at once.
+
+    Python 3.12 starts no threads at the end of a program.
+    """
     ended = run_program(server, url, program)
     assert (ended.returncode, ended.stderr) == (0, "")
     [found] = read_recorded(url)
@@ -226,7 +231,7 @@ say('parent again')
 
 
 def test_servers_that_fork(server: ScriptedServer, url: str) -> None:
-    """As gunicorn does, after the parent has recorded already."""
+    """Check servers such as gunicorn, whose parent process records before it forks."""
     ended = run_program(server, url, PREFORK)
     assert (ended.returncode, ended.stderr) == (0, "")
     found = read_recorded(url)

@@ -1,4 +1,4 @@
-"""Generators of a recorded app: whoever takes their items, wherever, the attempt is their own."""
+"""Test generators of a recorded app: calls belong to the attempt, whichever thread reads items."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ WAYS: dict[str, Way] = {
 
 
 def check(url: str, *expected: tuple[str, str]) -> None:
-    """Fail unless there is an attempt of each agent with these calls."""
+    """Fail unless the store has exactly the expected attempts, each (agent, calls)."""
     found = read_recorded(url)
     seen = [
         [
@@ -94,7 +94,7 @@ def check(url: str, *expected: tuple[str, str]) -> None:
 # --- whoever takes their items --------------------------------------------------------------
 @pytest.mark.parametrize("way", WAYS)
 def test_two_in_turns(client: openai.OpenAI, url: str, way: str) -> None:
-    """What is called between two items is neither's."""
+    """Check that calls between two items belong to neither generator's attempt."""
     with record(url):
         first, second = WAYS[way](client, "a"), WAYS[way](client, "b")
         for _ in LETTERS:
@@ -110,8 +110,10 @@ def test_two_in_turns(client: openai.OpenAI, url: str, way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_each_item_in_a_thread(client: openai.OpenAI, url: str, way: str) -> None:
-    """As Starlette's StreamingResponse takes the items of a generator: each with a copy of the
-    context, in any thread."""
+    """Check a generator whose items are computed in any thread, each with a copy of the context.
+
+    Starlette's StreamingResponse does this.
+    """
 
     async def respond(items: Iterator[Any]) -> None:
         item = "first"
@@ -150,7 +152,7 @@ def test_one_that_is_left(client: openai.OpenAI, url: str, way: str, end: str) -
 
 
 def test_a_block_around_generators(client: openai.OpenAI, url: str) -> None:
-    """They are in the attempt of whoever made the block, in which all of it happens."""
+    """Check that generators inside a `record` block belong to the attempt of the block."""
     with record(url), lightspan.operation("handle"):
         first, second = block(client, "a"), block(client, "b")
         for one in (first, second, first, second):

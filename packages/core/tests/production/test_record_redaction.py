@@ -1,4 +1,4 @@
-"""What a hook sees before anything is kept."""
+"""Test the redaction hook, which gets records before they are stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When an app records: unset, sampled, wrong."""
+"""Test whether an app is recorded: without settings, sampled, and with invalid settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of a recorded app, left or broken in the middle: what was seen of them is kept."""
+"""Test that a stream that is left or broken is recorded up to that point."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ASKED: dict[str, Any] = {**CHAT["chat"], "stream": True}
 
 
 def take_two(stream: Any) -> str:
-    """The response's id, when two words have come."""
+    """Read two words of the stream, and return the response's id."""
     answer = ""
     for chunk in stream:
         answer += chunk.choices[0].delta.content or ""
@@ -37,7 +37,7 @@ def _dropped(client: openai.OpenAI) -> str:
 
 
 def _closed_later(client: openai.OpenAI) -> str:
-    """The attempt waits for it, so nothing of it comes late."""
+    """Close a stream after the end of its operation; the attempt ends with the stream."""
     with lightspan.operation("handle"):
         stream = client.chat.completions.create(**ASKED)
         response_id = take_two(stream)

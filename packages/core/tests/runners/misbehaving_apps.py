@@ -22,7 +22,7 @@ from lightspan_testing.wait import until
 
 
 async def blocks(task: dict[str, Any]) -> float:
-    """Block the event loop when the other attempts are under way."""
+    """Block the event loop after the two other attempts have started."""
     if task["kind"] == "neighbour":
         return await waits_once(task)
     await wait_for_files(*task["when"])
@@ -36,7 +36,7 @@ async def blocks(task: dict[str, Any]) -> float:
 
 
 async def leaves_a_block(task: dict[str, Any]) -> float:
-    """Leave a task that blocks the loop when no attempt is under way."""
+    """Leave a task that blocks the event loop after the attempt has ended."""
     marker = Path(task["marker"])
     if task["kind"] == "leaves":
         marker.touch()
@@ -64,7 +64,7 @@ def spins() -> None:
 
 
 async def keeps_the_lock(task: dict[str, Any]) -> float:
-    """Run C code that never releases the GIL."""
+    """Run C code that never releases the GIL, after the two other attempts have started."""
     if task["kind"] == "neighbour":
         return await waits_once(task)
     await wait_for_files(*task["when"])
@@ -73,7 +73,7 @@ async def keeps_the_lock(task: dict[str, Any]) -> float:
 
 
 def never_ends(task: dict[str, Any]) -> float:
-    """Never return, after writing that it started."""
+    """Create the file `task["note"]`, and never return."""
     if task["kind"] == "runs a program":
         program = subprocess.Popen(["sleep", "1000"])
         Path(task["note"]).touch()
@@ -86,7 +86,7 @@ def never_ends(task: dict[str, Any]) -> float:
 
 
 async def waits_once(task: dict[str, Any]) -> float:
-    """Wait until the process ends; the next attempt returns."""
+    """Wait until the process is killed; the next attempt of the same task returns at once."""
     marker = Path(task["marker"])
     if marker.exists():
         return 1.0
@@ -100,7 +100,7 @@ async def wait_for_files(*paths: str) -> None:
 
 
 async def goes_on(task: dict[str, Any]) -> float:
-    """Ignore the cancellation, or wait for a file and return the process id."""
+    """Ignore every cancellation, or wait for files and return the process id, as `kind` says."""
     while task["kind"] == "swallows":
         try:
             await asyncio.sleep(3600)
@@ -118,7 +118,7 @@ async def blocks_for_a_while(task: dict[str, Any]) -> float:
 
 
 async def freezes_time(task: dict[str, Any]) -> float:
-    """Freeze time in the process, as freezegun does: wherever a module refers to it."""
+    """Replace the clocks of `time` by a constant in every loaded module, as freezegun does."""
     if task["kind"] == "freezes":
         for name in ("monotonic", "time", "time_ns", "perf_counter"):
             real, frozen = getattr(time, name), partial(float, task["at"])
@@ -133,7 +133,7 @@ async def freezes_time(task: dict[str, Any]) -> float:
 
 
 async def crashes(task: dict[str, Any]) -> float:
-    """Kill the process when the other attempts are under way."""
+    """Kill the process after the two other attempts have started."""
     if task["kind"] == "neighbour":
         return await waits_once(task)
     await wait_for_files(*task["when"])
@@ -152,7 +152,7 @@ ENDS: dict[str, Callable[[], Any]] = {
 
 
 def harms(task: dict[str, Any]) -> float:
-    """Do something that only looks harmful, while the other attempts run."""
+    """Do something that looks harmful but is not, while the other attempts run."""
     if task["kind"] in HARMLESS:
         HARMLESS[task["kind"]](task)
         Path(task["done"]).touch()

@@ -1,7 +1,7 @@
-"""Apps for the tests of runners, which run them by name, in this process or another.
+"""Apps for the tests of runners, which import them by name, in this process or another.
 
-Apps that call a model import the client themselves: it would take two thirds of the start of a
-runner process.
+Functions that call a model import the client themselves, because that import takes two thirds of
+the start of a runner process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def raises(task: dict[str, Any]) -> float:
 
 
 class Skipped(BaseException):
-    """A BaseException that is no Exception, like pytest's outcomes."""
+    """A BaseException that is no Exception, like those with which pytest skips and fails tests."""
 
 
 BUILTIN: dict[str, type[BaseException]] = {
@@ -64,7 +64,7 @@ BUILTIN: dict[str, type[BaseException]] = {
         Skipped,
     )
 }
-"""Exceptions that futures, coroutines and event loops treat specially."""
+"""Kind → exception that futures, coroutines and event loops treat specially."""
 
 
 def raises_builtin(task: dict[str, Any]) -> float:
@@ -77,7 +77,7 @@ async def raises_builtin_async(task: dict[str, Any]) -> float:
 
 
 def raises_builtin_later(task: dict[str, Any]) -> Any:
-    """Return a coroutine from a plain function."""
+    """Return the coroutine of `raises_builtin_async`, from a plain function."""
     return raises_builtin_async(task)
 
 
@@ -87,7 +87,10 @@ def raises_builtin_in_a_thread(task: dict[str, Any]) -> float:
 
 
 async def ends_in_a_task_of_its_own(task: dict[str, Any]) -> float:
-    """Raise in another task; asyncio lets SystemExit and KeyboardInterrupt out of the loop."""
+    """Raise an exception in a task of the app's own.
+
+    asyncio passes SystemExit and KeyboardInterrupt of a task on to the event loop's caller.
+    """
     kind = {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt}.get(task["kind"])
 
     async def inner() -> float:
@@ -103,7 +106,7 @@ async def cancels_itself(task: Any) -> float:
 
 
 def hands_on(task: Any) -> Any:
-    """Return a coroutine from a plain function."""
+    """Return the coroutine of `returns_async`, from a plain function."""
     return returns_async(task)
 
 
@@ -180,7 +183,7 @@ POOLS: list[ProcessPoolExecutor] = []
 
 
 def keeps_a_pool(task: dict[str, Any]) -> float:
-    """Write the process ids of a pool and the default start method."""
+    """Use a process pool that stays open; write the start method and the pool's process ids."""
     if not POOLS:
         POOLS.append(ProcessPoolExecutor(2))
     assert sum(POOLS[0].map(abs, [-1, 1])) == 2

@@ -1,4 +1,4 @@
-"""Helpers that run apps with one runner in this process, or in processes of their own."""
+"""Run apps with one runner in this process, or with runners in new processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 
 def load(name: str) -> Any:
-    """Import a file of apps beside this one by the name that runners know it by."""
+    """Import a file of apps in this folder under the name by which runners import it."""
     spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -96,13 +96,16 @@ TIMEOUT_S = 1.0
 
 
 def where(source: str, function: str) -> str:
-    """Return how a message names the last line of the apps with this source."""
+    """Return how messages describe the last line of `misbehaving_apps.py` that equals `source`."""
     number = [number for number, line in enumerate(APPS, 1) if line.strip() == source][-1]
     return f"`{source}` at misbehaving_apps.py:{number} in {function}"
 
 
 def rollout(number: int, kind: str, tmp_path: Path, **fields: Any) -> Rollout:
-    """Return a rollout that writes its marker and waits for those of two neighbours."""
+    """Return rollout `ro-<number>`, whose app writes a marker file.
+
+    The app then waits for the marker files of rollouts 1 and 2.
+    """
     task = {
         "kind": kind,
         "marker": f"{tmp_path}/marker-{number}",
@@ -128,12 +131,12 @@ async def runners_of(
 
 
 async def until_lease(store: Store, number: int, at: float) -> None:
-    """Wait until an attempt's lease lasts that long."""
+    """Wait until the lease of rollout `ro-<number>`'s attempt ends at `at` or later."""
     while (await attempt_of(store, number)).lease_until < at:  # noqa: ASYNC110 - in a store
         await asyncio.sleep(0.02)
 
 
 async def attempt_of(store: Store, number: int) -> Attempt:
-    """Return the only attempt of a rollout."""
+    """Return the only attempt of rollout `ro-<number>`."""
     [attempt] = await store.attempts([f"ro-{number}"])
     return attempt

@@ -1,4 +1,4 @@
-"""Apps: injected arguments and import references."""
+"""Test apps: arguments by name, and references by which runners import them."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_closures_objects_and_notebooks_cannot_travel(monkeypatch: pytest.Monkey
 
 
 def test_methods_cannot_travel() -> None:
-    """Imported by name, a method would take the task for its object."""
+    """Check that a method is refused, because an imported method would get the task as `self`."""
 
     class Team:
         def answer(self, task: Any) -> float:

@@ -1,4 +1,4 @@
-"""Command: invalid options, environment, rewards, and the end of programs."""
+"""Test `Command`: invalid options, the environment, rewards, and the end of programs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tail(text: str | bytes, limit: int = 8192) -> Tail:
 
 
 async def outcome(command: Command, task: Any = None) -> tuple[Outcome, str]:
-    """Return the outcome and message of a program that fails."""
+    """Run a program that must fail; return the outcome and the message of its error."""
     with pytest.raises(ProgramError) as failed:
         await command(task)
     return failed.value.outcome, str(failed.value)
@@ -168,7 +168,10 @@ def test_the_environment_is_the_users_without_secrets_of_ours() -> None:
 
 
 def test_neither_a_token_nor_a_proxy_of_the_users_reaches_the_gateway() -> None:
-    """Anthropic's clients send the token, older ones in addition to the key."""
+    """Check the variables by which Anthropic's clients find their token, and those for proxies.
+
+    Older clients send ANTHROPIC_AUTH_TOKEN in addition to the key.
+    """
     scope = AttemptContext(
         rollout_id="r", attempt_id="a", gateway_url="http://[::1]:9", call_token="the-token"
     )
@@ -387,7 +390,7 @@ async def test_a_timeout_ends_a_grandchild_that_ignores_sigterm(
 
 
 async def test_cancelling_twice_kills_at_once(watchdog: Watchdog, tmp_path: Path) -> None:
-    """The second cancellation does not wait for the grace period, which is longer than the test."""
+    """Check that the second cancellation does not wait for the grace period."""
     running = asyncio.create_task(stubborn(watchdog, tmp_path))
     pid = await grandchild(tmp_path)
     for _ in range(2):
@@ -411,7 +414,9 @@ async def test_a_program_that_ends_on_sigterm_has_time_to(tmp_path: Path) -> Non
 
 
 async def test_what_a_program_leaves_running_ends_with_it(tmp_path: Path) -> None:
-    """Such a process holds stdout open, which must not delay the end."""
+    """Check that a child process is ended, and that its open stdout does not delay the program's
+    end.
+    """
     script = "sh -c 'echo $$ > grandchild; sleep 600' & until [ -s grandchild ]; do :; done; echo 1"
     assert await shell(script, cwd=tmp_path)(None) == 1.0
     pid = await grandchild(tmp_path)
@@ -449,7 +454,7 @@ async def test_huge_and_binary_output_is_bounded() -> None:
 
 
 async def test_many_at_once_do_not_wait_for_one_another(tmp_path: Path) -> None:
-    """Each program waits until all have started."""
+    """Check 24 programs, each of which waits until all have started."""
     script = f'echo > "{tmp_path}/$LIGHTSPAN_TASK"; ' + (
         f'while [ "$(ls {tmp_path} | wc -l)" -lt 24 ]; do sleep 0.1; done; echo "$LIGHTSPAN_TASK"'
     )
@@ -459,7 +464,7 @@ async def test_many_at_once_do_not_wait_for_one_another(tmp_path: Path) -> None:
 
 
 async def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts as infrastructure, not as a failure of the program."""
+    """Check that the failed start is an infrastructure failure, not one of the program."""
 
     def refuse(*_: Any, **options: Any) -> Any:
         raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -493,7 +498,7 @@ async def test_a_dead_watchdog_is_replaced() -> None:
 
 
 async def test_the_watchdog_ends_what_is_left(watchdog: Watchdog, tmp_path: Path) -> None:
-    """Close the pipe with a program under way, as if this process had died."""
+    """Close the watchdog's pipe while a program runs, as if this process had died."""
     (watchdog.folder / "task.json").write_text("{}")
     program = asyncio.create_task(stubborn(watchdog, tmp_path))
     pid = await grandchild(tmp_path)

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first closes what runs, the second ends the process; no child process is left."""
+"""Test Ctrl-C: the first closes the run, the second ends the process; no child process is left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Run = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """Start a script with its stdout piped."""
+    """Return a function that starts a script with its output piped; kill the scripts at the end."""
     begun: list[subprocess.Popen[str]] = []
 
     def start(code: str, *arguments: str) -> subprocess.Popen[str]:
@@ -52,7 +52,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def until_line(process: subprocess.Popen[str], word: str) -> None:
-    """Read lines until one begins with this word."""
+    """Read lines of output until one begins with `word`."""
     lines: list[str] = []
     assert process.stdout is not None
     for line in process.stdout:
@@ -63,7 +63,7 @@ def until_line(process: subprocess.Popen[str], word: str) -> None:
 
 
 async def interrupted(events: list[str]) -> None:
-    """Interrupt the process, and record that it could close."""
+    """Interrupt this process, and append "closed" to `events` when the task is cancelled."""
     try:
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(1000)
@@ -74,7 +74,7 @@ async def interrupted(events: list[str]) -> None:
 
 @pytest.mark.parametrize("where", ["script", "notebook"])
 def test_a_first_one_closes_and_changes_no_handler(where: str) -> None:
-    """In a notebook the kernel survives."""
+    """Check a script and a notebook, whose event loop must survive."""
     events: list[str] = []
 
     def in_script() -> None:
@@ -114,7 +114,7 @@ run_sync(work())
 
 @pytest.mark.parametrize("wait", ["asyncio.sleep(1000)", "asyncio.to_thread(time.sleep, 1000)"])
 def test_a_second_one_ends_what_does_not_close(run: Run, wait: str) -> None:
-    """A thread that does not end blocks `asyncio.run` for ever, whatever is raised in the loop."""
+    """Check that a second Ctrl-C ends a process that waits for a thread without an end."""
     process = run(CLOSING.replace("WAIT", wait))
     until_line(process, "working")
     process.send_signal(signal.SIGINT)
@@ -178,8 +178,10 @@ def test_no_process_is_left_whatever_an_app_does(
 
 
 async def test_who_is_cancelled_while_it_stops_has_told_its_processes(tmp_path: Path) -> None:
-    """Otherwise a cancelled close would leave runners at work without a gateway, which would lose
-    one rollout after another."""
+    """Check that the runner processes end although `stop` is cancelled.
+
+    Otherwise they would lose one rollout after another without a gateway.
+    """
     async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
         runners = LocalRunners(1)
         plan = RunnerPlan(store_url=store.url, app="runner_apps:returns", sys_path=[HERE])

@@ -1,4 +1,4 @@
-"""Runner processes: start, work, replacement, end."""
+"""Test runner processes: their start, work, replacement and end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ async def enqueue(store: Store, tasks: list[Any], first: int = 0, **fields: Any)
 
 
 def plan_of_source(store: Store, folder: Path, source: str, **fields: Any) -> RunnerPlan:
-    """Return a plan whose app `answer` has this source; SEEN is the path of a file."""
+    """Return a plan whose app `answer` is in a module that begins with `source`.
+
+    `SEEN` in the source is replaced by the path of a file.
+    """
     code = source.replace("SEEN", repr(str(folder / "seen")))
     (folder / "app_of_test.py").write_text(f"{code}def answer(task):\n    return 1.0\n")
     paths = [HERE, str(folder)]
@@ -66,7 +69,7 @@ def plan_of_source(store: Store, folder: Path, source: str, **fields: Any) -> Ru
 
 
 async def test_a_start_that_is_given_up_leaves_no_process(store: Store, tmp_path: Path) -> None:
-    """The import of the app never ends."""
+    """Cancel the start while the app's import never ends."""
     source = "import os, time\nopen(SEEN, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     runners, marker = LocalRunners(1), tmp_path / "seen"
     starting = asyncio.create_task(runners.start(plan_of_source(store, tmp_path, source)))
@@ -81,7 +84,7 @@ async def test_a_start_that_is_given_up_leaves_no_process(store: Store, tmp_path
 async def test_runners_that_are_stopped_while_one_is_replaced_leave_no_process(
     store: Store, tmp_path: Path
 ) -> None:
-    """The second import of the app never ends."""
+    """Stop the runners while the import of the app in a replaced process never ends."""
     source = (
         "import os, pathlib, time\n"
         "seen = pathlib.Path(SEEN)\n"
@@ -102,7 +105,7 @@ async def test_runners_that_are_stopped_while_one_is_replaced_leave_no_process(
 async def test_pools_of_processes_end_with_their_runner(
     store: Store, tmp_path: Path, how: str
 ) -> None:
-    """The pools have the platform's default start method."""
+    """Check the platform's default start method of pools."""
     marker = tmp_path / "marker"
     await enqueue(store, [{"marker": str(marker)}])
     async with started(LocalRunners(1), plan(store, "runner_apps:keeps_a_pool")) as runners:
@@ -157,7 +160,7 @@ async def test_processes_share_the_work(store: Store, slots: int, processes: int
 
 
 async def test_every_attempt_its_process(store: Store) -> None:
-    """The call token is in the environment, and child processes are allowed."""
+    """Check that the call token is in the environment, and that child processes are allowed."""
     resources = await store.put_resources({"routing": Routing(gateway_url="http://127.0.0.1:9")})
     await enqueue(store, [{}, {}], resources_id=resources)
     runners_of_test = LocalRunners(2, isolation="process")
@@ -171,7 +174,7 @@ async def test_every_attempt_its_process(store: Store) -> None:
 
 
 async def test_a_stuck_process_is_replaced(store: Store) -> None:
-    """A sync app that never returns ends its process, not the run, and may do so repeatedly."""
+    """Check that a sync app that never returns ends its process repeatedly, but not the run."""
     await enqueue(store, [{"seconds": 600}] * 2, timeout_s=0.3)
     await enqueue(store, [{"seconds": 0}], first=2)
     async with started(LocalRunners(1), plan(store, "runner_apps:sleeps")) as runners:
@@ -187,7 +190,7 @@ async def test_a_stuck_process_is_replaced(store: Store) -> None:
 async def test_a_store_that_is_away_when_a_process_dies_ends_no_run(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The attempt of the process ends with its lease."""
+    """Check that the attempt of the dead process ends with its lease."""
 
     async def away(*args: Any) -> Any:
         raise StoreError("the store cannot be reached")
@@ -207,7 +210,7 @@ async def test_a_store_that_is_away_when_a_process_dies_ends_no_run(
 
 @pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
 async def test_an_app_whose_own_task_ends_the_program(store: Store, kind: str) -> None:
-    """Its attempt fails at once; the other attempts and the process go on."""
+    """Check that the attempt fails at once, and that other attempts and the process continue."""
     await enqueue(store, [{"kind": "none"}, {"kind": kind}, {"kind": "none"}])
     app = "runner_apps:ends_in_a_task_of_its_own"
     async with started(LocalRunners(2), plan(store, app)) as runners:
@@ -221,7 +224,7 @@ async def test_an_app_whose_own_task_ends_the_program(store: Store, kind: str) -
 
 
 async def test_processes_that_keep_dying(store: Store, tmp_path: Path) -> None:
-    """They die before they have claimed anything, so the app itself cannot start."""
+    """Check processes that die before they claim anything: the app itself cannot start."""
     timings = RunnerTimings(max_quick_deaths=2, quick_death_s=600.0)
     source = (
         "import os, threading, time\n"
@@ -243,7 +246,7 @@ async def test_processes_that_keep_dying(store: Store, tmp_path: Path) -> None:
 
 
 async def test_a_task_that_kills_its_process_ends_no_run(store: Store) -> None:
-    """The rollout is lost after its tries, and later ones are run."""
+    """Check that the rollout is lost after its tries, and that later ones are run."""
     timings = RunnerTimings(max_quick_deaths=2)
     await enqueue(store, [{"dies": True}], max_infrastructure_tries=3)
     await enqueue(store, [{"dies": False}], first=1)

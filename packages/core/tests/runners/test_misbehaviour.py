@@ -1,4 +1,4 @@
-"""Apps that block, hang or kill their process lose their own attempt only."""
+"""Test that apps that block, hang or kill their process lose only their own attempt."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_what_is_left_behind_blocks_no_later_rollout(store: Store, tmp_pat
 async def test_an_app_that_blocks_its_loop(
     store: Store, tmp_path: Path, kind: str, sources: list[str], function: str
 ) -> None:
-    """It times out; the other attempts go on in another process, and use up no try."""
+    """Check that the app times out, and the other attempts are repeated without using up a try."""
     neighbours = [rollout(number, "neighbour", tmp_path, timeout_s=600) for number in (1, 2)]
     await store.enqueue([rollout(0, kind, tmp_path, timeout_s=TIMEOUT_S), *neighbours])
     async with runners_of(store, "blocks") as runners:
@@ -131,7 +131,7 @@ async def test_leases_are_kept_while_the_loop_is_blocked(store: Store, tmp_path:
 
 
 async def test_an_app_that_goes_on_when_it_is_cancelled(store: Store, tmp_path: Path) -> None:
-    """The other attempts end in the same process; later ones run in another."""
+    """Check that other attempts end in the same process, and later ones run in another."""
     await store.enqueue(
         [
             rollout(0, "swallows", tmp_path, timeout_s=TIMEOUT_S),
@@ -161,7 +161,7 @@ async def test_who_blocks_the_loop_without_a_limit_is_named(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is named in one warning, because it has no time limit and the other attempts wait."""
+    """Check that the app is named in one warning, because it has no time limit."""
     looks, ended = 0, []
 
     def beat() -> None:
@@ -192,7 +192,7 @@ async def test_who_blocks_the_loop_without_a_limit_is_named(
 
 @pytest.mark.parametrize("at", [0.0, 4e9])
 async def test_an_app_that_freezes_time(store: Store, tmp_path: Path, at: float) -> None:
-    """Leases and time limits still run by the real clock."""
+    """Check that leases and time limits still follow the real clock."""
     first = rollout(0, "freezes", tmp_path, timeout_s=600)
     first.task["at"] = at
     await store.enqueue([first, rollout(1, "neighbour", tmp_path, timeout_s=600)])
@@ -230,7 +230,10 @@ async def test_an_app_that_freezes_time(store: Store, tmp_path: Path, at: float)
 async def test_a_task_that_ends_its_process(
     store: Store, tmp_path: Path, app: str, kind: str, how: str
 ) -> None:
-    """Attempts of that process are run again, alone; only its own task uses up tries."""
+    """Check that the attempts of the process are run again, each alone.
+
+    Only the rollout that ends its process uses up tries.
+    """
     others = [rollout(number, "neighbour", tmp_path, timeout_s=600) for number in (1, 2)]
     await store.enqueue([rollout(0, kind, tmp_path, max_infrastructure_tries=1), *others])
     async with runners_of(store, app, lease_s=3.0) as runners:
@@ -252,7 +255,7 @@ async def test_a_task_that_ends_its_process(
 
 @pytest.mark.parametrize("kind", list(misbehaving_apps.HARMLESS))
 async def test_what_does_no_harm(store: Store, tmp_path: Path, kind: str) -> None:
-    """All attempts end in the same process, each once."""
+    """Check that all attempts end in the same process, each once."""
     kinds = [kind, "neighbour", "neighbour", "after"]
     tasks = [rollout(number, each, tmp_path) for number, each in enumerate(kinds)]
     for each in tasks:
@@ -268,7 +271,7 @@ async def test_what_does_no_harm(store: Store, tmp_path: Path, kind: str) -> Non
 
 # --- the end --------------------------------------------------------------------------------
 async def test_a_process_that_dies_while_runners_are_drained(store: Store, tmp_path: Path) -> None:
-    """Its attempts are requeued at once, not when their leases end."""
+    """Check that its attempts are requeued at once, before their leases end."""
     both = [rollout(number, "neighbour", tmp_path) for number in (1, 2)]
     await store.enqueue(both)
     async with runners_of(store, "crashes", slots=2, lease_s=3600) as runners:

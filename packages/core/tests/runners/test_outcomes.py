@@ -1,4 +1,4 @@
-"""Outcomes and rewards of what apps return and raise."""
+"""Test the outcomes and rewards of what apps return and raise."""
 
 from __future__ import annotations
 
@@ -110,7 +110,9 @@ async def test_an_app_that_fails(store: Store, app: str, task: Any, message: str
     ],
 )
 async def test_exceptions_that_futures_treat_apart(store: Store, app: str, kind: str) -> None:
-    """A future accepts no StopIteration, and GeneratorExit closes a coroutine."""
+    """Check StopIteration, which futures refuse, GeneratorExit, which closes coroutines, and
+    others.
+    """
     message = f"{kind}: by the app"
     if kind == "StopIteration" and app in ("raises_builtin_async", "raises_builtin_later"):
         message = "RuntimeError: coroutine raised StopIteration"  # Python's own (PEP 479)
@@ -137,7 +139,9 @@ LEFT_OUT = "characters left out…]"
 
 
 async def test_an_error_text_of_five_million_characters(store: Store) -> None:
-    """Its beginning and end are kept, in the message and in each span."""
+    """Check that the beginning and the end of the text are kept, in the message and in every
+    span.
+    """
 
     def app(task: Any) -> None:
         with lightspan.agent("writer"):
@@ -177,7 +181,7 @@ async def test_a_returned_text_of_five_million_characters(
 
 
 async def test_keys_in_errors_are_not_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys of the environment, of an endpoint and of the attempt, and tokens after Bearer."""
+    """Check keys of the environment, an endpoint and the attempt, and tokens after `Bearer`."""
     monkeypatch.setenv("SEARCH_API_KEY", "search-5e8f1c")
     monkeypatch.setenv("UPSTREAM", "upstream-77ab")
     endpoint = LLM(base_url="http://127.0.0.1:9", model="m", api_key_env="UPSTREAM")
@@ -219,7 +223,7 @@ async def test_an_async_app_that_takes_too_long(store: Store) -> None:
 
 
 async def test_a_sync_app_that_takes_too_long_ends_the_runner(store: Store) -> None:
-    """Its thread cannot be ended, so nothing more is claimed, and the process is replaced."""
+    """Check that the runner claims nothing more, because the app's thread cannot be ended."""
     await enqueue(store, [{"seconds": 0.3}, {"seconds": 0.3}], timeout_s=0.01)
     runner = Runner(store, App(apps.sleeps), RunnerConfig(slots=1))
     await runner.run()

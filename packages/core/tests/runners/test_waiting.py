@@ -1,4 +1,4 @@
-"""A runner without work waits until the store reports some."""
+"""Test that a runner without work waits until the store reports some."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.usefixtures("clean")
 
 
 class Observed(MemoryStore):
-    """A store that records the requests of a runner."""
+    """A store that stores the requests of a runner."""
 
     says_work = False
-    """Report work even if there is none."""
+    """Whether the store reports work although there is none."""
     fails = 0
-    """Number of polls for work that fail."""
+    """Number of further requests for work that fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ async def test_an_idle_runner_claims_when_it_is_told_of_work(observed: Observed)
 
 
 async def test_leases_that_ran_out_are_looked_at_now_and_then(observed: Observed) -> None:
-    """A long lease does not extend the poll; a short one limits it to half of the lease."""
+    """Check the wait for work: 20 s with a long lease, else half of the lease."""
     async with running(observed, apps.returns, lease_s=600.0):
         await until(lambda: len(observed.requests) == 2)
     async with running(observed, apps.returns, lease_s=0.2):
@@ -72,7 +72,10 @@ async def test_leases_that_ran_out_are_looked_at_now_and_then(observed: Observed
 async def test_work_that_is_not_to_be_had_is_not_asked_for_without_a_pause(
     observed: Observed,
 ) -> None:
-    """As with a rollout that must run alone while this runner is busy."""
+    """Check the pause after work that this runner cannot claim.
+
+    An example is a rollout that must run alone while this runner is busy.
+    """
     timings = RunnerTimings(claim_pause_s=3600.0)
     observed.says_work = True
     async with running(observed, apps.returns, timings=timings) as runner:

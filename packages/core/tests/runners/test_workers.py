@@ -1,4 +1,4 @@
-"""Long-lived workers of an app: threads and tasks that one attempt started and others use."""
+"""Test threads and tasks of an app that one attempt has started and later attempts use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ THREAD = "the thread 'consumer'"
 
 @pytest.fixture
 def ask() -> Iterator[Callable[[], float]]:
-    """Ask a model with a client of the app."""
+    """Return a function that calls the model with a client of the app, and returns the number."""
     with (
         ScriptedServer("1") as server,
         openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as client,
@@ -47,7 +47,7 @@ def ask() -> Iterator[Callable[[], float]]:
 
 
 class Consumer:
-    """A thread that does the work of a queue, started at the first call or at once."""
+    """A thread that executes functions from a queue, started with the first one or at once."""
 
     def __init__(self, orders: Any, *, at_once: bool = False) -> None:
         self.orders = orders
@@ -83,7 +83,7 @@ async def damage_of(store: Store, app: Any) -> list[list[str]]:
 
 
 async def test_a_worker_of_an_attempt_that_is_over(store: Store, ask: Any) -> None:
-    """The call of the second attempt is attributed to the first."""
+    """Check the capture error of the second attempt, whose call the first one's thread makes."""
     consumer = Consumer(queue.Queue())
     errors = await damage_of(store, lambda task: consumer(ask))
     assert errors == [[], [MISSING.format(THREAD, "an attempt that is over")]]
@@ -98,7 +98,7 @@ async def test_a_worker_that_was_there_before(store: Store, ask: Any) -> None:
 
 
 async def test_what_an_attempt_leaves_running_is_its_own_affair(store: Store, ask: Any) -> None:
-    """Its call comes too late; the next attempt has its own calls."""
+    """Check that a late call of the first attempt does not damage the second."""
     over, late = threading.Event(), threading.Event()
 
     def leaves() -> None:
@@ -118,7 +118,7 @@ async def test_what_an_attempt_leaves_running_is_its_own_affair(store: Store, as
 
 
 async def test_work_that_comes_with_its_context(store: Store, ask: Any) -> None:
-    """The hint in the error message works."""
+    """Check the remedy that the error message names: running the work in the attempt's context."""
     consumer = Consumer(queue.Queue())
 
     def app(task: int) -> float:

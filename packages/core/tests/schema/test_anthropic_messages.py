@@ -1,4 +1,4 @@
-"""Anthropic's requests and answers have the attributes of the same call as chat."""
+"""Test that Anthropic's requests and answers get the same attributes as equal chat calls."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_streamed_answer() -> None:
 
 
 def test_a_stream_that_was_cut() -> None:
-    """The part that arrived is recorded: the id, the text, and the beginning of the call."""
+    """Check that the id, the text, and the beginning of the tool call are recorded."""
     streamed = StreamedAnswer()
     for event in events()[:7]:
         streamed.add(event)

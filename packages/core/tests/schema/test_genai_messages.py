@@ -1,4 +1,4 @@
-"""Conversion between chat messages of OpenAI and OpenTelemetry."""
+"""Test the conversion between OpenAI's chat messages and OpenTelemetry's."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_json_never_fails(value: Any, text: str) -> None:
 def test_streamed_calls_without_an_index_stay_apart(
     ids: bool, calls: list[tuple[str, list[str]]], data: st.DataObject
 ) -> None:
-    """Some servers omit `index`, or send null."""
+    """Check streamed tool calls whose `index` is missing or null, as some servers send them."""
     gathered = StreamedAnswer()
     for number, (name, parts) in enumerate(calls):
         first = {"id": f"call-{number}"} if ids else {}

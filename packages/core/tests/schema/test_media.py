@@ -1,4 +1,4 @@
-"""Images, sounds and files in messages are recorded as references, never as their bytes."""
+"""Test that images, sounds and files in messages are recorded as references without their bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightspan.schema import media, semconv as c
 from lightspan.schema.genai_attributes import StreamedAnswer, answer_attributes, request_attributes
 
 PICTURE = bytes(range(256)) * 8_192
-"""Two megabytes."""
+"""A picture of two megabytes."""
 BASE64 = base64.b64encode(PICTURE).decode()
 DATA_URL = f"data:image/png;base64,{BASE64}"
 KNOWN = {"size": len(PICTURE), "sha256": hashlib.sha256(PICTURE).hexdigest()}
@@ -110,7 +110,7 @@ def test_what_is_no_media_is_kept(part: dict[str, Any]) -> None:
 
 
 def test_every_place_of_a_chat() -> None:
-    """Messages of a user, a tool and a model."""
+    """Check messages of a user, a tool and a model."""
     image = {"type": "image_url", "image_url": {"url": DATA_URL}}
     expected = {"type": "blob", "modality": "image", **PNG}
     messages = [
@@ -162,7 +162,7 @@ def test_a_spoken_answer() -> None:
 
 
 def test_a_refusal_is_what_was_said() -> None:
-    """OpenAI's models refuse in a field `refusal` if the request has a response format."""
+    """Check the field `refusal`, which OpenAI's models use if the request has a response format."""
     whole = {"message": {"role": "assistant", "content": None, "refusal": "I will not."}}
     answers: list[Any] = [{"choices": [whole]}]
     for events in (
@@ -183,7 +183,7 @@ def test_a_refusal_is_what_was_said() -> None:
 
 @pytest.mark.parametrize("levels", [media.MAX_DEPTH, 250, 900])
 def test_a_part_that_is_nested_deeply_is_kept_so_deep(levels: int) -> None:
-    """The request of the app is not changed by recording it."""
+    """Check that the deepest levels are left out of the record."""
     part: Any = {"type": "tool_result", "content": [IN_THE_DEEP]}
     for _ in range(levels):
         part = {"type": "tool_result", "content": [part]}

@@ -1,4 +1,4 @@
-"""Prompt templates: placeholders, braces, and other texts with the same placeholders."""
+"""Test prompt templates: placeholders, braces, and texts with equal placeholders."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_every_text_can_be_filled(text: str) -> None:
 
 
 class _Anything:
-    """A value with every attribute and item."""
+    """A value that returns itself for every attribute and item."""
 
     def __getattr__(self, name: str) -> _Anything:
         return self

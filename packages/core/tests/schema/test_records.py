@@ -1,4 +1,4 @@
-"""Records: the state machine's table, rewards, token records."""
+"""Test records: the state machine's table, rewards, token records."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def moves(legal: dict[Any, set[Any]]) -> list[tuple[Any, Any, bool]]:
     ],
 )
 def test_moves(before: Any, after: Any, is_legal: bool) -> None:
-    """The tables of the module's docstring, pair by pair."""
+    """Check every pair of states in the tables of the module's docstring."""
     check = check_rollout_move if isinstance(before, R) else check_attempt_move
     table: Any = LEGAL_ROLLOUT_MOVES if isinstance(before, R) else LEGAL_ATTEMPT_MOVES
     assert ((before, after) in table) is is_legal

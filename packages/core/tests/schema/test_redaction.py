@@ -1,4 +1,4 @@
-"""Sanitising of recorded texts."""
+"""Test the removal of keys from recorded texts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_is_replaced(text: str, expected: str) -> None:
 
 
 def test_what_is_taken_out_of_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys are replaced in JSON and in JSON inside JSON; words that are passwords too stay."""
+    """Check that keys are replaced in JSON and in nested JSON, and common words are kept."""
     monkeypatch.setenv("DB_PASSWORD", "postgres-it-is")
     key = 'BEGIN "KEY"\nabcd1234\\'
     monkeypatch.setenv("APP_PRIVATE_KEY", key)
@@ -99,7 +99,7 @@ KEYS = {
 
 
 def test_which_variables_hold_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The value of a variable named a key may be a path or a column of a table."""
+    """Check variables whose names suggest a key, but whose values are a path or a column."""
     for name, value in {**NO_KEYS, **KEYS}.items():
         monkeypatch.setenv(name, value)
     address = "postgres://me:a-password-0123456789@db.test/app"
@@ -113,7 +113,7 @@ def test_which_variables_hold_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_key_is_known_as_soon_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys in the environment, under another name, and of a client; until they are removed."""
+    """Check keys of the environment, of added variables and of a client, until they are removed."""
     first, second, third = (f"{name}-key-0123456789" for name in ("first", "second", "third"))
     values = {"said": f"{first} {second} {third}"}
 
@@ -161,13 +161,13 @@ def test_keys_of_vendors(start: str, rest: str) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("start", ["sk-", "xoxb-"])
 def test_a_text_of_nothing_but_beginnings_of_keys(start: str) -> None:
-    """Any client may send such a text: searching it must not take minutes."""
+    """Check that searching a text of many beginnings of keys does not take minutes."""
     values = {"said": start * 100_000}
     assert values_without_keys(values) == values
 
 
 def test_the_keys_of_model_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are in memory only, and their number is limited."""
+    """Check that only a limited number of the latest keys of clients is known."""
     monkeypatch.setattr(redaction, "_client_keys", {})
     keys = [f"clients-key-{number:08}" for number in range(1_100)]
     for key in (*keys, "unused", "lightspan-placeholder", None, 7):

@@ -1,4 +1,4 @@
-"""Patterns on agent paths, and routing tables."""
+"""Test patterns on agent paths, and routing tables."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Reading three dialects of attributes: OpenTelemetry GenAI, OpenInference, OpenLLMetry."""
+"""Test reading three conventions for attributes: OpenTelemetry, OpenInference, OpenLLMetry."""
 
 from __future__ import annotations
 

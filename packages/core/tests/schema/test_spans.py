@@ -1,4 +1,4 @@
-"""Spans: the codec, and attributes of any values of an app."""
+"""Test spans: encoding, and attributes with any value of an app."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_spans_survive_the_codec(spans: list[Span]) -> None:
 
 
 def _types(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return the types of values: 1, 1.0 and True are equal."""
+    """Return name → type of the value, because 1, 1.0 and True compare equal."""
     return {
         name: [type(item) for item in value] if isinstance(value, list) else type(value)
         for name, value in attributes.items()

@@ -1,4 +1,4 @@
-"""Validation of users' arguments."""
+"""Test the validation of users' arguments."""
 
 from __future__ import annotations
 

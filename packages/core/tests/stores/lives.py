@@ -1,4 +1,4 @@
-"""The operations of a small training on a store, and a check that each took effect once."""
+"""Run the operations of a small training on a store, and check that each took effect once."""
 
 from __future__ import annotations
 

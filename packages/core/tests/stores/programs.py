@@ -1,4 +1,7 @@
-"""Programs of the tests of shared stores, run in other processes with the store's URL or file."""
+"""Programs for tests of shared stores, which run in other processes.
+
+Their argument is the store's URL or file.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 assert asyncio.run(store.allot_version("sql")) == 3
 """
-"""`FORKED STORE`: the parent's store stays open after the child has closed its own."""
+"""Program `FORKED STORE`: the parent's store stays open after the child has closed its own."""
 
 END: Final = "asyncio.run(store.close())"
 
@@ -68,11 +71,11 @@ try:
 except StoreError:  # the server was killed
     pass
 """
-"""`WRITER STORE NAME`: prints each write once it is acknowledged, and never ends by itself."""
+"""Program `WRITER STORE NAME`: print each write after it is acknowledged, without an end."""
 
 
 async def check_acknowledged(make_store: Callable[[Clock], Store], lines: list[list[str]]) -> None:
-    """Check that everything that writers printed is stored."""
+    """Check that every write that the program `WRITER` printed is stored."""
     clock = Clock()
     clock.now = time.time() + 1e6  # every lease has run out
     async with make_store(clock) as store:

@@ -1,4 +1,4 @@
-"""MemoryStore in the suite of stores."""
+"""Run the store suite with MemoryStore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQLiteStore in the suite of stores, and tests of a file that processes share."""
+"""Run the store suite with SQLiteStore, and test a file that processes share."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_the_file_is_private(tmp_path: Path) -> None:
 
 
 async def _refused(path: Path, kind: type[StoreError], *words: str) -> None:
-    """Check that opening raises an error with the file's name and does not change the file."""
+    """Check that opening raises `kind` with the path and `words`, and does not change the file."""
     before = path.read_bytes() if path.is_file() else None
     with pytest.raises(kind) as caught:
         await SQLiteStore(path).open()
@@ -148,7 +148,7 @@ async def test_a_store_of_another_version(
 
 
 async def test_a_damaged_store(tmp_path: Path) -> None:
-    """Overwritten pages in the middle of the file raise an error in any operation."""
+    """Check that overwritten pages in the middle of the file raise an error."""
     path = tmp_path / "x.db"
     async with SQLiteStore(path) as store:
         await store.enqueue([make_rollout(f"ro-{i}", task="x" * 3000) for i in range(200)])
@@ -235,7 +235,7 @@ async def _add_calls_one_by_one(store: SQLiteStore, attempt: Attempt) -> None:
 
 
 async def test_what_does_not_fit_does_not_take_its_neighbours_along(tmp_path: Path) -> None:
-    """Of writes in one transaction only the one that is too large fails."""
+    """Check that only a too large write fails, among writes in one transaction."""
     async with SQLiteStore(tmp_path / "x.db") as store:
         attempt = await start(store)
         await _limit_pages(store, 200)
@@ -336,7 +336,7 @@ def test_a_store_after_a_fork(tmp_path: Path) -> None:
 def test_kill_9_loses_nothing_that_was_acknowledged(
     tmp_path: Path, moments: Callable[[Any], random.Random]
 ) -> None:
-    """A writer on one file is killed twelve times at random moments."""
+    """Kill a writer twelve times at random moments."""
     path = tmp_path / "x.db"
     said: list[list[str]] = []
     for turn in range(12):
@@ -347,7 +347,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(
 
 
 def _write_and_kill(path: Path, turn: int, lines: int) -> list[list[str]]:
-    """Return the lines of a writer that is killed some time after a number of lines."""
+    """Kill a writer after it has printed `lines` lines; return all of its lines as words."""
     command = [sys.executable, "-c", WRITER, str(path), str(turn)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
@@ -360,7 +360,7 @@ def _write_and_kill(path: Path, turn: int, lines: int) -> list[list[str]]:
 
 # --- the cost of a move ---------------------------------------------------------------------
 async def _steps(store: SQLiteStore, write: Callable[[], Awaitable[object]]) -> int:
-    """Return the number of steps of SQLite's virtual machine for a query."""
+    """Return the number of steps of SQLite's virtual machine during `write`."""
     steps = itertools.count()
     db = store._opened.tables._db
     db.set_progress_handler(lambda: next(steps) and None, 1)
@@ -370,7 +370,7 @@ async def _steps(store: SQLiteStore, write: Callable[[], Awaitable[object]]) -> 
 
 
 async def test_a_claim_does_not_wade_through_what_is_not_for_it(tmp_path: Path) -> None:
-    """Neither another run's queue nor ended rollouts add to the cost of a claim."""
+    """Check that another run's queue and ended rollouts add little to the cost of a claim."""
     async with SQLiteStore(tmp_path / "x.db") as store:
         await store.enqueue([make_rollout(f"own-{i}", run_id="own") for i in range(20)])
         own = partial(store.claim, "runner", 1, LEASE_S, "own")
@@ -387,7 +387,7 @@ async def test_a_claim_does_not_wade_through_what_is_not_for_it(tmp_path: Path) 
 
 # --- the writer -----------------------------------------------------------------------------
 async def test_large_batches_are_many_short_transactions(tmp_path: Path) -> None:
-    """No transaction has more than its limit of rows or bytes."""
+    """Check that no transaction exceeds its limit of rows or bytes."""
     async with SQLiteStore(tmp_path / "x.db") as store:
         sizes: list[int] = []
         attempt = await start(store)
@@ -432,7 +432,7 @@ async def test_a_lock_held_by_another_process_is_waited_for(tmp_path: Path) -> N
 async def test_pruning_is_never_done_in_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rollout may have megabytes, whose deletion must not delay heartbeats."""
+    """Check that another thread prunes, because deleting megabytes would delay heartbeats."""
     async with SQLiteStore(tmp_path / "store.db") as store:
         rollouts = [make_rollout(f"ro-{number}") for number in range(40)]
         await store.enqueue(rollouts)

@@ -1,4 +1,4 @@
-"""Writes to a SQLite file in the event loop's thread or in the writer's."""
+"""Test which thread writes to a SQLite file: the event loop's or the writer's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
 
 
 def spying(store: SQLiteStore) -> list[int]:
-    """Return a list to which the thread of each later transaction is added."""
+    """Return a list to which each later transaction appends the id of its thread."""
     threads: list[int] = []
     tables = store._opened.tables
     begin = tables.begin
@@ -52,7 +52,7 @@ def spying(store: SQLiteStore) -> list[int]:
 async def test_which_thread_writes(
     tmp_path: Path, items: int, text: str, power_loss: bool, here: bool
 ) -> None:
-    """The event loop's own writes what takes no time, the writer's all else."""
+    """Check that the event loop's thread makes only short writes."""
     async with SQLiteStore(tmp_path / "x.db", power_loss=power_loss) as store:
         threads = spying(store)
         await store.enqueue([make_rollout(f"ro-{n}", task=text) for n in range(items)])
@@ -116,7 +116,7 @@ def test_event_loops_share_a_store(tmp_path: Path) -> None:
 
 
 async def test_the_log_is_moved_into_the_file(tmp_path: Path) -> None:
-    """Commits do not move the log (`disable_checkpoints`), the writer's thread does."""
+    """Check that commits do not move the log into the file, but the writer's thread does."""
     path = tmp_path / "x.db"
     async with SQLiteStore(path, timings=StoreTimings(max_log_pages=100)) as store:
         [automatic] = store._opened.tables._db.execute("PRAGMA wal_autocheckpoint").fetchone()

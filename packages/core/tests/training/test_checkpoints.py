@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there."""
+"""Test that a checkpoint is complete or does not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks: what is read, what is refused, and the order of epochs."""
+"""Test tasks: accepted inputs, errors, and the order of epochs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def test_what_is_no_task_is_named(tasks: Any, message: str) -> None:
 def test_a_data_frame_says_how_to_give_its_rows(
     module: str, name: str, more: dict[str, Any], rows: str
 ) -> None:
-    """Stand-ins, called as the libraries' own are: pandas and polars are in no environment."""
+    """Check fake data frames with the names of those of pandas and polars, which are not
+    installed.
+    """
     body = {"__module__": module, "columns": ["q"], "__iter__": lambda self: iter(["q"]), **more}
     table = type(name, (), body)()
     with pytest.raises(DataError) as caught:
@@ -78,7 +80,7 @@ def test_a_data_frame_says_how_to_give_its_rows(
 
 
 def test_tables_and_lists_in_files_say_how_to_give_their_rows(tmp_path: Path) -> None:
-    """Iterating over a table gives its columns."""
+    """Check the error for a table, whose iteration yields columns, and for a file with a list."""
     import pyarrow
 
     table = pyarrow.table({"q": ["a", "b"]})

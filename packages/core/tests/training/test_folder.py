@@ -1,4 +1,4 @@
-"""The folder of a run."""
+"""Test the folder of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightspan.training.results import Evaluation
 from packages.core.tests.lightning.steps import attempt, batch
 
 WHY = batch([attempt("m"), attempt("m", 0.0, "2")]).explanations["at-1", "c0", 0]
-"""An explanation of a call whose advantage is 0.5."""
+"""The explanation of a call with an advantage of 0.5."""
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_config_and_result_are_whole_files(folder: RunFolder) -> None:
 
 
 def test_nobody_needs_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In a container a user may have neither HOME nor a line in /etc/passwd."""
+    """Check a user without HOME and without an entry in /etc/passwd, as in a container."""
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     with pytest.raises(RuntimeError, match="home"):

@@ -1,4 +1,4 @@
-"""Groups in flight: which have ended, in which order, and what is taken."""
+"""Test groups in flight: which have ended, in which order, and which are taken."""
 
 from __future__ import annotations
 

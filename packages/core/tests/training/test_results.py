@@ -1,4 +1,4 @@
-"""What evaluations and results say: what a mean leaves out stands beside it."""
+"""Test the texts of evaluations and results: a mean is shown with what it leaves out."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_last_line_counts_what_was_not_scored_and_what_failed() -> None:
 
 
 def test_the_gain_is_over_clusters_too() -> None:
-    """Of the two clusters one gained all, the other nothing: drawn twice, one alone tells all."""
+    """Check two clusters of which one gained 1 and one 0: the interval is from 0 to 1."""
     clusters = {"t0": "a", "t1": "a", "t2": "b"}
     first = evaluation(0, [0.0, 0.0, 0.0], clusters=clusters)
     last = evaluation(5, [1.0, 1.0, 0.0], clusters=clusters)

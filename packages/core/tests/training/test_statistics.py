@@ -1,4 +1,4 @@
-"""Means with intervals, and paired gains."""
+"""Test means with confidence intervals, and paired gains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightspan.training.statistics import (
 
 
 def test_mean_and_interval_are_the_textbook_ones() -> None:
-    """Of 4 zeros and 6 ones: mean .6, variance 2.4 / 9, standard error sqrt(.26667 / 10)."""
+    """Check 4 zeros and 6 ones: mean .6, variance 2.4 / 9, standard error sqrt(.26667 / 10)."""
     interval = mean_interval([0.0] * 4 + [1.0] * 6)
     half = 1.96 * math.sqrt(2.4 / 9 / 10)
     assert interval.n == 10
@@ -50,7 +50,7 @@ def test_bootstrap_interval_is_close_to_the_normal_one_and_repeatable() -> None:
 
 # --- tasks in clusters ----------------------------------------------------------------------
 def test_two_clusters_have_three_means() -> None:
-    """Drawn are a a, a b, b a or b b: means 0, 1/3, 1/3 and 1, each a quarter of the time."""
+    """Check that the samples a a, a b, b a and b b have means 0, 1/3, 1/3 and 1."""
     values = {"t1": 0.0, "t2": 0.0, "t3": 1.0}
     found = clustered_interval(values, {"t1": "a", "t2": "a", "t3": "b"})
     assert found == Interval(pytest.approx(1 / 3), 0.0, 1.0, 3, 2)  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def test_two_clusters_have_three_means() -> None:
 
 
 def test_tasks_that_are_alike_tell_no_more_than_one_of_them() -> None:
-    """Four clusters of fifty equal tasks, against four tasks; and against 200 independent ones."""
+    """Compare four clusters of fifty equal tasks with four tasks, and with 200 independent ones."""
     values = {f"{cluster} {n}": float(cluster in "ab") for cluster in "abcd" for n in range(50)}
     clusters = {task: task[0] for task in values}
     found = clustered_interval(values, clusters)

@@ -1,4 +1,4 @@
-"""Observation of CrewAI's events, from which lightspan knows the acting agent.
+"""Find out the acting agent by observing CrewAI's events.
 
 CrewAI's event bus calls its handlers in a thread pool, a millisecond late: too late to label a
 request. So `emit` itself is wrapped, which runs in the context of the event. There the frame of a
@@ -65,11 +65,14 @@ _NAME: Final = "lightspan_crewai"
 
 
 class _Open(NamedTuple):
-    """The trail of a context, stored in the context's notes."""
+    """Hold the trail of a context: the entries that have begun and not ended, outermost first.
+
+    It is stored in the context's notes.
+    """
 
     trail: Trail = ()
     before: tuple[AgentContext, ...] = ()
-    """Context before each entry of the trail."""
+    """Context before each entry of the trail, in the same order."""
 
 
 _NOTHING: Final = _Open()
@@ -77,14 +80,16 @@ _NOTHING: Final = _Open()
 
 @dataclass(slots=True)
 class _State:
-    """The state of this process."""
+    """Hold the adapter's state, of which a process has one."""
 
     watches: list[Patch] = field(default_factory=list)
-    """Patches of CrewAI and of the users' model clients."""
+    """Patches of CrewAI, and of model clients that the user defines."""
     clients: weakref.WeakSet[type] = field(default_factory=weakref.WeakSet)
-    """Subclasses of BaseLLM that are patched or CrewAI's own."""
+    """Subclasses of `BaseLLM` that need no patch: those already patched, and CrewAI's own."""
     attempts: dict[int, AttemptHandle] = field(default_factory=dict)
-    """`id` of an attempt's scope → the attempt, if it began with a trail, in production."""
+    """`id` of an attempt's scope → the attempt. Only for attempts in production that began with the
+    first entry of a trail.
+    """
     lock: Any = field(default_factory=threading.RLock)
 
 
@@ -94,7 +99,7 @@ _state: Final = _State()
 def _open_calls(context: AgentContext) -> list[FrameworkCall]:
     """Return CrewAI's model calls that are in progress in `context`, innermost first.
 
-    Calls around a tool, an agent or another open entry are left out.
+    The search ends at the innermost open entry of another kind, such as a tool or an agent.
     """
     calls = itertools.takewhile(
         lambda entry: entry.start.kind is Kind.CALL, reversed(_opened(context).trail)
@@ -114,7 +119,7 @@ _adapter: Final = Adapter(
 
 # --- events ---------------------------------------------------------------------------------
 def observe(source: Any, event: Any) -> None:
-    """Record an event of CrewAI, in the context in which it is emitted."""
+    """Record an event of CrewAI in the context in which it is emitted."""
     current = current_context()
     if current is None:
         return
@@ -131,7 +136,7 @@ def observe(source: Any, event: Any) -> None:
 
 
 def record_change(change: Start | End) -> None:
-    """Record that something begins or ends in the current context."""
+    """Record in the current context that an entry (a crew, task, tool, …) begins or ends."""
     current = current_context()
     if current is not None:
         _record_change(current, change)
@@ -158,7 +163,7 @@ def _record_change(current: AgentContext, change: Start | End) -> None:
 
 
 def _begin(around: AgentContext, start: Start, pushed: AgentContext) -> None:
-    """Add an entry to the trail of the current context, and push its frame.
+    """Add an entry to the trail (the open entries) of the current context, and push its frame.
 
     Args:
         around: context of the acting agent.
@@ -197,9 +202,9 @@ def _restore(
 
     Args:
         current: the current context.
-        opened: the trail of the current context.
-        depth: index of the entry. At 0 no entry is left, so the attempt that began with the trail
-            is closed.
+        opened: the open entries of the current context.
+        depth: index of the entry that ends. At 0 no entry is left, so the attempt that began with
+            the first entry is closed.
         error: error of the attempt; None if it succeeded.
     """
     set_agent(opened.before[depth])
@@ -217,7 +222,7 @@ def _opened(current: AgentContext) -> _Open:
 
 
 def _register_pending(scope: AttemptContext, entry: Entry) -> None:
-    """Register an open entry, so that its span is recorded even if no end is reported."""
+    """Register an open entry, so that its span is recorded even if CrewAI never reports its end."""
     if entry.has_span:
         scope.recorder.register_pending(
             _pending_key(entry), lambda: _record(scope, entry, abandoned_end(entry))
@@ -422,7 +427,7 @@ def role_of(agent: Any, info: Mapping[str, Any] | None = None) -> Name | None:
     """Return the role of an agent, as a template and filled in; None if the agent has no role.
 
     Args:
-        agent: the agent, or None.
+        agent: the agent; None to use `info` only.
         info: data of the agent from an event, used if `agent` has no role; None if there is none.
     """
     filled = clean(getattr(agent, "role", None) or (info or {}).get("role"))
@@ -431,7 +436,7 @@ def role_of(agent: Any, info: Mapping[str, Any] | None = None) -> Name | None:
 
 
 def _original_role(agent: Any) -> Any:
-    """Return the role of an agent from before inputs were filled in; None if none were.
+    """Return the role of an agent before inputs were filled in; None if no inputs were filled in.
 
     The role is read from pydantic's private attributes, because `getattr` for a private attribute
     is slow: pydantic first raises and catches an error in search of a descriptor.
@@ -516,7 +521,9 @@ def _crew_kicking_off_async(original: Any, watch: Patch) -> Any:
 
 
 class _Kickoff:
-    """Context manager that begins and ends a crew's entry around its kickoff and callbacks."""
+    """A context manager that begins a crew's entry before its kickoff and ends it after the
+    callbacks.
+    """
 
     def __init__(
         self, crew: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: Patch
@@ -546,7 +553,7 @@ class _Kickoff:
 
 
 def _unwind(current: AgentContext, depth: int, error: BaseException) -> None:
-    """Record the entries that an abandoned coroutine left open, and restore the context.
+    """Record as abandoned the entries that an ended coroutine left open, and restore the context.
 
     Args:
         current: the current context.
@@ -605,7 +612,7 @@ def _calling(original: Any, watch: Patch) -> Any:
 
 
 class _ModelCall:
-    """Context manager that begins and ends the entry of a call of a user's model client."""
+    """A context manager that begins and ends the entry of a call of a user's model client."""
 
     def __init__(
         self, client: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: Patch

@@ -1,4 +1,4 @@
-"""Agent paths and spans from CrewAI's events; pure, without CrewAI.
+"""Derive agent paths and spans from CrewAI's events, without importing CrewAI.
 
 CrewAI emits an event whenever something begins or ends, in the context in which it happens. The
 entries that have begun and not ended in a context are its *trail*, the outermost first. Each of
@@ -42,7 +42,7 @@ from lightspan.instrumentation import (
 
 
 class Kind(StrEnum):
-    """The kind of an entry."""
+    """The kinds of entries."""
 
     CREW = "crew"
     FLOW = "flow"
@@ -54,47 +54,49 @@ class Kind(StrEnum):
 
 
 _TURNS: Final = (Kind.TASK, Kind.AGENT)
-"""Kinds of entries that are turns of an agent.
+"""Kinds of entries that are turns: work of one agent.
 
 A turn is never inside itself: if it begins again, its previous entry was abandoned.
 """
 
 
 class Name(NamedTuple):
-    """The name of an entry; `template` and `filled` differ only for roles of agents."""
+    """The name of an entry. Only an agent's role has a `filled` form that may differ from
+    `template`.
+    """
 
     template: str
     filled: str
     agent_id: str | None = None
-    """Id of the agent, for a role."""
+    """Id of the agent whose role the name is; None if it is unknown or the name is no role."""
 
 
 class Start(NamedTuple):
-    """The start of an entry."""
+    """The start of an entry: a crew, flow, task, agent, tool or model call."""
 
     kind: Kind
     key: Hashable
-    """Key of the matching `End`."""
+    """Key that the matching `End` also has."""
     name: Name | None = None
-    """None if the entry adds no frame, as for a tool."""
+    """Name of the entry; None if the entry adds no frame to the path, as for a tool."""
     attributes: Mapping[str, Any] = {}
-    """Arguments of a tool; OpenAI request of a model call."""
+    """Arguments of a tool, or the OpenAI request of a model call; empty for other entries."""
     input: Any = None
-    """Input of a crew, a flow or a lone agent."""
+    """Input of a crew, a flow or an agent that runs alone; None if there is none."""
     client: Any = None
-    """Client of a model call."""
+    """Client of a model call; None for other entries."""
 
 
 class End(NamedTuple):
-    """The end of an entry."""
+    """The end of an entry: a crew, flow, task, agent, tool or model call."""
 
     kind: Kind
     key: Hashable
     status: SpanStatus = SpanStatus.OK
-    """Status; UNSET if the entry was abandoned or paused."""
+    """Status of the span; UNSET if the entry was abandoned or paused."""
     message: str = ""
     attributes: Mapping[str, Any] = {}
-    """Attributes of the error; a tool's result; OpenAI completion of a model call."""
+    """Attributes of the error, a tool's result, or the OpenAI completion of a model call."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,10 +106,10 @@ class Entry:
     start: Start
     around: Place
     inside: Place
-    """Place of everything that happens in the entry."""
+    """Agent path and span id of everything that happens in the entry."""
     start_ns: int = field(default_factory=time.time_ns)
     call: FrameworkCall | None = None
-    """The framework call of a model call; None for the other kinds."""
+    """Announced call of a model client; None for entries that are no model calls."""
 
     @property
     def name(self) -> str:
@@ -120,7 +122,8 @@ class Entry:
         return self.inside.span_id != self.around.span_id
 
     def end_call(self, event: End) -> bool:
-        """End a model call, and return whether the adapter has to record it. Repeatable.
+        """End a model call, and return whether the adapter has to record it. May be called
+        repeatedly.
 
         Returns False for an entry of another kind.
         """
@@ -131,7 +134,7 @@ class Entry:
         return self.call.needs_record(is_ok=is_ok)
 
     def is_of(self, event: Start | End) -> bool:
-        """Return whether an event is about this entry."""
+        """Return whether an event has the kind and the key of this entry."""
         return self.start.kind is event.kind and self.start.key == event.key
 
 
@@ -155,16 +158,16 @@ def begin(
     """Add an entry that begins to `trail`.
 
     Args:
-        trail: open entries of the current context.
+        trail: open entries of the current context, outermost first.
         start: start of the entry; an empty name adds no frame.
         place: place of the acting agent.
         choose: function that chooses the template or the filled form of a name.
-        start_call: function that announces a model call; its argument is the enclosing framework
-            calls. None to announce nothing.
+        start_call: function that announces a model call; its argument is the enclosing model calls.
+            None to announce nothing.
 
     Returns:
         The new trail, whose last entry is the new one, and the abandoned entries, innermost first.
-        A turn that begins again was abandoned, and so were the entries inside it.
+        A task or an agent that begins again was abandoned, and so were the entries inside it.
     """
     trail, abandoned = _restarted(trail, start)
     around = abandoned[-1].around if abandoned else place
@@ -179,11 +182,11 @@ def begin(
 
 
 def end(trail: Trail, event: End) -> tuple[Trail, Entry | None, list[Entry]]:
-    """Remove an entry that ends, and the entries inside it.
+    """Remove an entry that ends, and the entries inside it, from `trail`.
 
     Returns:
-        The trail up to the entry; the entry, None if it is not in `trail`; and the entries inside
-        it, which were abandoned, innermost first.
+        The remaining trail; the entry that ends, None if it is not in `trail`; and the entries
+        inside it, which were abandoned, innermost first.
     """
     for index in range(len(trail) - 1, -1, -1):
         if trail[index].is_of(event):
@@ -215,7 +218,7 @@ def _is_acting(trail: Trail, start: Start) -> bool:
 
 # --- spans ----------------------------------------------------------------------------------
 def span_of(entry: Entry, event: End, attempt: AttemptContext) -> Span:
-    """Return the span of an agent or a tool that ended."""
+    """Return the span of an entry that has ended."""
     is_tool = entry.start.kind is Kind.TOOL
     attributes = dict(entry.start.attributes) if is_tool else {}
     name = str(attributes.get(semconv.TOOL_NAME) or "") if is_tool else entry.name
@@ -231,5 +234,5 @@ def span_of(entry: Entry, event: End, attempt: AttemptContext) -> Span:
 
 
 def abandoned_end(entry: Entry) -> End:
-    """Return the end of an abandoned entry."""
+    """Return an `End` for an entry that was abandoned."""
     return End(entry.start.kind, entry.start.key, SpanStatus.UNSET)

@@ -1,4 +1,4 @@
-"""The agents of a crew, flow or agent that can be optimised, without running it.
+"""List the agents of a crew, flow or agent that can be optimised, without running it.
 
 The names are those of `_identity`, with roles as templates. The list is *complete* if nothing could
 add another agent at run time: no function of the app creates agents, and no other framework is
@@ -23,16 +23,16 @@ from lightspan_crewai._hook import crew_name, role_of
 from lightspan_crewai._identity import clean
 
 MANAGER: Final = "Crew Manager"
-"""Role of the manager that CrewAI creates for a hierarchical crew without one."""
+"""Role of the manager that CrewAI creates for a hierarchical crew that has no manager."""
 PLANNER: Final = "Task Execution Planner"
 """Role of the agent that plans for a crew with `planning=True`."""
 GUARDRAIL: Final = "Guardrail Agent"
-"""Role of the agent that checks a guardrail given as text."""
+"""Role of the agent that checks a guardrail, if the guardrail is a text."""
 
 _CLIENTS: Final = frozenset(
     {"LLM", "OpenAI", "AsyncOpenAI", "completion", "acompletion", "create_llm"}
 )
-"""Names in a function's code that mean that it may call a model itself."""
+"""Names in a function's code which mean that the function may call a model itself."""
 
 
 def agents(app: Any) -> AgentPaths:
@@ -94,7 +94,7 @@ class _Search(AgentSearch[Location]):
             self._agent(agent, leader)
 
     def _delegated(self, crew: Any, at: Location) -> None:
-        """Add the co-workers that an agent with delegation can call by a tool."""
+        """Add the agents that `crew`'s agents with delegation can call by a tool."""
         for task in crew.tasks:
             agent = task.agent
             if agent is not None and getattr(agent, "allow_delegation", False):
@@ -166,7 +166,7 @@ def _methods(kind: type) -> Iterator[str]:
 
 
 def _unwrapped(method: Any) -> Any:
-    """Return the user's function in the result of CrewAI's decorators."""
+    """Return the user's function that CrewAI's decorators wrap."""
     for name in ("_meth", "__wrapped__"):
         inner = getattr(method, name, None)
         if inner is not None:

@@ -1,4 +1,4 @@
-"""The framework version that this adapter needs."""
+"""The oldest version of CrewAI that the adapter supports."""
 
 from __future__ import annotations
 
@@ -6,4 +6,7 @@ from typing import Final
 
 FRAMEWORK: Final = "crewai"
 FLOOR: Final = "1.11.0"
-"""First version whose threads copy the context: asynchronous tasks, tools, time limits."""
+"""Oldest supported version.
+
+Older versions do not copy the context to the threads of asynchronous tasks, tools and time limits.
+"""

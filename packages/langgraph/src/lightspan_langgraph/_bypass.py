@@ -1,8 +1,8 @@
-"""Model calls in LangChain whose client does not use the OpenAI SDK: recorded without tokens.
+"""Record model calls of LangChain whose client does not use the OpenAI SDK.
 
-See `lightspan.capture.other_clients`. LangChain notifies the handler when a model run begins and
-ends. If the SDK instrumentation records a call in between, it is the call of the model run;
-otherwise the client bypassed the SDK, or LangChain's cache answered.
+Their records have no tokens. See `lightspan.capture.other_clients`. LangChain notifies the handler
+when a model run begins and ends. If the SDK instrumentation records a call in between, it is the
+call of the model run; otherwise the client bypassed the SDK, or LangChain's cache answered.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ from lightspan.instrumentation import FrameworkCall, truncated_json
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A model run."""
+    """A run of a model, as LangChain reports it."""
 
     prompt: Any
     """List of messages, or a text prompt."""
     call: FrameworkCall
     around: Sequence[Run]
-    """The enclosing model run; all candidates if it is ambiguous, empty if there is none."""
+    """The enclosing model run; several if it is unclear which one encloses, empty if there is
+    none.
+    """
     is_open: bool = True
 
     def end(self, *, is_answered: bool) -> None:
-        """End the run."""
+        """End the run; `is_answered` is whether the model has answered."""
         self.is_open = False
         self.call.end(is_answered=is_answered)
 
 
 @dataclass(slots=True, eq=False)
 class ModelCall:
-    """One call of a model: one run, or a run for each of several prompts (`generate`)."""
+    """One call of a model; with several prompts (`generate`) it has one run per prompt."""
 
     size: int
     """Number of prompts."""
@@ -51,7 +53,7 @@ class ModelCall:
     model: Any = None
     """The model; None if it is unknown."""
     around: Sequence[Run] = ()
-    """Value of `Run.around` for each run of the call."""
+    """Value of `Run.around` for every run of the call."""
     start_ns: int = field(default_factory=time.time_ns)
 
     @property
@@ -65,9 +67,8 @@ current_call: Final[ContextVar[ModelCall | None]] = ContextVar(
 )
 """The last model call that began in this context; None if there is none or a token was streamed.
 
-The call is not stored in `AgentContext.notes`: a model run may end in a different context from the
-one in which it began. There the note could not be removed, and the frames pushed with the note
-would stay.
+The call is not stored in `AgentContext.notes`, because a model run may end in another context
+than it began. There the note could not be removed, and the frames pushed with the note would stay.
 """
 
 
@@ -88,7 +89,7 @@ def begin(
         prompt: messages or text prompt of the run.
         name: name of the model's class.
         event: remaining keyword arguments of LangChain's callback.
-        start_call: function that announces the run; its argument is the enclosing framework calls.
+        start_call: function that announces the run; its argument is the enclosing model calls.
         open_calls: id of an open model run → its model call.
     """
     size, current = int(event.get("batch_size") or 1), current_call.get()
@@ -105,7 +106,8 @@ def begin(
 def innermost(open_calls: Mapping[UUID, ModelCall]) -> Sequence[Run]:
     """Return the innermost open model run of the current context.
 
-    Returns all candidates if the run is ambiguous, and an empty sequence if there is none.
+    Returns several runs if it is unclear which one is innermost, and an empty sequence if there is
+    none.
 
     Args:
         open_calls: id of an open model run → its model call.
@@ -125,7 +127,7 @@ def innermost(open_calls: Mapping[UUID, ModelCall]) -> Sequence[Run]:
 def _run_on_stack(open_calls: Mapping[UUID, ModelCall]) -> Run | None:
     """Return the innermost model run whose method is on the call stack; None if there is none.
 
-    The context identifies neither one of several prompts nor a run that has begun to stream.
+    The context alone does not identify one of several prompts, or a run that has begun to stream.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None:

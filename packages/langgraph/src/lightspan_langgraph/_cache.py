@@ -1,4 +1,4 @@
-"""Wrappers that switch LangChain's cache off where the answer has to be a sample of the policy.
+"""Switch LangChain's cache off where the trained model must sample the answer.
 
 `set_llm_cache` and `cache=` accept any subclass of `BaseCache`. Its methods are wrapped in the
 classes that define them, so that the app's settings do not change.

@@ -1,4 +1,4 @@
-"""Callbacks from LangChain, from which lightspan knows the acting agent.
+"""Find out the acting agent by callbacks from LangChain.
 
 LangChain calls the handler whenever a run begins or ends, and `RunTree` stores every run's place.
 When the acting agent is needed, by the SDK instrumentation or `with lightspan.agent(…)`, the
@@ -50,11 +50,11 @@ from lightspan_langgraph._identity import End, RunKind, RunTree, Start
 from lightspan_langgraph._prebuilt import is_running_prebuilt
 
 _NO_ERRORS: Final = (GraphBubbleUp, GeneratorExit)
-"""Exceptions that interrupt or abandon a run, which is not an error."""
+"""Exceptions that interrupt or abandon a run; they do not count as errors."""
 
 
 class _AttemptRuns:
-    """The runs of one attempt, without a strong reference to the attempt's recorder."""
+    """Hold the runs of one attempt, without a strong reference to the attempt's recorder."""
 
     def __init__(self, current: AttemptContext) -> None:
         self.tree = RunTree(replace(current, recorder=Recorder()))
@@ -62,27 +62,29 @@ class _AttemptRuns:
         self.calls: dict[UUID, _bypass.ModelCall] = {}
         """Id of an open model run → its model call."""
         self.handle: Callable[[], AttemptHandle | None] = lambda: None
-        """Returns the handle of the open attempt in production; None in rollouts."""
+        """Function that returns the handle of the open attempt in production, and None in
+        rollouts.
+        """
 
 
 @dataclass(slots=True)
 class _State:
-    """The state of this process."""
+    """Hold the adapter's state, of which a process has one."""
 
     attempts: weakref.WeakKeyDictionary[Recorder, _AttemptRuns] = field(
         default_factory=weakref.WeakKeyDictionary
     )
-    """Recorder of an attempt → runs of the attempt, which are removed with the recorder."""
+    """Recorder of an attempt → runs of the attempt. An entry is removed with its recorder."""
     owners: weakref.WeakValueDictionary[UUID, _AttemptRuns] = field(
         default_factory=weakref.WeakValueDictionary
     )
     """Id of an open run → runs of its attempt.
 
-    The context cannot replace this table: a run may end in a different context from the one in
-    which it began.
+    A context variable cannot replace this table: a run may end in a different context from the one
+    in which it began.
     """
     handles: dict[UUID, AttemptHandle] = field(default_factory=dict)
-    """Id of an open run → handle of the attempt that began with the run, in production."""
+    """Id of an open run → handle of the production attempt that began with the run."""
     patches: list[Patch] = field(default_factory=list)
     """Patches of LangChain's caches."""
     lock: Any = field(default_factory=threading.RLock)
@@ -95,7 +97,7 @@ _state: Final = _State()
 class LightspanCallback(BaseCallbackHandler):
     """A callback handler that records agents; add it to `config={"callbacks": [...]}`.
 
-    `instrument()` adds it to every run. With both, nothing is recorded twice.
+    `instrument()` adds it to every run. If both are used, nothing is recorded twice.
     """
 
     run_inline = True
@@ -171,6 +173,13 @@ def _in_attempt(
 
     In production, the context is in the attempt of the enclosing runs; if none is open, an attempt
     is opened.
+
+    Args:
+        current: the current context.
+        kind: kind of the run.
+        name: name of the run.
+        event: remaining keyword arguments of LangChain's callback.
+        input: input of the run.
     """
     if current.scope.is_outside:
         around = _handle_of(event.get("parent_run_id") or _current_run())
@@ -184,7 +193,9 @@ def _in_attempt(
 
 
 def _handle_of(run_id: UUID | None) -> AttemptHandle | None:
-    """Return the handle of a run's attempt; None unless the attempt is open and in production."""
+    """Return the handle of a run's production attempt; None in rollouts or if the attempt has
+    ended.
+    """
     attempt = None if run_id is None else _state.owners.get(run_id)
     return None if attempt is None else attempt.handle()
 
@@ -310,7 +321,8 @@ def resolve(pushed: AgentContext) -> AgentContext | None:
     """Return the context of the acting agent according to LangChain; None if no run is current.
 
     Args:
-        pushed: context with the pushed frames, before resolvers are called.
+        pushed: context with the frames that `lightspan.agent` has pushed, before the adapters'
+            resolvers add their own.
     """
     handle = _handle_around() if pushed.scope.is_outside else None
     if handle is not None:
@@ -346,7 +358,7 @@ def _current_run() -> UUID | None:
 
 
 def _open_calls(context: AgentContext) -> list[FrameworkCall]:
-    """Return the call of the innermost open model run; several or none as in `_bypass.innermost`.
+    """Return the innermost open model call; several or none as in `_bypass.innermost`.
 
     Args:
         context: any context of the attempt.

@@ -1,4 +1,4 @@
-"""Agent paths and spans from LangChain's run events; pure, without LangChain.
+"""Derive agent paths and spans from LangChain's run events, without importing LangChain.
 
 LangChain reports *runs*: a graph, each of its nodes, each chain, tool and model inside, each with
 the id of its parent. A run that is an agent's *boundary* adds one frame to the path:
@@ -69,8 +69,8 @@ def is_prebuilt_node(name: str) -> bool:
 def graph_agent_name(name: str, node: str, metadata: Mapping[str, Any]) -> str | None:
     """Return the agent name of a prebuilt agent's graph; None if the agent has no name.
 
-    The agent's name is the graph's. Where langchain also reports the agent's name in the metadata,
-    a graph name that differs is not the agent's.
+    The agent's name is that of its graph. Newer versions of langchain also report the agent's name
+    in the metadata. If the two differ, `name` is that of another graph, and None is returned.
 
     Args:
         name: name of the graph.
@@ -84,7 +84,7 @@ def graph_agent_name(name: str, node: str, metadata: Mapping[str, Any]) -> str |
 
 
 class RunKind(StrEnum):
-    """The kind of a run."""
+    """The kinds of runs."""
 
     CHAIN = "chain"
     MODEL = "model"
@@ -93,19 +93,19 @@ class RunKind(StrEnum):
 
 
 class Start(NamedTuple):
-    """The start of a run."""
+    """The start of a run of a graph, node, chain, tool or model."""
 
     run_id: UUID
     parent_id: UUID | None
     kind: RunKind
     name: str
     pushed: Place
-    """Place of the pushed frames when the run begins."""
+    """Place (agent path and span) of the pushed frames when the run begins."""
     metadata: Mapping[str, Any] = {}
     attributes: Mapping[str, Any] = {}
-    """Span attributes of a tool run."""
+    """Span attributes of a tool run; empty for other runs."""
     runs_prebuilt: bool | None = None
-    """Whether the run is of a prebuilt agent's node; None to decide by the node's name."""
+    """Whether the run belongs to a prebuilt agent's node; None to decide by the node's name."""
 
     @property
     def is_prebuilt(self) -> bool:
@@ -114,7 +114,7 @@ class Start(NamedTuple):
 
 
 class End(NamedTuple):
-    """The end of a run."""
+    """The end of a run of a graph, node, chain, tool or model."""
 
     run_id: UUID
     status: SpanStatus = SpanStatus.OK
@@ -139,21 +139,23 @@ class _Run:
     order: int
     start: Start
     inside: Place
-    """Place of everything that happens in the run."""
+    """Place (agent path and span) of everything that happens in the run."""
     namespace: str | None
     agent_name: str | None
     explicit: str | None
     node_span_id: str | None
-    """Span id of the innermost enclosing graph node; None if an agent is in between."""
+    """Span id of the innermost enclosing graph node; None if there is none, or an agent is in
+    between.
+    """
     is_node: bool
     is_settled: bool = False
-    """Whether it has been decided if the graph of this run is an agent."""
+    """Whether it is decided that the graph of this run is an agent, or that it is none."""
     start_ns: int = field(default_factory=time.time_ns)
     open_spans: list[_OpenSpan] = field(default_factory=list)
 
 
 class RunTree:
-    """The runs of one attempt. Thread-safe.
+    """Hold the runs of one attempt. Thread-safe.
 
     Args:
         attempt: scope of the attempt with a substitute for its recorder, because a tree must not
@@ -172,7 +174,7 @@ class RunTree:
         return len(self._open)
 
     def start(self, event: Start) -> None:
-        """Add a run that begins; a no-op if the run is open already."""
+        """Add a run that begins; do nothing if the run is open already."""
         with self._lock:
             if event.run_id in self._open:
                 return
@@ -194,7 +196,7 @@ class RunTree:
             return [self._span(run, event, span) for span in run.open_spans]
 
     def place(self, pushed: Place, chain: UUID | None, model: UUID | None) -> Place | None:
-        """Return the place of a model call made now; None if no known run is around it.
+        """Return the place of a model call that is made now; None if no known run encloses it.
 
         Args:
             pushed: place of the frames pushed in the calling context.
@@ -211,7 +213,9 @@ class RunTree:
             return _place_in(max(candidates, key=lambda run: run.order), pushed)
 
     def inside(self, run_id: UUID) -> Place:
-        """Return the place inside an open run; the empty place if the run is unknown."""
+        """Return the place (agent path and span) inside an open run; the empty place if it is
+        unknown.
+        """
         with self._lock:
             run = self._open.get(run_id)
             return Place() if run is None else run.inside
@@ -252,7 +256,14 @@ def _place_in(run: _Run, pushed: Place) -> Place:
 
 
 def _enter(order: int, event: Start, parent: _Run | None, *, is_node: bool) -> _Run:
-    """Return the run that begins, with its own frame and spans."""
+    """Create the open run of `event`, with its own frame and spans.
+
+    Args:
+        order: number of the run in the order of starts.
+        event: start of the run.
+        parent: the enclosing run; None if there is none.
+        is_node: whether the run is a graph node's.
+    """
     metadata = event.metadata
     run = _Run(
         order=order,
@@ -285,7 +296,7 @@ def _boundary_name(run: _Run, parent: _Run | None) -> str | None:
 
 
 def _is_node(event: Start, parent: _Run | None) -> bool:
-    """Return whether the run is a graph node's: the first one in a new namespace."""
+    """Return whether the run of `event` is a graph node's: the first run in a new namespace."""
     if event.kind is not RunKind.CHAIN or event.metadata.get(_NODE_KEY) != event.name:
         return False
     namespace = _text(event.metadata.get(_NAMESPACE_KEY))
@@ -295,8 +306,8 @@ def _is_node(event: Start, parent: _Run | None) -> bool:
 def _settle_graph(graph: _Run, node: Start) -> None:
     """Add the agent's frame to the run of a prebuilt agent's graph when its first node begins.
 
-    Needed for agents whose name is not in the metadata of the graph's run; a no-op for other graphs
-    and at later nodes.
+    It is needed for agents whose name is not in the metadata of the graph's run. It does nothing
+    for other graphs, and at later nodes.
     """
     if graph.is_settled or graph.is_node or node.name.startswith("__"):
         return

@@ -1,4 +1,4 @@
-"""Detection of graph nodes that are part of a prebuilt agent.
+"""Detect graph nodes that are part of a prebuilt agent.
 
 A node's name is not enough, because tutorials also name the nodes of custom graphs `agent` and
 `tools`. Nodes with such names are recognised by the module of the function that they run.
@@ -15,9 +15,10 @@ from langgraph.prebuilt import ToolNode
 from lightspan_langgraph._identity import is_prebuilt_node
 
 _AMBIGUOUS_NAMES: Final = frozenset({"agent", "model", "tools", "generate_structured_response"})
-"""Names that prebuilt nodes share with nodes of custom graphs.
+"""Names that nodes of prebuilt agents and of custom graphs may have.
 
-Prebuilt nodes with these names never run a function of the user's; those with other names may.
+A prebuilt node with such a name never runs a function of the user's; a prebuilt node with another
+name may.
 """
 _MAKERS: Final = ("langgraph.prebuilt", "langchain.agents")
 
@@ -35,9 +36,9 @@ def is_prebuilt(name: str, bound: Any) -> bool:
 def is_running_prebuilt(name: str) -> bool | None:
     """Return whether the node that is about to run is part of a prebuilt agent.
 
-    LangGraph passes only the node's name to a callback. For an ambiguous name, this function
-    searches the call stack for the object that runs the node. Returns None if the name is not
-    ambiguous or the object is not found; then `is_prebuilt_node` decides by the name.
+    LangGraph passes only the node's name to a callback. If custom graphs may use the name too, the
+    call stack is searched for the object that runs the node. Returns None if they may not, or if
+    the object is not found; then `is_prebuilt_node` decides by the name.
     """
     if name not in _AMBIGUOUS_NAMES:
         return None

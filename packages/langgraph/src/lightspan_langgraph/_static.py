@@ -1,4 +1,4 @@
-"""The agents of a graph that can be optimised, without running it.
+"""List the agents of a graph that can be optimised, without running it.
 
 The names come from the graph and the objects that its functions refer to, by the rules of
 `_identity`. The list is *complete* if nothing could add another agent at run time: no function
@@ -45,7 +45,7 @@ def agents(app: Any) -> AgentPaths:
 @dataclass(frozen=True, slots=True)
 class _Location(Location):
     in_node: bool = False
-    """Whether the innermost name is a graph node's."""
+    """Whether the innermost name of the location is a graph node's."""
 
 
 class _Search(AgentSearch[_Location]):
@@ -107,7 +107,7 @@ class _Search(AgentSearch[_Location]):
 
 
 def _in_graph(graph: Pregel[Any, Any, Any, Any], where: _Location) -> _Location:
-    """Return the location of a graph's nodes."""
+    """Return the location of the nodes of `graph`, which is at `where`."""
     metadata = (graph.config or {}).get("metadata") or {}
     agent_name = metadata.get("lc_agent_name")
     nodes = [name for name in graph.nodes if not name.startswith("__")]
@@ -121,7 +121,7 @@ def _in_graph(graph: Pregel[Any, Any, Any, Any], where: _Location) -> _Location:
 
 
 def _named(where: _Location, name: Any) -> _Location:
-    """Return the location inside an agent that is not a node."""
+    """Return the location inside the agent `name`, which is at `where` and is no node."""
     return replace(where.within(str(name)), in_node=False)
 
 

@@ -1,4 +1,4 @@
-"""The framework version that this adapter needs."""
+"""The oldest version of LangGraph that the adapter supports."""
 
 from __future__ import annotations
 
@@ -6,4 +6,6 @@ from typing import Final
 
 FRAMEWORK: Final = "langgraph"
 FLOOR: Final = "1.1.5"
-"""Fresh installs of 1.0.0 to 1.1.4 cannot import `langgraph.prebuilt`."""
+"""Oldest supported version, because fresh installs of 1.0.0 to 1.1.4 cannot import
+`langgraph.prebuilt`.
+"""

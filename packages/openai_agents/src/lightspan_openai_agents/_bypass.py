@@ -1,9 +1,8 @@
-"""Model calls whose client does not use the OpenAI SDK, such as LiteLLM's or the user's own
-`Model`.
+"""Record model calls whose client does not use the OpenAI SDK, such as LiteLLM's.
 
-The SDK calls every model by `get_response` or `stream_response`: both are wrapped in every class,
-and their arguments and results are recorded. Calls in which the OpenAI SDK was used are recorded by
-the SDK instrumentation instead.
+The Agents SDK calls every model by `get_response` or `stream_response`. Both are wrapped in every
+class, and their arguments and results are recorded. Calls in which the OpenAI SDK was used are
+recorded by the SDK instrumentation instead.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class _ModelCall:
     operation: Operation
     call: FrameworkCall
     inside: AgentContext
-    """Context for the next step of the call, as the last step left it."""
+    """Context in which the next step of the call runs. The last step may have changed it."""
     attempt: AttemptHandle | None
     args: Any
     options: Mapping[str, Any]
@@ -208,7 +207,7 @@ def _record(
 
 
 async def _step(model_call: _ModelCall, step: Awaitable[Any]) -> Any:
-    """Await `step` in the context inside a model call, and keep the context that it leaves."""
+    """Await `step` in the context inside a model call, and store the context that it leaves."""
     leave = set_agent(model_call.inside)
     try:
         return await step

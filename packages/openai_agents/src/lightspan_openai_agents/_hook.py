@@ -1,4 +1,4 @@
-"""A wrapper of the Agents SDK's tracing, from which lightspan knows the acting agent.
+"""Find out the acting agent by wrapping the Agents SDK's tracing.
 
 The SDK begins and ends its spans in the context in which the work happens, so an agent's frame is
 pushed when its span begins and popped when it ends; tasks and threads inherit it. Tracing is often
@@ -74,22 +74,24 @@ _KINDS: Final = {kind.value: kind for kind in OperationKind}
 _watched: Final[ContextVar[_Watched | None]] = ContextVar(
     "lightspan_openai_agents_span", default=None
 )
-"""Wrapper of the SDK's current span; None if an operation in `AgentContext.notes` refers to it.
+"""Wrapper of the SDK's current span; None if the operation in `AgentContext.notes` refers to it.
 
-The wrapper is stored in one place only, because setting one ContextVar takes half as long as
-setting two. It has to be stored: an app may end a span that it gets from `get_current_span()`, and
-the SDK's own spans cannot refer to the wrapper.
+The wrapper is stored in only one of the two places, because setting one ContextVar takes half as
+long as setting two. It has to be stored: an app may end a span that it gets from
+`get_current_span()`, and the SDK's own spans cannot refer to the wrapper.
 """
 
 
 @dataclass(slots=True)
 class _State:
-    """The state of this process."""
+    """Hold the adapter's state, of which a process has one."""
 
     handoffs: weakref.WeakKeyDictionary[Recorder, dict[str, Origin]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
-    """Recorder → handoffs of an attempt whose agents are in no run (SDKs without `task` spans)."""
+    """Recorder → handoffs of an attempt, for agents without a run (SDKs that have no `task`
+    spans).
+    """
     provider: _Provider | None = None
     tool_context: Patch | None = None
     """Patch of `ToolContext`'s constructor."""
@@ -102,24 +104,26 @@ _state: Final = _State()
 
 # --- operations -----------------------------------------------------------------------------
 class _Open:
-    """An open operation and the function that undoes its context."""
+    """An operation in progress, with the function that restores the context from before it."""
 
     __slots__ = ("attempt", "handled", "leave", "operation")
 
     def __init__(self, operation: Operation, *, is_current: bool) -> None:
         self.operation = operation
         self.handled = sys.exception()
-        """Exception that was being handled at the start, which is not the operation's."""
+        """Exception that was already being handled at the start, so it is not the operation's."""
         self.attempt: AttemptHandle | None = None
-        """Attempt that began with the operation, in production; else None."""
+        """Production attempt that began with the operation; None if none did."""
         self.leave: Callable[[], None] | None = None
-        """Restores the context from before the operation; None if the context was not changed."""
+        """Function that restores the context from before the operation; None if it did not
+        change.
+        """
         if is_current:
             self.leave = set_agent(operation.inside.with_note(NAME, operation))
 
 
 def _begin(data: Any, *, is_current: bool = True, watched: _Watched | None = None) -> _Open | None:
-    """Begin the operation of a span of the SDK. Never raises.
+    """Begin the operation of an SDK span. Never raises.
 
     Returns None outside attempts, for a kind of span that is not watched, or after a capture error.
 
@@ -234,8 +238,8 @@ def _end_attributes(kind: OperationKind, data: Any) -> dict[str, Any]:
 class LightspanProcessor(TracingProcessor):
     """A trace processor that records agents: `add_trace_processor(LightspanProcessor())`.
 
-    It is not called where tracing is disabled, and `set_trace_processors` removes it;
-    `instrument()` has neither limit. With both, nothing is recorded twice.
+    The SDK does not call it where tracing is disabled, and `set_trace_processors` removes it;
+    `instrument()` has neither limit. If both are used, nothing is recorded twice.
     """
 
     def __init__(self) -> None:
@@ -269,7 +273,7 @@ class LightspanProcessor(TracingProcessor):
 
 # --- the provider ---------------------------------------------------------------------------
 class _Watched(Span[Any]):
-    """A wrapper of an SDK span that also begins and ends the span's operation."""
+    """A wrapper of an SDK span that begins and ends the span's operation."""
 
     _reported: Any = None
     _open: _Open | None = None
@@ -364,7 +368,7 @@ class _Watched(Span[Any]):
 
 
 def _watching(span: Span[Any]) -> Span[Any]:
-    """Return the wrapper of the current span `span`; `span` itself if it has none."""
+    """Return the wrapper of `span`, the SDK's current span; `span` itself if it has none."""
     current = current_context()
     operation = None if current is None else current.notes.get(NAME)
     while operation is not None:
@@ -392,12 +396,16 @@ class _Provider(TraceProvider):
 
     def __init__(self, inner: TraceProvider | None) -> None:
         self.on = True
-        """Whether spans are watched; a provider that another provider wraps cannot be removed."""
+        """Whether spans are watched. It is set to False where the wrapper cannot be removed,
+        because another provider wraps it.
+        """
         self._inner = inner
 
     @property
     def existing(self) -> TraceProvider | None:
-        """The wrapped provider; None if it was not created yet."""
+        """The wrapped provider; None if it is the SDK's default provider and was not created
+        yet.
+        """
         return self._inner
 
     @property

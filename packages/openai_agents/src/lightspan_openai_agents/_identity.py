@@ -1,4 +1,4 @@
-"""Agent paths and spans from the SDK's spans; pure, without the SDK.
+"""Derive agent paths and spans from the Agents SDK's spans, without importing the SDK.
 
 The SDK reports *operations* in the context in which they happen: a run (`task`), an agent, a tool,
 a handoff, a guardrail. A model call is one more. An operation reads the context at its start,
@@ -37,13 +37,15 @@ from lightspan.instrumentation import (
 NAME: Final = "lightspan_openai_agents"
 """Name of the adapter; its note in a context is the innermost operation."""
 HANDOFF_FROM: Final = "lightspan.handoff.from"
-"""Attribute of a handoff's span and of the next agent's link: name of the agent that hands over."""
+"""Attribute of a handoff's span, and of the link to the agent that hands over: that agent's
+name.
+"""
 HANDOFF_TO: Final = "lightspan.handoff.to"
 GUARDRAIL_TRIGGERED: Final = "lightspan.guardrail.triggered"
 
 
 class OperationKind(StrEnum):
-    """The kind of an operation; the values are the SDK's own, except for a model call."""
+    """The kinds of operations; the values are the SDK's own, except for a model call."""
 
     RUN = "task"
     AGENT = "agent"
@@ -57,7 +59,7 @@ WITHOUT_SPAN: Final = (OperationKind.RUN, OperationKind.MODEL)
 
 
 class Origin(NamedTuple):
-    """The agent that handed over."""
+    """The agent that has handed over to another agent."""
 
     name: str
     span_id: str
@@ -65,7 +67,7 @@ class Origin(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """An open operation."""
+    """An operation that has begun and not ended."""
 
     kind: OperationKind
     name: str
@@ -78,10 +80,12 @@ class Operation:
     tool_call_id: str = ""
     arguments: str = ""
     call: FrameworkCall | None = None
-    """The framework call of a model call; None for the other kinds."""
+    """Announced call of a model client; None for operations that are no model calls."""
     start_ns: int = field(default_factory=time.time_ns)
     handoffs: dict[str, Origin] = field(default_factory=dict)
-    """Name of the next agent → agent that handed over; removed when the next agent begins."""
+    """Name of the next agent → the agent that handed over. An entry is removed when the next agent
+    begins.
+    """
     watched: Any = None
     """Wrapper of the SDK's span; None if there is none."""
 
@@ -105,8 +109,8 @@ def begin(
         name: name of the agent, tool or guardrail; empty if there is none.
         around: context of the acting agent.
         parent: enclosing operation; None if there is none.
-        handoffs: pending handoffs of the attempt, used only without a parent; None if there are
-            none.
+        handoffs: handoffs of the attempt whose next agent has not begun, used only without a
+            parent; None if there are none.
     """
     operation = Operation(kind, name, around, around, parent)
     is_agent = kind is OperationKind.AGENT
@@ -122,13 +126,13 @@ def begin(
 
 
 def open_calls(operation: Operation | None) -> list[FrameworkCall]:
-    """Return the model calls from an operation outwards, up to the first other operation.
+    """Return the model calls that enclose the current work, up to the first other operation.
 
     Args:
         operation: the innermost operation; None if there is none.
 
     Returns:
-        The framework calls of the model calls, innermost first.
+        The model calls, innermost first.
     """
     calls: list[FrameworkCall] = []
     while operation is not None and operation.call is not None:
@@ -140,13 +144,14 @@ def open_calls(operation: Operation | None) -> list[FrameworkCall]:
 def hand_over(
     operation: Operation, source: str, target: str, handoffs: dict[str, Origin] | None = None
 ) -> None:
-    """Add a handoff to the pending handoffs, so that the next agent's span links to the source's.
+    """Store a handoff, so that the span of the next agent gets a link to that of the source agent.
 
     Args:
         operation: the handoff.
         source: name of the agent that hands over.
         target: name of the next agent; empty if it is unknown, which adds nothing.
-        handoffs: pending handoffs of the attempt, used if no operation encloses the source agent.
+        handoffs: handoffs of the attempt whose next agent has not begun, used if no operation
+            encloses the source agent.
     """
     agent = operation.parent
     while agent is not None and agent.kind is not OperationKind.AGENT:

@@ -1,4 +1,4 @@
-"""The agents that an agent can reach and that can be optimised, without running it.
+"""List the optimisable agents that an agent can reach, without running it.
 
 The search follows handoffs, agents as tools, and the objects that the functions of tools,
 guardrails, hooks and instructions refer to, by the rules of `_identity`. The list is *complete* if
@@ -18,7 +18,7 @@ from agents import Agent, Handoff
 from lightspan.instrumentation import AgentPaths, AgentSearch, Location
 
 _RUNNERS: Final = frozenset({"Runner", "run", "run_sync", "run_streamed"})
-"""Names in a function's code that mean that it runs the agents that it mentions."""
+"""Names in a function's code which mean that the function runs the agents that it mentions."""
 _AGENT_ATTRIBUTES: Final = (
     "tools",
     "input_guardrails",
@@ -29,7 +29,7 @@ _AGENT_ATTRIBUTES: Final = (
     "model",
     "tool_use_behavior",
 )
-"""Attributes of an agent whose code runs while it acts."""
+"""Attributes of an agent that contain code to run while the agent acts."""
 _SDK: Final = "agents"
 
 
@@ -45,7 +45,7 @@ def agents(app: Any) -> AgentPaths:
 @dataclass(frozen=True, slots=True)
 class _Location(Location):
     ids: frozenset[int] = frozenset()
-    """Object ids of the agents around the location."""
+    """Ids of the agent objects that enclose the location, by which cycles are recognised."""
 
     def entering(self, agent: Agent[Any]) -> _Location:
         inside = self.within(agent.name) if agent.name else self

@@ -1,4 +1,4 @@
-"""Exclusion of rollouts from the SDK's default processor, which uploads traces to OpenAI.
+"""Keep rollouts out of the SDK's default processor, which uploads traces to OpenAI.
 
 The app's own processors still get everything, and outside rollouts nothing changes.
 """
@@ -56,22 +56,24 @@ def _in_rollout() -> bool:
 
 
 def without_upload(processor: TracingProcessor) -> TracingProcessor:
-    """Return `processor`; if it is the SDK's default one, in a wrapper that drops rollouts."""
+    """Return a processor that uploads no rollouts: the SDK's default one is wrapped, others
+    unchanged.
+    """
     default = getattr(processors, "_global_processor", None)
     return _OutsideRollouts(processor) if processor is default else processor
 
 
 def with_upload(processor: TracingProcessor) -> TracingProcessor:
-    """Return the processor inside the wrapper of `without_upload`; any other one unchanged."""
+    """Return the processor that `without_upload` has wrapped; other processors unchanged."""
     return processor.default if isinstance(processor, _OutsideRollouts) else processor
 
 
 def exchange_default(
     provider: TraceProvider | None, change: Callable[[TracingProcessor], TracingProcessor]
 ) -> None:
-    """Apply `change` to every processor of the SDK's own provider.
+    """Replace every processor of the SDK's own provider by the result of `change`.
 
-    A no-op for None and for any other provider, which has no default processor.
+    Does nothing if `provider` is None or any other provider, which has no default processor.
     """
     current = getattr(getattr(provider, "_multi_processor", None), "_processors", None)
     if provider is None or current is None:

@@ -1,4 +1,4 @@
-"""The framework version that this adapter needs."""
+"""The oldest version of the Agents SDK that the adapter supports."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from typing import Final
 
 FRAMEWORK: Final = "openai-agents"
 FLOOR: Final = "0.20.0"
-"""Newest version that can be installed with the newest CrewAI, which needs `openai<3`."""
+"""Oldest supported version: the newest one that can be installed with CrewAI (`openai<3`)."""

@@ -48,18 +48,23 @@ _numbers = itertools.count(1)
 # --- the script -----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One answer of the model. In texts and arguments, `{task}` stands for the attempt's tag."""
+    """One answer of the model.
+
+    In `text` and in the arguments of `calls`, `{task}` is replaced by the attempt's tag (`task-7`).
+    """
 
     text: str = ""
     calls: Sequence[tuple[str, str]] = ()
     """Name and arguments (JSON text) of each tool call."""
     status: int = 200
-    """Other than 200: the endpoint fails, and the gateway's engine fails."""
+    """HTTP status of the answer. With any status but 200, the endpoint or the gateway's engine
+    fails.
+    """
     delay_s: float = 0.0
 
 
 Says = Mapping[str, Sequence[Turn | str]]
-"""Agent → its answers turn by turn; the last is repeated."""
+"""Agent → its answers, one per model call; the last answer is repeated."""
 
 
 class ModelCall(NamedTuple):
@@ -79,7 +84,7 @@ class Part:
 
     says: Says
     marks: Mapping[str, str] = field(default_factory=dict)
-    """Text in a prompt → agent, for prompts without `You are …`."""
+    """Text in a prompt → agent that sends it, for prompts without `You are …`."""
 
     def agent_of(self, prompt: str) -> str | None:
         """Return the name of the agent that sends `prompt`; None if the prompt names no agent."""
@@ -91,7 +96,7 @@ class Part:
 
 
 class Brain:
-    """Answers prompts by their attempt and agent. Thread-safe."""
+    """Answer each prompt from the script of its attempt and agent. Thread-safe."""
 
     def __init__(self) -> None:
         self.calls: list[ModelCall] = []
@@ -111,7 +116,7 @@ class Brain:
             prompt_ids: token ids of the prompt; empty for a request to the app's own endpoint.
 
         Returns:
-            The model call, and the number of earlier turns of its agent.
+            The model call, and the number of earlier model calls of its agent in the attempt.
         """
         with self._lock:
             tags = sorted(set(_TAG.findall(prompt)))
@@ -188,7 +193,7 @@ class ByteTokenizer:
 # --- the stage ------------------------------------------------------------------------------
 @dataclass(slots=True, eq=False, kw_only=True)
 class Played(Captured):
-    """An attempt that a `Stage` opened."""
+    """An attempt that a `Stage` has opened."""
 
     tag: str
     through_gateway: bool = False
@@ -201,7 +206,7 @@ class Played(Captured):
 
 
 class Stage:
-    """A scripted endpoint (`url`) and a gateway in a thread, sharing one `Brain`."""
+    """Run a scripted endpoint (`url`) and a gateway in a thread; both answer from one `Brain`."""
 
     def __init__(self) -> None:
         self.brain = Brain()
@@ -214,7 +219,9 @@ class Stage:
             capabilities=CAPABILITIES,
         )
         self.answered: list[tuple[str, str]] = []
-        """Name of the agent according to the prompt, and requested policy, of each call."""
+        """(agent named by the prompt, requested policy) of each generation of the gateway's
+        engine.
+        """
         self._gateway = Gateway(self.store, self.engine)
         self._server = ScriptedServer(self._reply)
         self._loop = asyncio.new_event_loop()
@@ -246,7 +253,7 @@ class Stage:
 
     @contextmanager
     def serving(self, paths: Iterable[str]) -> Iterator[ServingGateway]:
-        """Run a server for connecting apps, like `lightspan serve`.
+        """Run a server of policies for an app that connects, like `lightspan serve`.
 
         Args:
             paths: agent paths; each has a policy of the same name.
@@ -264,18 +271,22 @@ class Stage:
             self.wait(served.close())
 
     def requests_of(self, tag: str) -> list[Request]:
-        """Return the requests of the attempt `tag` to the app's own endpoint, in order."""
+        """Return the requests of the attempt with the tag `tag` to the app's own endpoint, in
+        order.
+        """
         return [request for request in self._server.requests if tag in json.dumps(request.body)]
 
     def open(
         self, part: Part, *, through_gateway: bool, instructions: Instructions | None = None
     ) -> Played:
-        """Open an attempt.
+        """Open an attempt of an app.
 
         Args:
             part: script of the attempt's agents.
-            through_gateway: whether calls go to the gateway; otherwise to the app's own endpoint.
-            instructions: instructions of the attempt, only without the gateway; None for none.
+            through_gateway: whether model calls go to the gateway; otherwise to the app's own
+            endpoint. instructions: replacements for the agents' instructions, only without the
+            gateway; None for
+                none.
         """
         tag = f"task-{next(_numbers)}"
         self.brain.parts[tag] = part

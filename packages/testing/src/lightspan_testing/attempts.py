@@ -1,4 +1,4 @@
-"""Recorded attempts in tests.
+"""Record attempts in tests, and read recorded attempts.
 
 `captured()` opens an attempt around an app in this process; `read_recorded()` reads an attempt that
 `lightspan.record` stored; `tree()` renders spans as lines of text.
@@ -27,7 +27,7 @@ ROOT_ID: Final = "00000000000000aa"
 
 # --- spans as text --------------------------------------------------------------------------
 def tree(spans: Sequence[Span], *, ordered: bool = True, models: bool = False) -> list[str]:
-    """Return a line per span, indented by depth: name, path, and the status unless it is OK.
+    """Return a line per span, indented by depth: name, agent path, and the status unless it is OK.
 
     Args:
         spans: all spans of an attempt.
@@ -71,7 +71,7 @@ class Captured:
     spans: list[Span] = field(default_factory=list)
 
     def close(self) -> None:
-        """Collect the spans; fail the test on capture errors."""
+        """Collect the spans. Fails if the attempt has capture errors."""
         recorder = self.scope.recorder
         recorder.cancel_pending()
         self.spans += recorder.drain()
@@ -79,12 +79,12 @@ class Captured:
 
     @property
     def tree(self) -> list[str]:
-        """Return the lines of `tree`, with models."""
+        """Return the lines of `tree` for the spans, with requested models."""
         return tree(self.spans, models=True)
 
     @property
     def llm_spans(self) -> list[Span]:
-        """Return the model calls in order."""
+        """Return the spans of model calls in order."""
         calls = [span for span in self.spans if span.kind is SpanKind.LLM]
         return sorted(calls, key=lambda span: span.start_ns)
 
@@ -94,13 +94,17 @@ class Captured:
         return [path_of(span) for span in self.llm_spans]
 
     def one(self, name: str) -> Span:
-        """Return the only span of this name."""
+        """Return the only span with the name `name`."""
         (span,) = (span for span in self.spans if span.name == name)
         return span
 
 
 def make_scope(**fields: Any) -> AttemptContext:
-    """Return the scope of a new attempt without a gateway; `fields` are further fields."""
+    """Return the scope of a new attempt without a gateway.
+
+    Args:
+        fields: fields of `AttemptContext` that differ from the defaults.
+    """
     return AttemptContext(
         rollout_id="r", attempt_id=uuid.uuid4().hex, root_span_id=ROOT_ID, **fields
     )
@@ -131,16 +135,16 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """An attempt in a store."""
+    """An attempt that was read from a store."""
 
     rollout: Rollout
     attempt: Attempt
     spans: Sequence[Span]
-    """Spans by start."""
+    """All spans, sorted by start."""
 
     @property
     def calls(self) -> list[Span]:
-        """Return the model calls."""
+        """Return the spans of model calls."""
         return [span for span in self.spans if span.kind is SpanKind.LLM]
 
     @property
@@ -158,7 +162,7 @@ class Recorded:
         ]
 
     def tree(self) -> str:
-        """Return a line per span, indented by depth; calls with the path of their agent."""
+        """Return a line per span, indented by depth; model calls have the path of their agent."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:

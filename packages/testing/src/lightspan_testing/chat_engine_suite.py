@@ -33,7 +33,7 @@ BODY: Final[Mapping[str, Any]] = {
 }
 CALLS: Final = 16
 RETRY_TIMEOUT_S: Final = 30.0
-"""Seconds until the scripted server stops waiting; the test has failed by then."""
+"""Seconds until the scripted server stops waiting. A test that takes so long has failed."""
 
 TEXTS: Final = {
     "plain": "a b c",
@@ -51,10 +51,10 @@ REPLIES: Final = {
     "cut": [Reply(text="a b", finish_reason="length")],
     "several choices": [Reply(text="one"), Reply(text="two 2"), Reply(text="three")],
 }
-"""Name → a reply per choice."""
+"""Name → one reply for each choice."""
 
 Content = list[tuple[str, list[tuple[str, str]], str]]
-"""Per choice: text, tool calls (name, arguments), finish reason."""
+"""Text, tool calls (name, arguments) and finish reason of each choice."""
 
 
 def content_of(answer: ChatAnswer) -> Content:
@@ -101,7 +101,9 @@ async def ask(engine: ChatEngine, *, stream: bool, content: str = "hi") -> Conte
 
 
 class Held:
-    """Script that repeats the last message; a call with the text `held` waits for its release."""
+    """A script that repeats the last message. A call with the text `held` waits until it is
+    released.
+    """
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -130,7 +132,7 @@ class Held:
 
 
 class ChatEngineSuite:
-    """See the module's docstring."""
+    """Tests of a chat engine; the module's docstring shows how to subclass it."""
 
     def make_engine(self, url: str) -> ChatEngine:
         """Return an unstarted engine for the endpoint with the base URL `url` (`http://…/v1`)."""
@@ -222,7 +224,7 @@ class ChatEngineSuite:
 
     @pytest.mark.parametrize("stream", [False, True])
     async def test_many_at_once(self, stream: bool) -> None:
-        """Calls run concurrently: the server answers when it has received all of them."""
+        """Calls run concurrently: the server answers only after it has received all of them."""
         everyone = threading.Barrier(CALLS)
 
         def answer(request: Request) -> str:

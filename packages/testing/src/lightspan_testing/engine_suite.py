@@ -32,7 +32,7 @@ from lightspan_torch.engine.weights import load_model
 
 CONTEXT = 256
 UPDATES = 5
-"""Maximum number of updates to try until an update takes effect within a call."""
+"""Number of updates to try at most, until an update takes effect during a call."""
 TOLERANCE = 1e-5
 """Tolerance between log-probabilities of the engine and of a plain forward pass, both in
 float32."""
@@ -40,7 +40,7 @@ float32."""
 
 @dataclass
 class Answer:
-    """A complete generation."""
+    """All tokens of a generation, with their log-probabilities and versions."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -63,6 +63,7 @@ async def generate(
 
     Args:
         started: semaphore to release at the first chunk if `stream`; None for none.
+        sampling: sampling parameters of the request.
     """
     request = GenerationRequest(
         request_id=request_id,
@@ -133,15 +134,17 @@ def with_weights(model_folder: Path, weights: Mapping[str, Tensor]) -> Any:
 
 
 class EngineSuite:
-    """See the module's docstring."""
+    """Tests of a token engine; the module's docstring shows how to subclass it."""
 
     tolerance = TOLERANCE
-    """Tolerance of the engine, to be overridden for other float types."""
+    """Tolerance of log-probabilities; overridden for engines with other float types."""
     started = 6
-    """Number of streams that have begun before an update. Streams of an engine in another process
-    continue meanwhile and may end before all have begun."""
+    """Number of streams that have to begin before an update.
+
+    Streams of an engine in another process continue meanwhile, and may end before all have begun.
+    """
     tokens_in_flight = 120
-    """Maximum tokens of each call that is in flight during an update."""
+    """Maximum tokens of each call that is running during an update."""
 
     def make_engine(self, models: Mapping[str, Path]) -> TokenEngine:
         """Return an unstarted engine that serves `models` (policy name → folder)."""
@@ -290,7 +293,9 @@ class EngineSuite:
     async def test_logprobs_are_of_the_distribution_sampled_from(
         self, engine: TokenEngine, model: Any, prompt: list[int]
     ) -> None:
-        """Many calls run at once, each with its own prompt, temperature and length."""
+        """Many concurrent calls, each with its own prompt, temperature and length, have exact
+        log-probabilities.
+        """
         prompts = [prompt + [5 + number] * (number % 9) for number in range(64)]
         calls = [
             generate(
@@ -329,7 +334,11 @@ class EngineSuite:
     async def _update_in_flight(
         self, engine: TokenEngine, prompt: list[int], weights: Any, version: int
     ) -> list[Answer]:
-        """Update the weights during calls; return their answers and that of a call afterwards."""
+        """Update the weights while calls are running.
+
+        Returns:
+            The answer of a call after the update, followed by the answers of the running calls.
+        """
         started = asyncio.Semaphore(0)
         tasks = [
             asyncio.create_task(
@@ -356,7 +365,9 @@ class EngineSuite:
     async def test_no_prefix_outlives_an_update(
         self, engine: TokenEngine, folder: Path, model: Any
     ) -> None:
-        """The prompt fills whole blocks of a key-value cache."""
+        """A cached prefix is not used after an update; the prompt fills whole blocks of a KV
+        cache.
+        """
         prompt = [5 + number % 300 for number in range(200)]
         weights, moved = self.other(folder, model, seed=11)
         self.expect(await generate(engine, prompt), model, prompt)
@@ -427,7 +438,7 @@ class EngineSuite:
 def _by_version(
     models: Mapping[int, Any], prompt: list[int], answer: Answer, temperature: float
 ) -> list[float]:
-    """Return each token's log-probability under the weights of its version."""
+    """Return the log-probability of each token under the weights of the version that sampled it."""
     by_version = {
         version: of_tokens(reference(model, prompt, answer.ids, temperature), answer.ids)
         for version, model in models.items()
@@ -460,7 +471,7 @@ def _leads_to(model: Any, token: int) -> list[int]:
 
 
 def _across_two_tokens(texts: Sequence[str]) -> str:
-    """Return the last character of a token and the first character of the next token."""
+    """Return the last character of a token's text and the first character of the next one's."""
     for place in range(3, len(texts)):
         stop = texts[place - 1][-1:] + texts[place][:1]
         if len(stop) == 2 and stop.isascii() and "\ufffd" not in stop:

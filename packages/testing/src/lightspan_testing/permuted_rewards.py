@@ -1,4 +1,4 @@
-"""Algorithms that must not learn, as controls."""
+"""Algorithms that must not learn anything, for control experiments."""
 
 from __future__ import annotations
 

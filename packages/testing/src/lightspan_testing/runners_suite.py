@@ -1,8 +1,8 @@
 """Conformance tests of runners (`lightspan.runners.protocol.Runners`).
 
-Subclass `RunnersSuite` and override the fixtures `runners`, an unstarted set of at least two slots,
-and `store`, an open store that it reaches. Runners need access to files of this machine, by which
-the suite and the apps of `sample_apps` communicate.
+Subclass `RunnersSuite` and override two fixtures: `runners` returns unstarted runners with at least
+two slots, and `store` returns an open store that they reach. Runners need access to files of this
+machine, by which the suite and the apps of `sample_apps` communicate.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEASE_S = 5.0
 
 
 class RunnersSuite:
-    """See the module's docstring."""
+    """Tests of runners; the module's docstring shows how to subclass it."""
 
     @pytest.fixture
     def runners(self) -> Runners:

@@ -9,12 +9,12 @@ from typing import Any
 
 
 def right(task: dict[str, Any]) -> float:
-    """Return the task's number."""
+    """Return the number in the task as the reward."""
     return float(task["number"])
 
 
 async def waits(task: dict[str, Any]) -> float:
-    """Create a file and wait for another."""
+    """Create the file that the task names, and wait for another file."""
     Path(task["begun"]).touch()
     while not Path(task["go"]).exists():  # noqa: ASYNC110
         await asyncio.sleep(0.02)
@@ -22,7 +22,7 @@ async def waits(task: dict[str, Any]) -> float:
 
 
 def dies_once(task: dict[str, Any]) -> float:
-    """End the process if the task's marker file `died` is missing, after creating the file."""
+    """End the process once: if the task's marker file `died` is missing, create it and exit."""
     file = task.get("died")
     if file is not None and not Path(file).exists():
         Path(file).touch()
@@ -31,7 +31,7 @@ def dies_once(task: dict[str, Any]) -> float:
 
 
 def dies(task: dict[str, Any]) -> float:
-    """End the process on every attempt of a task with `dies`."""
+    """End the process in every attempt, if the task contains `dies`."""
     if task.get("dies"):
         os._exit(7)
     return float(task["number"])

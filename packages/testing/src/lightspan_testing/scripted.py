@@ -1,7 +1,7 @@
 """An HTTP server with scripted answers in the formats of OpenAI and Anthropic.
 
-It is the only replacement of language models in tests. It uses the standard library only, so an
-app's own environment can run it.
+It replaces language models in tests. It uses the standard library only, so that an app's own
+environment can run it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Json = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A tool call by the model; `arguments` is text and may be malformed."""
+    """A tool call that the model makes; `arguments` is text and may be malformed JSON."""
 
     name: str
     arguments: str = "{}"
@@ -37,28 +37,34 @@ class Reply:
     text: str | None = None
     tool_calls: Sequence[ToolCall] = ()
     finish_reason: str | None = None
-    """Default: `tool_calls` if there are any, else `stop`."""
+    """Finish reason; None for `tool_calls` if there are tool calls, else `stop`."""
     status: int = 200
-    """Other than 200: an error in the API's format, with `text` as its message."""
+    """HTTP status. With any other than 200, the answer is an error in the API's format with `text`
+    as its message.
+    """
     delay_s: float = 0.0
-    """Seconds before the answer."""
+    """Seconds to wait before answering."""
     drop: bool = False
-    """Close the socket instead of answering (when streaming: after the first chunk)."""
+    """Whether to close the socket instead of answering; a stream is closed after its first
+    chunk.
+    """
     headers: Mapping[str, str] = field(default_factory=dict)
     compressed: bool = False
-    """Compress the answer by gzip."""
+    """Whether to compress the answer by gzip."""
     before_chunk: Callable[[int], None] | None = None
-    """Called with the index of each streamed chunk before it is sent; may wait, or raise, which
-    breaks the connection."""
+    """Function that is called with the index of each streamed chunk before the chunk is sent.
+
+    It may wait. If it raises, the connection is closed. None to call nothing.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request to the server."""
+    """A request that the server has received."""
 
     path: str
     headers: Mapping[str, str]
-    """Lower-case names."""
+    """Headers with lower-case names."""
     body: Mapping[str, Json]
 
     @property
@@ -72,7 +78,7 @@ class Request:
 
 
 Answer = str | Reply | Sequence["str | Reply"]
-"""A text or a reply; a sequence contains one for each choice."""
+"""The answer to one request: a text or a reply, or a sequence with one of them for each choice."""
 Script = Callable[[Request], Answer] | Iterable[Answer] | str
 
 
@@ -80,15 +86,16 @@ class ScriptedServer:
     """An OpenAI-compatible server on a loopback port, used as a context manager.
 
     Args:
-        script: a function of the request, a sequence with one answer per call (then status 500), or
-            one text for every call.
+        script: a function of the request, one text for every call, or a sequence with one answer
+        per
+            call; further calls get status 500.
     """
 
     def __init__(self, script: Script = "ok", *, model: str = "scripted") -> None:
         self.model = model
         self.requests: list[Request] = []
         self.script = _as_function(script)
-        """The script; may be replaced between calls."""
+        """Function that answers a request; tests may replace it between calls."""
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.owner = self
@@ -114,7 +121,7 @@ class ScriptedServer:
         return f"{self.origin}/v1"
 
     def answer(self, request: Request) -> list[Reply]:
-        """Store the request and return the script's replies."""
+        """Store the request, and return the script's reply for each choice."""
         with self._lock:
             self.requests.append(request)
             number = len(self.requests)

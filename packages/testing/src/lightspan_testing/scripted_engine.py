@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """Point at which a generation waits: it sets `reached` and continues after `open()`."""
+    """A point at which a generation waits. `reached` is set when one arrives; `open()` lets it
+    pass.
+    """
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
@@ -51,13 +53,13 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Say:
-    """Script of a generation."""
+    """The text of a generation, with gates and errors at some of its tokens."""
 
     text: str
     gates: Mapping[int, Gate] = field(default_factory=dict)
     """Token position → gate before that token is sampled."""
     errors: Mapping[int, Exception] = field(default_factory=dict)
-    """Token position → error in place of that token."""
+    """Token position → error to raise instead of sampling that token."""
 
 
 TokenScript = Callable[[GenerationRequest], "str | Say"] | Iterable["str | Say"] | str
@@ -68,11 +70,11 @@ class ScriptedEngine:
 
     Args:
         tokenizer: tokenizer of the script, such as `tiny_chat_tokenizer()`.
-        script: a function of the request, a sequence with one text per call (then an error), or one
-            text for every call.
+        script: a function of the request, one text for every call, or a sequence with one text per
+            call; further calls fail.
         policies: policy name → version.
         chunk: tokens per chunk of a streamed generation.
-        capabilities: declared capabilities.
+        capabilities: capabilities that the engine declares.
         pace_s: seconds per token.
     """
 
@@ -97,7 +99,7 @@ class ScriptedEngine:
         self._chunk = chunk
         self._pace_s = pace_s
         self._scripts: dict[str, tuple[Say, list[int], int]] = {}
-        """Call and choice → script, its ids, and the length of its prompt."""
+        """(request, choice) → script, its token ids, and the length of its prompt."""
         self._closed = False
         self._fatal_error: EngineError | None = None
         self._tokens = 0
@@ -106,7 +108,7 @@ class ScriptedEngine:
         """Do nothing."""
 
     async def close(self) -> None:
-        """Refuse further generations."""
+        """Refuse generations from now on."""
         self._closed = True
 
     def die(self, error: EngineError) -> None:
@@ -136,7 +138,7 @@ class ScriptedEngine:
         self._policies[policy] = version
 
     def usage(self) -> dict[str, float]:
-        """Return the counters."""
+        """Return the engine's counters by name."""
         self._check_alive()
         return {"tokens": float(self._tokens), "requests": float(len(self.requests)), "cpu_s": 0.0}
 
@@ -151,7 +153,10 @@ class ScriptedEngine:
     async def generate(
         self, request: GenerationRequest, *, stream: bool
     ) -> AsyncIterator[TokenChunk]:
-        """Generate the scripted text; only the rest if the prompt ends with its first tokens."""
+        """Generate the scripted text of a request, in chunks.
+
+        If the prompt ends with the text's first tokens, only the rest is generated.
+        """
         self._check(request)
         self.requests.append(request)
         say, ids, start = self._script_of(request)
@@ -185,7 +190,9 @@ class ScriptedEngine:
             raise type(self._fatal_error)(str(self._fatal_error))
 
     def _script_of(self, request: GenerationRequest) -> tuple[Say, list[int], int]:
-        """Return the script of a request, its token ids, and how many the prompt contains."""
+        """Return the script of a request, its token ids, and how many of them the prompt ends
+        with.
+        """
         stem = request.request_id.rpartition("-")[0]
         if stem in self._scripts:
             say, ids, length = self._scripts[stem]

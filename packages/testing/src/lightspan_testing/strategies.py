@@ -19,7 +19,7 @@ from lightspan.schema.token_records import CallOutcome, FinishReason, Sampling, 
 
 
 class Drawn(NamedTuple):
-    """An attempt with everything recorded of it, for `build_episode`."""
+    """A generated attempt with its spans and token records, as arguments of `build_episode`."""
 
     attempt: Attempt
     rollout: Rollout
@@ -124,7 +124,9 @@ _tokens = st.lists(st.integers(0, 3), max_size=4)
 
 @st.composite
 def records(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> list[TokenRecord]:
-    """Generate token records for some choices of the calls; sequences may overlap and repeat."""
+    """Generate token records for some choices of the calls; their sequences may overlap and
+    repeat.
+    """
     drawn = []
     for call_id in call_ids:
         start = draw(st.integers(1, 30))
@@ -157,8 +159,10 @@ def records(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> lis
 
 @st.composite
 def spans(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> list[Span]:
-    """Generate spans of every kind with any parents (unknown, circular), any times, some late or
-    repeated."""
+    """Generate spans of every kind with any parents and times, some of them late or repeated.
+
+    Parents may be unknown or form cycles.
+    """
     ids = [f"{number:016x}" for number in range(draw(st.integers(0, 12)))]
     drawn = [draw(_span(span_id, ids, call_ids, attempt)) for span_id in ids]
     repeated = draw(st.lists(st.sampled_from(drawn), max_size=2)) if drawn else []
@@ -200,7 +204,7 @@ def _span(
 
 @st.composite
 def attempts(draw: st.DrawFn, name: str = "1", group_id: str = "g") -> Drawn:
-    """Generate an attempt with its records."""
+    """Generate an attempt with its spans and token records."""
     call_ids = [f"call-{number}" for number in range(draw(st.integers(0, 5)))]
     ended = st.sampled_from([AttemptStatus.SUCCEEDED] * 6 + list(AttemptStatus))
     reward = st.sampled_from([None, float("nan"), 0.0, 1.0, 1.0, 0.25])

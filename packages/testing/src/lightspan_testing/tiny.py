@@ -41,7 +41,7 @@ TEXTS: Final = (
     "The answer is 33. Rewrite the query; it failed with an error: no such column.",
     "Größe, naïve café, 日本語, emoji 🙂🚀 and \u2028 separators.",
 )
-"""Default training texts of the tokenizer."""
+"""Texts on which the tokenizer is trained by default."""
 
 TEMPLATES: Final = {
     family: files("lightspan_testing").joinpath(f"chat_templates/{family}.jinja").read_text("utf-8")
@@ -65,11 +65,19 @@ def tiny_model(
     template: str | None = "",
     scale: float = 0.1,
 ) -> Path:
-    """Build a random model and its tokenizer, and save both in `folder`; return the folder.
+    """Build a random model and its tokenizer, save both in `folder`, and return the folder.
 
     Args:
+        folder: folder of the new model.
         seed: seed of the random weights; equal arguments give equal weights.
+        family: family whose architecture, tokens and chat template to imitate.
+        hidden: hidden size.
+        layers: number of layers.
+        heads: number of query heads.
         key_heads: heads of keys and values; None for the number of query heads.
+        context: maximum number of tokens.
+        vocabulary: number of tokens of the tokenizer.
+        texts: training texts of the tokenizer.
         template: a chat template; None for no template, empty for the default of `family`.
         scale: standard deviation of the weights. Larger than usual, so that an untrained model's
             distributions are not flat and errors show.

@@ -1,4 +1,4 @@
-"""Waiting in tests."""
+"""Wait in tests until a condition holds."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ from lightspan_testing.attempts import tree
 
 
 class AdapterSuite(TableTests, ServiceTests, InstallTests, PromptTests):
-    """See the module's docstring."""
+    """Tests of an adapter; the module's docstring shows how to subclass it."""
 
 
 __all__ = [

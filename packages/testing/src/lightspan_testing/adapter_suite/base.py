@@ -42,18 +42,20 @@ NO_WAY_OUT: Final = {
 """Proxy settings that keep a child process from reaching other machines."""
 
 WAYS_TO_FAIL: Final = (Impossible, AssertionError, RuntimeError)
-"""Exceptions of a test that a framework cannot pass."""
+"""Exceptions that a test may raise if its framework cannot pass it."""
 
 
 class AdapterTests:
-    """Common base of the tests."""
+    """Hooks and helpers that all groups of adapter tests inherit."""
 
     framework: ClassVar[str]
-    """The adapter is `lightspan_<framework>`."""
+    """Name of the framework; its adapter is the module `lightspan_<framework>`."""
 
     impossible: ClassVar[Mapping[str, str]] = {}
-    """Scenario, mode, scenario/mode, test, or test/scenario → reason why the framework cannot pass
-    it."""
+    """Key → reason why the framework cannot pass.
+
+    A key is a scenario, a mode, a test, `scenario/mode` or `test/scenario`.
+    """
 
     # --- hooks ----------------------------------------------------------------------------
     def build(self, scenario: str, model: Model) -> App:
@@ -79,17 +81,21 @@ class AdapterTests:
     """
 
     silent_environment: ClassVar[Mapping[str, str]] = {"OTEL_SDK_DISABLED": "true"}
-    """Environment variables that disable all telemetry, including the framework's own."""
+    """Environment variables that disable all telemetry of the framework and of OpenTelemetry."""
 
     loud_environment: ClassVar[Mapping[str, str]] = {}
-    """Environment variables that enable the framework's own telemetry, which must not leave the
-    machine."""
+    """Environment variables that enable the framework's own telemetry. It must not leave the
+    machine.
+    """
 
     program: ClassVar[str]
-    """A script without lightspan that plays `single`, with endpoint and text as arguments."""
+    """A Python script without lightspan that plays the scenario `single`.
+
+    Its arguments are the endpoint's URL and the text of the task.
+    """
 
     program_root: ClassVar[str]
-    """First line of the tree of the attempt that `program` leaves."""
+    """First line of the span tree of the attempt that `program` leaves in the store."""
 
     # --- helpers --------------------------------------------------------------------------
     @property
@@ -202,7 +208,10 @@ class AdapterTests:
         assert recorded.tree().splitlines()[0] == self.program_root, recorded.tree()
 
     def apps_of(self, stage: Stage, scenario: str, mode: str) -> list[App]:
-        """Return the app of each concurrent attempt; the same app for all if it is `concurrent`."""
+        """Return the app of each of the concurrent attempts.
+
+        All attempts share one app if it is `concurrent`, else each gets its own.
+        """
         app = self.app(stage, scenario, mode)
         if app.concurrent:
             return [app] * CONCURRENT

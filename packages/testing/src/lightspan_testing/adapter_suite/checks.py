@@ -98,7 +98,9 @@ def _check_tool(span: Span) -> None:
 
 
 def check_calls(played: Played, stage: Stage) -> None:
-    """Check that every call of the model is recorded once; a call and its SDK retries are one."""
+    """Check that every model call is recorded once; a call and its retries by the SDK count as
+    one.
+    """
     calls = [call for call in stage.brain.calls_in(played.tag) if call.turn.status < 500]
     assert len(played.llm_spans) == len(calls)
     call_ids = [span.attributes[c.CALL_ID] for span in played.llm_spans]
@@ -123,7 +125,7 @@ def check_bypassing(played: Played, stage: Stage) -> None:
 
 
 def episode_of(captured: Captured) -> Episode:
-    """Build the episode of an attempt whose calls have no tokens."""
+    """Build the episode of an attempt, with spans only: its calls have no tokens."""
     rollout_id, attempt_id = captured.scope.rollout_id, captured.scope.attempt_id
     attempt = Attempt(attempt_id=attempt_id, rollout_id=rollout_id, number=1, epoch=1)
     ended = replace(attempt, status=AttemptStatus.SUCCEEDED)
@@ -154,7 +156,7 @@ def check_tokens(played: Played, stage: Stage) -> None:
 
 
 def answers_of(played: Played, stage: Stage) -> list[tuple[list[int], list[int]]]:
-    """Return token ids of prompt and answer of the calls that the gateway answered completely."""
+    """Return (prompt ids, answer ids) of each call that the gateway has answered completely."""
     calls = [call for call in stage.brain.calls_in(played.tag) if call.turn.status == 200]
     complete = sum(bool(record.response_ids) for record in played.records)
     return [
@@ -166,7 +168,7 @@ def answers_of(played: Played, stage: Stage) -> list[tuple[list[int], list[int]]
 
 # --- the framework --------------------------------------------------------------------------
 def changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Return the names whose objects differ between two snapshots of the framework.
+    """Return the names whose objects differ between two snapshots of the framework's attributes.
 
     Equal lists or numbers count as the same object.
     """
@@ -175,7 +177,7 @@ def changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
 
 
 def assert_unchanged(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
-    """Check that no object differs between two snapshots of the framework."""
+    """Check that the attributes in two snapshots of the framework are the same objects."""
     differences = changed(first, second)
     assert differences == [], f"no longer what it was: {', '.join(differences)}"
 

@@ -1,4 +1,6 @@
-"""Tests of the public names, of installing and uninstalling, and of what is next to the adapter."""
+"""Tests of an adapter's public names, of installing it, and of other instrumentations next to
+it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def _version_of(installed: str | None) -> Callable[[str], str]:
 
 
 def _reimported(module: ModuleType) -> ModuleType:
-    """Return a second instance of the module."""
+    """Import `module` a second time, and return the new module object."""
     spec = importlib.util.spec_from_file_location(module.__name__, module.__file__)
     assert spec is not None
     assert spec.loader is not None
@@ -47,7 +49,7 @@ def _reimported(module: ModuleType) -> ModuleType:
 
 
 class InstallTests(AdapterTests):
-    """The framework is changed while the adapter is installed, and restored afterwards."""
+    """Test that installing changes the framework, and that uninstalling restores it."""
 
     def test_public_names(self) -> None:
         names = list(self.adapter.__all__)
@@ -59,7 +61,9 @@ class InstallTests(AdapterTests):
     def test_a_framework_that_is_absent_too_old_or_too_new(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Importing the adapter raises an error with a hint; its floor is in its requirements."""
+        """Importing the adapter raises an error with a hint; the oldest version is in its
+        requirements.
+        """
         versions = importlib.import_module(f"{self.adapter.__name__}._versions")
         framework, floor = versions.FRAMEWORK, versions.FLOOR
         distribution = self.adapter.__name__.replace("_", "-")
@@ -82,8 +86,9 @@ class InstallTests(AdapterTests):
         assert _reimported(self.adapter).__all__ == self.adapter.__all__
 
     def test_installed_twice(self, stage: Stage) -> None:
-        """Installing twice is a no-op, and the end of the inner block leaves the outer one
-        installed."""
+        """Installing twice has no further effect; the end of the inner block leaves the outer
+        one installed.
+        """
         before = dict(self.patched())
         with self.adapter.instrument():
             once = dict(self.patched())
@@ -95,7 +100,9 @@ class InstallTests(AdapterTests):
         assert_unchanged(before, self.patched())
 
     def test_uninstalled(self, stage: Stage) -> None:
-        """The framework's attributes are restored; calls are recorded without names."""
+        """Uninstalling restores the framework's attributes; calls are then recorded without
+        names.
+        """
         before = dict(self.patched())
         self.adapter.instrument()
         assert changed(before, self.patched()), "`patched` must show what `instrument` changes"
@@ -109,7 +116,7 @@ class InstallTests(AdapterTests):
         check_calls(played, stage)
 
     def test_outside_a_scope(self, stage: Stage) -> None:
-        """Nothing is recorded, and the app behaves as without an adapter."""
+        """Outside of a scope, nothing is recorded, and the app behaves as without an adapter."""
         app = self.app(stage, "team")
         played = stage.open(part_of(app, "team"), through_gateway=False)
         with self.adapter.instrument():
@@ -129,7 +136,10 @@ class InstallTests(AdapterTests):
         self.check_program(stage, production, [command, sys.executable, script], exporters)
 
     def test_opentelemetrys_provider_is_the_apps(self, stage: Stage) -> None:
-        """No provider is set or requested: an app may set its own at any time."""
+        """The adapter neither sets nor requests OpenTelemetry's global provider.
+
+        An app may set its own provider at any time.
+        """
         from opentelemetry import trace
 
         before = trace.get_tracer_provider()
@@ -140,7 +150,7 @@ class InstallTests(AdapterTests):
     # --- frames around the framework, and other instrumentations --------------------------
     @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
     def test_inside_another_frame(self, stage: Stage, scenario: str) -> None:
-        """Paths concatenate: frames pushed around the framework come first."""
+        """Agent paths begin with the frames that are pushed around the framework."""
         app = self.app(stage, scenario)
 
         async def run(text: str) -> Any:
@@ -165,7 +175,8 @@ class InstallTests(AdapterTests):
         Args:
             stage: stage for the attempts.
             scenario: name of the scenario.
-            other: returns a context manager that installs the other instrumentation.
+            other: function that returns a context manager, which installs the other
+            instrumentation.
         """
         for first, second in (
             (other, self.adapter.instrument),

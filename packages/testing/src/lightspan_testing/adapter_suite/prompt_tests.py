@@ -1,4 +1,6 @@
-"""Tests that an agent's instructions are discovered and replaced, and nothing else is changed."""
+"""Tests that an agent's instructions are found and replaced, without any other change of
+requests.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ from lightspan_testing.attempts import path_of
 from lightspan_testing.scripted import Request
 
 FINELY = "Write finely."
-"""Addition to the instructions, to which the writer's script reacts."""
+"""Addition to the writer's instructions, for which the script has another answer."""
 
 
 class PromptTests(AdapterTests):
-    """The instructions of `writer` are learned in an unchanged app."""
+    """Test that the instructions of `writer` can be learned in an unchanged app."""
 
     @pytest.mark.parametrize("mode", MODES)
     def test_instructions(self, stage: Stage, mode: str) -> None:
@@ -71,7 +73,7 @@ class PromptTests(AdapterTests):
 
 
 def _part_of(app: App) -> Part:
-    """Return the agents' script; the writer answers differently to the additional instruction."""
+    """Return the agents' script; the writer has another answer if its prompt contains `FINELY`."""
     part = part_of(app, "team")
     return Part(
         {**part.says, "fine writer": ["A fine draft of {task}."]},
@@ -80,7 +82,7 @@ def _part_of(app: App) -> Part:
 
 
 def _by_agent(stage: Stage, played: Played) -> tuple[list[str], list[str]]:
-    """Return the bodies of the writer's requests and of the checker's."""
+    """Return the bodies of the requests of `writer`, and those of `checker`."""
     writers: list[str] = []
     checkers: list[str] = []
     requests: list[Request] = stage.requests_of(played.tag)

@@ -1,4 +1,4 @@
-"""Running an app for one attempt."""
+"""Run an app in an attempt, or outside of any attempt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lightspan_testing.attempts import ROOT_ID, Recorded
 
 
 def part_of(app: App, scenario: str) -> Part:
-    """Return the script of the agents in an attempt of this app."""
+    """Return the script of the agents: the scenario's answers, replaced by the app's own."""
     return Part({**SCENARIOS[scenario].says, **app.says}, app.marks)
 
 
@@ -57,7 +57,7 @@ def play_outside(
 
 
 def inside_root(recorded: Recorded, played: Played) -> Played:
-    """Return an attempt recorded in production with the spans that it would have in a rollout.
+    """Return an attempt recorded in production with only the spans that it would have in a rollout.
 
     The spans of the attempt itself and of the app's operations are left out.
 
@@ -130,7 +130,7 @@ def run_sync(app: App, played: Played) -> Any:
 
 
 def run_in_own_loop(work: Callable[[], Any]) -> Any:
-    """Run a framework's synchronous call in a thread with an event loop, closed afterwards.
+    """Run a framework's synchronous call in a thread that has an event loop, and close the loop.
 
     Without a loop, the framework would make one and leave it open.
     """
@@ -162,7 +162,7 @@ async def close_clients(apps: Sequence[App], played: Played) -> None:
 
 
 def _settle(stage: Stage, played: Played) -> None:
-    """Wait until the gateway has recorded abandoned calls."""
+    """Wait at most 5 s until the gateway has recorded the calls that the app abandoned."""
     if not played.through_gateway:
         return
     name, until = played.scope.attempt_id, time.monotonic() + 5

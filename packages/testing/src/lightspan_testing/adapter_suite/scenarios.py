@@ -20,7 +20,7 @@ CONCURRENT: Final = 32
 # --- arguments of a subclass ----------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Settings of the app's own model client."""
+    """Settings of the model client that the app itself creates."""
 
     base_url: str
     api_key: str = "key"
@@ -69,8 +69,8 @@ def bypassed() -> str:
 def by_other_means(scenario: str, model: Model) -> Callable[[Any], str]:
     """Return the function by which a custom client answers a prompt in a scenario of `OTHER_MEANS`.
 
-    The function first tries `Scenario.asks_first` calls of the OpenAI SDK, and returns the answer
-    of the first one that succeeds.
+    The function first makes up to `Scenario.asks_first` calls with the OpenAI SDK. It returns the
+    answer of the first call that succeeds, else `BYPASSED`.
     """
 
     def answer(prompt: Any) -> str:
@@ -113,19 +113,19 @@ OTHER_MEANS: Final = {
           chat @writer
     """,
 }
-"""Scenario with a custom client → expected tree."""
+"""Scenario with a custom model client → expected span tree."""
 
 WRITER: Final = "invoke_agent writer @writer\n  chat @writer"
-"""Tree of `writer`, who answers."""
+"""Span tree of `writer`, which answers."""
 FAILED: Final = "invoke_agent writer @writer error\n  chat @writer error"
-"""Tree of `writer`, whose model fails."""
+"""Span tree of `writer`, whose model fails."""
 SCOUT: Final = """
     invoke_agent scout @scout
       chat @scout
       execute_tool look @scout
       chat @scout
 """
-"""Tree of `scout`, who calls the tool `look`."""
+"""Span tree of `scout`, which calls the tool `look`."""
 BOSS: Final = """
     invoke_agent boss @boss
       chat @boss
@@ -136,17 +136,17 @@ BOSS: Final = """
           chat @boss/expert
       chat @boss
 """
-"""Tree of `boss`, who asks `expert` as a tool."""
+"""Span tree of `boss`, which calls the agent `expert` as a tool."""
 
 LOOK: Final = Turn(calls=[("look", '{"what": "seven"}')])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A row of the table."""
+    """A scenario: a row of the table of tests."""
 
     says: Says
-    """Script of each agent, unless the app has its own."""
+    """Answers of each agent, unless the app has its own."""
     about: str
     ordered: bool = True
     """Whether the order of spans is fixed; False if some are concurrent."""
@@ -265,7 +265,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         asks_first=2,
     ),
 }
-"""The table's rows; its columns are the frameworks, its cells the modes and routes."""
+"""Scenario name → scenario. Every framework plays each of them in every mode and on every route."""
 IN_PRODUCTION: Final = (
     "single",
     "team",
@@ -277,9 +277,9 @@ IN_PRODUCTION: Final = (
     "model_error",
     "cancelled",
 )
-"""Scenarios that also run outside of every scope."""
+"""Scenarios that are also played outside of every scope."""
 CONNECTED: Final = ("single", "team", "nested", "parallel", "agent_as_tool")
-"""Scenarios that also run through a server of the trained policies."""
+"""Scenarios that are also played with a server of trained policies."""
 SEVERAL_RUNS: Final[Mapping[str, Collection[str]]] = {
     "openai_agents": ("team", "nested", "parallel"),
 }
@@ -310,23 +310,27 @@ class App:
     run_sync: Callable[[str], Any] | None = None
     """The framework's synchronous call; None for `asyncio.run` around `run`."""
     says: Says = field(default_factory=dict)
-    """Agent → turns that differ from the scenario's, such as other tool names."""
+    """Agent → its answers, where they differ from the scenario's, such as other tool names."""
     marks: Mapping[str, str] = field(default_factory=dict)
     """Text in a prompt → agent, for the framework's own prompts (managers, selectors)."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Agent in the prompt → innermost name of its path, where they differ."""
+    """Agent in the prompt → last name of its path, if they differ."""
     raises: type[BaseException] | tuple[type[BaseException], ...] | None = None
-    """Exceptions that `run` raises, apart from cancellation."""
+    """Exceptions that `run` raises, apart from cancellation; None if it raises none."""
     close: Callable[[], Awaitable[Any]] | None = None
-    """Close the app's own client, in the event loop of `run`; None if there is none to close."""
+    """Function that closes the app's own client, in the event loop of `run`; None if there is
+    none.
+    """
     concurrent: bool = True
-    """Whether one app may run several attempts concurrently; otherwise each gets its own."""
+    """Whether one app may run several attempts concurrently. Otherwise each attempt needs its
+    own.
+    """
     complete: bool = True
-    """Whether `agents()` can determine that its list is complete."""
+    """Whether `agents()` can find out that its list of agents is complete."""
 
 
 class Impossible(Exception):
-    """Raised by `build` for a scenario that its framework cannot express."""
+    """Raised by `build` for a scenario that the framework cannot express."""
 
 
 IMPOSSIBLE: Final[Mapping[str, Mapping[str, str]]] = {
@@ -335,4 +339,4 @@ IMPOSSIBLE: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "crewai": {"handoff": "CrewAI has none: an agent delegates, and gets the answer back"},
 }
-"""Framework → key of `AdapterTests.impossible` → reason why it is impossible."""
+"""Framework → key as in `AdapterTests.impossible` → reason why the framework cannot pass."""

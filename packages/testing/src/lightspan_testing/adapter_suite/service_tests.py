@@ -46,13 +46,13 @@ from lightspan_testing.attempts import read_recorded
 
 
 def _recorders() -> int:
-    """Return the number of attempts in memory."""
+    """Return the number of attempts that are in memory."""
     gc.collect()
     return sum(isinstance(one, Recorder) for one in gc.get_objects())
 
 
 class ServiceTests(AdapterTests):
-    """Outside of rollouts, an app is recorded if a store is configured, and routed if connected."""
+    """Test apps outside of rollouts: recorded if a store is configured, routed if connected."""
 
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("scenario", IN_PRODUCTION)
@@ -76,7 +76,7 @@ class ServiceTests(AdapterTests):
         assert all(span.resource == {"service.name": "support"} for span in stored.spans)
 
     def test_production_at_once(self, stage: Stage, production: str) -> None:
-        """Concurrent attempts in one event loop."""
+        """Concurrent runs in one event loop are recorded as one attempt each."""
         apps = [self.together(app, "team") for app in self.apps_of(stage, "team", "async")]
         played = [stage.open(part_of(app, "team"), through_gateway=False) for app in apps]
 
@@ -153,7 +153,9 @@ class ServiceTests(AdapterTests):
     def test_production_with_and_without_telemetry(
         self, stage: Stage, production: str, tmp_path: Path, telemetry: str
     ) -> None:
-        """Names are the same with the framework's own telemetry and with all of it disabled."""
+        """Agent names are the same with the framework's own telemetry and with all telemetry
+        disabled.
+        """
         name = self.adapter.__name__
         script = tmp_path / "app.py"
         script.write_text(f"import {name}\n{name}.instrument()\n{textwrap.dedent(self.program)}")
@@ -164,7 +166,9 @@ class ServiceTests(AdapterTests):
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("scenario", CONNECTED)
     def test_connected(self, stage: Stage, scenario: str, mode: str) -> None:
-        """Outside of every scope, with `lightspan.connect`, each agent's calls reach its policy."""
+        """With `lightspan.connect`, each agent's calls outside of every scope reach the agent's
+        policy.
+        """
         app = self.app(stage, scenario, mode)
         before = len(stage.answered)
         paths = calls_of(app.tree)
@@ -183,7 +187,7 @@ class ServiceTests(AdapterTests):
     def together(self, app: App, scenario: str) -> App:
         """Return the app, changed so that all its runs of agents are in one production attempt.
 
-        Needed for the frameworks and scenarios in `SEVERAL_RUNS`; any other app is unchanged.
+        An app is changed only if `SEVERAL_RUNS` contains its framework and scenario.
         """
         if scenario not in SEVERAL_RUNS.get(self.framework, ()):
             return app

@@ -18,8 +18,10 @@ from lightspan_testing.adapter_suite.trees import calls_of
 
 
 class TableTests(AdapterTests):
-    """Whole span trees and token records are compared; no call is lost, doubled, misnamed or in
-    another attempt."""
+    """Test whole span trees and token records of each scenario.
+
+    No call is lost, recorded twice, recorded for another agent, or in another attempt.
+    """
 
     @pytest.mark.parametrize("route", ROUTES)
     @pytest.mark.parametrize("mode", MODES)

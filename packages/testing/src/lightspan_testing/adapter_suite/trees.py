@@ -10,7 +10,7 @@ from lightspan.schema import semconv as c
 
 
 def ordered(lines: Sequence[str], is_ordered: bool) -> list[str]:
-    """Return the lines of a tree; unless `is_ordered`, with siblings sorted by text."""
+    """Return the lines of a tree; unless `is_ordered`, sort siblings by their text."""
     blocks: list[list[str]] = []
     margin = min((_indent(line) for line in lines), default=0)
     for line in lines:
@@ -36,12 +36,12 @@ def without_call_status(lines: Sequence[str]) -> list[str]:
 
 
 def inside(outer: str, lines: str) -> str:
-    """Return the tree `lines` moved into an agent with the name `outer`."""
+    """Return the lines of the tree `lines`, moved into an agent with the name `outer`."""
     moved = re.sub(rf"@{c.UNNAMED_AGENT}\b", f"@{outer}", textwrap.dedent(lines).strip("\n"))
     moved = re.sub(rf"@(?!{outer}( |$))", f"@{outer}/", moved, flags=re.MULTILINE)
     return f"invoke_agent {outer} @{outer}\n{textwrap.indent(moved, '  ')}"
 
 
 def calls_of(lines: str) -> list[str]:
-    """Return the path of every model call of an expected tree."""
+    """Return the agent path of every model call in an expected tree."""
     return re.findall(r"^ *chat @(\S+)", lines, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Conformance tests of the gateway as complete tables.
+"""Conformance tests of the gateway: every combination of a table's rows.
 
 {unstreamed, streamed} × {text, one tool call, parallel tool calls, malformed tool call} × {n = 1, n
 = 3} × {finished, stopped, length, cancelled, restarted, retried}, called by the official client
@@ -51,7 +51,7 @@ def _open(gates: Sequence[Gate]) -> None:
 
 
 class GatewaySuite:
-    """See the module's docstring. Needs a fixture `store`: an open, empty store."""
+    """Tests of the gateway. Needs a fixture `store`, which yields an open, empty store."""
 
     @pytest.mark.parametrize("cell", CELLS, ids=str)
     async def test_table(self, store: Store, cell: Cell) -> None:

@@ -13,7 +13,7 @@ from lightspan_testing.scripted_engine import Gate, Say, logprob_of
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Scripted text of a choice, and the expected message."""
+    """The scripted text of a choice, and the message that the client has to get."""
 
     text: str
     content: str | None
@@ -65,11 +65,11 @@ TEXT_PROMPTS: Final[Mapping[str, Sequence[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell of the chat table."""
+    """A cell of the table of chat completions."""
 
     stream: bool
     what: str
-    """Key in `SHAPES` of the scripted text."""
+    """Key of the scripted text in `SHAPES`."""
     n: int
     ending: str
     operation: ClassVar[str] = "chat"
@@ -113,7 +113,7 @@ class Cell:
         return body
 
     def ids(self, rig: Rig, index: int) -> list[int]:
-        """Return the expected token ids of the choice `index`."""
+        """Return the token ids of the choice `index` that the gateway has to record."""
         ids = rig.engine.ids(self.text(index))
         if self.ending == "length":
             return ids[:LENGTH]
@@ -135,7 +135,7 @@ class Cell:
 
 
 class TextCell(Cell):
-    """A cell of the table of text completions; `what` names the prompt."""
+    """A cell of the table of text completions; `what` is the name of its prompt."""
 
     operation = "text_completion"
 
@@ -177,7 +177,7 @@ CELLS: Final = [
 
 
 def gated(cell: Cell) -> tuple[Callable[[Any], Say], list[Gate]]:
-    """Return the engine's script for a cell, and the gate in each choice."""
+    """Return the engine's script for a cell, and for each choice the gate that holds it."""
     gates = [Gate() for _ in range(cell.count)]
     if not cell.is_held:
         for gate in gates:

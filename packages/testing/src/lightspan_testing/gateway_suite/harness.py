@@ -42,7 +42,7 @@ PARENT: Final = "00000000000000aa"
 
 @dataclass(slots=True)
 class Answered:
-    """Content of one choice."""
+    """The content of one choice of an answer."""
 
     content: str | None = None
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -51,12 +51,12 @@ class Answered:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     prompt_ids: list[int] = field(default_factory=list)
-    """Prompt ids of a text completion."""
+    """Token ids of the prompt; empty except for text completions."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """Content of an answer."""
+    """The content of a whole answer."""
 
     response_id: str = ""
     content_of: str = ""
@@ -91,7 +91,7 @@ class Rig:
         self.attempt = await self.claim(routing or Routing(default=POLICY), mode)
 
     async def claim(self, routing: Routing, mode: Mode = Mode.VAL) -> Attempt:
-        """Claim an attempt of a new rollout."""
+        """Create a rollout with this routing, and claim its attempt."""
         resources = await self.store.put_resources({"routing": routing})
         name = f"ro-{id(routing)}-{len(await self.store.rollouts())}"
         rollout = Rollout(rollout_id=name, task={}, task_id="t", resources_id=resources, mode=mode)
@@ -100,7 +100,9 @@ class Rig:
         return claim.attempt
 
     async def restart(self) -> None:
-        """Restart the gateway on the same store and engine, without memory."""
+        """Restart the gateway on the same store and engine, without anything that it had in
+        memory.
+        """
         await self.gateway.close()
         self.gateway = Gateway(self.store, self.engine)
         await self.gateway.start()
@@ -117,7 +119,7 @@ class Rig:
             yield client
 
     def headers(self, call_id: str, agent: str = "team/writer") -> dict[str, str]:
-        """Return the headers that the SDK patch sends."""
+        """Return the headers that the SDK patch sends with a call."""
         return {
             c.HEADER_CALL_ID: call_id,
             c.HEADER_ATTEMPT: self.attempt.attempt_id,
@@ -127,13 +129,13 @@ class Rig:
         }
 
     async def ask(self, call_id: str = "call-a", **body: Any) -> Reading:
-        """Make a call and read the whole answer."""
+        """Make a chat call and read the whole answer."""
         async with self.client() as client:
             request = {"messages": MESSAGES, **body}
             return await self._ask(client.chat.completions.create, call_id, request)
 
     async def ask_text(self, call_id: str = "call-a", **body: Any) -> Reading:
-        """Make a text completion and read the whole answer."""
+        """Make a call for a text completion and read the whole answer."""
         async with self.client() as client:
             return await self._ask(client.completions.create, call_id, body)
 
@@ -195,7 +197,7 @@ async def make_rig(
 
 @functools.cache
 def shared_tokenizer() -> TransformersTokenizer:
-    """Return a shared tokenizer, which is only read."""
+    """Return a tokenizer that all tests share; it must not be changed."""
     return tiny_chat_tokenizer()
 
 

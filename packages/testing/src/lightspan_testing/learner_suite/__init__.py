@@ -35,7 +35,10 @@ from lightspan_testing.learner_suite.value_tests import ValueTests
 
 
 class LearnerSuite(ScoreTests, LossTests, UpdateTests, StateTests, ValueTests):
-    """Tests of the protocol `lightspan.protocols.learner.Learner`. See the module's docstring."""
+    """Tests of the protocol `lightspan.protocols.learner.Learner`.
+
+    The module's docstring shows how to subclass it.
+    """
 
 
 __all__ = [

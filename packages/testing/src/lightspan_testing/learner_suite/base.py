@@ -22,7 +22,7 @@ BOTH_CLIPS = PolicyLoss(clip_low=0.2, clip_high=0.28, dual_clip=1.4, importance_
 
 
 class LearnerTests:
-    """Common base of the tests of a learner."""
+    """Hooks and helpers that all groups of learner tests inherit."""
 
     def make_learner(self, models: Mapping[str, Any], **options: Any) -> Learner:
         """Return a learner that trains `models`.

@@ -72,11 +72,11 @@ CASES = [
     *((name, "calls", 16) for name in ("clips", *FORMS)),
     *((name, "calls", 100_000) for name in FORMS),
 ]
-"""Loss, rows, and token budget."""
+"""(loss, rows, token budget) of each test."""
 
 
 class LossTests(LearnerTests):
-    """Losses and their gradients."""
+    """Test losses and their gradients."""
 
     @pytest.mark.parametrize(("name", "kind", "budget"), CASES)
     async def test_a_step_is_the_reference_s(

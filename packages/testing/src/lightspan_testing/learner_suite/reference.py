@@ -75,7 +75,7 @@ def reference_loss(
 
 
 def _call(row: Row, place: int) -> list[int]:
-    """Return the positions of the call in `row` that contains the position `place`."""
+    """Return the positions in `row` of the call that contains the position `place`."""
     for start, length in row.responses:
         if start <= place < start + length:
             return list(range(start, start + length))
@@ -121,7 +121,7 @@ def _kl(x: Tensor, estimator: str) -> Tensor:
 
 
 def reference_optimizer(model: Any, settings: Optimizer) -> torch.optim.Optimizer:
-    """Return torch's AdamW with these settings."""
+    """Return torch's AdamW with the learning rate and betas of `settings`, without weight decay."""
     return torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=0.0
     )

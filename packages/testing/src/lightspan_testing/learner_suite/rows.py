@@ -18,8 +18,18 @@ VOCABULARY = 405
 def make_rows(
     model: Any, count: int = 12, *, seed: int = 0, policy: str = "writer", off_policy: float = 0.7
 ) -> list[Row]:
-    """Build random rows of several turns whose recorded log-probabilities give ratios of about 0.5
-    to 2."""
+    """Build random rows of several turns.
+
+    The recorded log-probabilities differ from the model's, so that importance ratios are about 0.5
+    to 2.
+
+    Args:
+        model: model whose log-probabilities are changed.
+        count: number of rows.
+        seed: seed of the random values.
+        policy: policy of the rows.
+        off_policy: maximum difference of a token's log-probability from that of the model.
+    """
     rng = random.Random(seed)
     rows = []
     for number in range(count):
@@ -125,7 +135,7 @@ def _call_row(
 
 
 def _shift_calls(row: Row, rng: random.Random, off_policy: float) -> Row:
-    """Return the row with the log-probabilities of each call shifted by a random constant."""
+    """Return the row with the log-probabilities of each call shifted by one random constant."""
     logprobs = list(row.logprobs)
     for start, length in row.responses:
         shift = rng.uniform(-off_policy, off_policy) / 2
@@ -135,7 +145,7 @@ def _shift_calls(row: Row, rng: random.Random, off_policy: float) -> Row:
 
 
 def split_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return one row for each call in those of `rows` that have trained tokens."""
+    """Return one row per call of the `rows` that have trained tokens."""
     return [
         _single_call(row, number)
         for row in rows

@@ -19,7 +19,7 @@ from lightspan_torch.engine.tokenizer import load_tokenizer
 
 
 class ScoreTests(LearnerTests):
-    """Log-probabilities."""
+    """Test the log-probabilities that a learner computes."""
 
     def test_protocol(self, folder: Path) -> None:
         learner = self.make_learner({"writer": folder, "checker": folder})
@@ -48,7 +48,9 @@ class ScoreTests(LearnerTests):
         assert learner.score([]) == []
 
     def test_score_under_a_grammar(self, folder: Path, model: Any) -> None:
-        """Log-probabilities are over the allowed tokens: an a, then a digit."""
+        """The log-probabilities of a call with a grammar are over the tokens that the grammar
+        allows.
+        """
         learner = self.make_learner({"writer": folder})
         if not learner.capabilities.trainable_grammar:
             pytest.skip("this learner does not train calls under a grammar")

@@ -17,7 +17,7 @@ from lightspan_torch.engine.weights import load_model
 
 
 class StateTests(LearnerTests):
-    """Checkpoints and weights."""
+    """Test checkpoints and weights."""
 
     @pytest.mark.parametrize("name", ["adamw", "muon"])
     @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from lightspan_testing.learner_suite.rows import make_rows
 
 
 class UpdateTests(LearnerTests):
-    """Updates."""
+    """Test updates of the weights."""
 
     async def test_the_gradient_s_norm_is_bounded(self, folder: Path, model: Any) -> None:
         """The norm of every gradient is bounded.

@@ -63,11 +63,16 @@ def make_row(
 def make_call_rows(
     seed: int = 0, *, count: int = 10, long: int = 0, policy: str = "writer"
 ) -> list[Row]:
-    """Build rows of one to four calls with random targets. Pairs have a common prefix, some calls
-    directly follow the previous one, and one row has no call.
+    """Build rows of one to four calls with random value targets.
+
+    Some pairs of rows have a common prefix, some calls directly follow the previous one, and one
+    row has no call.
 
     Args:
+        seed: seed of the random values.
+        count: number of rows.
         long: length in tokens of a prefix that four more rows share whole or in part; 0 for none.
+        policy: policy of the rows.
     """
     rng = random.Random(seed)
     shared = [_ids(rng, rng.randint(3, 20)) for _ in range((count + 1) // 2)]
@@ -120,7 +125,7 @@ def _flat(lists: Sequence[Sequence[float]]) -> list[float]:
 
 
 class ValueTests(LearnerTests):
-    """Values, and updates with a critic."""
+    """Test values, and updates with a critic."""
 
     def make_critic(self, models: Mapping[str, Any], **options: Any) -> Learner:
         """Return a learner with a critic; skip the test if it has none."""
@@ -133,8 +138,11 @@ class ValueTests(LearnerTests):
     def test_a_value_is_that_of_the_prompt(
         self, folder: Path, budget: int, lora: LoRA | None
     ) -> None:
-        """A value depends on the whole prompt including its last token, and on nothing else:
-        neither row, tree, pass nor sampled tokens."""
+        """A value depends on the whole prompt including its last token, and on nothing else.
+
+        It does not depend on the row, other rows with the same prefix, the forward pass, or the
+        sampled tokens.
+        """
         learner = self.make_critic(
             {"writer": folder}, token_budget=budget, lora=lora, optimizer=MOVING
         )
@@ -170,7 +178,7 @@ class ValueTests(LearnerTests):
 
     @pytest.mark.parametrize("scale", [1.0, 1000.0])
     def test_targets_that_depend_on_the_prompt(self, folder: Path, scale: float) -> None:
-        """Targets of any size and offset, measured before each fit on new answers."""
+        """Values fit targets of any size and offset, measured before each update on new answers."""
         learner = self.make_critic({"writer": folder}, optimizer=RESTING)
         rng = random.Random(3)
         prompts = [_ids(rng, rng.randint(4, 12)) for _ in range(8)]
@@ -209,7 +217,9 @@ class ValueTests(LearnerTests):
 
     @pytest.mark.parametrize("lora", [None, LoRA(rank=4, dropout=0.2)], ids=["full", "lora"])
     def test_the_policy_does_not_notice_its_critic(self, folder: Path, lora: LoRA | None) -> None:
-        """A critic changes neither metrics nor weights of the policy, to the last bit."""
+        """A critic changes neither the policy's metrics nor its weights, which are equal to the
+        last bit.
+        """
         options = {"optimizer": MOVING, "lora": lora}
         watched = self.make_critic({"writer": folder}, **options)
         alone = self.make_learner({"writer": folder}, **options)

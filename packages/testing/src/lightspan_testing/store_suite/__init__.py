@@ -47,7 +47,10 @@ class StoreSuite(
     LimitTests,
     ModelTests,
 ):
-    """Tests of the protocol `lightspan.stores.protocol.Store`. See the module's docstring."""
+    """Tests of the protocol `lightspan.stores.protocol.Store`.
+
+    The module's docstring shows how to subclass it.
+    """
 
 
 __all__ = [

@@ -36,7 +36,7 @@ LEASE_S = 60.0
 
 
 class Clock:
-    """A clock that tests advance."""
+    """A clock whose time changes only when tests advance it."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -50,13 +50,15 @@ class Clock:
 
 
 def make_rollout(name: str = "ro-1", **fields: Any) -> Rollout:
-    """Build a rollout with default fields."""
+    """Build a rollout; `fields` override its default fields."""
     defaults = {"task": {"question": name}, "task_id": "task", **fields}
     return Rollout(rollout_id=name, **defaults)
 
 
 def make_production(name: str = "ro-1", token: str = "token", **fields: Any) -> Claim:
-    """Build a rollout of production with its running attempt."""
+    """Build a production rollout with its running attempt; `fields` override the rollout's
+    defaults.
+    """
     attempt = Attempt(
         attempt_id=f"at-{name}",
         rollout_id=name,
@@ -71,7 +73,7 @@ def make_production(name: str = "ro-1", token: str = "token", **fields: Any) -> 
 
 
 def make_span(attempt: Attempt, number: int = 0, **fields: Any) -> Span:
-    """Build a span of the attempt."""
+    """Build a span of the attempt; `fields` override its default fields."""
     defaults: dict[str, Any] = {
         "span_id": f"{number:016x}",
         "trace_id": "a" * 32,
@@ -83,7 +85,7 @@ def make_span(attempt: Attempt, number: int = 0, **fields: Any) -> Span:
 
 
 def make_record(attempt: Attempt, call_id: str = "call-1", **fields: Any) -> TokenRecord:
-    """Build a token record of the attempt."""
+    """Build a token record of the attempt; `fields` override its default fields."""
     defaults: dict[str, Any] = {
         "attempt_id": attempt.attempt_id,
         "call_id": call_id,
@@ -98,7 +100,9 @@ def make_record(attempt: Attempt, call_id: str = "call-1", **fields: Any) -> Tok
 
 
 def make_peer(name: str, **fields: Any) -> Peer:
-    """Build a peer with default fields."""
+    """Build a peer, a trainer or runner that announces itself; `fields` override its default
+    fields.
+    """
     defaults = {
         "role": PeerRole.RUNNER,
         "app": "my_app:answer",
@@ -111,7 +115,14 @@ def make_peer(name: str, **fields: Any) -> Peer:
 def make_call(
     attempt: Attempt, number: int = 1, *, epoch: int | None = None, choices: int = 1
 ) -> StoredCall:
-    """Build a model call of the attempt with a token record per choice."""
+    """Build a model call of the attempt with one token record per choice.
+
+    Args:
+        attempt: the attempt.
+        number: number in the call's id.
+        epoch: epoch of the sender; None for the attempt's.
+        choices: number of choices.
+    """
     call_id = f"call-{number}"
     span = make_span(
         attempt, 0xCA11_0000 + number, kind=SpanKind.LLM, attributes={CALL_ID: call_id}
@@ -124,7 +135,7 @@ def make_call(
 
 
 def make_try(attempt: Attempt, outcome: CallOutcome, sequence_end: int) -> StoredCall:
-    """Build one try of the attempt's model call `call-1`, with its outcome and end."""
+    """Build one try of the attempt's model call `call-1`, with the given outcome and end."""
     call = make_call(attempt)
     attributes = {**call.span.attributes, CALL_OUTCOME: outcome.value}
     span = call.span.replace(attributes=attributes, sequence_end=sequence_end)
@@ -138,19 +149,19 @@ def make_try(attempt: Attempt, outcome: CallOutcome, sequence_end: int) -> Store
 def make_report(
     attempt: Attempt, status: AttemptStatus = AttemptStatus.SUCCEEDED, **fields: Any
 ) -> Report:
-    """Build a report that ends the attempt."""
+    """Build a report that ends the attempt; `fields` are further fields of the report."""
     return Report(
         **{"attempt_id": attempt.attempt_id, "epoch": attempt.epoch, "status": status, **fields}
     )
 
 
 def ref(attempt: Attempt) -> AttemptRef:
-    """Return the runner's reference to the attempt."""
+    """Return the reference with which runners name the attempt."""
     return AttemptRef(attempt.attempt_id, attempt.epoch)
 
 
 async def claim_one(store: Store, run_id: str | None = None) -> Attempt:
-    """Claim the oldest queued rollout and return its attempt."""
+    """Claim the oldest queued rollout, of any run if `run_id` is None; return its attempt."""
     [claim] = await store.claim("runner", 1, LEASE_S, run_id)
     return claim.attempt
 
@@ -199,12 +210,12 @@ async def content_of(store: Store, *attempts: Attempt) -> list[Any]:
 
 
 class StoreTests:
-    """Common base of the tests."""
+    """Hooks and fixtures that all groups of store tests inherit."""
 
     _numbers: ClassVar[itertools.count[int]] = itertools.count()
 
     def make_store(self, name: str, clock: Clock) -> Store:
-        """Return an unopened store. Durable stores of one name share their content."""
+        """Return an unopened store. Durable stores with the same name must share their content."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -226,7 +237,7 @@ class StoreTests:
 
     @pytest.fixture
     async def stores(self, name: str, clock: Clock) -> AsyncIterator[list[Store]]:
-        """Yield two open stores with the same content; skip the test if the store cannot share."""
+        """Yield two open stores with the same content; skip the test if stores cannot share it."""
         first, second = self.make_store(name, clock), self.make_store(name, clock)
         if not first.capabilities.multi_process:
             pytest.skip("not shared between processes")

@@ -36,10 +36,14 @@ from lightspan_testing.store_suite.base import (
 
 
 class LeaseTests(StoreTests):
-    """Heartbeats extend leases, expired attempts are lost, one report ends an attempt."""
+    """Test that heartbeats extend leases, expired attempts are lost, and one report ends an
+    attempt.
+    """
 
     async def test_uncounted_losses_use_up_no_try_but_end(self, store: Store) -> None:
-        """The first uncounted losses of a rollout use up no try; all later losses do."""
+        """Losses with `counts=False` use up no try, up to `MAX_UNCOUNTED_LOSSES`; later losses
+        do.
+        """
         await store.enqueue([make_rollout(max_infrastructure_tries=2)])
         for expected in [0] * MAX_UNCOUNTED_LOSSES + [1, 2]:
             attempt = await claim_one(store)
@@ -87,7 +91,7 @@ class LeaseTests(StoreTests):
         assert await store.heartbeat([], LEASE_S) == []
 
     async def test_what_is_to_be_run_alone(self, store: Store, clock: Clock) -> None:
-        """An idle runner claims a rollout to be run alone before all others, and by itself."""
+        """An idle runner claims a rollout that has to run alone first, and nothing else with it."""
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(5)])
         claims = await store.claim("runner", 4, LEASE_S)
         assert [claim.alone for claim in claims] == [False] * 4
@@ -107,7 +111,7 @@ class LeaseTests(StoreTests):
         assert (again.rollout.rollout_id, again.alone) == ("ro-2", False)
 
     async def test_bad_neighbours_time_and_again(self, store: Store) -> None:
-        """Uncounted losses use up no try; after three of them, the rollout is run alone."""
+        """Losses with `counts=False` use up no try; after three of them, the rollout runs alone."""
         await store.enqueue([make_rollout()])
         alone_flags = []
         for _ in range(4):
@@ -162,7 +166,9 @@ class LeaseTests(StoreTests):
         assert (await store.attempt(attempt.attempt_id)).reward == reward
 
     async def test_report_twice(self, store: Store) -> None:
-        """An equal report succeeds without effect; a different one is refused without effect."""
+        """A repeated equal report succeeds without effect; a different one is refused without
+        effect.
+        """
         attempt = await start(store)
         report = make_report(attempt, reward=Reward(1.0), capture_errors=["a"])
         assert await store.report([report, report]) == [True, True]

@@ -36,8 +36,11 @@ _DAY_S = 86_400.0
 
 
 class LifecycleTests(StoreTests):
-    """A closed store raises, a durable store is unchanged after reopening, and rollouts that ended
-    long ago are deleted."""
+    """Test opening, closing, reopening and pruning.
+
+    A closed store raises, a durable store is unchanged after reopening, and rollouts that ended
+    long ago are deleted.
+    """
 
     async def test_a_closed_store_says_so(self, name: str, clock: Clock) -> None:
         store = self.make_store(name, clock)
@@ -179,7 +182,9 @@ class LifecycleTests(StoreTests):
         assert [await store.prune(_DAY_S) for _ in range(2)] == [0, 0]
 
     async def test_a_cursor_misses_nothing(self, store: Store, clock: Clock) -> None:
-        """The last created and the last changed rollouts stay, so that no number is reused."""
+        """Pruning keeps the last created and the last changed rollouts, so that no number is
+        reused.
+        """
         first = await start(store, "ro-1")
         await store.enqueue([make_rollout("ro-2"), make_rollout("ro-3")])
         await store.cancel(["ro-2", "ro-3"])
@@ -208,7 +213,7 @@ class LifecycleTests(StoreTests):
         assert [state.rollout.rollout_id for state in await store.rollouts()] == names[-1:]
 
     async def test_leases_and_queues_go_on(self, store: Store, clock: Clock) -> None:
-        """Deleted rollouts are in neither leases nor queues."""
+        """Pruned rollouts are in neither leases nor queues."""
         old = await start(store, "ro-old")
         await store.enqueue([make_rollout("ro-cancelled")])
         await store.cancel(["ro-cancelled"])

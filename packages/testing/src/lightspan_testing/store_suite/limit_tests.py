@@ -31,8 +31,10 @@ _NO_SECONDS = [math.nan, math.inf, -math.inf, -1.0, 1e300]
 
 
 class LimitTests(StoreTests):
-    """Thousands of rollouts, megabytes in one, many concurrent clients; bad numbers are refused by
-    name without writing anything."""
+    """Test thousands of rollouts, megabytes in one rollout, many clients, and invalid numbers.
+
+    An invalid number is refused with the name of its field, and nothing is written.
+    """
 
     async def test_batches_of_a_thousand(self, store: Store) -> None:
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(1000)])
@@ -64,7 +66,9 @@ class LimitTests(StoreTests):
         assert len((await state_of(store)).rollout.task) == 2_000_000
 
     async def test_200_mixed_operations_at_once(self, store: Store) -> None:
-        """Under any mix each rollout is claimed once and ends once, and each call is stored."""
+        """With any mix of operations each rollout is claimed once and ends once, and each call
+        is stored.
+        """
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(100)])
 
         async def run_one() -> Claim:

@@ -45,7 +45,9 @@ def _tries_of(name: str) -> int:
 
 
 class _Machine(RuleBasedStateMachine):
-    """A store, and a minimal model of the state machine that shares no code with stores."""
+    """Run random operations on a store and on a minimal model of it, which shares no code with
+    stores.
+    """
 
     suite: StoreTests
 
@@ -54,14 +56,17 @@ class _Machine(RuleBasedStateMachine):
         self.loop = asyncio.Runner()
         self.clock = Clock()
         self.rollouts: dict[str, list[Any]] = {}
-        """Name → status, counted and uncounted losses, running attempt, whether to run it alone."""
+        """Rollout name → [status, counted losses, uncounted losses, running attempt, must run
+        alone].
+        """
         self.attempts: list[list[Any]] = []
-        """Rollout, lease end, status."""
+        """[rollout, end of the lease, status] of each attempt."""
         self.claimed: list[Attempt] = []
         """The attempts as the store returned them."""
         self.latest: tuple[tuple[Any, ...], bool, list[int]] | None = None
-        """Arguments of the last claim with its request id, whether its rollout is to be run alone,
-        and its attempts."""
+        """The last claim: its arguments with the request id, whether its rollout has to run alone,
+        and the indices of its attempts. None before the first claim.
+        """
 
         self.states: dict[str, RolloutState] = {}
         """The states of the store after the last step."""
@@ -100,7 +105,7 @@ class _Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.latest is not None)
     @rule()
     def claim_again(self) -> None:
-        """Repeat the last claim, as a client without a response does."""
+        """Repeat the last claim, as a client does that has got no response."""
         assert self.latest is not None
         arguments, alone, numbers = self.latest
         self._expire()
@@ -223,7 +228,10 @@ class _Machine(RuleBasedStateMachine):
 
     @invariant()
     def states_are_the_models(self) -> None:
-        """The store's states equal the model's; only a new status or attempt changes a state."""
+        """Check that the store's states equal the model's.
+
+        A state changes only with a new status or attempt.
+        """
         states = {state.rollout.rollout_id: state for state in self.run(self.store.rollouts())}
         assert {
             name: (state.status, state.infrastructure_tries) for name, state in states.items()
@@ -237,7 +245,7 @@ class _Machine(RuleBasedStateMachine):
 
 
 class ModelTests(StoreTests):
-    """A store and a minimal model have the same results for any sequence of operations."""
+    """Test that a store and a minimal model agree for any sequence of operations."""
 
     def test_random_operations_against_a_model(self) -> None:
         machine = type("Machine", (_Machine,), {"suite": self})

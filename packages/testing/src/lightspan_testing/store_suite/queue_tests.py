@@ -31,8 +31,11 @@ from lightspan_testing.store_suite.base import (
 
 
 class QueueTests(StoreTests):
-    """Rollouts are enqueued once, read by every filter, and claimed oldest first; a cursor yields
-    every change once."""
+    """Test enqueuing, reading, claiming and watching.
+
+    Rollouts are enqueued once, read by every filter, and claimed oldest first. A cursor yields
+    every change once.
+    """
 
     async def test_enqueued_rollouts_are_read_back(self, store: Store, clock: Clock) -> None:
         rollout = make_rollout(
@@ -258,7 +261,7 @@ class QueueTests(StoreTests):
 
     # --- watch ----------------------------------------------------------------------------
     async def test_watch_from_every_cursor(self, store: Store) -> None:
-        """From any cursor, the changes after it are returned, once each, oldest first."""
+        """Watching from any cursor returns the changes after it, once each, oldest first."""
         empty = await store.watch(timeout_s=0.01)
         assert (empty.cursor, empty.rollouts) == (0, [])
         await store.enqueue([make_rollout(f"ro-{i}", run_id="ab"[i % 2]) for i in range(4)])

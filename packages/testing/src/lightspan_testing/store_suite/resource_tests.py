@@ -17,7 +17,7 @@ from lightspan_testing.store_suite.base import UNICODE, Clock, StoreTests, make_
 
 
 class ResourceTests(StoreTests):
-    """Resources are found by id; no version is allotted twice."""
+    """Test that resources are found by id, and that no version is given twice."""
 
     async def test_resources(self, store: Store) -> None:
         resources: NamedResources = {
@@ -57,7 +57,10 @@ class ResourceTests(StoreTests):
     # --- peers ----------------------------------------------------------------------------
     async def test_peers(self, store: Store, clock: Clock) -> None:
         """The store returns the latest announcement of each peer, with its age by the store's
-        clock, and deletes it after a day."""
+        clock.
+
+        It deletes an announcement after a day.
+        """
         assert await store.peers() == []
         await store.announce(make_peer("runner-2"))
         clock.advance(3)

@@ -32,7 +32,9 @@ from lightspan_testing.store_suite.base import (
 
 
 class RetryTests(StoreTests):
-    """A client without a response repeats the request: nothing is done twice or lost."""
+    """Test that a client without a response can repeat its request: nothing is done twice or
+    lost.
+    """
 
     # --- claims ---------------------------------------------------------------------------
     @pytest.mark.parametrize(("slots", "later"), [(3, 1), (3, 0), (40, 2), (3, 9)])
@@ -52,7 +54,7 @@ class RetryTests(StoreTests):
         assert await store.watch() == before
 
     async def test_asking_again_extends_the_leases(self, store: Store, clock: Clock) -> None:
-        """A repeated claim extends the leases, and keeps the flag of a rollout to be run alone."""
+        """A repeated claim extends the leases, and its rollout still has to run alone."""
         attempt = await start(store)
         await store.report([make_report(attempt, AttemptStatus.LOST, alone=True)])
         await store.enqueue([make_rollout("ro-2")])
@@ -85,7 +87,7 @@ class RetryTests(StoreTests):
         assert await store.claim("runner", 1, LEASE_S, request_id=request_id) == claims
 
     async def test_an_attempts_id_does_not_tell_its_claims(self, store: Store) -> None:
-        """Apps know attempt ids, and must not be able to derive the claim's id."""
+        """The id of a claim cannot be derived from attempt ids, which apps know."""
         await store.enqueue([make_rollout()])
         request_id = new_id("claim")
         [claim] = await store.claim("runner", 1, LEASE_S, request_id=request_id)

@@ -34,8 +34,10 @@ from lightspan_testing.store_suite.base import (
 
 
 class SpanTests(StoreTests):
-    """Spans and calls are stored once, whole and in order, and marked if late; a later try
-    replaces a failed one."""
+    """Test that spans and calls are stored once, whole and in order, and are marked if late.
+
+    A later try of a call replaces a failed one.
+    """
 
     async def test_spans_come_back_whole_and_in_order(self, store: Store) -> None:
         attempt = await start(store)
@@ -184,7 +186,7 @@ class SpanTests(StoreTests):
         assert [(r.sequence_start, r.call_id, r.choice) for r in records] == sorted(keys)
 
     async def test_what_is_late_keeps_no_call_out(self, store: Store) -> None:
-        """Span ids of calls are not secret: another sender may have used one before."""
+        """A call is stored even if another sender has used its span id, which is not secret."""
         attempt = await start(store)
         call = make_call(attempt)
         squatter = call.span.replace(name="something else", late=True)
