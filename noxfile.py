@@ -1,6 +1,6 @@
 """The sessions of lightspan's development: `nox` runs the fast ones, `nox -l` lists all.
 
-    nox                              checks, tests, packages: what a change must pass
+    nox                              style, types, tests: what a change must pass
     nox -s quickstart                trains the SQL example on the CPU
     nox -s tests_across -- -k store  arguments after -- go to pytest
     nox -r                           keeps the virtualenvs of the last run
@@ -28,7 +28,7 @@ nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.error_on_external_run = True
 nox.options.error_on_missing_interpreters = True  # or such a session is skipped, and nox succeeds
-nox.options.sessions = ["lint", "learning", "types", "tests_package", "tests_across", "packaging"]
+nox.options.sessions = ["lint", "learning", "types", "tests_package", "tests_across"]
 
 ROOT = envs.ROOT
 RESULTS = ROOT / "benchmarks/results"
@@ -41,7 +41,7 @@ ACROSS = sorted(
 BRIEFLY = ["--steps", "6", "--validate-every", "0", "--held-out", "200"]
 """Options of an example's train.py with which it learns enough to be told from chance."""
 FAST = ["-m", "not slow and not faults and not pages and not long and not controls"]
-PARALLEL = ["-n", str(min(4, os.cpu_count() or 1)), "--dist", "worksteal"]
+PARALLEL = ["-n", str(min(4, 1 + (os.cpu_count() or 1))), "--dist", "worksteal"]  # tests wait, too
 ISOLATED = {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "", "TOKENIZERS_PARALLELISM": "false"}
 PATHS = os.pathsep.join(str(ROOT / "tests" / name) for name in ("apps", "faults"))
 TESTING = {**ISOLATED, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
@@ -114,13 +114,18 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["learning"])
 def types(session: nox.Session) -> None:
-    """Check types by mypy --strict; those of the adapter that is behind: `types_behind`."""
+    """Check types of the packages by mypy --strict, but for the adapter that is behind."""
     sources = [f"packages/{name}/src" for name in (*envs.PLAIN, *envs.SHARED)]
+    run_mypy(session, "learning", *sources, envs.COMMON, "tests/packaging", "noxfile.py")
+
+
+@nox.session(venv_backend="none", requires=["learning"], default=False)
+def types_examples(session: nox.Session) -> None:
+    """Check types of the examples, but for that of the adapter that is behind."""
     # each example has an app.py and a train.py: two of them are one module to mypy
     examples = [each.get("types", [each["folder"]]) for each in envs.EXAMPLES.values()]
     apart = dict.fromkeys(tuple(each) for each in examples if "crew.py" not in str(each))
-    every = [[*sources, envs.COMMON, "tests/packaging", "noxfile.py"], *apart, [envs.DESK]]
-    for paths in (*every, ["examples/own_algorithm"]):
+    for paths in (*apart, [envs.DESK], ["examples/own_algorithm"]):
         run_mypy(session, "learning", *paths)
 
 
@@ -138,7 +143,7 @@ def run_mypy(session: nox.Session, environment: str, *arguments: str) -> None:
     session.run(envs.python_of(environment), *command, env=ISOLATED, external=True)
 
 
-@nox.session
+@nox.session(default=False)
 def packaging(session: nox.Session) -> None:
     """Build the packages, install those without torch outside the repository, import all names."""
     envs.install(session, *envs.PINS, "build", "hatchling")
@@ -187,7 +192,7 @@ def release(session: nox.Session) -> None:
 
 # --- tests ----------------------------------------------------------------------------------
 @nox.session
-@nox.parametrize("package", [nox.param(name, id=name) for name in envs.LIGHT])
+@nox.parametrize("package", envs.params(envs.LIGHT))
 def tests_package(session: nox.Session, package: str) -> None:
     """Run a package's tests with what it declares, the suites and its `dependency-groups.test`."""
     needs: list[str] = (
@@ -215,7 +220,7 @@ def tests_examples(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)
-@nox.parametrize("adapter", [nox.param(name, id=name) for name in (*envs.SHARED, "together")])
+@nox.parametrize("adapter", envs.params([*envs.SHARED, "together"]))
 def tests_latest(session: nox.Session, adapter: str) -> None:
     """Test an adapter with its framework's latest version; `together`: all in one process."""
     names, versions, files = [adapter], "latest", [*PARALLEL, f"packages/{adapter}/tests"]
@@ -226,9 +231,7 @@ def tests_latest(session: nox.Session, adapter: str) -> None:
 
 
 @nox.session(venv_backend="none", requires=["behind"], default=False)
-@nox.parametrize(
-    "what", [nox.param(name, id=name) for name in ("crewai", "rag-crewai", "together")]
-)
+@nox.parametrize("what", envs.params(["crewai", "rag-crewai", "together"]))
 def tests_behind(session: nox.Session, what: str) -> None:
     """Test the adapter whose framework is behind, its example, or all adapters in one process."""
     files, expected = envs.SETTINGS["together"], [f"lightspan_{name}" for name in envs.ADAPTERS]
@@ -266,9 +269,7 @@ def tests_frameworks(session: nox.Session, framework: str, versions: str) -> Non
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)
-@nox.parametrize(
-    "marker", [nox.param(name, id=name) for name in ("slow", "faults", "pages", "long")]
-)
+@nox.parametrize("marker", envs.params(["slow", "faults", "pages", "long"]))
 def ring(session: nox.Session, marker: str) -> None:
     """Run marked tests: `slow` (over two seconds), `faults` (processes are killed), `pages` (of
     docs, followed with their trainings), `long` (minutes each). LIGHTSPAN_SEED moves the kills."""
@@ -342,11 +343,8 @@ def router(session: nox.Session) -> None:
     train(session, "router-pydantic-ai")
 
 
-EACH_EXAMPLE = nox.parametrize("example", [nox.param(name, id=name) for name in envs.EXAMPLES])
-
-
 @nox.session(default=False)
-@EACH_EXAMPLE
+@nox.parametrize("example", envs.params(envs.EXAMPLES))
 def examples(session: nox.Session, example: str) -> None:
     """Test and train an example briefly, and check that the held-out gain is above zero."""
     envs.install_example(session, example)
@@ -361,7 +359,7 @@ def examples(session: nox.Session, example: str) -> None:
 
 
 @nox.session(default=False)
-@EACH_EXAMPLE
+@nox.parametrize("example", envs.params(envs.EXAMPLES))
 def controls(session: nox.Session, example: str) -> None:
     """Train an example as its README says, three seeds and every learning control: hours. After --
     come options of benchmarks/learning.py."""
@@ -373,7 +371,7 @@ def controls(session: nox.Session, example: str) -> None:
 
 
 @nox.session(default=False)
-@nox.parametrize("adapter", [nox.param(name, id=name) for name in envs.SETTINGS["credit"]])
+@nox.parametrize("adapter", envs.params(envs.SETTINGS["credit"]))
 def credit(session: nox.Session, adapter: str) -> None:
     """Compare the rules of credit (docs/credit-comparison.md): hours; goes on where it stopped."""
     for example in envs.SETTINGS["credit"][adapter]:

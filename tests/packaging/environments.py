@@ -67,6 +67,11 @@ if "PIP_INDEX_URL" in os.environ:
     UV["UV_DEFAULT_INDEX"] = os.environ["PIP_INDEX_URL"]
 
 
+def params(names: Iterable[str]) -> list[Any]:
+    """Return the values of a parametrised session, each with itself as the id."""
+    return [nox.param(name, id=name) for name in names]
+
+
 def python_of(environment: str) -> str:
     """Return the interpreter of the virtualenv that the session of that name makes."""
     name = "Scripts/python.exe" if sys.platform == "win32" else "bin/python"
