@@ -16,7 +16,7 @@ from lightspan.progress import Reporter
 from lightspan.training.sinks import MetricSink
 from lightspan_examples.options import add_options
 from lightspan_examples.recipe import Recipe
-from lightspan_tools.dry_run.token_estimates import peak_bytes
+from lightspan_tools.dry_run.memory import peak_bytes
 
 Split: TypeAlias = Literal["train", "dev", "test"]
 
