@@ -81,9 +81,10 @@ class Filter:
         return not self.agents or any(matches(name, call.agent_path) for name in self.agents)
 
     def takes_score(self, view: RolloutView, call: Call) -> bool:
-        """Return whether a call of an exported rollout reaches the minimum reward.
+        """Return whether the score of a call reaches `min_reward`.
 
-        Always True outside production, where `takes` compares the reward of the rollout.
+        Only calls of production have scores of their own. For other calls return True, because
+        `takes` has compared the reward of the rollout.
         """
         in_production = view.state.rollout.mode is Mode.PRODUCTION
         return not in_production or self._reaches(score_of(view.episode, call))

@@ -120,13 +120,13 @@ def _held_out(axes: Any, points: Sequence[Line]) -> None:
 
 
 def _weights(line: Line) -> int:
-    """Return the step of the evaluated weights."""
+    """Return the step whose weights an evaluation used, from its line of `metrics.jsonl`."""
     step: int = line.get("weights", line["step"])
     return step
 
 
 def _labelled(means: Sequence[float]) -> list[int]:
-    """Return the indices of the points with labels."""
+    """Return the indices of the points that get a label in the plot."""
     if len(means) <= LABELLED:
         return list(range(len(means)))
     return sorted({0, means.index(max(means)), len(means) - 1})
