@@ -175,7 +175,7 @@ def records(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> lis
 
 @st.composite
 def spans(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> list[Span]:
-    """Generate spans of every kind with any parents and times, some of them late or repeated.
+    """Generate spans of every kind, with any parents and times. Some are late or repeated.
 
     Parents may be unknown or form cycles.
     """

@@ -162,7 +162,10 @@ def validation_falls(evaluations: Sequence[Evaluation]) -> str:
 
 
 def no_group_varies(train: Sequence[Line]) -> str:
-    """Return the text of an alert if no group of the latest steps varied in reward; else empty."""
+    """Return the text of an alert if every group had equal rewards in the latest steps; else "".
+
+    A group is the rollouts of one task.
+    """
     latest = list(takewhile(_is_idle, reversed(train)))
     groups = sum(int(line["batch/groups"]) for line in latest)
     if groups < MAX_IDLE_GROUPS:
@@ -176,7 +179,7 @@ def no_group_varies(train: Sequence[Line]) -> str:
 
 
 def entropy_collapses(train: Sequence[Line]) -> str:
-    """Return the text of an alert if entropy fell far and reward did not rise; else empty."""
+    """Return the text of an alert if entropy fell far and reward did not rise; else ""."""
     lines = [line for line in train if "learner/entropy" in line and "reward" in line]
     if len(lines) < 2 * WINDOW:
         return ""
@@ -192,7 +195,7 @@ def entropy_collapses(train: Sequence[Line]) -> str:
 
 
 def policy_stays(train: Sequence[Line]) -> str:
-    """Return the text of an alert if the latest updates hardly moved the policy; else empty.
+    """Return the text of an alert if the latest updates hardly changed the policy; else "".
 
     There is no alert during the warm-up of the learning rate.
     """

@@ -51,7 +51,7 @@ Write = Callable[[Sequence[Json]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Filter of the exported rollouts and calls."""
+    """Selects the rollouts and calls to export."""
 
     mode: Mode | None = None
     """Mode of the rollouts; None for every mode."""
@@ -69,7 +69,7 @@ class Filter:
         reward_bound("min_reward", self.min_reward)
 
     def takes(self, view: RolloutView, what: What) -> bool:
-        """Return whether a rollout is exported as `what`."""
+        """Return whether a rollout passes the filter, when `what` is exported."""
         mode = view.state.rollout.mode
         if self.mode is not None and mode is not self.mode:
             return False

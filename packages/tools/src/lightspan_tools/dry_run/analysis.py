@@ -307,7 +307,7 @@ def read_costs(
 ) -> model.CostReport:
     """Estimate how often `fit` will call each tool and each model endpoint.
 
-    The estimate multiplies the calls per rollout of the dry run.
+    The estimate is the calls per rollout in the dry run, times the rollouts of `fit`.
 
     Args:
         findings: the episodes of the dry run.

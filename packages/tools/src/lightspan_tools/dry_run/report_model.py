@@ -236,9 +236,10 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failure(self) -> str:
-        """Why the dry run is useless; empty if it is not.
+        """Why the dry run is useless; "" if it is useful.
 
-        It is useless if all rollouts failed, or all calls of the agents that would be trained.
+        It is useless if all rollouts failed. It is also useless if all calls failed of the agents
+        that would be trained.
         """
         rewards = self.rewards
         if rewards.failed + rewards.lost == rewards.rollouts:

@@ -81,9 +81,9 @@ class CallStates:
         return both
 
     def collect(self, hidden: Tensor, current_pass: Pass) -> list[tuple[Tensor, Tensor]]:
-        """Collect the states of a pass, without gradients.
+        """Collect the states of a pass.
 
-        Return an empty list, because a `Head` returns the gradients that it computed.
+        Return an empty list: no gradient is computed, so the pass has no backward pass.
 
         Args:
             hidden: [nodes, hidden] hidden states of the pass.
@@ -191,7 +191,9 @@ class ValueHead:
         return list((states @ self._weight + self._bias).tolist())
 
     def learn(self, states: Tensor, targets: Sequence[float]) -> dict[str, float]:
-        """Fit the head to the new and the stored states; return metrics of values before the fit.
+        """Fit the head to the new and the stored states, and return the critic's metrics.
+
+        The metrics are those of the values that the head gave before the fit.
 
         Args:
             states: [C, hidden] hidden states before each call of an update.
