@@ -1,7 +1,8 @@
 """Hypothesis strategies for attempts and their records, with builders.
 
-Needs `hypothesis`. `attempts()` also generates data that no gateway would write: orphans, cycles of
-parents, inconsistent clocks, late and repeated writes, calls without tokens.
+Needs `hypothesis`. `attempts()` also generates data that no gateway would write: spans without a
+parent, cycles of parents, inconsistent clocks, writes that come late or twice, calls without
+tokens.
 """
 
 from __future__ import annotations
@@ -54,7 +55,14 @@ def make_attempt(name: str = "1", reward: float | None = 1.0, **fields: Any) -> 
 def make_span(
     span_id: str, kind: SpanKind = SpanKind.LLM, attempt: str = "1", **fields: Any
 ) -> Span:
-    """Build a span of `make_attempt(attempt)`; `fields` override its default fields."""
+    """Build a span of `make_attempt(attempt)`.
+
+    Args:
+        span_id: id of the span.
+        kind: kind of the span.
+        attempt: name of the attempt.
+        fields: further fields of the span, which override the defaults.
+    """
     defaults: dict[str, Any] = {"trace_id": "0" * 32, "name": kind.value, "kind": kind}
     ids = {"rollout_id": f"ro-{attempt}", "attempt_id": f"at-{attempt}"}
     return Span(span_id=span_id, **{**defaults, **ids, **fields})
@@ -85,7 +93,14 @@ def make_call_span(
 def make_reward_span(
     span_id: str, value: float | None, attributes: Attributes | None = None, **fields: Any
 ) -> Span:
-    """Build a span as `emit_reward` writes it; None as `value` is an unscored reward."""
+    """Build a span as `emit_reward` writes it.
+
+    Args:
+        span_id: id of the span.
+        value: the reward; None for a reward without a score.
+        attributes: further attributes, by full names.
+        fields: further fields of the span, which override the defaults.
+    """
     values: Attributes = dict(attributes or {})
     if value is not None:
         values[c.REWARD_VALUE] = value
@@ -124,8 +139,9 @@ _tokens = st.lists(st.integers(0, 3), max_size=4)
 
 @st.composite
 def records(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> list[TokenRecord]:
-    """Generate token records for some choices of the calls; their sequences may overlap and
-    repeat.
+    """Generate token records for the answers of some calls.
+
+    A call has up to three answers. The sequence numbers of calls may overlap or be equal.
     """
     drawn = []
     for call_id in call_ids:
@@ -159,7 +175,7 @@ def records(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> lis
 
 @st.composite
 def spans(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> list[Span]:
-    """Generate spans of every kind with any parents and times, some of them late or repeated.
+    """Generate spans of every kind, with any parents and times. Some are late or repeated.
 
     Parents may be unknown or form cycles.
     """

@@ -164,7 +164,10 @@ def _llama_config(tokenizer: Any, **sizes: Any) -> Any:
 
 
 def _qwen2_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """Build a `Qwen2Tokenizer`, as which `AutoTokenizer` loads every tokenizer of a Qwen2 model."""
+    """Build a `Qwen2Tokenizer`.
+
+    `AutoTokenizer` loads every tokenizer of a Qwen2 model as this class.
+    """
     from tokenizers import AddedToken
     from transformers import Qwen2Tokenizer
 
@@ -183,8 +186,10 @@ def _qwen2_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
 
 
 def _llama_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """Build a tokenizer like Llama 3's: it adds `<|begin_of_text|>` to plain text but not to
-    rendered chats."""
+    """Build a tokenizer like Llama 3's.
+
+    It adds `<|begin_of_text|>` to plain text but not to rendered chats.
+    """
     from tokenizers import decoders, processors
     from transformers import PreTrainedTokenizerFast
 

@@ -1,10 +1,10 @@
 """Reports before and after a training.
 
-`dry_run` reports what `fit` would do, `inspect` describes a run, a rollout or a call, `export`
-writes files, `rescore` compares another reward, `plots` draws learning curves, `alerts` warns when
-a training goes wrong, `sinks` send metrics to TensorBoard, W&B, MLflow and Trackio. `rollout_view`
-joins a rollout with its episode and coverage, `pagination` prints tables of rollouts. `commands`
-are the subcommands of `lightspan`.
+`dry_run` reports what `fit` would do. `inspect` describes a run, a rollout or a call. `export`
+writes files. `rescore` compares another reward. `plots` draws learning curves. `alerts` warns when
+a training goes wrong. `sinks` send metrics to TensorBoard, W&B, MLflow and Trackio. `rollout_view`
+joins a rollout with its recorded spans and with which calls are trained. `pagination` prints tables
+of rollouts. `commands` are the subcommands of `lightspan`.
 """
 
 from __future__ import annotations

@@ -120,8 +120,10 @@ def print_alerts(event: RunEvent) -> list[str]:
 
 # --- checks: each returns the text of an alert, or "" ---------------------------------------
 def reward_falls(train: Sequence[Line]) -> str:
-    """Return the text of an alert if the latest training rewards are far below the best; else
-    empty."""
+    """Return the text of an alert if the latest training rewards are far below the best ones.
+
+    Return "" if they are not.
+    """
     lines = [line for line in train if "reward" in line and "reward_se" in line]
     if len(lines) < 2 * WINDOW:
         return ""
@@ -140,10 +142,9 @@ def reward_falls(train: Sequence[Line]) -> str:
 
 
 def validation_falls(evaluations: Sequence[Evaluation]) -> str:
-    """Return the text of an alert if the latest held-out evaluation is far below the best; else
-    empty.
+    """Return the text of an alert if the latest held-out evaluation is far below the best one.
 
-    Only tasks that both evaluations scored are compared.
+    Return "" if it is not. Only tasks that both evaluations scored are compared.
     """
     scored = [earlier for earlier in evaluations[:-1] if math.isfinite(earlier.mean)]
     if not scored:
@@ -161,7 +162,10 @@ def validation_falls(evaluations: Sequence[Evaluation]) -> str:
 
 
 def no_group_varies(train: Sequence[Line]) -> str:
-    """Return the text of an alert if no group of the latest steps varied in reward; else empty."""
+    """Return the text of an alert if every group had equal rewards in the latest steps; else "".
+
+    A group is the rollouts of one task.
+    """
     latest = list(takewhile(_is_idle, reversed(train)))
     groups = sum(int(line["batch/groups"]) for line in latest)
     if groups < MAX_IDLE_GROUPS:
@@ -175,7 +179,7 @@ def no_group_varies(train: Sequence[Line]) -> str:
 
 
 def entropy_collapses(train: Sequence[Line]) -> str:
-    """Return the text of an alert if entropy fell far and reward did not rise; else empty."""
+    """Return the text of an alert if entropy fell far and reward did not rise; else ""."""
     lines = [line for line in train if "learner/entropy" in line and "reward" in line]
     if len(lines) < 2 * WINDOW:
         return ""
@@ -191,7 +195,7 @@ def entropy_collapses(train: Sequence[Line]) -> str:
 
 
 def policy_stays(train: Sequence[Line]) -> str:
-    """Return the text of an alert if the latest updates hardly moved the policy; else empty.
+    """Return the text of an alert if the latest updates hardly changed the policy; else "".
 
     There is no alert during the warm-up of the learning rate.
     """
@@ -221,9 +225,10 @@ def _reward(lines: Sequence[Line]) -> float:
 
 
 def _is_idle(line: Line) -> bool:
-    """Return whether no group of a step had reward variance and nothing was learned.
+    """Return whether the rewards in each group of a step were equal and nothing was learned.
 
-    An estimator without groups can learn from equal rewards.
+    Equal rewards do not exclude learning: an algorithm that compares rollouts with the batch or a
+    critic can learn from them.
     """
     groups = line.get("batch/groups", 0)
     idle = sum(value for key, value in line.items() if key.startswith("batch/groups:"))

@@ -51,7 +51,7 @@ Write = Callable[[Sequence[Json]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Filter of the exported rollouts and calls."""
+    """Selects the rollouts and calls to export."""
 
     mode: Mode | None = None
     """Mode of the rollouts; None for every mode."""
@@ -69,7 +69,7 @@ class Filter:
         reward_bound("min_reward", self.min_reward)
 
     def takes(self, view: RolloutView, what: What) -> bool:
-        """Return whether a rollout is exported as `what`."""
+        """Return whether a rollout passes the filter, when `what` is exported."""
         mode = view.state.rollout.mode
         if self.mode is not None and mode is not self.mode:
             return False
@@ -81,9 +81,10 @@ class Filter:
         return not self.agents or any(matches(name, call.agent_path) for name in self.agents)
 
     def takes_score(self, view: RolloutView, call: Call) -> bool:
-        """Return whether a call of an exported rollout reaches the minimum reward.
+        """Return whether the score of a call reaches `min_reward`.
 
-        Always True outside production, where `takes` compares the reward of the rollout.
+        Only calls of production have scores of their own. For other calls return True, because
+        `takes` has compared the reward of the rollout.
         """
         in_production = view.state.rollout.mode is Mode.PRODUCTION
         return not in_production or self._reaches(score_of(view.episode, call))

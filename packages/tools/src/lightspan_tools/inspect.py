@@ -241,7 +241,7 @@ def _pruned_lines(run: RunFolder, views: Sequence[RolloutView]) -> Iterator[str]
 
 
 def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
-    """Describe the evaluations, the kept step and the alerts."""
+    """Describe the evaluations, the alerts, and the step whose weights are kept as the best."""
     metrics = run.metrics()
     for line in metrics:
         split = _SPLITS.get(line.get("kind", ""))
@@ -260,7 +260,7 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _prompt_lines(run: RunFolder) -> Iterator[str]:
-    """Yield the candidates of searches for prompts, and each prompt's change."""
+    """Describe each prompt's change and, for a search for prompts, the candidates."""
     if run.prompts():
         yield from _search_lines(run)
     for name, prompt in run.prompts().items():
@@ -398,7 +398,7 @@ def _entry_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
 
 
 def _overrides(call: Call) -> dict[str, tuple[Any, Any]]:
-    """Return field of the request → (the app's value, the used value)."""
+    """Return the overridden fields of a request: field → (value of the app, value in training)."""
     return {} if call.span is None else genai_messages.overrides_of(call.span.attributes)
 
 

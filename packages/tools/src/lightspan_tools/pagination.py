@@ -83,7 +83,7 @@ def table_lines(
 
 
 def _select(rows: Sequence[TableRow], page: Page) -> list[TableRow]:
-    """Return the rows of the page, sorted."""
+    """Return the rows that `page` shows, sorted as it says."""
     number = page.limit or len(rows)
     if page.sort == "step":
         return list(rows[-number:])

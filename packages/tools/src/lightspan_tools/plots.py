@@ -26,8 +26,8 @@ Line = Mapping[str, Any]
 def draw(event: RunEvent) -> None:
     """Draw the learning curve of a run into the run's folder, if the run trains weights.
 
-    This is a listener, which the trainer calls with each event of the run. It draws on all events
-    but the end of a step.
+    This is a listener, which the trainer calls with each event of the run. It ignores the event at
+    the end of a step, and draws at all others.
     """
     if not event.trains_weights or event.kind == "step":
         return
@@ -120,13 +120,13 @@ def _held_out(axes: Any, points: Sequence[Line]) -> None:
 
 
 def _weights(line: Line) -> int:
-    """Return the step of the evaluated weights."""
+    """Return the step whose weights an evaluation used, from its line of `metrics.jsonl`."""
     step: int = line.get("weights", line["step"])
     return step
 
 
 def _labelled(means: Sequence[float]) -> list[int]:
-    """Return the indices of the points with labels."""
+    """Return the indices of the points that get a label in the plot."""
     if len(means) <= LABELLED:
         return list(range(len(means)))
     return sorted({0, means.index(max(means)), len(means) - 1})
@@ -135,7 +135,7 @@ def _labelled(means: Sequence[float]) -> list[int]:
 def _agents(axes: Any, training: Sequence[Line]) -> None:
     """Draw, for each agent, the mean reward of the rollouts in which the agent acts.
 
-    Agents that act in all rollouts are left out, because their curve equals that of the training.
+    Agents that act in all rollouts are left out, because their curve would be the training's.
     """
     keys = sorted({key for line in training for key in line if _is_agent_reward(key)})
     distinct = [

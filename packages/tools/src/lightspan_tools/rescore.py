@@ -67,7 +67,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of the reward in training and the new reward, over the rollouts of one mode."""
+    """Comparison of the training's reward with the new one, over the rollouts of one mode."""
 
     mode: str
     rollouts: int
@@ -102,8 +102,12 @@ class Rescoring(msgspec.Struct, frozen=True, kw_only=True):
     """Name under which the new reward was stored in the run; empty if it was not stored."""
 
     def json(self, limit: int) -> dict[str, Json]:
-        """Return the result as JSON values, with the `limit` most changed rollouts; 0 for all
-        changed."""
+        """Return the result as JSON values.
+
+        Args:
+            limit: maximum number of changed rollouts, the most changed first; 0 for all changed
+                ones.
+        """
         plain: dict[str, Json] = msgspec.to_builtins(self)
         return {**plain, "changes": msgspec.to_builtins(most_changed(self.changes, limit))}
 
@@ -206,7 +210,11 @@ async def _rescore(
 
 
 def _portions(states: Sequence[RolloutState]) -> Iterator[list[RolloutState]]:
-    """Yield parts of about `PORTION` rollouts with complete groups; groups are consecutive."""
+    """Divide rollouts into portions of about `PORTION`, without dividing a group.
+
+    Args:
+        states: the rollouts, in which those of a group are consecutive.
+    """
     part: list[RolloutState] = []
     for _, group in groupby(states, key=lambda state: state.rollout.group_id):
         part += group

@@ -1,4 +1,4 @@
-"""Views of stored rollouts: episode, coverage and explanations by the run's settings."""
+"""Views of stored rollouts: what was recorded, which calls are trained, and why."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from lightspan.training.rewards import Scored, with_reward
 
 @dataclass(frozen=True, slots=True)
 class RolloutView:
-    """A rollout with its episode and the coverage of its calls."""
+    """A rollout with its recorded spans and calls (episode).
+
+    The coverage says for each call whether it was trained, and if not, why.
+    """
 
     state: RolloutState
     episode: Episode
@@ -35,7 +38,7 @@ class RolloutView:
     """`attempt/call/choice` → why the learner could not compute the call under its grammar."""
 
     def explanation(self, call: Call) -> Explanation | None:
-        """Return the explanation of a call's advantage; None if there is none."""
+        """Return the explanation of why a call has its advantage; None if there is none."""
         return self.explanations.get(_key(self.episode.attempt_id, call))
 
     def explanation_lines(self, call: Call) -> list[str]:
@@ -54,7 +57,10 @@ _EVERY_AGENT: Final = make_routing({"*": "policy"}, None, "policy", None)
 
 
 def view_of(recorded: RecordedAttempt) -> RolloutView:
-    """Return the view of an attempt of production. All of its calls count as rejected."""
+    """Return the view of an attempt that was recorded in production.
+
+    All of its calls count as rejected, because production records no token ids to train on.
+    """
     coverage = classify_calls(recorded.episode, _EVERY_AGENT)
     return RolloutView(recorded.state, recorded.episode, coverage, recorded.state.rollout.step, {})
 
@@ -66,14 +72,14 @@ async def read_views(
     states: Sequence[RolloutState],
     rewards: Mapping[str, Scored] | None,
 ) -> list[RolloutView]:
-    """Create the views of a run's rollouts, without rollouts that no runner claimed.
+    """Return the views of a run's rollouts; leave out rollouts that were never executed.
 
     Args:
-        run: folder of the run, with the explanations.
+        run: folder of the run, with the explanations of advantages.
         store: store of the run.
         config: settings of the run (`RunFolder.read_config`).
         states: states of the rollouts, from `Store.rollouts`.
-        rewards: see `trained_rewards`.
+        rewards: rollout id → score, as from `trained_rewards`; None for the app's own rewards.
     """
     attempts = await store.attempts([state.rollout.rollout_id for state in states])
     claimed = {attempt.rollout_id for attempt in attempts}
@@ -114,7 +120,10 @@ async def read_views(
 
 
 def trained_rewards(run: RunFolder, config: Mapping[str, Any]) -> dict[str, Scored] | None:
-    """Return rollout id → score that was trained on; None if that was the app's own reward."""
+    """Return the scores that the run was trained on: rollout id → score.
+
+    Return None if it was trained on the rewards of the app itself.
+    """
     reward = config.get("reward")
     return run.rewards(str(reward.get("name"))) if isinstance(reward, dict) else None
 
@@ -126,13 +135,14 @@ def _trained_coverage(
     *,
     is_explained: bool,
 ) -> Coverage:
-    """Classify the calls of an episode, and reject calls that the step's updates did not use.
+    """Classify the calls of an episode, and reject calls that no update of its step used.
 
-    The coverage of an unfinished step, or of an algorithm without explanations, stays as it is.
+    The coverage says for each call whether it is trained, and if not, why. Without explanations, it
+    does not show which calls were used.
 
     Args:
         classify: `classify_calls` of the episode.
-        explanations: explanations of the step.
+        explanations: explanations of the step's advantages.
         mismatches: calls that the learner could not compute under their grammar.
         is_explained: whether the step stored its explanations, even if there were none.
     """

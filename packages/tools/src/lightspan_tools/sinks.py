@@ -13,7 +13,7 @@ from lightspan.training.sinks import MetricSink, SinkRun
 
 
 class _PackageSink(MetricSink):
-    """A sink that needs a package."""
+    """A sink that needs an optional Python package."""
 
     package: ClassVar[str]
 

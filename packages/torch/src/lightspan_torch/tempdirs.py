@@ -41,7 +41,7 @@ class OwnedTempDir:
 
 
 def _sweep(parent: str | Path, prefix: str) -> None:
-    """Remove folders named `prefix`… in `parent` whose process has ended."""
+    """Remove folders in `parent` whose name begins with `prefix` and whose process has ended."""
     for folder in Path(parent).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             if folder.lstat().st_uid != os.getuid():  # opening another user's file could block

@@ -1,4 +1,4 @@
-"""Length-prefixed messages over a socket, and `exit_with_parent`."""
+"""Messages over a socket, each preceded by its length, and `exit_with_parent`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def send(link: socket.socket, data: bytes) -> None:
 
 
 def receive(link: socket.socket) -> bytes | None:
-    """Return the next message from the socket; None if the peer has closed it."""
+    """Return the next message from the socket; None if the other side has closed it."""
     head = _exactly(link, _LENGTH.size)
     return None if head is None else _exactly(link, _LENGTH.unpack(head)[0])
 

@@ -100,10 +100,10 @@ class VerlLearner(Learner):
         optimizer, lora, seed: see `TorchLearner`.
         dtype, gradient_checkpointing, param_offload, optimizer_offload: see `Verl`.
         token_budget: see `Verl`; None for a default that depends on the device.
-        critic: must be None, because verl has no critic.
+        critic: must be None, because this learner has no critic.
 
     Raises:
-        ConfigError: a model is a loaded model, or `lora` names an unknown policy.
+        ConfigError: a model is an object in memory, or `lora` names an unknown policy.
         ModelError: a model does not exist, or has no safetensors files.
         UnsupportedError: an option is not in `capabilities`.
         RankError: a rank ended before it had loaded its models.
@@ -383,7 +383,10 @@ class VerlLearner(Learner):
             raise CheckpointError(f"cannot export {policy} to {folder}: {error}") from error
 
     def close(self) -> None:
-        """End the processes if the learner owns them; otherwise delete it in them. Idempotent."""
+        """End the processes if the learner owns them. Idempotent.
+
+        Otherwise keep them running, and delete this learner's weights in them.
+        """
         if self._owns:
             self._workers.end()
         else:
@@ -423,7 +426,7 @@ class VerlLearner(Learner):
         return received
 
     def _by_policy(self, rows: Sequence[Row]) -> dict[str, list[int]]:
-        """Return policy → indices of its rows.
+        """Return the indices of each policy's rows: policy → indices.
 
         Raises:
             NotFoundError: a row's policy is unknown.
@@ -452,8 +455,8 @@ def _weights_of(model: str | Path) -> str:
     """Return the folder that contains a model's weights.
 
     Raises:
-        ModelError: the model does not exist, or it has only pickle files. verl would read them,
-            which could run foreign code.
+        ModelError: the model does not exist, or it has no safetensors files. Pickle files are
+            refused, because reading them could run foreign code.
     """
     origin = locate(model, "weights")
     if not any(origin.folder.glob("model*.safetensors")):
@@ -482,7 +485,7 @@ def partition(rows: Sequence[Row], ranks: int) -> list[list[int]]:
 def _padded(parts: Sequence[Sequence[Row]], policy: str) -> list[list[Row]]:
     """Add rows without trained tokens, so that all ranks have the same number of rows.
 
-    verl's ranks must make the same number of passes.
+    The ranks compute together, so each must make the same number of passes.
 
     Args:
         parts: the rows of each rank.
@@ -507,10 +510,10 @@ def _padded(parts: Sequence[Sequence[Row]], policy: str) -> list[list[Row]]:
 def _old(
     share: Sequence[Row], indices: Sequence[int], old_logprobs: Sequence[Sequence[float]]
 ) -> list[list[float]]:
-    """Return the log-probabilities before the update for one rank's rows; 0 in added rows.
+    """Return the log-probabilities before the update of one rank's rows.
 
     Args:
-        share: the rank's rows, followed by the rows that `_padded` added.
+        share: the rank's rows, followed by the rows that `_padded` added, which get 0.
         indices: indices of the rank's own rows in `old_logprobs`.
         old_logprobs: log-probabilities of all rows.
     """

@@ -30,7 +30,7 @@ ADAPTER = "default"
 
 
 class Policy:
-    """This rank's shard of a policy's weights and optimiser state.
+    """One rank's part (shard) of a policy's weights and optimiser state.
 
     Args:
         setup: the learner's settings.
@@ -112,7 +112,7 @@ class Policy:
         return metrics, norm
 
     def _values(self, order: Update) -> dict[str, Sequence[Tensor]]:
-        """Return the inputs of the loss: name → a tensor of [len(row.ids)] for each row."""
+        """Return the inputs of the loss: name → for each row, a tensor with one value per token."""
         rows, loss = order.rows, order.loss
         values: dict[str, Sequence[Tensor]] = {
             "weights": [torch.tensor(row.weights) for row in rows]
@@ -135,7 +135,11 @@ class Policy:
     def _call_values(
         self, rows: Sequence[Row], loss: PolicyLoss, values: dict[str, Sequence[Tensor]]
     ) -> dict[str, Sequence[Tensor]]:
-        """Return the inputs of the loss that depend on whole calls, in the form of `_values`."""
+        """Return the inputs of the loss that depend on whole calls.
+
+        Returns:
+            Name → for each row, a tensor with one value per token.
+        """
         masks = [torch.tensor(row.mask) for row in rows]
         selected = [mask.nonzero()[:, 0].tolist() for mask in masks]
         calls = torch.tensor(number_calls(rows, selected, loss.of_calls), dtype=torch.int64)
@@ -165,7 +169,7 @@ class Policy:
             path: path of the file; None on ranks that do not write.
 
         Returns:
-            Name of a tied weight that is not in the file → the name of the equal weight that is.
+            For tied weights, which are written once: name that is not in the file → name that is.
         """
         from safetensors.torch import save_file
 
@@ -238,7 +242,10 @@ class Policy:
 
     @torch.no_grad()
     def _merged(self, state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the value of each weight of the plain model, with adapters merged."""
+        """Yield the name and the value of each weight, with the adapters merged into the weights.
+
+        The names are those of the model without adapters.
+        """
         assert self._lora is not None
         self._check_mergeable(state)
         scale = self._lora.alpha / self._lora.rank
@@ -333,7 +340,7 @@ def _values_of(batch: Batch) -> TokenValues:
 
 
 def _by_row(values: Tensor, masks: Sequence[Tensor]) -> list[Tensor]:
-    """Return a tensor of [len(row.ids)] for each row, with `values` at its trained tokens.
+    """Return a tensor with one value per token for each row, from the values of trained tokens.
 
     Args:
         values: [N] values of the trained tokens of all rows.
@@ -350,10 +357,10 @@ def _by_row(values: Tensor, masks: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _without_aliases(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the weights, of which tied ones are kept once, and the names that were removed.
+    """Keep one name of each tied weight (a tensor under several names).
 
     Returns:
-        (name → weight, removed name → name of the equal weight that is kept)
+        (name → weight, removed name → name under which the weight is kept)
     """
     first: dict[int, str] = {}
     aliases = {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}

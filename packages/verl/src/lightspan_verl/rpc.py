@@ -119,13 +119,19 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         return Failure(kind=type(error).__name__, text=str(error))
 
     def error(self, where: str) -> LightspanError:
-        """Return the error. Its message begins with `where`, the name of the rank that failed."""
+        """Return the error as its own class.
+
+        Its message begins with `where`, the name of the rank that failed.
+        """
         kind: type[LightspanError] = getattr(errors, self.kind, LightspanError)
         return kind(f"{where}: {self.text}")
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """The answer of one rank to one order. Each order uses the fields that it needs."""
+    """The answer of one rank to one order.
+
+    Fields that the order does not need keep their defaults.
+    """
 
     failure: Failure | None = None
     cpu_s: float = 0.0

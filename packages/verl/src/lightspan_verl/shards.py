@@ -108,7 +108,7 @@ class SavedShards:
             )
 
     def _parts(self, name: str, into: Shard) -> Iterator[tuple[Tensor, int]]:
-        """Yield each part of the shard `into` that a file has, and its offset in the shard."""
+        """Yield each part of the shard `into` that a file contains, and its offset in `into`."""
         for file, places in zip(self._files, self._places, strict=True):
             self._check(name, places, into)
             first = places[name][0]

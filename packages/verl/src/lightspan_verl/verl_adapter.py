@@ -87,7 +87,7 @@ class Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
     def prepare_model_outputs(
         self, output: Any, output_args: Any, micro_batch: Any, logits_processor_func: Any
     ) -> dict[str, Tensor]:
-        """Return the log-probabilities of the selected tokens, each at its own temperature.
+        """Compute the log-probabilities of the selected tokens, each at its own temperature.
 
         Returns:
             In training, `log_probs` [n] and `entropy` [n] of the selected tokens. Otherwise
@@ -113,7 +113,10 @@ class Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
 
 class Batch:
-    """The rows of one forward pass; `batch[name]` returns [n] values of their selected tokens."""
+    """The rows of one forward pass.
+
+    `batch[name]` returns the [n] values of their selected tokens.
+    """
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -226,13 +229,13 @@ class Model:
         learning_rate: float,
         entropy_trained: bool,
     ) -> float:
-        """Take an optimiser step on the rows of all ranks; return the norm of the gradient.
+        """Take an optimiser step on the rows of all ranks, and return the norm of the gradient.
 
         It is the norm before clipping. If it is NaN or infinite, no step was taken.
 
         Args:
             rows: this rank's rows.
-            values: the inputs of the loss, as tensors of [len(row.ids)] for each row.
+            values: the inputs of the loss: name → for each row, a tensor with one value per token.
             loss: the loss function.
             learning_rate: the step's learning rate.
             entropy_trained: whether the loss has an entropy bonus, so that entropies need a

@@ -246,7 +246,7 @@ def _last_words(log: Path) -> str:
 
 
 def _how_it_ended(status: int) -> str:
-    """Return a text on how a process ended, from its exit status."""
+    """Describe how a process ended, from its exit status."""
     if status >= 0:
         return f"ended with status {status}"
     name = signal.Signals(-status).name
@@ -277,10 +277,11 @@ def _end(
 
 
 def _own_folder() -> Path:
-    """Create the ranks' private folder, in which `path` has links to lightspan's packages only.
+    """Create the ranks' private folder.
 
-    `path` is the ranks' PYTHONPATH. The trainer's site-packages could not be, because they contain
-    packages that are incompatible with verl.
+    Its subfolder `path` has links to lightspan's packages and is the ranks' PYTHONPATH. The
+    trainer's site-packages cannot be, because they contain packages that are incompatible with
+    verl.
     """
     folder = Path(tempfile.mkdtemp(prefix="lightspan-verl-"))
     paths = folder / "path"

@@ -125,7 +125,7 @@ class Broadcast:
             raise BroadcastError(str(error).partition("\n")[0]) from error
 
     def stop(self) -> None:
-        """Make a running `send` in another thread raise `BroadcastError`. Idempotent."""
+        """Yield the name, the data type and the shape of each weight."""
         self._stopped.set()
 
     def _wait_for_workers(self) -> None:

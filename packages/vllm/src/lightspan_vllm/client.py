@@ -210,7 +210,10 @@ class Client:
 
     # --- weights --------------------------------------------------------------------------
     async def pause(self) -> None:
-        """Abort all calls, drop all keys and values, and hold later calls until `resume`."""
+        """Abort all running calls and delete their keys and values. Calls that come later wait.
+
+        They wait until `resume`.
+        """
         await self._call("POST", "/pause?mode=abort&clear_cache=true")
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> None:
@@ -272,7 +275,7 @@ class Client:
             await asyncio.gather(sending, return_exceptions=True)
 
     async def name_weights(self, label: str) -> None:
-        """Set the label of the server's weights. A restarted server has lost it."""
+        """Give the server's weights a label, by which a restart is noticed: it resets the label."""
         await self._call("POST", "/update_weight_version", {"new_version": label})
 
     # --- LoRA -----------------------------------------------------------------------------
@@ -450,13 +453,13 @@ _JSON: Final = {"Content-Type": "application/json"}
 
 
 def is_gone(health_error: EngineError | None) -> bool:
-    """Return whether a health check shows that the server will answer none of its calls.
+    """Return whether a health check shows that a server will never answer its running calls.
 
     This is so if the server's engine is dead (vLLM's `/health` returns 503), or if no process
     listens at its address. A server that answers slowly is not gone.
 
     Args:
-        health_error: result of `Client.health_error`.
+        health_error: result of `Client.health_error`; None if the server is healthy.
     """
     if isinstance(health_error, Refused):
         return health_error.status == HTTPStatus.SERVICE_UNAVAILABLE

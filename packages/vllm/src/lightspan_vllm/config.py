@@ -171,7 +171,7 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def addresses_of(self, groups: Iterable[Sequence[str]]) -> dict[str, tuple[str, ...]]:
-        """Return policy → addresses of its servers.
+        """Return the addresses of each policy's vLLM servers: policy → addresses.
 
         Args:
             groups: the policies, in groups that share servers.
@@ -218,7 +218,10 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.flag(*PARALLEL) or 1)
 
     def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
-        """Return the policies of each copy of weights in the servers (`EngineSpec.copies`)."""
+        """Return which policies share weights: a tuple of policy names for each copy of a model.
+
+        See `EngineSpec.copies`.
+        """
         return [(name,) for name in request.models] if self.merge else request.copies()
 
     def memory(self, size: ModelSize, device: str) -> dict[str, int]:
@@ -258,12 +261,15 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _lists(self) -> list[tuple[str, ...]]:
-        """The tuples of addresses: one for each policy, or a single tuple."""
+        """The vLLM servers' addresses: a tuple for each policy, or one tuple for all policies."""
         addresses = self.addresses
         return list(addresses.values()) if isinstance(addresses, dict) else [addresses]
 
     def _convert(self) -> None:
-        """Convert paths to texts and lists to tuples; copy values that a caller could change."""
+        """Convert paths to texts and lists to tuples.
+
+        The settings get copies, so that a caller's later changes do not affect them.
+        """
         for name, kind in _KINDS.items():
             value = getattr(self, name)
             value = os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -334,7 +340,10 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_distinct(addresses: Sequence[str]) -> None:
-    """Raise `ConfigError` if two addresses lead to the same server, also if spelled differently."""
+    """Raise `ConfigError` if two of the vLLM servers' addresses lead to the same server.
+
+    They may be spelled differently.
+    """
     spellings: dict[object, str] = {}
     for address in addresses:
         server = _server(address)

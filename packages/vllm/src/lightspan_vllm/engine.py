@@ -237,9 +237,10 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         return await self._pool(policy).probes(policy)
 
     def usage(self) -> dict[str, float]:
-        """See `TokenEngine.usage`. The CPU time is that of started servers since they were ready.
+        """Return the usage as `TokenEngine.usage` describes.
 
-        The CPU time of servers at `addresses=` is unknown, and counted as 0.
+        The CPU time is that of the servers that the engine started, since they were ready. The CPU
+        time of servers at `addresses=` is unknown, and counted as 0.
         """
         for pool in self._pools.values():
             pool.check_running()
@@ -271,7 +272,11 @@ class VLLMEngine(TokenEngine, ProbedEngine):
 
     # --- groups of policies that share servers --------------------------------------------
     def _grouped(self, specs: Mapping[str, ServerSpec]) -> list[tuple[str, ...]]:
-        """Group policies that share servers: LoRA policies with the same model and addresses."""
+        """Group the policies that share servers.
+
+        LoRA policies share servers if they have the same model and addresses. Other policies do not
+        share.
+        """
         by_policy = self.settings.addresses
         groups: dict[Any, list[str]] = {}
         for policy, spec in specs.items():
@@ -297,10 +302,10 @@ class VLLMEngine(TokenEngine, ProbedEngine):
 
     # --- servers --------------------------------------------------------------------------
     async def _launcher(self) -> Callable[[str, Path], tuple[Process, str]]:
-        """Return a function of a policy and a log file that starts a server of the policy.
+        """Return the function that starts a server for a policy.
 
-        The function returns the process and the path of its socket. The servers end when this
-        process ends or the engine is closed.
+        Its arguments are the policy and the server's log file. It returns the process and the path
+        of its socket. The servers end when this process ends or the engine is closed.
         """
         watchdog = await self._stack.enter_async_context(guarding())
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -319,9 +324,9 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         return launch
 
     def _first_lora(self, group: tuple[str, ...]) -> dict[str, LoRAFiles]:
-        """Return policy → initial LoRA, which leaves the model's output unchanged.
+        """Return the LoRA that each policy of a group starts with: policy → files.
 
-        Return {} for policies with whole weights.
+        It leaves the model's output unchanged. Return {} for policies with whole weights.
         """
         spec = self._specs[group[0]]
         if not spec.lora_rank:

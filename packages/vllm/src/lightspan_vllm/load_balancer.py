@@ -25,7 +25,7 @@ class LoadBalancer(Generic[S]):
         self._sent: dict[S, int] = {}
 
     def choose(self, rollout: str, loads: Mapping[S, int]) -> S:
-        """Return the server for a call.
+        """Return the server to which a call is sent.
 
         Args:
             rollout: id of the call's rollout; "" if the call belongs to no rollout.

@@ -125,7 +125,7 @@ class ServerPool:
 
         Raises:
             ContextOverflowError, PromptRefused, EngineError: see `check_request`.
-            UnsupportedError: the request has a grammar, or see `check_request`.
+            UnsupportedError: the request has a grammar, or a sampling parameter is out of range.
         """
         prompt = request.prompt_ids
         if request.grammar:
@@ -145,7 +145,7 @@ class ServerPool:
         """Yield the chunks of a call; submit it again until it is finished.
 
         Raises:
-            EngineError: no submission of several returned a token, or the pool has ended.
+            EngineError: the call failed `MAX_TRIES` times without a token, or the pool has ended.
             Refused: the server refused the call.
         """
         while True:
@@ -255,7 +255,9 @@ class ServerPool:
             raise
 
     def recover(self, server: Server, reason: Exception | None = None) -> None:
-        """Restart a lost server, or wait until the user's server is back; both in the background.
+        """Start the recovery of a lost server in the background.
+
+        A server that the engine started is restarted; a server that the user started is awaited.
 
         Args:
             server: the server.
@@ -294,7 +296,7 @@ class ServerPool:
 
     # --- probes ---------------------------------------------------------------------------
     async def probes(self, policy: str) -> list[Probe]:
-        """Return every server's answers to the prompts of the policy's recent calls.
+        """Ask every server the prompts of the policy's recent calls, and return the answers.
 
         If there was no call yet, the prompt is a greeting.
 
@@ -342,7 +344,7 @@ class ServerPool:
 async def _read(
     chunks: AsyncIterator[Chunk], items: asyncio.Queue[Chunk | Exception | None]
 ) -> None:
-    """Put all chunks into `items`; then the error that ended them, or None at their end."""
+    """Put all chunks into `items`, then the error that `chunks` raised; None if it raised none."""
     try:
         async with contextlib.aclosing(chunks):  # type: ignore[type-var]
             async for chunk in chunks:

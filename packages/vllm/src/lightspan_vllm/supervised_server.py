@@ -111,9 +111,10 @@ class Server:
     async def complete(
         self, policy: str, prompt: Sequence[int], sampling: Sampling, **options: Any
     ) -> AsyncIterator[Chunk]:
-        """Yield the chunks of `Client.complete` with their version; no chunk during an update.
+        """Yield the chunks of `Client.complete`, each with the version of its weights.
 
-        The weights of a policy change only while the policy has no call.
+        Yield nothing while the weights are updated. The weights of a policy change only while the
+        policy has no running call.
 
         Raises (while iterating):
             Unreachable: the server is gone; or it is a server of the user, which was restarted or
@@ -225,7 +226,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _loading(self, version: int) -> AsyncIterator[None]:
-        """Convert `Refused` in the `with` block, in which the server loads weights.
+        """Replace the error `Refused` of the `with` block, in which the server loads weights.
 
         Args:
             version: version of the weights.
@@ -244,7 +245,7 @@ class Server:
             ) from error
 
     async def _is_dying(self) -> bool:
-        """Return whether the server ends, or its health check fails, within `dying_s`."""
+        """Return whether the server ends, or fails its health check, within `dying_s` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timings.dying_s
         while loop.time() < deadline:
@@ -255,10 +256,10 @@ class Server:
         return False
 
     async def _drain(self, policy: str | None) -> None:
-        """Wait until `policy` has no running call; None for every policy.
+        """Wait until `policy` has no running call; None waits for the calls of every policy.
 
-        A call that reached the server after `pause` is held there. It would resume with new weights
-        but is labelled with the former version, so such calls are aborted too.
+        The server holds a call that arrives after `pause`. Such a call is aborted: it would resume
+        with new weights, but is labelled with the former version.
 
         Raises:
             Unreachable: the server does not end the calls.
@@ -335,7 +336,7 @@ class Server:
 
     @property
     def _ended(self) -> asyncio.Event:
-        """Set when the started process has ended; never set for a server that the user started."""
+        """Event that is set when the started process has ended; never set for a user's server."""
         return asyncio.Event() if self._process is None else self._process.ended
 
     async def _watch(self, process: Process) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTimings:
-    """Intervals, timeouts and limits with which a vLLM server is watched."""
+    """How often a vLLM server is checked, and how long and how often the engine waits for it."""
 
     poll_interval_s: float = 0.5
     """Seconds between two polls of a server that is starting or seems to be gone."""

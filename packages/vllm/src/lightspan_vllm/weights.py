@@ -69,7 +69,7 @@ class LoRAFiles:
 
 
 class TargetWeights(NamedTuple):
-    """The current weights of a pool, which its servers must load."""
+    """The weights that all servers of a pool must load: the newest version."""
 
     weights: Weights
     lora: Mapping[str, LoRAFiles] = {}
@@ -154,10 +154,10 @@ class ServerSpec:
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Name of a tied output layer → name of its embeddings; empty if the layer is not tied.
+        """The name of a tied output layer → the name of the embeddings whose tensor it is.
 
-        Servers get the embeddings under both names. A server that only got the embeddings would
-        keep the old output layer.
+        Empty if the layer is not tied. Servers get the embeddings under both names. A server that
+        only got the embeddings would keep the old output layer.
         """
         return {HEAD: EMBEDDINGS} if self.tied else {}
 
@@ -167,7 +167,7 @@ class ServerSpec:
         return BYTES[self.dtype] * sum(map(math.prod, self.shapes.values()))
 
     def as_saved(self, version: int) -> Weights:
-        """Return the weights in the model's own files, as a policy's `version`.
+        """Return the model's own files as the weights of a policy at `version`.
 
         With LoRA, `files` is empty: the servers load the model when they start.
         """
@@ -179,8 +179,8 @@ class ServerSpec:
     def zero_lora(self) -> LoRAWeights:
         """Return LoRA weights that leave the model's output unchanged.
 
-        They are needed because every call must name a LoRA. On a CPU, a call without LoRA in a
-        batch with LoRA calls would get the LoRA that vLLM has in its last slot.
+        A policy needs them before its first update. On a CPU, a call that named no LoRA, in a batch
+        with LoRA calls, would get the LoRA that vLLM has in its last slot.
 
         Raises:
             ModelError: no layer of the model is known to support LoRA in vLLM.

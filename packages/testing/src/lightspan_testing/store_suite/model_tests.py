@@ -228,9 +228,10 @@ class _Machine(RuleBasedStateMachine):
 
     @invariant()
     def states_are_the_models(self) -> None:
-        """Check that the store's states equal the model's.
+        """Check that the store's rollouts have the statuses and tries that the model predicts.
 
-        A state changes only with a new status or attempt.
+        The model is a plain Python imitation of the store. The rest of a rollout's state may change
+        only with a new status or a new attempt.
         """
         states = {state.rollout.rollout_id: state for state in self.run(self.store.rollouts())}
         assert {

@@ -31,10 +31,11 @@ from lightspan_testing.store_suite.base import (
 
 
 class QueueTests(StoreTests):
-    """Test enqueuing, reading, claiming and watching.
+    """Test enqueuing, reading, claiming and watching rollouts.
 
-    Rollouts are enqueued once, read by every filter, and claimed oldest first. A cursor yields
-    every change once.
+    A rollout is enqueued once. The store returns it by every filter, and claims return the oldest
+    rollouts first. A cursor marks a place in the store's changes: `watch` returns the changes after
+    it.
     """
 
     async def test_enqueued_rollouts_are_read_back(self, store: Store, clock: Clock) -> None:

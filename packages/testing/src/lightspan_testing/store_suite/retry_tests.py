@@ -32,8 +32,9 @@ from lightspan_testing.store_suite.base import (
 
 
 class RetryTests(StoreTests):
-    """Test that a client without a response can repeat its request: nothing is done twice or
-    lost.
+    """Test that a client that got no response can repeat its request.
+
+    Nothing is done twice, and nothing is lost.
     """
 
     # --- claims ---------------------------------------------------------------------------
@@ -43,7 +44,7 @@ class RetryTests(StoreTests):
     ) -> None:
         """A repeated claim returns the rollouts of the first, even if it asks for another number.
 
-        Rollouts that it omitted would never be executed; rollouts that it added would be a new
+        With fewer rollouts, some would be claimed but never executed. More rollouts would be a new
         claim.
         """
         await store.enqueue([make_rollout(f"ro-{i:02}") for i in range(slots + 9)])
@@ -54,7 +55,10 @@ class RetryTests(StoreTests):
         assert await store.watch() == before
 
     async def test_asking_again_extends_the_leases(self, store: Store, clock: Clock) -> None:
-        """A repeated claim extends the leases, and its rollout still has to run alone."""
+        """A repeated claim extends the leases of its rollouts.
+
+        A rollout that must run alone still has that mark.
+        """
         attempt = await start(store)
         await store.report([make_report(attempt, AttemptStatus.LOST, alone=True)])
         await store.enqueue([make_rollout("ro-2")])
@@ -87,7 +91,10 @@ class RetryTests(StoreTests):
         assert await store.claim("runner", 1, LEASE_S, request_id=request_id) == claims
 
     async def test_an_attempts_id_does_not_tell_its_claims(self, store: Store) -> None:
-        """The id of a claim cannot be derived from attempt ids, which apps know."""
+        """An attempt id does not reveal the request id of the claim that created the attempt.
+
+        Apps know attempt ids. With the request id, an app could repeat the runner's claim.
+        """
         await store.enqueue([make_rollout()])
         request_id = new_id("claim")
         [claim] = await store.claim("runner", 1, LEASE_S, request_id=request_id)
@@ -107,7 +114,10 @@ class RetryTests(StoreTests):
     # --- everything else ------------------------------------------------------------------
 
     async def test_every_write_can_be_repeated(self, store: Store) -> None:
-        """A repeated write returns its first result and changes nothing, immediately or later."""
+        """A repeated write returns its first result and changes nothing.
+
+        It may be repeated at once, or after other writes.
+        """
         done: list[tuple[Callable[[], Awaitable[Any]], Any]] = []
 
         async def write(operation: Callable[[], Awaitable[Any]], *, later: bool = True) -> Any:

@@ -1,4 +1,4 @@
-"""Tests of spans and of model calls: token records, tries, and outcomes."""
+"""Tests of spans and of model calls, with their token records, tries and outcomes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ from lightspan_testing.store_suite.base import (
 
 
 class SpanTests(StoreTests):
-    """Test that spans and calls are stored once, whole and in order, and are marked if late.
+    """Test that the store keeps spans and calls once, complete and in order.
 
-    A later try of a call replaces a failed one.
+    A span or call is marked as late if its attempt had ended before. A later try of a call replaces
+    a failed one.
     """
 
     async def test_spans_come_back_whole_and_in_order(self, store: Store) -> None:
@@ -186,7 +187,11 @@ class SpanTests(StoreTests):
         assert [(r.sequence_start, r.call_id, r.choice) for r in records] == sorted(keys)
 
     async def test_what_is_late_keeps_no_call_out(self, store: Store) -> None:
-        """A call is stored even if another sender has used its span id, which is not secret."""
+        """A call is stored even if a late span has the same span id.
+
+        Span ids are not secret, so another sender can use one. The call's span replaces the late
+        span.
+        """
         attempt = await start(store)
         call = make_call(attempt)
         squatter = call.span.replace(name="something else", late=True)
@@ -222,7 +227,7 @@ class SpanTests(StoreTests):
     async def test_a_later_try_replaces_a_cancelled_or_failed_call(
         self, store: Store, before: CallOutcome
     ) -> None:
-        """The completion of a retry replaces the records of the previous try."""
+        """A successful later try of a call replaces the span and records of the earlier try."""
         attempt = await start(store)
         first, last = make_try(attempt, before, 2), make_try(attempt, CallOutcome.OK, 4)
         other = make_call(attempt, 7)
@@ -252,7 +257,7 @@ class SpanTests(StoreTests):
         assert await spans_of(store, attempt) == [first.span]
 
     async def test_a_span_that_came_first_loses_no_tokens(self, store: Store) -> None:
-        """The token records of a call are stored even if another sender stored its span before."""
+        """The token records of a call are stored even if its span id is already in the store."""
         attempt = await start(store)
         call = make_call(attempt)
         early = call.span.replace(name="as the app saw it")

@@ -1,4 +1,4 @@
-"""Options that select attempts in a store of production."""
+"""Options that select attempts in a store with recordings from production."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def add_query(parser: Any) -> None:
 
 
 def read_query(options: argparse.Namespace, source: str) -> Query | None:
-    """Build the query for attempts of the store `source`; None if `source` is a run's folder.
+    """Return the selection of attempts by the options, if `source` is the URL of a store.
+
+    Return None if `source` is the folder of a run.
 
     Raises:
         ConfigError: a time cannot be parsed, or `source` is a run's folder and an option is set.

@@ -144,7 +144,10 @@ def _report(options: argparse.Namespace) -> DevReport:
 
 
 def _app(options: argparse.Namespace) -> str:
-    """Return the name by which runners import the app; with `--command`, that of a `Command`."""
+    """Return the name by which runners import the app.
+
+    With `--command`, the app is a command line, and runners import the name of a `Command`.
+    """
     from lightspan.runners.command import Command
 
     if not options.command:

@@ -1,9 +1,9 @@
 """Dry run: run a few tasks without training and report what `fit` would do.
 
-`run` runs the tasks, with the algorithm's own model in this process. `analysis` reads the episodes,
-`endpoints` names the destination of each call, `merge_diagnostics` explains why a conversation
-became several rows, `memory` estimates memory; all fill the `report_model`, which `rendering`
-prints.
+`run` runs the tasks, with the algorithm's own model in this process. `analysis` reads the recorded
+rollouts, and `endpoints` names the destination of each model call. `merge_diagnostics` explains why
+a conversation became several token sequences for training. `memory` estimates memory. All fill the
+`report_model`, which `rendering` prints.
 """
 
 from lightspan_tools.dry_run.report_model import DevReport

@@ -1,4 +1,7 @@
-"""Analysis of the episodes of a dry run; each `read_…` function returns a section of the report."""
+"""Analysis of the recorded rollouts of a dry run.
+
+Each `read_…` function returns a section of the report.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,11 @@ _MAX_MESSAGE_LENGTH: Final = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """The episodes of a dry run, with their coverages: which calls would be trained, and why."""
+    """The recorded rollouts (episodes) of a dry run.
+
+    The coverage of an episode says which of its calls would be trained, and why the others would
+    not.
+    """
 
     episodes: Sequence[Episode]
     coverages: Sequence[Coverage]
@@ -60,7 +67,7 @@ class Findings:
 
     @property
     def entries(self) -> list[CallCoverage]:
-        """The coverage of every call."""
+        """The coverage of every call: whether it would be trained, and why not."""
         return [entry for coverage in self.coverages for entry in coverage.entries]
 
     def transitions(self) -> list[Transition]:
@@ -181,7 +188,7 @@ def read_uncaptured(findings: Findings) -> list[model.UncapturedReport]:
 
 
 def read_overrides(findings: Findings) -> list[model.OverrideReport]:
-    """Return the request fields that training overrides, by agent and field."""
+    """Report the request fields to which training gives another value than the app, by agent."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for call in (entry.call for entry in findings.entries):
         if call.span is not None and not call.choice:
@@ -196,12 +203,12 @@ def read_overrides(findings: Findings) -> list[model.OverrideReport]:
 
 # --- rewards ----------------------------------------------------------------------------------
 def read_rewards(findings: Findings, *, by_batch: bool) -> model.RewardReport:
-    """Report the rewards of all rollouts by group.
+    """Report the rewards of all rollouts by group, which is the rollouts of one task.
 
     Args:
         findings: the episodes of the dry run.
-        by_batch: whether training compares rollouts with the batch or a critic, not with their
-            group.
+        by_batch: True if training compares a rollout with the batch or a critic; False if it
+            compares the rollout with its group.
     """
     episodes = findings.episodes
     rewards = group_rewards(episodes, findings.coverages)
@@ -298,7 +305,9 @@ def _breaks(merging: Merging, transitions: Sequence[Transition]) -> Iterator[str
 def read_costs(
     findings: Findings, rollouts: int, plan: str, max_frozen_calls: int | None
 ) -> model.CostReport:
-    """Estimate the tool and endpoint calls of `fit` from those of the dry run.
+    """Estimate how often `fit` will call each tool and each model endpoint.
+
+    The estimate is the calls per rollout in the dry run, times the rollouts of `fit`.
 
     Args:
         findings: the episodes of the dry run.
@@ -379,7 +388,7 @@ def reward_warnings(rewards: model.RewardReport, *, trains: bool) -> Iterator[st
 def call_warnings(
     agents: Sequence[model.AgentReport], uncaptured: Sequence[model.UncapturedReport]
 ) -> Iterator[str]:
-    """Warn of calls of selected agents that would not be trained."""
+    """Warn of calls that would not be trained, although their agents would."""
     selected = [agent for agent in agents if agent.policy is not None]
     trained = sum(agent.trained for agent in selected)
     rejected: Counter[str] = Counter()
@@ -407,7 +416,7 @@ def other_warnings(
     costs: model.CostReport,
     memory: model.MemoryReport | None,
 ) -> Iterator[str]:
-    """Warn of unnamed agents, broken conversations, limits and memory."""
+    """Warn of unnamed agents, conversations that become several rows, limits and memory."""
     unnamed = sum(agent.calls for agent in agents if agent.path == UNNAMED_AGENT)
     total = sum(agent.calls for agent in agents)
     if unnamed not in (0, total):

@@ -1,4 +1,4 @@
-"""Destinations of model calls in `fit`, and the endpoints of frozen agents."""
+"""Destinations of model calls in `fit`, and the endpoints of agents that are not trained."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def destination(call: Call, target: Target) -> str:
 
 
 def endpoint_of(call: Call, target: Target) -> str:
-    """Return the endpoint of a frozen call as `model at host`, from its target or its span."""
+    """Return the endpoint of a call as `model at host`.
+
+    The endpoint is that of `target` or, if it has none, the one that the call's span recorded.
+    """
     attributes = call.span.attributes if call.span is not None else {}
     model = c.model_of(attributes) or "a model"
     if target.endpoint is not None:

@@ -29,8 +29,8 @@ _MAXRSS_BYTES: Final = 1 if sys.platform == "darwin" else 1024  # macOS counts b
 def practice_rows(transitions: Sequence[Transition], max_length: int | None) -> list[Row]:
     """Return rows of the dry run's calls for a trial update.
 
-    Their advantages alternate between 1 and -1. The real advantages may all be zero, and then there
-    is nothing to compute.
+    Their advantages alternate between 1 and -1. With the real advantages, which may all be zero,
+    the update might compute nothing.
     """
     advantages = [1.0 if number % 2 else -1.0 for number in range(len(transitions))]
     weights = [1.0 / max(1, len(transitions) * t.tokens) for t in transitions]
@@ -94,7 +94,7 @@ def estimate_memory(settings: TrainerSettings) -> tuple[MemoryReport | None, str
     gradients, optimiser states and reference copy. LoRA policies share their base weights.
 
     Returns:
-        The estimate, or None if it cannot be made; and a text on what is unknown, or "".
+        The estimate, or None if it cannot be made; and a text that says why, or "".
     """
     learner, engine = settings.learner_spec, settings.engine_spec
     if learner is None or engine is None:

@@ -56,7 +56,7 @@ leading space at the beginning of a text."""
 
 
 class Cause(StrEnum):
-    """Cause of a break (see the module)."""
+    """Cause of a break, as the module's docstring describes it."""
 
     TEMPLATE = "template"
     RETOKENISATION = "retokenisation"
@@ -66,8 +66,9 @@ class Cause(StrEnum):
 class Relation(StrEnum):
     """How a call relates to the earlier calls of its agent.
 
-    `MERGED` extends a row; `NEW` continues no earlier call; `BRANCH` continues a call whose row
-    another call has extended; `BROKEN` continues a call but has other tokens.
+    `MERGED`: it extends a row, which is a token sequence for training. `NEW`: it continues no
+    earlier call. `BRANCH`: it continues a call whose row another call has extended. `BROKEN`: it
+    continues a call, but its prompt has other tokens than that call.
     """
 
     MERGED = "merged"
@@ -147,7 +148,7 @@ class Break(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Merging(msgspec.Struct, frozen=True, kw_only=True):
-    """Relations and breaks of the calls of some attempts."""
+    """How the calls of some attempts merge into rows, and where they do not."""
 
     relations: dict[TransitionKey, Relation]
     breaks: list[Break]
@@ -256,7 +257,7 @@ def _break(
     after: CallMessages,
     decode: Decode,
 ) -> Break | None:
-    """Describe the first difference between the tokens of two calls.
+    """Describe the first difference between the tokens of `previous` and the prompt of `following`.
 
     Return None if the prompt of `following` begins with every token of `previous`.
     """
@@ -309,7 +310,7 @@ _RENDERED: Final[Mapping[Where, str]] = {
 
 
 def _change(before: CallMessages, after: CallMessages) -> str:
-    """Return the app's change between the calls in words; empty if it repeated everything."""
+    """Describe what the app changed between two calls; "" if it repeated everything unchanged."""
     if before.tools != after.tools:
         return "the app changed the tools"
     earlier = before.messages

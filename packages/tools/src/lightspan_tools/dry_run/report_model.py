@@ -58,7 +58,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UncapturedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Model requests of an agent that bypassed the OpenAI and Anthropic SDKs."""
+    """Model requests of an agent that did not go through the OpenAI or Anthropic SDK."""
 
     agent: str
     request: str
@@ -119,9 +119,10 @@ class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of calls and of rows (token sequences for training, of one or more calls).
+    """Counts of calls and of rows, which are token sequences for training.
 
-    `merged + new + branch + broken = calls`.
+    A row contains one or more calls. Each call is counted as one of `merged`, `new`, `branch` and
+    `broken`.
     """
 
     calls: int
@@ -154,7 +155,7 @@ class ToolReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of frozen agents to an endpoint."""
+    """The calls to one endpoint by agents that are not trained."""
 
     name: str
     """`model at host`."""
@@ -169,7 +170,7 @@ class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of `fit` to tools and endpoints."""
+    """How often `fit` will call tools and model endpoints."""
 
     rollouts: int
     """Rollouts of `fit`, evaluations included."""
@@ -235,9 +236,10 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failure(self) -> str:
-        """Why the dry run is useless; empty if it is not.
+        """Why the dry run is useless; "" if it is useful.
 
-        It is useless if all rollouts failed, or all calls of the agents that would be trained.
+        It is useless if all rollouts failed. It is also useless if all calls failed of the agents
+        that would be trained.
         """
         rewards = self.rewards
         if rewards.failed + rewards.lost == rewards.rollouts:

@@ -123,7 +123,7 @@ class DryRun:
     def _session(self, folder: Path) -> Session:
         """Create a session like that of `fit`, with another folder and store.
 
-        The session has no sinks, so that it does not appear there as a training. It ignores
+        It sends no metrics to services, where it would look like a training. It ignores
         `max_frozen_calls`, which is a limit for `fit`.
         """
         settings = replace(
@@ -152,7 +152,7 @@ class DryRun:
         return episodes, time.monotonic() - started
 
     async def _classify(self, session: Session, episodes: Sequence[Episode]) -> Findings:
-        """Determine the coverage of each episode."""
+        """Determine which calls of each episode would be trained, and why the others would not."""
         coverages: Sequence[Coverage] = self._algorithm.coverages(episodes, modes=MODES)
         if self.settings.has_policies:
             coverages = await reject_mismatches(session, coverages)
@@ -277,7 +277,10 @@ class DryRun:
     def _agent_warnings(
         self, findings: Findings, agents: Sequence[model.AgentReport]
     ) -> Iterator[str]:
-        """Warn of patterns that match no agent, or else of trained agents without calls."""
+        """Warn of patterns that match no agent.
+
+        If all patterns match an agent, warn of trained agents without calls.
+        """
         paths = [agent.path for agent in agents]
         try:
             check_patterns(self._algorithm.routing(), self.agents or paths, findings.episodes)

@@ -201,7 +201,7 @@ class Batcher:
             self._manager.stop(block=True, timeout=30, hard_stop=True)
 
     def settle(self, request_id: str) -> None:
-        """Forget a finished request after the caller has received its result."""
+        """Forget a finished request. The caller calls this when it has received the result."""
         self.finished.discard(request_id)
         self._walks.forget(request_id)
 
@@ -390,9 +390,9 @@ class _GrammarMasks(ContinuousBatchingLogitsProcessor):
         return torch.zeros(len(requests_with_new_token), dtype=torch.int32)
 
     def _mask(self, state: Any, into: NDArray[np.int32]) -> bool:
-        """Write the mask of the request's next token into `into`; return whether there is one.
+        """Write the mask of the tokens that the grammar allows next into `into`.
 
-        There is none if the request has no grammar, or if its tokens violate the grammar.
+        Return False if the request has no grammar, or if its tokens violate the grammar.
         """
         running = self._running.get(state.request_id)
         if running is None:
@@ -423,7 +423,7 @@ class _GrammarMasks(ContinuousBatchingLogitsProcessor):
 
 
 class _Running:
-    """A request's matcher state and the number of answer tokens that it has consumed."""
+    """The position of one request's answer in its grammar, and how many tokens led there."""
 
     def __init__(self, walk: GrammarState, start: int) -> None:
         self.walk = walk

@@ -39,7 +39,7 @@ class _Group(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How the attention of one batch is computed; the same for all layers."""
+    """The plan by which the attention of one batch is computed, in every layer."""
 
     read_index: Tensor
     """Cache positions of the keys of all groups, concatenated."""
@@ -167,8 +167,8 @@ def _make_plan(ends_q: Sequence[int], ends_k: Sequence[int], read_index: Tensor)
     """Make the attention plan of a batch.
 
     Args:
-        ends_q: 0 and the cumulative numbers of the requests' new tokens.
-        ends_k: 0 and the cumulative numbers of the requests' keys.
+        ends_q: where each request's new tokens end among those of all requests, preceded by 0.
+        ends_k: where each request's keys end among those of all requests, preceded by 0.
         read_index: cache positions of the keys of all requests, concatenated.
     """
     prompts: list[slice] = []
@@ -187,7 +187,7 @@ def _make_plan(ends_q: Sequence[int], ends_k: Sequence[int], read_index: Tensor)
 
 
 class _Reads:
-    """Collects cache positions of keys, of which the groups read their slices."""
+    """Collects the cache positions of the keys of all groups, each group's in one slice."""
 
     def __init__(self, read_index: Tensor) -> None:
         self._from = read_index
@@ -195,7 +195,10 @@ class _Reads:
         self._size = 0
 
     def add(self, places: Tensor) -> slice:
-        """Add the positions `read_index[places]`; return their slice of `index()`."""
+        """Add the cache positions at the indices `places` of `read_index`.
+
+        Return the slice that they have in the result of `index()`.
+        """
         self._parts.append(self._from[places])
         start, self._size = self._size, self._size + len(places)
         return slice(start, self._size)

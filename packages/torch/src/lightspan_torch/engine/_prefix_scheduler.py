@@ -23,7 +23,10 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 
 class PrefixScheduler(FIFOScheduler):
-    """A FIFO scheduler that does not compute the same block for two requests at the same time."""
+    """A first-come, first-served scheduler that computes no block for two requests at once.
+
+    A block is a fixed number of tokens whose keys and values requests with the same prefix share.
+    """
 
     def __init__(self, cache: PagedAttentionCache, *arguments: Any, **options: Any) -> None:
         super().__init__(cache, *arguments, **options)
@@ -53,7 +56,10 @@ class PrefixScheduler(FIFOScheduler):
     def _unshared(
         self, candidates: Iterable[RequestState], under_way: set[int]
     ) -> Iterable[RequestState]:
-        """Yield the candidates whose first missing block is not being computed.
+        """Yield the waiting requests that need not wait for a block that is being computed.
+
+        A request waits if another request computes the first block of its prompt that the cache
+        lacks.
 
         Args:
             candidates: waiting requests.
@@ -69,7 +75,10 @@ class PrefixScheduler(FIFOScheduler):
             yield state
 
     def _missing(self, state: RequestState) -> list[int]:
-        """Return the hashes of a prompt's blocks from the first block that is not in the cache."""
+        """Return the hashes of the prompt's blocks that are not in the cache.
+
+        They begin with the first block that the cache lacks, and include all later ones.
+        """
         (allocator,) = self.cache.cache_allocators.values()  # sharing requires a single one
         hashes = self._hashes.get(state.request_id)
         if hashes is None:
@@ -96,9 +105,9 @@ class PrefixScheduler(FIFOScheduler):
 def _keep_complete_blocks(
     cache: PagedAttentionCache, state: RequestState, complete_blocks: Mapping[str, int]
 ) -> None:
-    """Mark the blocks that the last forward pass completed as shareable.
+    """Allow later requests to share the blocks that the last forward pass completed.
 
-    Blocks of a request that just ended are marked too.
+    This includes the blocks of a request that just ended.
     """
     if not cache.use_prefix_sharing:
         return

@@ -95,11 +95,17 @@ class Transformers(msgspec.Struct, frozen=True, kw_only=True):
         return options
 
     def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
-        """Return the policies of each copy of weights in the engine (`EngineSpec.copies`)."""
+        """Return which policies share weights: a tuple of policy names for each copy of a model.
+
+        See `EngineSpec.copies`.
+        """
         return [(name,) for name in request.models] if self.merge_lora else request.copies()
 
     def memory(self, size: ModelSize, device: str) -> dict[str, int]:
-        """Return the memory of one copy of a model, by part, in bytes (`EngineSpec.memory`)."""
+        """Estimate the memory of one copy of a model: name of a part → bytes.
+
+        See `EngineSpec.memory`.
+        """
         from lightspan_torch.engine.transformers import cache_tokens
 
         context = min(size.context, self.context_length or size.context)

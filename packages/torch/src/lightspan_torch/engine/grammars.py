@@ -197,11 +197,11 @@ class GrammarState:
             self._replace_special(into)
 
     def _replace_special(self, mask: NDArray[np.int32]) -> None:
-        """Replace a special token that `mask` allows only because of its text by an ordinary token.
+        """Change a mask that allows only a special token to allow an ordinary token instead.
 
-        If the only possible continuation begins with the text of a special token, llguidance allows
-        only the special token: with `"<|im_end|>"` as a JSON value, it would end the answer. The
-        mask is changed to allow the first token by which the tokenizer spells the text.
+        llguidance makes such a mask if the only possible continuation begins with the text of a
+        special token, such as `"<|im_end|>"` in a JSON value. That special token would end the
+        answer. The mask is changed to allow the first token by which the tokenizer spells the text.
         """
         text = self._matcher.compute_ff_bytes()
         if not text or text[0] == _SPECIAL_TOKEN_BYTE:
@@ -238,7 +238,9 @@ _tries_lock: Final = threading.Lock()
 
 
 def _trie(tokenizer: Any, vocabulary: int, eos_ids: tuple[int, ...]) -> llguidance.LLTokenizer:
-    """Return llguidance's index of a vocabulary, cached for policies, engine and learner.
+    """Return llguidance's index of a vocabulary.
+
+    It is cached, so that policies with equal tokenizers, the engine and the learner share it.
 
     Raises:
         UnsupportedError: llguidance cannot index the vocabulary.

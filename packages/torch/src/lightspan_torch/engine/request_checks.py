@@ -68,6 +68,6 @@ def _check_sampling(sampling: Sampling, temperatures: tuple[float, float]) -> No
 def copy_of(error: EngineError) -> EngineError:
     """Return a copy of an error.
 
-    An error that several callers raise would collect the tracebacks of all of them.
+    If several callers raised the same error object, it would collect the tracebacks of all of them.
     """
     return type(error)(str(error))

@@ -279,7 +279,7 @@ _ENCODING_METHODS: Final = ("apply_chat_template", "__call__", "encode", "_encod
 
 
 def _is_standard(kind: type) -> bool:
-    """Return whether a tokenizer class overrides no method of `_ENCODING_METHODS`."""
+    """Return whether a tokenizer class inherits all methods of `_ENCODING_METHODS` unchanged."""
     from transformers import TokenizersBackend
 
     return issubclass(kind, TokenizersBackend) and all(
@@ -328,7 +328,10 @@ _TOOLS: Final = re.compile(r"\btools\b")
 
 
 def _has_template_options_only(options: Mapping[str, Any]) -> bool:
-    """Return whether `options` affect only the template's text, not its encoding into ids."""
+    """Return whether all `options` change only the text of the chat template.
+
+    Other options change how the text is encoded into ids.
+    """
     return not options or options.keys() & _transformers_options() <= {"documents"}
 
 

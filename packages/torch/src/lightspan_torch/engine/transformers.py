@@ -403,7 +403,7 @@ class _PolicyWorker:
             )
 
     def drop(self, job: _Job) -> None:
-        """Remove a job; cancel it if it is running."""
+        """Forget a job, and cancel its request if it is running."""
         if self._jobs.pop(job.key, None) is not None and self._batcher is not None:
             self._batcher.cancel(job.key)
 
@@ -532,7 +532,7 @@ class _PolicyWorker:
 
 
 class _Job:
-    """A running request: its sampled tokens and the chunks to send."""
+    """A running request with the tokens sampled so far and the chunks that are to be sent."""
 
     def __init__(
         self,

@@ -77,7 +77,7 @@ def load_model(
 
 
 class SharedModels:
-    """Models that share the weights of the source that they were loaded from.
+    """Loads models so that those of one source share their weights.
 
     Each source is loaded once.
 

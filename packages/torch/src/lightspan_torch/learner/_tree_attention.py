@@ -45,14 +45,16 @@ def attention(
     tree: TreeContext | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention within the prefix trees of `tree`; if `tree` is None, as `sdpa` does.
+    """Compute attention within prefix trees.
+
+    A prefix tree holds several token sequences, and each token of a common prefix once.
 
     Args:
         query: [B, heads, T, size].
         key: [B, key heads, T, size]; `value` has the same shape.
         attention_mask: used only without `tree`.
         scaling: factor of the scores; None for 1/√size.
-        tree: computes the attention of the pass; None for plain attention.
+        tree: computes the attention of the pass; None for transformers' plain `sdpa` attention.
 
     Returns:
         The output, [B, T, heads, size], and None in place of the attention weights.
@@ -95,9 +97,9 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the additive causal mask [queries, keys] for the last `queries` of `keys` tokens.
+    """Return the causal mask [queries, keys] for the last `queries` of `keys` tokens.
 
-    The mask's last q rows and last k columns are the causal mask [q, k].
+    It is 0 where a token attends to a key, and minus infinity elsewhere.
     """
     visible = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(keys - queries)
     return additive(visible, dtype)

@@ -23,7 +23,8 @@ MANIFEST: Final = "learner.json"
 def check_manifest(folder: Path, manifest: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise `CheckpointError` if the learner cannot load a checkpoint.
 
-    Its policies, optimizer, LoRA settings and frozen weights must be the learner's.
+    The checkpoint and the learner must have the same policies, optimizer, LoRA settings and frozen
+    weights.
 
     Args:
         folder: the checkpoint's folder.

@@ -41,7 +41,7 @@ The states of later updates may vary more in a dimension than the stored states 
 
 
 class CallStates:
-    """Collects the hidden state from which the first token of each of C calls is predicted.
+    """Collects one hidden state for each of C calls: the one that predicts its first token.
 
     Args:
         first: [C] the index of each call's first token among the selected tokens.
@@ -68,7 +68,8 @@ class CallStates:
     def before(self, head: Head) -> Head:
         """Return a head that collects the states of a pass and then calls `head`.
 
-        If all states are collected already, return `head` itself.
+        A head is a function that is called with the hidden states of each pass. If all states are
+        collected already, return `head` itself.
         """
         if self.is_complete:
             return head
@@ -80,7 +81,9 @@ class CallStates:
         return both
 
     def collect(self, hidden: Tensor, current_pass: Pass) -> list[tuple[Tensor, Tensor]]:
-        """Collect the states of a pass, without gradients. Return no gradients, as a `Head` must.
+        """Collect the states of a pass.
+
+        Return an empty list: no gradient is computed, so the pass has no backward pass.
 
         Args:
             hidden: [nodes, hidden] hidden states of the pass.
@@ -188,7 +191,9 @@ class ValueHead:
         return list((states @ self._weight + self._bias).tolist())
 
     def learn(self, states: Tensor, targets: Sequence[float]) -> dict[str, float]:
-        """Fit the head to the new and the stored states; return metrics of values before the fit.
+        """Fit the head to the new and the stored states, and return the critic's metrics.
+
+        The metrics are those of the values that the head gave before the fit.
 
         Args:
             states: [C, hidden] hidden states before each call of an update.

@@ -98,7 +98,7 @@ def clipped_ratio_loss(
 def _clipped(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """Return max(-A·ratio, -A·clip(ratio)), and where the clipped term is the larger one."""
+    """Return max(-A·ratio, -A·clip(ratio)), and True where clipping made the difference."""
     plain = -advantages * ratio
     bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     return torch.maximum(plain, bounded), bounded > plain
@@ -145,8 +145,8 @@ def cispo_loss(
 ) -> ClippedLoss:
     """Compute CISPO's loss (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5): -sg[clip(r)] · A · log π.
 
-    Clipping bounds a token's weight but leaves its gradient; `clipped` is True where it did. Only
-    the gradient of the loss has a meaning, not its value.
+    Clipping limits the weight of a token, but the token keeps a gradient. `clipped` is True where
+    the weight was limited. Only the gradient of the loss has a meaning, not its value.
     """
     ratio = log_ratio(logprobs.detach(), old_logprobs).exp()
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)

@@ -25,7 +25,9 @@ batch need much less."""
 
 
 class Replays:
-    """Replays the grammars of one policy's calls, and caches the masks.
+    """Computes the grammar masks of one policy's calls, and caches them.
+
+    To replay a call's grammar is to follow it through the call's tokens.
 
     Args:
         make_grammars: returns the policy's grammars; called at the first replay.
@@ -78,7 +80,7 @@ class Replays:
 
 
 class MaskTable(NamedTuple):
-    """The masks of N tokens, each of M distinct masks stored once."""
+    """The grammar masks of N tokens. Equal masks are stored once; M masks are distinct."""
 
     distinct: Tensor
     """[M, bytes] masks, packed as by `Replays.masks`. The first mask allows every token."""

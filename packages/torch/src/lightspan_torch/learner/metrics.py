@@ -50,9 +50,12 @@ class MetricAccumulator:
         return dict(self._sums), dict(self._maxima)
 
     def replace(self, states: Iterable[tuple[Mapping[str, float], Mapping[str, float]]]) -> None:
-        """Replace the sums and maxima by the combination of the `state` of several accumulators.
+        """Replace the sums and maxima by those of several accumulators together.
 
         Float sums depend on the order of `states`, which must be the same on every rank.
+
+        Args:
+            states: the `state` of each accumulator.
         """
         self._sums.clear()
         self._maxima.clear()
@@ -111,11 +114,11 @@ def over_policies(parts: Mapping[str, Mapping[str, float]], rows: int) -> dict[s
 
 
 def _comparable(name: str, parts: list[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    """Return those of the policies' metrics from which the metric `name` may be combined.
+    """Return the policies' metrics that may be combined to the metric `name`.
 
-    A policy without fresh tokens reports the log-probability gap of stale tokens, which includes
-    what was learned since they were sampled. If such gaps were combined with gaps of fresh tokens,
-    engine and learner would seem to disagree.
+    For the log-probability gap between engine and learner, these are the policies with fresh
+    tokens, which the current weights sampled. The gap of older tokens includes what was learned
+    since they were sampled, so engine and learner would seem to disagree.
     """
     if not name.startswith(_GAP):
         return parts
@@ -123,7 +126,7 @@ def _comparable(name: str, parts: list[Mapping[str, float]]) -> list[Mapping[str
 
 
 def _weight_of(name: str, parts: Sequence[Mapping[str, float]]) -> str:
-    """Return the metric by which the mean of the metric `name` over policies is weighted."""
+    """Return the name of the metric that weights each policy in the mean of the metric `name`."""
     if name in ("value_loss", "explained_variance"):
         return "value_calls"
     is_fresh = name.startswith(_GAP) and all(part.get("fresh_tokens") for part in parts)

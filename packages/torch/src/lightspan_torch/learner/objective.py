@@ -31,7 +31,7 @@ class TokenValues(NamedTuple):
     weight."""
 
     def at(self, entries: Tensor) -> TokenValues:
-        """Return the values of the tokens at the indices `entries`."""
+        """Return the values of some of the tokens; `entries` are their indices."""
         return TokenValues(*(None if values is None else values[entries] for values in self))  # type: ignore[arg-type]
 
 

@@ -48,7 +48,7 @@ def default_dtype(device: str | torch.device, lora: LoRA | None) -> torch.dtype:
 
 
 class TrainedModel:
-    """A policy's weights. Its weights before training are loaded when they are needed.
+    """A policy's model. The weights before training are loaded too, when they are first needed.
 
     Args:
         source: a folder, a hub name, or a loaded model, which is copied.
@@ -485,7 +485,12 @@ class Stepper:
 
 
 def rate_factor(settings: Optimizer, steps: int) -> float:
-    """Return the factor of the learning rate for the next step, after `steps` steps were made."""
+    """Return the factor by which the learning rate is multiplied in the next step.
+
+    Args:
+        settings: the optimiser's settings, with warm-up and decay.
+        steps: number of steps made before.
+    """
     warmup = min(1.0, (steps + 1) / max(1, settings.warmup_steps))
     decay = settings.decay_steps
     return warmup if decay is None else warmup * max(FINAL_FACTOR, 1 - steps / decay)

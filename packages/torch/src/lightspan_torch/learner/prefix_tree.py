@@ -24,7 +24,10 @@ a piece in blocks of this many nodes."""
 
 
 class Tree(NamedTuple):
-    """Sequences that are computed together, in depth-first order."""
+    """Sequences that are computed together, so that common prefixes are computed once.
+
+    They are in depth-first order.
+    """
 
     members: list[int]
     """Indices of the sequences in the tree."""
@@ -41,7 +44,7 @@ class Tree(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The nodes of a tree. All lists except `paths` have length `size`."""
+    """The numbered nodes of a tree. All lists except `paths` have one entry for each node."""
 
     tokens: list[int]
     depths: list[int]
@@ -53,7 +56,7 @@ class Layout(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The nodes from `start` to before `stop` of a tree, which are computed in one pass."""
+    """A part of a tree that is computed in one pass: the nodes from `start` to before `stop`."""
 
     start: int
     stop: int
@@ -99,9 +102,13 @@ def share(sequences: Sequence[list[int]], *, pair_cost: float, block: int = BLOC
 
 
 def _pairs(size: int, start: int, fresh: int, block: int) -> float:
-    """Return how many query-key pairs are added by `fresh` nodes at depth `start`.
+    """Return how many query-key pairs a sequence adds to a tree.
 
-    `size` is the number of nodes in the tree before.
+    Args:
+        size: number of nodes in the tree before.
+        start: number of tokens that the sequence shares with the tree.
+        fresh: number of nodes that the sequence adds.
+        block: maximum number of nodes under one square mask.
     """
     whole = size + fresh
     if whole <= block:
@@ -203,9 +210,10 @@ def cut(layout: Layout, budget: int, mask_budget: int) -> list[Piece]:
 
     Args:
         layout: the nodes of the tree.
-        budget: maximum number of nodes of a piece. A member's own nodes are split only where a
-            subtree larger than `budget` branches off: it does not need the nodes after that point.
-        mask_budget: maximum of queries times keys of a piece with several members.
+        budget: maximum number of nodes of a piece. The nodes that one sequence adds to the tree are
+            split only where a subtree larger than `budget` branches off. That subtree needs only
+            the nodes before the split.
+        mask_budget: maximum of queries times keys of a piece with several sequences.
     """
     pieces: list[Piece] = []
     is_whole = False
@@ -224,7 +232,7 @@ def cut(layout: Layout, budget: int, mask_budget: int) -> list[Piece]:
 
 
 class _Segment(NamedTuple):
-    """The own nodes of one member, or a part of them."""
+    """Consecutive nodes that one sequence adds to a tree: all of them, or a part."""
 
     start: int
     stop: int
@@ -237,7 +245,10 @@ class _Segment(NamedTuple):
 
 
 def _segments(layout: Layout, budget: int) -> Iterator[_Segment]:
-    """Yield the members' own nodes in order, split where a subtree over `budget` branches off."""
+    """Yield the nodes that each sequence adds to a tree, in order.
+
+    They are split into segments where a subtree of over `budget` nodes branches off.
+    """
     splits = set(_large_branchings(layout, budget))
     here = first = last = 0
     for path in layout.paths:
@@ -277,7 +288,7 @@ def intervals(nodes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class Source(NamedTuple):
-    """The earlier piece from which a piece gets the keys of its past."""
+    """The earlier piece from which a piece gets the keys of its ancestors."""
 
     piece: int
     """Index of the earlier piece: the last piece that contains nodes of the past. Its own past
@@ -287,9 +298,10 @@ class Source(NamedTuple):
 
 
 def source(pieces: Sequence[Piece], number: int) -> Source | None:
-    """Return the piece that has the keys of the ancestors of piece `number`, and where they are.
+    """Return the earlier piece that has the keys for piece `number`, and where the keys are.
 
-    Return None if piece `number` has no ancestors before it.
+    Piece `number` needs the keys of its ancestors before it. Return None if it has no such
+    ancestors.
     """
     past = pieces[number].past
     if not past:

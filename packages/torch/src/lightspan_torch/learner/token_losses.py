@@ -153,7 +153,10 @@ def _distinct(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _LogitChunk(NamedTuple):
-    """n selected tokens of a pass, which were sampled from D distinct distributions."""
+    """Some of a pass's selected tokens (n), and the D distributions that they were sampled from.
+
+    Several tokens may be sampled from the same distribution.
+    """
 
     places: Tensor
     """[D] indices of the hidden states that predict the distributions."""
@@ -167,9 +170,10 @@ class _LogitChunk(NamedTuple):
     """[n] the token's index among all tokens of `SelectedTokens`."""
 
     def distributions(self, hidden: Tensor, output: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the log-probabilities, [D, vocabulary], at the tokens' temperatures.
+        """Return the log-probabilities of all tokens in each distribution, [D, vocabulary].
 
-        They are -inf where a grammar does not allow the token.
+        They are computed at the distributions' temperatures, and are -inf where a grammar does not
+        allow the token.
 
         Args:
             hidden: [D, hidden] hidden states of `places`.
@@ -243,7 +247,7 @@ def _backward(
     loss: Loss,
     metrics: MetricAccumulator,
 ) -> None:
-    """Add the gradient of Σ weight · loss over a chunk's tokens to the parameters."""
+    """Add the gradient of Σ weight · loss over the tokens of `chunk` to the parameters."""
     logprobs = chunk.logprobs(distributions, tokens)
     metrics.count(logprobs.numel())
     # entropy is always reported, but a graph as large as the logits is needed only for a bonus

@@ -249,7 +249,7 @@ class TorchLearner(Learner):
     def _scores_and_states(
         self, rows: Sequence[Row], which: Which | None, *, states: bool
     ) -> tuple[list[list[float]], dict[str, Tensor]]:
-        """Return log-probabilities by row, and the hidden states before calls by policy.
+        """Score rows, and return the hidden states that the critic needs.
 
         Args:
             rows: the rows to score.
@@ -257,9 +257,9 @@ class TorchLearner(Learner):
             states: whether to return hidden states.
 
         Returns:
-            The log-probabilities of each row; empty if `which` is None. Policy → [C, hidden] states
-            from which the first tokens of its C calls are predicted, row by row; empty without
-            `states`.
+            Two results. The log-probabilities of each row; empty if `which` is None. And policy →
+            [C, hidden], the states that predict the first tokens of its C calls; empty without
+                `states`.
         """
         with self._metered(), self._explain_memory("scoring", rows):
             scores: dict[int, list[float]] = {}
@@ -286,7 +286,12 @@ class TorchLearner(Learner):
             return [scores[index] for index in sorted(scores)], states_by_policy
 
     def _values_of(self, rows: Sequence[Row], states: Mapping[str, Tensor]) -> list[list[float]]:
-        """Return the values of each row's calls, from the states of `_scores_and_states`."""
+        """Return the critic's value of each call of each row.
+
+        Args:
+            rows: the rows.
+            states: policy → hidden states of its calls, from `_scores_and_states`.
+        """
         values = {
             policy: iter(self._heads[policy].values(policy_states.to(self._device)))
             for policy, policy_states in states.items()
@@ -414,7 +419,7 @@ class TorchLearner(Learner):
             return model.lora_weights() if as_lora else model.merged_weights()
 
     def _by_policy(self, rows: Sequence[Row]) -> dict[str, list[int]]:
-        """Return policy → indices of its rows.
+        """Return the indices of each policy's rows: policy → indices.
 
         Raises:
             NotFoundError: a row's policy is unknown.
@@ -505,10 +510,11 @@ class TorchLearner(Learner):
     def _call_states(
         self, policy: str, tokens: SelectedTokens, *, dropout: bool = False
     ) -> CallStates:
-        """Return the collector of the hidden states before the calls of `tokens.rows`.
+        """Return a collector for the hidden states before the calls of `tokens.rows`.
 
-        The passes over `tokens` fill it. If those passes return logits instead of states, or use
-        dropout, the states are computed here, in separate passes.
+        The critic needs these states. The passes over `tokens` fill the collector. It is filled
+        here, by separate passes, if the passes over `tokens` return logits instead of states, or
+        use dropout.
         """
         model = self._models[policy]
         if dropout or not model.hidden_to_logits():
@@ -520,8 +526,8 @@ class TorchLearner(Learner):
     def _computed_states(self, policy: str, rows: Sequence[Row]) -> CallStates:
         """Compute the hidden states before the rows' calls, in separate passes.
 
-        Tokens from a row's last call on are left out, so that answers to one prompt are one
-        sequence.
+        Each row is computed only up to its last call. So rows with different last answers to one
+        prompt are computed once.
         """
         model = self._models[policy]
         starts = [[response.start for response in row.responses] for row in rows]
@@ -540,7 +546,7 @@ class TorchLearner(Learner):
         return states
 
     def _sharing(self, policy: str) -> str:
-        """Return a text on how rows with common prefixes are computed, for `state()`."""
+        """Describe for `state()` whether common prefixes of rows are computed once."""
         if self._refusals[policy]:
             return f"each row by itself: {self._refusals[policy]}"
         if self._models[policy].dropout:
@@ -588,7 +594,10 @@ class TorchLearner(Learner):
     def _old(
         self, policy: str, plain: Any, passes: Sequence[Pass], tokens: SelectedTokens
     ) -> Tensor:
-        """Return [N] log-probabilities with the same dropout as in the update that follows."""
+        """Return the log-probabilities before an update, [N].
+
+        They are computed with the same dropout as the update.
+        """
         with forked_random(self._device):
             return self._scores(policy, plain, passes, tokens)
 

@@ -202,7 +202,7 @@ class _Planner:
     def _collect(
         self, tree: Tree, layout: Layout, entries: list[int], places: list[int], base: int
     ) -> None:
-        """Append the tree's selected tokens to `entries`, and their predicting nodes to `places`.
+        """Append a tree's selected tokens to `entries`, and the nodes predicting them to `places`.
 
         `base` is the number of the tree's first node in the pass.
         """
@@ -223,7 +223,7 @@ def _padded(values: Sequence[int], length: int) -> list[int]:
 
 
 class _Running:
-    """A pass that is computed: its attention, and the keys and values that later passes use."""
+    """A pass that is being computed, with the keys and values that later passes use."""
 
     def __init__(self, current_pass: Pass, source: _Running | None, is_source: bool) -> None:
         self._pass = current_pass
@@ -272,7 +272,11 @@ class _Running:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def backward(self) -> None:
-        """Add the pass's gradient to the parameters and to the `leaves` of its source."""
+        """Run the backward pass.
+
+        It adds the gradient to the parameters, and to the keys and values that this pass got from
+        an earlier pass.
+        """
         tensors = [states for states, _ in self.gradients]
         gradients = [gradient for _, gradient in self.gradients]
         for layer, pair in self._cache.items():
@@ -285,7 +289,12 @@ class _Running:
 
 
 def _after(past: Tensor, intervals: Sequence[tuple[int, int]], own: Tensor) -> Tensor:
-    """Return the `intervals` of past keys (or values), followed by a pass's own keys (or values).
+    """Return the keys (or values) that a pass attends to.
+
+    Args:
+        past: keys that an earlier pass has stored.
+        intervals: half-open intervals of `past` that are used.
+        own: the pass's own keys, which come last.
 
     Returns:
         [1, key heads, P + L, size]
@@ -318,7 +327,12 @@ def _masks(current_pass: Pass, keys: int, dtype: torch.dtype) -> Iterator[tuple[
 
 
 def _visible(current_pass: Pass, first: int, last: int, past: int) -> Tensor:
-    """Return [B, last - first, past + last], True where a query attends to a key."""
+    """Return which keys each query from `first` to before `last` attends to.
+
+    Returns:
+        [B, last - first, past + last], True where a query attends to a key. `past` is the number of
+        keys that an earlier pass has stored.
+    """
     assert current_pass.ends is not None
     keys = slice(0, past + last)
     if current_pass.nodes is None:
@@ -357,7 +371,7 @@ def sweep(passes: Sequence[Pass], decode: Callable[..., Tensor], head: Head) -> 
 
 
 def decoder(model: Any, *, in_trees: bool, logits: bool = False) -> Callable[..., Tensor]:
-    """Return the argument `decode` of `sweep` for a transformers model: its last hidden states.
+    """Return a function from token ids to a model's last hidden states: `decode` of `sweep`.
 
     Args:
         model: the transformers model.
@@ -417,7 +431,7 @@ def tree_refusal(model: Any) -> str:
 def _last_states(
     model: Any, sequences: Sequence[list[int]], *, in_trees: bool, block: int = BLOCK
 ) -> Tensor:
-    """Return the hidden state of each sequence's last but one token, [sequences, hidden]."""
+    """Return the hidden state of the token before each sequence's last, [sequences, hidden]."""
     selected = [[len(ids) - 1] for ids in sequences]
     trees = share(sequences, pair_cost=0.0) if in_trees else plain(sequences)
     states = [torch.empty(0)] * len(sequences)

@@ -51,7 +51,10 @@ def check_loss(loss: Loss, old_logprobs: Sequence[Sequence[float]] | None) -> No
 def check_rows(rows: Iterable[Row], *, trained: bool) -> None:
     """Raise `DataError` if a row is invalid.
 
-    If `trained`, the first token of a row must not be trained either.
+    Args:
+        rows: the rows.
+        trained: whether the rows are to be trained. Then a row whose first token is trained is
+            invalid too, because nothing predicts that token.
     """
     for row in rows:
         size = len(row.ids)
@@ -77,7 +80,8 @@ def check_rows(rows: Iterable[Row], *, trained: bool) -> None:
 def _check_constraints(row: Row) -> None:
     """Raise `DataError` if the constraints of a row are out of order, overlap or leave the row.
 
-    The first token of a row cannot have a constraint.
+    A constraint is the grammar under which a range of tokens was sampled. It cannot include the
+    first token of a row.
     """
     end = 1
     for constraint in row.constraints:

@@ -234,7 +234,12 @@ class SFT:
     def _stored(
         self, tokenizer: ChatTokenizer, left_out: Counter[str], reporter: Reporter
     ) -> list[Demonstration]:
-        """Return the demonstrations of the store; add the calls left out to `left_out`.
+        """Read the demonstrations from the store.
+
+        Args:
+            tokenizer: the model's tokenizer.
+            left_out: reason → number of calls left out, to which this method adds.
+            reporter: reports progress.
 
         Raises:
             DataError: the store has no call to imitate.
@@ -259,7 +264,10 @@ class SFT:
         return prepared
 
     def _work(self, demonstrations: Sequence[Demonstration]) -> str:
-        """Return a hash of the demonstrations and of all settings that affect the result."""
+        """Return a hash of the demonstrations and the settings, by which `fit` checks a checkpoint.
+
+        It includes all settings that affect the result.
+        """
         settings = {
             "model": str(self.model),
             "optimizer": self.optimizer,
@@ -375,8 +383,8 @@ def _prepared(
     """Return the demonstration as token ids.
 
     Raises:
-        DataError: prompt or answer are empty, `earlier` is outside the prompt, or the demonstration
-            is too long for the model.
+        DataError: prompt or answer are empty, an interval of `earlier` (earlier answers to imitate)
+            is outside the prompt, or the demonstration is too long for the model.
     """
     ids = _tokenise(demo, tokenizer, index, turns)
     if not ids.prompt_ids or not ids.response_ids:

@@ -43,7 +43,9 @@ class Unfinished:
         self.path = target.with_name(f"{target.name}.unfinished")
 
     def write(self, learner: Learner, progress: Progress) -> None:
-        """Write the checkpoint: `path` has the old or the new checkpoint, never a part.
+        """Write the checkpoint, replacing an earlier one.
+
+        The new checkpoint is complete before the earlier one is deleted.
 
         Raises:
             CheckpointError: the checkpoint cannot be written.

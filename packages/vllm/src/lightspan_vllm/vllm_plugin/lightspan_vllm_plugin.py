@@ -68,7 +68,10 @@ class WholeEngine(WeightTransferEngine[WholeInit, WholeUpdate]):  # type: ignore
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load weights. Unlike the base class, synchronise the accelerator only if there is one."""
+        """Load weights, and then synchronise the accelerator if there is one.
+
+        The base class would synchronise it in any case.
+        """
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
