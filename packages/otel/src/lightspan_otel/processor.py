@@ -142,7 +142,10 @@ def global_provider() -> Any:
 
 
 def accepts_processors(provider: object) -> bool:
-    """Return whether a span processor can be added to a provider, as to the SDK's."""
+    """Return whether a provider has a method to add a span processor.
+
+    The SDK's provider has one.
+    """
     return callable(getattr(provider, "add_span_processor", None))
 
 
