@@ -1,12 +1,13 @@
 """Find out the acting agent by wrapping the Agents SDK's tracing.
 
-The SDK begins and ends its spans in the context in which the work happens, so an agent's frame is
-pushed when its span begins and popped when it ends; tasks and threads inherit it. Tracing is often
-disabled where the model is not OpenAI's, and an app may replace the processors at any time.
-Therefore `instrument()` wraps the SDK's provider, by its public `set_trace_provider`: inside an
-attempt it watches every span that the SDK creates, whatever the wrapped provider does with it. The
-app's own processors get the same spans as before, with one exception: inside a rollout, the SDK's
-default processor gets nothing, since it would upload prompts to api.openai.com.
+The SDK begins and ends its spans in the context in which the work happens. So when an agent's span
+begins, the agent becomes the current one, and when it ends, the one before does. Tasks and threads
+inherit the current agent. Tracing is often disabled where the model is not OpenAI's, and an app may
+replace the processors at any time. Therefore `instrument()` wraps the SDK's provider, by its public
+`set_trace_provider`: inside an attempt (one run of the app) it watches every span that the SDK
+creates, whatever the wrapped provider does with it. The app's own processors get the same spans as
+before, with one exception: inside a rollout, the SDK's default processor gets nothing, since it
+would upload prompts to api.openai.com.
 
 Errors of the adapter never reach the app: they are recorded as capture errors of the attempt.
 """
@@ -247,10 +248,10 @@ class LightspanProcessor(TracingProcessor):
         self._open: weakref.WeakKeyDictionary[Span[Any], _Open] = weakref.WeakKeyDictionary()
 
     def on_trace_start(self, trace: Trace) -> None:
-        """Do nothing: a trace is no agent."""
+        """Do nothing, because a trace has no agent name."""
 
     def on_trace_end(self, trace: Trace) -> None:
-        """Do nothing: a trace is no agent."""
+        """Do nothing, because a trace has no agent name."""
 
     def on_span_start(self, span: Span[Any]) -> None:
         """Begin the span's operation."""
@@ -406,8 +407,9 @@ class _Provider(TraceProvider):
 
     @property
     def existing(self) -> TraceProvider | None:
-        """The wrapped provider; None if it is the SDK's default provider and was not created
-        yet.
+        """Return the wrapped provider.
+
+        None if it is the SDK's default provider and was not created yet.
         """
         return self._inner
 

@@ -113,7 +113,7 @@ def begin(open_span: OpenSpan) -> None:
 def read(open_span: OpenSpan, span: ReadableSpan) -> None:
     """Record an ended span if it is a model call that nothing else recorded.
 
-    Keep the content of an ended span of a tool or an agent in `open_span`. Never raises.
+    If the span is a tool or an agent, its content is kept in `open_span`. Never raises.
     """
     agent = open_span.agent
     if agent is None or agent.scope.mode is not Mode.PRODUCTION or open_span.ids in recorded_whole:

@@ -150,8 +150,10 @@ def accepts_processors(provider: object) -> bool:
 
 
 class _Global:
-    """Hold the flag `is_wanted`: whether to observe the global tracer provider, even if it is set
-    later."""
+    """Hold the flag `is_wanted`: whether to read the spans of the global tracer provider.
+
+    The flag also holds for a provider that is set later.
+    """
 
     is_wanted = False
 
