@@ -47,7 +47,10 @@ call_checks: Final[list[Callable[[AgentContext], None]]] = []
 
 
 def _open_calls(context: AgentContext) -> list[FrameworkCall]:
-    """Call `call_checks`, and return the innermost model calls that are open in `context`."""
+    """Return the model calls that are open in `context`, innermost first.
+
+    The functions in `call_checks` are called before.
+    """
     for check in call_checks:
         check(context)
     return open_calls(context.notes.get(NAME))
@@ -168,7 +171,9 @@ def _begin(model: Model, args: Any, options: Any, *, streamed: bool) -> _ModelCa
 def _end(
     model_call: _ModelCall, response: ModelResponse | None, error: BaseException | None
 ) -> None:
-    """End a model call, and record it once unless a call inside it was recorded. Never raises.
+    """End a model call, and record it. Never raises.
+
+    It is not recorded if the OpenAI SDK made the call and has recorded it.
 
     Args:
         model_call: the model call.
@@ -207,7 +212,10 @@ def _record(
 
 
 async def _step(model_call: _ModelCall, step: Awaitable[Any]) -> Any:
-    """Await `step` in the context inside a model call, and store the context that it leaves."""
+    """Await `step` with the context that is current inside the model call.
+
+    The context may change during the step. It is stored for the next step.
+    """
     leave = set_agent(model_call.inside)
     try:
         return await step

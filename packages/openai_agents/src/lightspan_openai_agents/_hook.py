@@ -1,12 +1,13 @@
 """Find out the acting agent by wrapping the Agents SDK's tracing.
 
-The SDK begins and ends its spans in the context in which the work happens, so an agent's frame is
-pushed when its span begins and popped when it ends; tasks and threads inherit it. Tracing is often
-disabled where the model is not OpenAI's, and an app may replace the processors at any time.
-Therefore `instrument()` wraps the SDK's provider, by its public `set_trace_provider`: inside an
-attempt it watches every span that the SDK creates, whatever the wrapped provider does with it. The
-app's own processors get the same spans as before, with one exception: inside a rollout, the SDK's
-default processor gets nothing, since it would upload prompts to api.openai.com.
+The SDK begins and ends its spans in the context in which the work happens. So when an agent's span
+begins, the agent becomes the current one, and when it ends, the one before does. Tasks and threads
+inherit the current agent. Tracing is often disabled where the model is not OpenAI's, and an app may
+replace the processors at any time. Therefore `instrument()` wraps the SDK's provider, by its public
+`set_trace_provider`: inside an attempt (one run of the app) it watches every span that the SDK
+creates, whatever the wrapped provider does with it. The app's own processors get the same spans as
+before, with one exception: inside a rollout, the SDK's default processor gets nothing, since it
+would upload prompts to api.openai.com.
 
 Errors of the adapter never reach the app: they are recorded as capture errors of the attempt.
 """
@@ -84,7 +85,7 @@ long as setting two. It has to be stored: an app may end a span that it gets fro
 
 @dataclass(slots=True)
 class _State:
-    """Hold the adapter's state, of which a process has one."""
+    """The adapter's state in this process."""
 
     handoffs: weakref.WeakKeyDictionary[Recorder, dict[str, Origin]] = field(
         default_factory=weakref.WeakKeyDictionary
@@ -104,7 +105,7 @@ _state: Final = _State()
 
 # --- operations -----------------------------------------------------------------------------
 class _Open:
-    """An operation in progress, with the function that restores the context from before it."""
+    """A started operation. It can restore the context that was current before its start."""
 
     __slots__ = ("attempt", "handled", "leave", "operation")
 
@@ -130,7 +131,7 @@ def _begin(data: Any, *, is_current: bool = True, watched: _Watched | None = Non
     Args:
         data: the SDK's data of the span.
         is_current: whether the span becomes the current one.
-        watched: wrapper of the span; None if it has none.
+        watched: our wrapper of the SDK's span; None if the span is not wrapped.
     """
     current = current_context()
     kind = _KINDS.get(data.type)
@@ -219,7 +220,7 @@ def _span_end(
 
 
 def _end_attributes(kind: OperationKind, data: Any) -> dict[str, Any]:
-    """Return the span attributes that are known at the end."""
+    """Return the span attributes that are known only when the operation has ended."""
     if kind is OperationKind.HANDOFF:
         return {HANDOFF_FROM: data.from_agent, HANDOFF_TO: data.to_agent}
     if kind is OperationKind.GUARDRAIL:
@@ -247,10 +248,10 @@ class LightspanProcessor(TracingProcessor):
         self._open: weakref.WeakKeyDictionary[Span[Any], _Open] = weakref.WeakKeyDictionary()
 
     def on_trace_start(self, trace: Trace) -> None:
-        """Do nothing: a trace is no agent."""
+        """Do nothing, because a trace has no agent name."""
 
     def on_trace_end(self, trace: Trace) -> None:
-        """Do nothing: a trace is no agent."""
+        """Do nothing, because a trace has no agent name."""
 
     def on_span_start(self, span: Span[Any]) -> None:
         """Begin the span's operation."""
@@ -368,7 +369,10 @@ class _Watched(Span[Any]):
 
 
 def _watching(span: Span[Any]) -> Span[Any]:
-    """Return the wrapper of `span`, the SDK's current span; `span` itself if it has none."""
+    """Return our wrapper of `span`, which is the SDK's current span.
+
+    If there is no wrapper, return `span` itself.
+    """
     current = current_context()
     operation = None if current is None else current.notes.get(NAME)
     while operation is not None:
@@ -403,8 +407,9 @@ class _Provider(TraceProvider):
 
     @property
     def existing(self) -> TraceProvider | None:
-        """The wrapped provider; None if it is the SDK's default provider and was not created
-        yet.
+        """Return the wrapped provider.
+
+        None if it is the SDK's default provider and was not created yet.
         """
         return self._inner
 
@@ -493,13 +498,13 @@ class _Provider(TraceProvider):
 
 # --- traces, in production ------------------------------------------------------------------
 def _watch_trace(trace: Trace, name: str, *, is_off: bool) -> None:
-    """Patch a trace, so that it opens an attempt unless one is open when the trace starts.
+    """Patch a trace, so that its start opens an attempt unless one is open.
 
     Args:
         trace: the trace.
-        name: name of the attempt; the name of a disabled trace is `no-op`.
-        is_off: whether tracing is disabled. Then the SDK creates an additional trace for the work
-            before the run; its attempt is empty and discarded.
+        name: name of the attempt. It is given, because a disabled trace has the name `no-op`.
+        is_off: whether tracing is disabled. Then the SDK creates one more trace before each run.
+            The attempt of that trace stays empty and is discarded.
     """
     watched = _WatchedTrace(trace, name, is_off)
     trace.start = watched.start  # type: ignore[method-assign]
@@ -635,10 +640,10 @@ def _wrap_tool_context() -> None:
 
 
 def _watch_provider(context: AgentContext) -> None:
-    """Wrap the SDK's provider again if the app has replaced it; called before every model call.
+    """Wrap the SDK's provider again if the app has replaced it. Called before every model call.
 
-    If the app's provider has an open trace, the agent of the model call is unknown, which is
-    recorded as a capture error.
+    If a trace is open, the wrapper has missed the start of its agents. Then the agent of the model
+    call is unknown, and a capture error is recorded.
     """
     if setup.GLOBAL_TRACE_PROVIDER is _state.provider or _state.provider is None:
         return

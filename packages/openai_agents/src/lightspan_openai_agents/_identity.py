@@ -1,8 +1,8 @@
 """Derive agent paths and spans from the Agents SDK's spans, without importing the SDK.
 
 The SDK reports *operations* in the context in which they happen: a run (`task`), an agent, a tool,
-a handoff, a guardrail. A model call is one more. An operation reads the context at its start,
-whichever framework set it, and defines the context inside it:
+a handoff, a guardrail. A model call is one more. An operation starts in some context, which another
+framework may have set. It derives the context for the work inside it:
 
 | operation | adds to the path | becomes |
 |---|---|---|
@@ -91,7 +91,7 @@ class Operation:
 
     @property
     def key(self) -> str:
-        """Key of the open span in the recorder."""
+        """Id by which the recorder finds the operation's open span."""
         return str(self.inside.parent_span_id)
 
 
@@ -102,15 +102,15 @@ def begin(
     parent: Operation | None = None,
     handoffs: dict[str, Origin] | None = None,
 ) -> Operation:
-    """Return the operation that begins.
+    """Return a new operation with the context for the work inside it.
 
     Args:
         kind: kind of the operation.
         name: name of the agent, tool or guardrail; empty if there is none.
-        around: context of the acting agent.
+        around: context in which the operation begins.
         parent: enclosing operation; None if there is none.
-        handoffs: handoffs of the attempt whose next agent has not begun, used only without a
-            parent; None if there are none.
+        handoffs: name of the next agent → the agent that handed over to it, for handoffs outside of
+            a run. Used only if `parent` is None. None for no handoffs.
     """
     operation = Operation(kind, name, around, around, parent)
     is_agent = kind is OperationKind.AGENT
@@ -126,13 +126,12 @@ def begin(
 
 
 def open_calls(operation: Operation | None) -> list[FrameworkCall]:
-    """Return the model calls that enclose the current work, up to the first other operation.
+    """Return the model calls around the current work, innermost first.
+
+    The search ends at the first operation that is not a model call, such as a tool.
 
     Args:
         operation: the innermost operation; None if there is none.
-
-    Returns:
-        The model calls, innermost first.
     """
     calls: list[FrameworkCall] = []
     while operation is not None and operation.call is not None:
@@ -144,14 +143,14 @@ def open_calls(operation: Operation | None) -> list[FrameworkCall]:
 def hand_over(
     operation: Operation, source: str, target: str, handoffs: dict[str, Origin] | None = None
 ) -> None:
-    """Store a handoff, so that the span of the next agent gets a link to that of the source agent.
+    """Store a handoff, so that the next agent's span gets a link to the source agent's span.
 
     Args:
         operation: the handoff.
         source: name of the agent that hands over.
-        target: name of the next agent; empty if it is unknown, which adds nothing.
-        handoffs: handoffs of the attempt whose next agent has not begun, used if no operation
-            encloses the source agent.
+        target: name of the next agent. If it is empty, nothing is stored.
+        handoffs: where the handoff is stored if the source agent runs outside of any operation.
+            None to store nothing in this case.
     """
     agent = operation.parent
     while agent is not None and agent.kind is not OperationKind.AGENT:

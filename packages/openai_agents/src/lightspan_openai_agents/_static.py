@@ -96,7 +96,7 @@ class _Search(AgentSearch[_Location]):
 def _parts(thing: Any) -> Iterator[Any]:
     """Yield the functions and SDK objects that an object of the SDK contains.
 
-    For a tool or a guardrail, they lead to the user's function.
+    A tool or a guardrail contains the user's function.
     """
     if isinstance(thing, type | ModuleType):
         return

@@ -56,15 +56,19 @@ def _in_rollout() -> bool:
 
 
 def without_upload(processor: TracingProcessor) -> TracingProcessor:
-    """Return a processor that uploads no rollouts: the SDK's default one is wrapped, others
-    unchanged.
+    """Wrap the SDK's default processor, so that it uploads no rollouts.
+
+    Any other processor is returned unchanged.
     """
     default = getattr(processors, "_global_processor", None)
     return _OutsideRollouts(processor) if processor is default else processor
 
 
 def with_upload(processor: TracingProcessor) -> TracingProcessor:
-    """Return the processor that `without_upload` has wrapped; other processors unchanged."""
+    """Undo `without_upload`, and return the wrapped processor.
+
+    A processor that is not wrapped is returned unchanged.
+    """
     return processor.default if isinstance(processor, _OutsideRollouts) else processor
 
 
@@ -73,7 +77,7 @@ def exchange_default(
 ) -> None:
     """Replace every processor of the SDK's own provider by the result of `change`.
 
-    Does nothing if `provider` is None or any other provider, which has no default processor.
+    Other providers, and None, are ignored: they have no default processor.
     """
     current = getattr(getattr(provider, "_multi_processor", None), "_processors", None)
     if provider is None or current is None:

@@ -65,8 +65,8 @@ _OPENLLMETRY: Final = {"agent": Role.AGENT, "tool": Role.TOOL, "workflow": Role.
 def role_of(name: str, attributes: Mapping[str, Any]) -> Role:
     """Return the role of a span.
 
-    A span that is an agent in any dialect has the role `AGENT`, because another dialect may
-    describe the agent's current action.
+    If dialects contradict each other and one says agent, the role is `AGENT`. Another dialect may
+    name what the agent does at the moment, such as a model call.
 
     Args:
         name: the span's name.

@@ -139,9 +139,10 @@ def from_otel(span: ReadableSpan) -> Span:
 
 
 def span_of(attributes: Attributes, **fields: Any) -> Span:
-    """Build a `Span`; take its fields from `fields` and from the attributes in `_FIELD_ATTRIBUTES`.
+    """Build a `Span` from OpenTelemetry attributes and other fields.
 
-    OpenTelemetry has no place for some fields of `Span`, so these fields are stored as attributes.
+    OpenTelemetry has no place for some fields of `Span`. They are sent as the attributes in
+    `_FIELD_ATTRIBUTES`, and become fields here.
 
     Args:
         attributes: attributes from `clean_attributes`; those that become fields are removed.

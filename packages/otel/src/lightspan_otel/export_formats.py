@@ -113,7 +113,10 @@ def _is_present(value: Any) -> bool:
 
 
 def _flat(name: str, value: Any, depth: int = 0) -> dict[str, Any]:
-    """Flatten a nested attribute into attributes with dotted names that begin with `name`."""
+    """Flatten a nested attribute into attributes with dotted names that begin with `name`.
+
+    Values nested deeper than `_MAX_DEPTH` become JSON. `depth` is the nesting so far.
+    """
     items: Sequence[tuple[Any, Any]]
     if isinstance(value, dict):
         items = list(value.items())
@@ -290,7 +293,11 @@ def _arrival(raw: Mapping[str, Any], *, service: str, **fields: Any) -> Received
 
 
 def _id(value: Any, digits: int, what: str) -> str:
-    """Return `value` if it is an id of `digits` hexadecimal digits, or else its hash as an id."""
+    """Return `value` if it is an id of `digits` hexadecimal digits, or else its hash as an id.
+
+    Raises:
+        DataError: `value` is not a text; the message calls it the `what` id.
+    """
     if not isinstance(value, str) or not value:
         raise DataError(f"its {what} id is {value!r:.60}, not a text")
     text = value.lower().replace("-", "")
@@ -300,7 +307,11 @@ def _id(value: Any, digits: int, what: str) -> str:
 
 
 def _nanoseconds(value: Any, what: str) -> int:
-    """Convert ISO 8601 (default UTC), or pandas' milliseconds, to nanoseconds since 1970."""
+    """Convert a time to nanoseconds since 1970.
+
+    `value` is in ISO 8601, in UTC if it names no time zone, or in milliseconds as pandas writes it.
+    Error messages call it `what`.
+    """
     try:
         if isinstance(value, int | float) and not isinstance(value, bool):
             nanoseconds = round(value * 1_000_000)

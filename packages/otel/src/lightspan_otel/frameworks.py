@@ -165,7 +165,10 @@ def _openinference(framework: str, instrumentor: str, needs: str) -> Framework:
         ours = getattr(instance, "_tracer", None)
 
         def is_ours() -> bool:
-            """Return False once the app has removed or replaced the instrumentation."""
+            """Return whether the framework still has the instrumentation that we installed.
+
+            The app may have removed or replaced it.
+            """
             is_on = instance.is_instrumented_by_opentelemetry
             return bool(is_on) and getattr(instance, "_tracer", None) is ours
 

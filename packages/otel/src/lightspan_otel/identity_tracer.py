@@ -1,7 +1,7 @@
 """A private tracer provider for frameworks whose spans must not reach the app's exporters.
 
-The spans of this provider identify the current agent within this process. Attributes outside
-`agent_names.READ` are dropped, and nothing is sampled or exported.
+Its spans tell which agent is current in this process. They keep only the attributes in
+`agent_names.READ`, and are neither sampled nor exported.
 
 A span has the `SpanContext` of its parent; without a parent it has an invalid one. So spans that
 the app creates inside keep their real parents, and the app's traces have no gaps. The provider does
@@ -68,10 +68,10 @@ class _Tracer(Tracer):
 
 
 class _IdentityContext(SpanContext):
-    """The parent's context with our `OpenSpan` attached.
+    """The parent's context, with our `OpenSpan` attached.
 
-    A no-op span of a library copies the context of its parent. Without the attribute `open_span` in
-    the copy, our span would not be found.
+    Where a library makes a no-op span, it copies this context from the parent. The copy keeps
+    `open_span`, so our span is found from the no-op span too.
     """
 
     open_span: OpenSpan
@@ -84,7 +84,7 @@ class _IdentityContext(SpanContext):
         return copy
 
     def __reduce__(self) -> Any:
-        """Pickle as a plain SpanContext: other processes get what the app would have sent."""
+        """Pickle as a plain `SpanContext`, as the app would without lightspan."""
         return SpanContext, self[:5]
 
 
@@ -111,7 +111,7 @@ class IdentitySpan(Span):
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """Return the identity attributes so far."""
+        """Return the attributes that name the agent or the tool."""
         return self._attributes
 
     def get_span_context(self) -> SpanContext:

@@ -1,4 +1,7 @@
-"""`lightspan import`: store traces of files as attempts of production."""
+"""`lightspan import`: store traces from files as production attempts.
+
+A production attempt is a recorded run of an app outside of a training.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """`lightspan import`: store the traces of a file.
 
-A file is read piece by piece: a line, or an OTLP message. Spans become attempts of production as
-with `POST /v1/traces`; their ids come from the traces, so importing a file again, also after an
-interruption, adds nothing twice. A bad line is reported with its number; other lines are stored.
+A file is read in pieces. A piece is a line, or an OTLP message. Each trace becomes a production
+attempt, as with `POST /v1/traces`. Its ids come from the trace, so importing a file again adds
+nothing twice, even after an interruption. A bad line is reported with its number; other lines are
+stored.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ async def import_file(
     refuse: Callable[[str], None],
     advance: Callable[[int], None] = lambda size: None,
 ) -> Imported:
-    """Store the traces of a file as attempts of production. Idempotent.
+    """Store the traces of a file as production attempts. Idempotent.
 
     OTLP needs the package `opentelemetry-proto`.
 
@@ -106,7 +107,8 @@ async def import_file(
         path: the file: OTLP as JSON or protobuf, or a JSON export of Phoenix or Langfuse; gzip is
             supported. `-` is standard input. Standard input and pipes are read to the end first.
         service: service name of traces that have none; None for a default.
-        refuse: called with a message, free of keys, for each rejected piece or span.
+        refuse: called with a message for each rejected piece or span; the message contains no API
+            key.
         advance: called after each piece with the number of bytes read since the last call.
 
     Raises:

@@ -1,11 +1,12 @@
-"""Store spans received from other processes as attempts of production.
+"""Store spans received from other processes as production attempts.
 
 All spans of a trace made by one service form one attempt. The ids of the attempt and its rollout
-are hashes of service and trace, so batches may arrive in any order, repeatedly, and at several
-servers. The attempt ends when the service's entry span arrives; later spans are stored too,
-because production attempts are never sealed. The attempt's input and the agents of calls are
-computed on reading, from all spans (`gathered`), never from one batch. Spans that name an attempt
-are added to it.
+are hashes of service and trace. So batches may arrive in any order, repeatedly, and at several
+servers. The attempt ends when the service's outermost span (entry span) arrives. Later spans are
+added too.
+
+The attempt's input and the agents of calls depend on all spans, not on one batch. They are computed
+on reading, by `gathered`. A span that names an attempt is added to that attempt.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class RejectedSpan(NamedTuple):
 async def store_spans(
     store: Store, arrivals: Sequence[ReceivedSpan], *, may_reward: bool
 ) -> list[RejectedSpan]:
-    """Store received spans as attempts of production. Idempotent.
+    """Store received spans as production attempts. Idempotent.
 
     Args:
         store: an open store.
@@ -133,7 +134,9 @@ def trace_of(span: Span) -> tuple[str, str] | None:
 
 
 async def running(store: Store, traces: Sequence[tuple[str, str]]) -> int:
-    """Count the traces whose attempts are still running, because their entry spans are missing.
+    """Count the traces whose attempts are still running.
+
+    An attempt runs until the outermost span of its service (entry span) has arrived.
 
     Args:
         store: an open store.
@@ -158,9 +161,9 @@ async def _with_slot(slots: asyncio.Semaphore, job: Callable[[], Awaitable[None]
 
 
 async def _join(store: Store, attempt_id: str, spans: Sequence[Span]) -> None:
-    """Add spans to an existing attempt as late spans, which are never trained on.
+    """Add spans to an existing attempt, marked as late.
 
-    Nothing proves that the attempt's runner sent them.
+    Late spans are never trained on, because nothing proves that the attempt's runner sent them.
     """
     attempt = await store.attempt(attempt_id)
     late_spans = [span.replace(rollout_id=attempt.rollout_id, late=True) for span in spans]
@@ -215,13 +218,16 @@ def gathered(
 ) -> tuple[Rollout, list[Span]]:
     """Compute the input of a received attempt, and the agents of its calls, from all its spans.
 
-    Return the rollout with the input as its task, and the spans with the agents. The rollout and
-    the spans of an attempt that was not received are returned unchanged.
+    An attempt is received if another process has sent its spans. Any other attempt is returned
+    unchanged.
 
     Args:
         rollout: the attempt's rollout.
-        attempt: an attempt of production.
+        attempt: a production attempt.
         spans: all spans of the attempt received so far.
+
+    Returns:
+        The rollout with the input as its task, and the spans with their agents.
     """
     if not is_received(attempt):
         return rollout, list(spans)

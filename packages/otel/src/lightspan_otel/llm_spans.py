@@ -5,9 +5,9 @@ neither emits a span per call, with attributes that `normalize` translates. In p
 span is recorded as a call of its attempt, unless the call is recorded already.
 
 The call of a span is recorded already in two cases: a call was recorded inside the span, or a
-recorded call was open in the same context when the span began. Of two nested spans of one call the
-inner one is recorded; with a tool or an agent between them they are two calls. Rollouts are not
-affected.
+recorded call was open in the same context when the span began. If two libraries make nested spans
+of one call, only the inner span is recorded. Nested spans with a tool or an agent between them are
+two calls. Nothing is recorded from spans in rollouts.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def begin(open_span: OpenSpan) -> None:
 def read(open_span: OpenSpan, span: ReadableSpan) -> None:
     """Record an ended span if it is a model call that nothing else recorded.
 
-    Keep the content of an ended span of a tool or an agent in `open_span`. Never raises.
+    If the span is a tool or an agent, its content is kept in `open_span`. Never raises.
     """
     agent = open_span.agent
     if agent is None or agent.scope.mode is not Mode.PRODUCTION or open_span.ids in recorded_whole:
@@ -140,7 +140,7 @@ def _content(span: Span, keys: frozenset[str]) -> MessageContent:
 
 
 def _clean(attributes: Mapping[str, Any]) -> Attributes:
-    """Redact the attributes of an exception: endpoints' messages may quote a key."""
+    """Redact the attributes of an exception, because its message may quote an API key."""
     return {k: bounded_text(v) if isinstance(v, str) else v for k, v in attributes.items()}
 
 

@@ -166,8 +166,10 @@ def _messages(attributes: AttributeMap, key: str) -> str | None:
 
 
 def _numbered(attributes: AttributeMap, prefix: str) -> list[dict[str, Any]]:
-    """Collect attributes `PREFIX.NUMBER.NAME` into a list of mappings NAME → value, sorted by
-    NUMBER."""
+    """Collect attributes `PREFIX.NUMBER.NAME` into a list, with a mapping NAME → value per NUMBER.
+
+    The list is sorted by NUMBER.
+    """
     items: dict[int, dict[str, Any]] = {}
     start = f"{prefix}."
     for key, value in attributes.items():

@@ -4,8 +4,8 @@ An `OpenSpan` is created when a span begins. It is created in the context of the
 the enclosing span and the frames, which are the agents entered so far. Only its span and the spans
 inside hold a reference to it. If its span has ended or was garbage-collected, it is skipped.
 
-When the span of an agent or a tool ends, its identity is recorded as a span of lightspan. So every
-span that a recorded call names as its parent is recorded too.
+When the span of an agent or a tool ends, a lightspan span with its name is recorded. Recorded calls
+have such spans as parents.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class OpenSpan:
     """State of a span that is or was open: its role, its agent and its place among other spans.
 
     Args:
-        span: the span, held by a weak reference.
+        span: OpenTelemetry's span, held by a weak reference.
         above: state of the enclosing span; None for no span.
-        span_id: id of the span of ours that is recorded for `span`: 16 hex digits.
+        span_id: id of the lightspan span that is recorded for `span`: 16 hex digits.
         library: name of the instrumentation scope of `span`.
     """
 
@@ -131,8 +131,10 @@ class OpenSpan:
 
     @property
     def is_node(self) -> bool:
-        """Return whether a span of ours is recorded for this span, so that a call may name it as
-        parent."""
+        """Return whether a lightspan span is recorded for this span, for an agent or a tool.
+
+        Only such a span can be the parent of a recorded call.
+        """
         return self.frame is not None or self.role is Role.TOOL
 
     @property
@@ -288,7 +290,10 @@ class OpenSpan:
             self._leave(failed)
 
     def mark_recorded_elsewhere(self) -> Attributes:
-        """Let `LightspanSpanProcessor` record this span; return its identity attributes."""
+        """Leave the recording of this span to `LightspanSpanProcessor`.
+
+        Return the attributes that name the agent or the tool; empty for any other span.
+        """
         self._is_recorded_elsewhere = True
         self.settle(may_guess=True)
         if self._identity is None and self.agent is not None and self.frame is not None:
@@ -357,10 +362,10 @@ def _error_types(span: Readable) -> list[str]:
 
 
 def _is_failure(span: Readable, error: BaseException) -> bool:
-    """Return whether a span without ERROR status failed with an exception that passes through it.
+    """Return whether a span that does not have the status ERROR has failed with `error`.
 
-    The SDK does not record cancellations; OpenInference sets OK although it recorded the exception.
-    An exception that ends a stream is no failure.
+    The status is not enough. The SDK does not set it for cancellations. OpenInference sets OK
+    although it records the exception. An exception that only ends a stream is no failure.
     """
     name = type(error).__qualname__
     recorded = any(kind.endswith(name) for kind in _error_types(span))

@@ -204,8 +204,9 @@ def _list_in(value: dict[str, Any], *names: str) -> list[dict[str, Any]]:
 
 
 def convert_ids(value: dict[str, Any]) -> None:
-    """Convert the ids in `value` in place, from OTLP's hexadecimal to the base64 of protobuf's
-    JSON.
+    """Convert the ids in `value` in place, from hexadecimal to base64.
+
+    OTLP has hexadecimal ids, and protobuf's own JSON format has base64.
 
     Raises:
         DataError: an id is not hexadecimal.

@@ -142,13 +142,18 @@ def global_provider() -> Any:
 
 
 def accepts_processors(provider: object) -> bool:
-    """Return whether a span processor can be added to a provider, as to the SDK's."""
+    """Return whether a provider has a method to add a span processor.
+
+    The SDK's provider has one.
+    """
     return callable(getattr(provider, "add_span_processor", None))
 
 
 class _Global:
-    """Hold the flag `is_wanted`: whether to observe the global tracer provider, even if it is set
-    later."""
+    """Hold the flag `is_wanted`: whether to read the spans of the global tracer provider.
+
+    The flag also holds for a provider that is set later.
+    """
 
     is_wanted = False
 

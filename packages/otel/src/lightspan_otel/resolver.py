@@ -52,9 +52,9 @@ _MAX_PATHS: Final = 1_000
 
 # --- the current agent ----------------------------------------------------------------------
 def resolve(acting: AgentContext) -> AgentContext | None:
-    """Return `acting` with the agents of the open spans around the caller (a `Resolver`).
+    """Return `acting` with the agents of the open spans around the caller.
 
-    None if there are no open spans, or if an error occurred.
+    Return None if there are no open spans, or if an error occurred.
     """
     try:
         _observe()
@@ -102,9 +102,10 @@ def _with_agents(pushed: AgentContext, spans: Sequence[OpenSpan]) -> AgentContex
 
 
 def _in_attempt(acting: AgentContext, spans: Sequence[OpenSpan]) -> AgentContext:
-    """Return `acting` in the attempt of the outermost span that has or may start an attempt.
+    """Return `acting` in the attempt to which the open spans belong.
 
-    Only used in production. Return `acting` unchanged if there is no attempt.
+    The outermost span that has an attempt, or may start one, decides. Return `acting` unchanged if
+    there is no such span. Called only in production.
     """
     for open_span in reversed(spans):
         open_span.settle(may_guess=True)
@@ -117,10 +118,10 @@ def _in_attempt(acting: AgentContext, spans: Sequence[OpenSpan]) -> AgentContext
 
 # --- calls without a known agent ------------------------------------------------------------
 def note_call(acting: AgentContext) -> None:
-    """Check at the start of a model call whether its agent is known (a `CallListener`).
+    """Add a capture error if the agent of a beginning model call is unknown.
 
-    If not, add a capture error with the reason, because the call would be attributed to `app` or to
-    an outer agent.
+    Without the error, the call would silently count as one of an outer agent, or of `app`, the name
+    for no agent. This is a `CallListener`.
     """
     if len(_paths) < _MAX_PATHS and acting.path not in _paths and open_here():
         _paths[acting.path] = None
@@ -168,7 +169,14 @@ def _reason_unknown(span: Any, acting: AgentContext) -> str | None:
 
 
 def _without_ids(may_hide: bool, is_on: bool) -> str | None:
-    """Return why the current span is missing or has no ids; None if this can hide no agent."""
+    """Return why open spans may be hidden from us; None if no agent is hidden.
+
+    Either OpenTelemetry is disabled, or the current span has no ids.
+
+    Args:
+        may_hide: whether a current span without ids would hide an agent.
+        is_on: whether spans are read in this process.
+    """
     if is_on and os.environ.get(DISABLED, "").strip().lower() == "true":
         return f"{DISABLED}=true disables OpenTelemetry; unset it while agents are trained"
     if may_hide and _is_set():
@@ -188,8 +196,9 @@ def _is_set() -> bool:
 def agents() -> AgentPaths:
     """Return the agents that called a model in this process since `instrument`, for `optimize=`.
 
-    Only agents known from OpenTelemetry's spans are listed. The list is never complete: run the
-    app first, recorded (`lightspan.record()`) or in `Trainer.dev`, so that its agents are in it.
+    Only agents known from OpenTelemetry's spans are listed, and only after they have run. So run
+    the app before, in `lightspan.record()` or in `Trainer.dev`. The list is never marked as
+    complete.
     """
     return AgentPaths(tuple(_paths), complete=False)
 

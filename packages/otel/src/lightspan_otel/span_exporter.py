@@ -170,10 +170,11 @@ class _State:
 
 
 def send(exporter: SpanExporter) -> ExportHandle:
-    """Send this process's spans, recorded (`lightspan.record`) or of a training, to an exporter.
+    """Send this process's spans to an exporter.
 
-    From then on `LIGHTSPAN_OTLP` is ignored. Spans are sent whole, including prompts and answers.
-    Close the returned handle to stop.
+    These are the spans that `lightspan.record` records, and those of a training. From then on
+    `LIGHTSPAN_OTLP` is ignored. Spans are sent whole, including prompts and answers. Close the
+    returned handle to stop.
 
     Args:
         exporter: exporter of OpenTelemetry's SDK; called in a thread of the SDK's

@@ -1,7 +1,7 @@
 """Export of a training's spans to a tracing backend, with rewards, advantages and agents.
 
-The spans of a step are queued after its update. The training waits for the backend only at its end,
-and then for as long as spans are accepted.
+The spans of a step are queued after its update. The training waits for the backend only at its end.
+It stops waiting if the backend accepts no more spans.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class TrainingExport:
     def add(self, episodes: Sequence[Episode], step: int, *, is_learned: bool) -> None:
         """Queue the spans of ended episodes for export.
 
-        If `is_learned`, they are queued only when `send` is called, with the advantages of the
-        step.
+        If the step trains on the episodes, their spans wait until `send` is called, and then get
+        the step's advantages.
 
         Args:
             episodes: episodes of any rollouts.
             step: number of the training step.
-            is_learned: whether the step trains on the episodes, so that `send` is called.
+            is_learned: whether the step trains on the episodes.
         """
         if span_exporter.current() is None:
             return
@@ -155,7 +155,7 @@ def annotated_spans(
 
 
 def _one_or_many(values: Iterable[float]) -> Any:
-    """Return the value, or the list if the values differ; None for no values."""
+    """Return one value if all `values` are equal, else the list of them; None for no values."""
     listed = list(values)
     if not listed:
         return None

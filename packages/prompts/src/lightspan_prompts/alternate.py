@@ -60,8 +60,8 @@ def _of_weights(name: str) -> Any:
 class Alternate(Algorithm):
     """Learn prompts and weights in turns, within one budget.
 
-    A search for prompts with the current model is followed by some steps of the weights with the
-    current prompts, and so on.
+    First the prompts are searched with the current model. Then the weights are trained for some
+    steps with the current prompts. This is done `cycles` times.
 
     Prompts are frozen while weights are trained, and weights while prompts are searched, so every
     rollout group has one version of both. Prompts are chosen on the selection split of `prompts`, a
@@ -73,10 +73,10 @@ class Alternate(Algorithm):
             agents, or to both. With `optimize=` the first search discovers the texts in the app;
             later searches start from the previous selection. Its budgets cover all searches; each
             search may use an equal share of what is left.
-        weights: `LightningRL`. Its model answers during searches too, sampled as in training; its
-            seed, rollout timeout and failure reward hold for the run.
-        max_rollouts: maximum rollouts of searches and steps of weights, not counting held-out
-            tasks. The rollouts beyond `prompts.max_rollouts` are for whole steps of weights.
+        weights: `LightningRL`. Its model also answers during searches, with the sampling of
+            training. Its seed, rollout timeout and failure reward are used for the whole run.
+        max_rollouts: maximum rollouts of the run, not counting held-out tasks. Searches use up to
+            `prompts.max_rollouts` of them; the others are for whole steps of weights.
         cycles: number of searches; some steps of weights follow each search.
 
     Raises:
@@ -259,8 +259,8 @@ class Alternate(Algorithm):
     def _folder(self, context: TrainerContext) -> Path:
         """Create the folder for the log of this step's search with the current weights.
 
-        Delete the logs of later steps, and of this step with other weights. They exist if the run
-        was reset to an earlier step, and are invalid because the weights differ now.
+        Delete the logs of later steps, and of this step with other weights. Such logs are left if
+        the run was reset to an earlier step. They are invalid, because the weights differ now.
         """
         name = f"step-{context.step:06d}"
         folder = context.path / JOURNAL / f"{name}-{self._state.weights}"
@@ -271,8 +271,10 @@ class Alternate(Algorithm):
         return folder
 
     async def _learn(self, context: TrainerContext) -> Metrics:
-        """Train the weights for one step, with the current prompts, on tasks outside the selection
-        split."""
+        """Train the weights for one step, with the current prompts.
+
+        The tasks are those outside the selection split, on which prompts are chosen.
+        """
         selection = {task_id(task) for task in self.prompts.split(context.tasks).selection}
         tasks = [task for task in context.tasks if task_id(task) not in selection]
 

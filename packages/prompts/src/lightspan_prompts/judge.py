@@ -217,7 +217,9 @@ class _OpenJudge:
         return results
 
     async def _ask(self, key: str, text: str) -> str | None:
-        """Send a request and log the answer; return the reason for a failure, else None.
+        """Send the request `text` and log the answer under `key`.
+
+        Return None on success, or else the reason for the failure.
 
         Raises:
             EngineError: the request failed for a reason for which every request would fail.
@@ -261,7 +263,10 @@ class _OpenJudge:
         )
 
     def _note_once(self, text: str) -> None:
-        """Print the first message only: many requests wait at a time."""
+        """Print a message, but only once.
+
+        Many requests may wait for the same rate limit, each with a message.
+        """
         if not self._is_busy_noted:
             self._is_busy_noted = True
             self._place.note(text)
@@ -270,8 +275,8 @@ class _OpenJudge:
 class _Answer(NamedTuple):
     """The judge's answer to a ballot (one request that shows several transcripts).
 
-    It has, for each transcript, the score or the reason why there is no score; and a comment on
-    all.
+    Each transcript has a score, or a text that says why it has none. `comment` is about all
+    transcripts.
     """
 
     scores: list[float | str]
@@ -309,7 +314,10 @@ def _key(llm: LLM, prompt: str) -> str:
 
 
 def _is_permanent(error: EngineError) -> bool:
-    """Return whether every request would fail in this way, or the rate limit lasted too long."""
+    """Return whether a request failed for a reason for which further requests would fail too.
+
+    Such reasons are the key, the address, and a rate limit that lasted too long.
+    """
     import openai
 
     return isinstance(

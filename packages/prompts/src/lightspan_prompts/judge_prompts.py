@@ -115,7 +115,7 @@ def _ordered(shuffled: list[str], number: int) -> list[str]:
 
 
 def _parts(order: Sequence[str], together: int) -> list[list[str]]:
-    """Split into nearly equal parts of at most `together` items."""
+    """Split the transcripts in `order` into nearly equal parts of at most `together`."""
     count = -(-len(order) // together)
     bounds = [round(part * len(order) / count) for part in range(count + 1)]
     return [list(order[a:b]) for a, b in pairwise(bounds)]

@@ -24,7 +24,9 @@ MAX_CALLS: Final = 24
 
 
 def transcript(episode: Episode, *, whole: bool = True) -> str:
-    """Return the messages of an episode, call by call; repeated messages of an agent appear once.
+    """Return the messages of an episode, call by call.
+
+    A message that an agent receives or sends repeatedly appears once.
 
     Args:
         episode: the episode.

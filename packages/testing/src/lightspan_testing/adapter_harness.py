@@ -283,10 +283,10 @@ class Stage:
 
         Args:
             part: script of the attempt's agents.
-            through_gateway: whether model calls go to the gateway; otherwise to the app's own
-            endpoint. instructions: replacements for the agents' instructions, only without the
-            gateway; None for
-                none.
+            through_gateway: whether model calls go to the gateway; otherwise they go to the app's
+                own endpoint.
+            instructions: replacements for the agents' instructions, only without the gateway; None
+                for none.
         """
         tag = f"task-{next(_numbers)}"
         self.brain.parts[tag] = part

@@ -65,7 +65,7 @@ def path_of(span: Span) -> str:
 # --- an attempt in this process -------------------------------------------------------------
 @dataclass(slots=True, eq=False, kw_only=True)
 class Captured:
-    """An attempt with its scope and, after its end, its spans."""
+    """An attempt with its context, and its spans after it has ended."""
 
     scope: AttemptContext
     spans: list[Span] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Captured:
 
 
 def make_scope(**fields: Any) -> AttemptContext:
-    """Return the scope of a new attempt without a gateway.
+    """Return the context of a new attempt that uses no gateway.
 
     Args:
         fields: fields of `AttemptContext` that differ from the defaults.

@@ -101,9 +101,7 @@ async def ask(engine: ChatEngine, *, stream: bool, content: str = "hi") -> Conte
 
 
 class Held:
-    """A script that repeats the last message. A call with the text `held` waits until it is
-    released.
-    """
+    """A script that repeats the last message; a call with the text `held` waits until released."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)

@@ -59,10 +59,10 @@ async def generate(
     started: asyncio.Semaphore | None = None,
     **sampling: Any,
 ) -> Answer:
-    """Generate to the end, and check the invariants of every sequence of chunks.
+    """Generate to the end, and check each chunk and the order of the chunks.
 
     Args:
-        started: semaphore to release at the first chunk if `stream`; None for none.
+        started: semaphore that is released at the first chunk of a stream; None for none.
         sampling: sampling parameters of the request.
     """
     request = GenerationRequest(
@@ -208,7 +208,10 @@ class EngineSuite:
         *,
         temperature: float = 1.0,
     ) -> None:
-        """Check that every token of `answer` has `version` and its log-probability by `model`."""
+        """Check that every token of `answer` has the version `version`.
+
+        Also check that its log-probability is the one that `model` computes.
+        """
         assert answer.versions == [version] * len(answer.ids)
         expected = of_tokens(reference(model, prompt, answer.ids, temperature), answer.ids)
         assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
@@ -293,8 +296,9 @@ class EngineSuite:
     async def test_logprobs_are_of_the_distribution_sampled_from(
         self, engine: TokenEngine, model: Any, prompt: list[int]
     ) -> None:
-        """Many concurrent calls, each with its own prompt, temperature and length, have exact
-        log-probabilities.
+        """Log-probabilities are exact in many concurrent calls.
+
+        Each call has its own prompt, temperature and length.
         """
         prompts = [prompt + [5 + number] * (number % 9) for number in range(64)]
         calls = [
@@ -471,7 +475,10 @@ def _leads_to(model: Any, token: int) -> list[int]:
 
 
 def _across_two_tokens(texts: Sequence[str]) -> str:
-    """Return the last character of a token's text and the first character of the next one's."""
+    """Return a text of two characters that spans the border of two tokens.
+
+    They are the last character of one token and the first of the next.
+    """
     for place in range(3, len(texts)):
         stop = texts[place - 1][-1:] + texts[place][:1]
         if len(stop) == 2 and stop.isascii() and "\ufffd" not in stop:

@@ -14,8 +14,8 @@ from lightspan.lightning.episode import Episode
 class Permuted(LightningRL):
     """LightningRL with rewards permuted within each group, so that nothing can be learned.
 
-    Weights change nevertheless, and the policy may collapse to one answer for everything. A metric
-    on which some constant answer does well is therefore no control.
+    The weights change nevertheless, and the policy may always give the same answer. So do not use a
+    metric on which some constant answer does well.
     """
 
     async def collect(self, world: TrainerContext) -> list[Episode]:

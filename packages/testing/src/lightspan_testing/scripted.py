@@ -87,8 +87,7 @@ class ScriptedServer:
 
     Args:
         script: a function of the request, one text for every call, or a sequence with one answer
-        per
-            call; further calls get status 500.
+            per call. Calls after the end of the sequence get status 500.
     """
 
     def __init__(self, script: Script = "ok", *, model: str = "scripted") -> None:

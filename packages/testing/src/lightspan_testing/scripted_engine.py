@@ -71,7 +71,7 @@ class ScriptedEngine:
     Args:
         tokenizer: tokenizer of the script, such as `tiny_chat_tokenizer()`.
         script: a function of the request, one text for every call, or a sequence with one text per
-            call; further calls fail.
+            call. Calls after the end of the sequence fail.
         policies: policy name → version.
         chunk: tokens per chunk of a streamed generation.
         capabilities: capabilities that the engine declares.
@@ -268,14 +268,17 @@ def _joined(chunks: Sequence[TokenChunk]) -> list[TokenChunk]:
 
 
 def logprob_of(token: int) -> float:
-    """Return the log-probability of the token id `token` in any script (exact in float32)."""
+    """Return the log-probability that every script gives to the token id `token`.
+
+    It is exact in float32.
+    """
     return -((token % 8) + 1) / 16
 
 
 def tiny_chat_tokenizer(
     *, context_length: int = 512, template: str | None = CHAT_TEMPLATE
 ) -> TransformersTokenizer:
-    """Return the tokenizer of `tiny_model` without the model."""
+    """Return the tokenizer of `tiny_model`, without building the model."""
     from lightspan_torch.engine.tokenizer import TransformersTokenizer
 
     tokenizer = tiny_tokenizer(tuple(TEXTS), 400, template)

@@ -30,11 +30,13 @@ class APO(PromptSearch):
 
     Args:
         prompts: name → template. The app takes each as an argument of that name, or all as
-            `resources`. A candidate has all prompts; each expansion changes one, in turn.
+            `resources`. A candidate has all prompts; each new candidate changes one of them, in
+            turn.
         optimize: agents whose instructions are learned without changes to the app: names, or globs
             on agent paths as for `LightningRL(optimize=)`. Their texts are discovered in the calls
-            of the first evaluation, and replaced in requests. Also names of prompts that the app
-            requests by `lightspan.prompt(name, text)`. They are parts of the candidate too.
+            of the first evaluation, and replaced in requests. A name may also be that of a prompt
+            that the app requests by `lightspan.prompt(name, text)`. All these texts are parts of a
+            candidate too.
         reflection: the model that criticises prompts. Its `sampling` is part of each request.
         edits: the model that rewrites prompts; None for `reflection`.
         beam_width: number of candidates that continue in the next round.
@@ -52,8 +54,8 @@ class APO(PromptSearch):
             Checked before each request and before each batch of about 64 rollouts; only requests in
             flight may exceed it. A round that is cut short adds no candidate that was not compared.
         max_cost: maximum cost of these tokens, in the currency of `prices`; checked like
-            `max_tokens`. Calls of policies cost nothing, nor do calls whose endpoint counts no
-            tokens.
+            `max_tokens`. Calls of trained models (policies) cost nothing. Calls whose endpoint
+            counts no tokens cost nothing either.
         prices: model → its `Price`, for every model that is called; needed for `max_cost`. A model
             is named as in the request, or as in the response if its span has no request model.
         selection: fraction of the training tasks on which candidates are compared (the selection
@@ -62,8 +64,8 @@ class APO(PromptSearch):
         perfect_reward: reward at which a task counts as solved; None if there is no such reward.
             The search ends if a candidate solves every task of the selection split. No critique is
             requested for a batch whose tasks are all solved.
-        failure_reward: reward of a rollout whose app failed or timed out; in comparisons also of an
-            unscored rollout, so that every rollout counts in a mean.
+        failure_reward: reward of a rollout whose app failed or timed out. When candidates are
+            compared, an unscored rollout has it too, so every rollout counts in a mean.
         timeout_s: seconds per rollout.
         reflection_timeout_s: seconds per request to a reflection model.
         reflections_at_once: maximum concurrent requests.

@@ -259,7 +259,10 @@ class Search:
         return slots
 
     async def _expand(self, slots: Sequence[_Slot]) -> list[int]:
-        """Create a candidate per slot; return their numbers, without slots that failed."""
+        """Create one candidate for each of `slots`, and return the candidates' numbers.
+
+        A slot for which no candidate could be created is left out.
+        """
         trials = [
             Trial("feedback", self._candidates[slot.parent].templates, slot.tasks, slot.place)
             for slot in slots
@@ -311,7 +314,7 @@ class Search:
         """Return the templates of the slot's candidate after an edit.
 
         Raises:
-            Unusable: the answer has no new text, or the templates equal those of a candidate.
+            Unusable: the answer has no new text, or an earlier candidate has the same templates.
         """
         changed = proposed_template(
             self._template(slot), reflection.answer, reflection.finish_reason
@@ -330,8 +333,8 @@ class Search:
     async def _select(self, numbers: Sequence[int], number: int) -> None:
         """Keep the best candidates on the next batch of the selection split, for the next round.
 
-        The winner is also run on the whole split, because the best of many in one batch may be
-        lucky.
+        The winner is also run on the whole split. Its mean on one batch is biased upwards, because
+        it was selected by this mean.
         """
         batch = self._selection.draw(self._plan.val_batch_size)
         trials = [
@@ -385,7 +388,10 @@ class Search:
         return self._trials.template(slot.prompt, text)
 
     def _add(self, templates: dict[str, str], slot: _Slot | None = None) -> int:
-        """Add a candidate that has not been run; return its number."""
+        """Add a candidate that has not been run; return its number.
+
+        `slot` is None for the initial prompts.
+        """
         new = Candidate(
             templates=templates,
             parents=[] if slot is None else [slot.parent],
@@ -408,7 +414,7 @@ class _Batches:
         self._place = 0
 
     def size(self, count: int) -> int:
-        """Return the size of a batch for which `count` tasks are requested."""
+        """Return how many tasks a batch has if `count` are requested: at most all tasks."""
         return min(count, len(self._tasks))
 
     def draw(self, count: int) -> list[Json]:

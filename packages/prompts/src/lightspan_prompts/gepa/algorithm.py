@@ -30,19 +30,20 @@ class GEPA(PromptSearch):
             `resources`. They are optimised together, as parts of one candidate.
         optimize: agents whose instructions are learned without changes to the app: names, or globs
             on agent paths as for `LightningRL(optimize=)`. Their texts are discovered in the calls
-            of the first evaluation, and replaced in requests. Also names of prompts that the app
-            requests by `lightspan.prompt(name, text)`. They are parts of the candidate too.
+            of the first evaluation, and replaced in requests. A name may also be that of a prompt
+            that the app requests by `lightspan.prompt(name, text)`. All these texts are parts of a
+            candidate too.
         reflection: the model that proposes new texts. Its `sampling` is part of each request.
         max_rollouts: maximum rollouts of the app, not counting held-out tasks.
         max_reflections: maximum requests to the reflection model. An iteration sends up to
             `proposals`, and none begins if fewer are left.
         max_tokens: maximum tokens of the reflection model and of the app's calls, as endpoints
-            count them. Checked before each request and each evaluation; only requests in
-            flight may exceed it, which are several if `proposals` is more than 1. The best
-            candidate that was compared by then is chosen.
+            count them. Checked before each request and each evaluation; only requests in flight may
+            exceed it, and there are several if `proposals` is more than 1. When the maximum is
+            reached, the search ends with the best candidate so far.
         max_cost: maximum cost of these tokens, in the currency of `prices`; checked like
-            `max_tokens`. Calls of policies cost nothing, nor do calls whose endpoint counts no
-            tokens.
+            `max_tokens`. Calls of trained models (policies) cost nothing. Calls whose endpoint
+            counts no tokens cost nothing either.
         prices: model → its `Price`, for every model that is called; needed for `max_cost`. A model
             is named as in the request, or as in the response if its span has no request model.
         selection: fraction of the training tasks on which candidates are compared (the selection
@@ -58,8 +59,8 @@ class GEPA(PromptSearch):
         perfect_reward: reward at which a task counts as solved; None if there is no such reward.
             The search ends if a candidate solves every task of the selection split. No reflection
             is requested for a minibatch whose tasks are all solved.
-        failure_reward: reward of a rollout whose app failed; in comparisons also of an unscored
-            rollout.
+        failure_reward: reward of a rollout whose app failed. When candidates are compared, an
+            unscored rollout has it too.
         timeout_s: seconds per rollout.
         reflection_timeout_s: seconds per request to the reflection model.
         patience_s: total seconds of waiting on rate limits (429) per request.

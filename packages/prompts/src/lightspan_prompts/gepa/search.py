@@ -274,7 +274,11 @@ class Search:
         return batches
 
     def _store(self, evaluation: Evaluation) -> None:
-        """Store an evaluation on the selection split; rewards that are too large end the search."""
+        """Store an evaluation of the selection split.
+
+        Raises:
+            _Ended: a reward is too large for exact sums; the search fails with a `RewardError`.
+        """
         rewards = [evidence.reward for evidence in evaluation.seen if evidence.reward is not None]
         largest = max(map(abs, rewards), default=0.0)
         if largest >= SHIFT / 2:
@@ -301,7 +305,7 @@ class Search:
     ) -> dict[int, str]:
         """Request new texts (called by the library).
 
-        Return component → text, without components whose answers are unusable.
+        Return component → text. A component is left out if the model's answer has no usable text.
         """
         texts = {}
         for number in components_to_update:
@@ -400,7 +404,7 @@ def _is_used_up(used: int, most: int | None) -> bool:
 
 
 def _score(reward: float) -> float:
-    """Convert a reward to a score for the library: positive, and exact in sums."""
+    """Convert a reward to a positive score, and round it so that sums of scores are exact."""
     return SHIFT + round(reward * STEPS) / STEPS
 
 

@@ -78,7 +78,10 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Task → agents called in its first rollout of the run."""
 
     def texts(self) -> str:
-        """Describe which texts were sent; empty if there is nothing to report."""
+        """Describe in which calls candidates' texts were sent, and in which they were not.
+
+        Empty if there is nothing to report.
+        """
         parts = []
         if self.surveyed is not None:
             reasons = ", ".join(f"{why} ({count})" for why, count in sorted(self.kept.items()))

@@ -65,11 +65,14 @@ class Question(NamedTuple):
 
 
 class SpentError(Exception):
-    """A budget of tokens or money, named in the message, is used up: requests end."""
+    """A budget of tokens or money is used up, so no more requests are sent.
+
+    The message names the budget.
+    """
 
 
 class Evaluator:
-    """Run the evaluations and reflections of a search, or replays them from its log.
+    """Run the evaluations and reflections of a search, or replay them from its log.
 
     Budgets are checked before each batch of rollouts and each request; only what is in flight when
     a budget runs out exceeds it.
@@ -79,7 +82,7 @@ class Evaluator:
         prompts: the initial prompts.
         journal: an open log; None for no log.
         failure_reward: reward of an unscored rollout when candidates are compared.
-        selection_mode: mode of rollouts of the selection split.
+        selection_mode: mode in which the tasks of the selection split are run.
         max_tokens: maximum tokens of calls and reflections (see `GEPA`); None for no maximum.
         max_cost: maximum cost of these tokens (see `GEPA`); None for no maximum.
         prices: model → price of its tokens, for `max_cost`.
@@ -170,7 +173,7 @@ class Evaluator:
     ) -> Surveyed:
         """Discover the texts to learn in the calls of the unchanged app.
 
-        The rollouts are those of the first trial, which must have exactly these tasks.
+        The first trial reuses these rollouts, so it must have exactly these tasks.
 
         Args:
             tasks: tasks of the selection split.
@@ -198,7 +201,10 @@ class Evaluator:
         return entry.found
 
     def may_evaluate(self, trials: Sequence[Trial]) -> bool:
-        """Return whether the log is at its end, or its next entry is one of `trials`."""
+        """Return whether `evaluate` accepts `trials` now.
+
+        While the log is replayed, only the trial that is logged next is accepted.
+        """
         keys = [evaluation_key(trial) for trial in trials]
         return self._journal is None or self._journal.may_continue_with(keys)
 

@@ -57,7 +57,7 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
     Args:
         episode: the rollout's episode.
         task: the rollout's task.
-        concerns: function that returns whether a text is a discovered text.
+        concerns: returns whether a text of the app is one of the texts that are learned.
     """
     texts = [text for text in texts_of(episode) if concerns(text)]
     kept = Counter(f"{t.name or t.agent}: {t.reason}" for t in texts if t.reason)

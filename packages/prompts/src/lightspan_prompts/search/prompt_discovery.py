@@ -47,7 +47,7 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return any(matches(pattern, text.name or text.agent) for pattern in self.patterns)
 
     def lines(self) -> list[str]:
-        """Describe each discovered text and each agent left out, in a line."""
+        """Describe each discovered text, and each agent that is not learned, in one line each."""
         lines = []
         for name, component in self.components.items():
             template = PromptTemplate(component.template)
@@ -58,7 +58,7 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return lines
 
     def instructions(self, templates: Mapping[str, str]) -> Instructions:
-        """Return the instructions by which the app's requests get a candidate's texts.
+        """Return the instructions that put a candidate's texts into the app's requests.
 
         Args:
             templates: name → template of each component; other names are ignored.

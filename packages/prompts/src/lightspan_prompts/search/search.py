@@ -162,9 +162,10 @@ class PromptSearch(Algorithm):
         return Routing()
 
     def resources(self) -> Resources:
-        """Return the initial or selected prompts, and the instructions of agents.
+        """Return what the app gets: the selected prompts and the instructions of agents.
 
-        Before a selection the app's own instructions are used, and recorded.
+        Before a selection, the app gets the initial prompts. Its own instructions are used and
+        recorded.
         """
         return self.chosen.resources()
 
@@ -173,7 +174,7 @@ class PromptSearch(Algorithm):
 
     @property
     def chosen(self) -> SelectedPrompts:
-        """Return the texts, initial or selected."""
+        """Return the selected texts; the initial ones before a selection."""
         if self.found is None:
             return self.begun or SelectedPrompts(self.prompts, self.patterns)
         best = self.found.candidates[self.found.chosen].templates

@@ -127,7 +127,10 @@ class SearchLog:
         return answers
 
     def may_continue_with(self, keys: Sequence[str]) -> bool:
-        """Return whether the log is at its end, or the key of its next entry is in `keys`."""
+        """Return whether a request with one of `keys` may come next.
+
+        True at the end of the log, or if the next entry has one of these keys.
+        """
         return not self.is_replaying or self._entries[self._place].key in keys
 
     def add(self, entry: Entry) -> None:

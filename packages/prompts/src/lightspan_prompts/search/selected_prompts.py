@@ -20,7 +20,7 @@ class SelectedPrompts:
         optimize: patterns of agents, and of prompts that the app requests by name.
         surveyed: texts discovered in the app; None before the discovery.
         templates: name → template of all prompts; None before a selection.
-        asked: task → agents called in its first rollout of the run.
+        asked: task → names of the agents that were called when the run first ran this task.
     """
 
     prompts: Mapping[str, PromptTemplate]

@@ -145,7 +145,13 @@ def _common(one: Sequence[_Token], two: Sequence[_Token]) -> list[_Token]:
 
 
 def _without_short(tokens: Sequence[_Token], needed: int) -> list[_Token]:
-    """Drop literals shorter than `needed`, or than `MIN_EDGE_LENGTH` at the ends."""
+    """Replace short literals by placeholders.
+
+    Args:
+        tokens: tokens of a template.
+        needed: minimum length of a literal between two placeholders. At both ends of the text the
+            minimum is `MIN_EDGE_LENGTH`.
+    """
     result: list[_Token] = list(tokens)
     holes = [place for place, token in enumerate(tokens) if isinstance(token, _Hole)]
     if not holes:

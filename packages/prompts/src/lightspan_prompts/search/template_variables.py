@@ -1,6 +1,7 @@
 """Detection of program-generated parts in a single prompt text.
 
-Dates, ids, paths and blocks of tools and formats must survive a rewrite of the prompt.
+Such parts are dates, ids, paths, descriptions of tools and output formats. They must stay in the
+prompt when it is rewritten.
 """
 
 from __future__ import annotations

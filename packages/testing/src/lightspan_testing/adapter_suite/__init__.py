@@ -9,12 +9,13 @@ and declares the expected records:
         def build(self, scenario: str, model: Model) -> App: ...
         def patched(self) -> Mapping[str, Any]: ...
 
-`build` is called outside of any scope and before `instrument()`. The instructions of an agent are
+`build` is called outside of any attempt and before `instrument()`. The instructions of an agent are
 `instructions(name)`, from which the scripted model identifies the agent without the adapter. Every
 scenario runs asynchronously, synchronously and streamed, against the app's own endpoint (calls
 recorded) and through a gateway (calls trained); whole span trees and token records are compared.
 
-Cells that a framework cannot have are in `IMPOSSIBLE` with their reasons, and must fail.
+Scenarios and modes that a framework does not support are in `IMPOSSIBLE`, with the reasons. Their
+tests must fail.
 
 `scenarios` has the table's rows, `trees` helpers for the span trees; `scenario_runner` runs them,
 `checks` checks the results, `base` has the hooks. Tests by subject:

@@ -111,7 +111,10 @@ class AdapterTests:
 
     @pytest.fixture(autouse=True)
     def _impossible(self, request: pytest.FixtureRequest) -> None:
-        """Mark the test as expected to fail if `IMPOSSIBLE` or `impossible` contains it."""
+        """Mark the test as expected to fail if the framework does not support what it tests.
+
+        Such tests, scenarios and modes are in `IMPOSSIBLE` or in `impossible`.
+        """
         callspec = getattr(request.node, "callspec", None)
         cell = callspec.params if callspec is not None else {}
         scenario, mode, route = (cell.get(name) for name in ("scenario", "mode", "route"))
@@ -183,7 +186,7 @@ class AdapterTests:
         command: Sequence[str | Path],
         environment: Mapping[str, str],
     ) -> None:
-        """Run `program` in a process, and check its answer and the attempt that it leaves.
+        """Run `program` in a process, and check its answer and the attempt that it has stored.
 
         Args:
             stage: stage with the endpoint.

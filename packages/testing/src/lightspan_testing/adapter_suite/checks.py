@@ -98,8 +98,9 @@ def _check_tool(span: Span) -> None:
 
 
 def check_calls(played: Played, stage: Stage) -> None:
-    """Check that every model call is recorded once; a call and its retries by the SDK count as
-    one.
+    """Check that every model call is recorded once.
+
+    A call and the SDK's retries of it count as one.
     """
     calls = [call for call in stage.brain.calls_in(played.tag) if call.turn.status < 500]
     assert len(played.llm_spans) == len(calls)
@@ -125,7 +126,7 @@ def check_bypassing(played: Played, stage: Stage) -> None:
 
 
 def episode_of(captured: Captured) -> Episode:
-    """Build the episode of an attempt, with spans only: its calls have no tokens."""
+    """Build the episode of an attempt from its spans, without token records."""
     rollout_id, attempt_id = captured.scope.rollout_id, captured.scope.attempt_id
     attempt = Attempt(attempt_id=attempt_id, rollout_id=rollout_id, number=1, epoch=1)
     ended = replace(attempt, status=AttemptStatus.SUCCEEDED)

@@ -1,6 +1,4 @@
-"""Tests of an adapter's public names, of installing it, and of other instrumentations next to
-it.
-"""
+"""Tests of an adapter's public names and its installation, also next to other instrumentations."""
 
 from __future__ import annotations
 
@@ -61,8 +59,9 @@ class InstallTests(AdapterTests):
     def test_a_framework_that_is_absent_too_old_or_too_new(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Importing the adapter raises an error with a hint; the oldest version is in its
-        requirements.
+        """Importing the adapter without a supported framework raises an error with a hint.
+
+        The oldest supported version is also in the requirements of the adapter's distribution.
         """
         versions = importlib.import_module(f"{self.adapter.__name__}._versions")
         framework, floor = versions.FRAMEWORK, versions.FLOOR
@@ -100,9 +99,7 @@ class InstallTests(AdapterTests):
         assert_unchanged(before, self.patched())
 
     def test_uninstalled(self, stage: Stage) -> None:
-        """Uninstalling restores the framework's attributes; calls are then recorded without
-        names.
-        """
+        """Uninstalling restores the framework; later calls are recorded without agent names."""
         before = dict(self.patched())
         self.adapter.instrument()
         assert changed(before, self.patched()), "`patched` must show what `instrument` changes"
@@ -116,7 +113,7 @@ class InstallTests(AdapterTests):
         check_calls(played, stage)
 
     def test_outside_a_scope(self, stage: Stage) -> None:
-        """Outside of a scope, nothing is recorded, and the app behaves as without an adapter."""
+        """Outside of an attempt, nothing is recorded, and the app behaves as without an adapter."""
         app = self.app(stage, "team")
         played = stage.open(part_of(app, "team"), through_gateway=False)
         with self.adapter.instrument():
@@ -150,7 +147,7 @@ class InstallTests(AdapterTests):
     # --- frames around the framework, and other instrumentations --------------------------
     @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
     def test_inside_another_frame(self, stage: Stage, scenario: str) -> None:
-        """Agent paths begin with the frames that are pushed around the framework."""
+        """Agents that are entered around the framework's run come first in the agent paths."""
         app = self.app(stage, scenario)
 
         async def run(text: str) -> Any:
@@ -175,8 +172,7 @@ class InstallTests(AdapterTests):
         Args:
             stage: stage for the attempts.
             scenario: name of the scenario.
-            other: function that returns a context manager, which installs the other
-            instrumentation.
+            other: returns a context manager that installs the other instrumentation.
         """
         for first, second in (
             (other, self.adapter.instrument),

@@ -1,6 +1,4 @@
-"""Tests that an agent's instructions are found and replaced, without any other change of
-requests.
-"""
+"""Tests that an agent's instructions are found and replaced, and nothing else of requests."""
 
 from __future__ import annotations
 
@@ -30,8 +28,10 @@ class PromptTests(AdapterTests):
 
     @pytest.mark.parametrize("mode", MODES)
     def test_instructions(self, stage: Stage, mode: str) -> None:
-        """The writer's instructions are discovered in its requests and replaced; the requests of
-        `checker` stay unchanged."""
+        """The writer's instructions are found in its requests and replaced.
+
+        The requests of `checker` stay unchanged.
+        """
         name = self.app(stage, "team", mode).names.get("writer", "writer")
         with self.adapter.instrument():
             plain = self._played(stage, mode, None)

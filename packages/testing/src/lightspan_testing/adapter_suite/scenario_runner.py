@@ -57,9 +57,10 @@ def play_outside(
 
 
 def inside_root(recorded: Recorded, played: Played) -> Played:
-    """Return an attempt recorded in production with only the spans that it would have in a rollout.
+    """Return a recorded production attempt in the form of an attempt in a rollout.
 
-    The spans of the attempt itself and of the app's operations are left out.
+    A rollout has no span for the attempt itself or for the app's operations, so these spans are
+    left out.
 
     Args:
         recorded: the attempt in the store.
@@ -149,7 +150,7 @@ def run_in_own_loop(work: Callable[[], Any]) -> Any:
 
 
 async def close_clients(apps: Sequence[App], played: Played) -> None:
-    """Close the connections of the apps' clients and of the SDK patch in the current event loop.
+    """Close the connections of the apps' clients and of the patched SDK, in this event loop.
 
     Args:
         apps: the apps.

@@ -52,7 +52,11 @@ def _recorders() -> int:
 
 
 class ServiceTests(AdapterTests):
-    """Test apps outside of rollouts: recorded if a store is configured, routed if connected."""
+    """Test apps outside of rollouts.
+
+    They are recorded if a store is configured. With `lightspan.connect`, their calls go to trained
+    policies.
+    """
 
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("scenario", IN_PRODUCTION)
@@ -97,8 +101,7 @@ class ServiceTests(AdapterTests):
     def test_an_error_of_ours_leaves_no_attempt_open(
         self, stage: Stage, production: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """If the adapter fails after opening an attempt, the attempt ends at once, with a capture
-        error."""
+        """If the adapter fails after opening an attempt, the attempt ends with a capture error."""
 
         def fail(*_: Any, **__: Any) -> None:
             raise RuntimeError("a bug of ours")
@@ -126,8 +129,10 @@ class ServiceTests(AdapterTests):
         scenario: str,
         mode: str,
     ) -> None:
-        """The process releases finished attempts, however they ended, in rollouts and in
-        production."""
+        """The process frees finished attempts, in rollouts and in production.
+
+        It does not matter how they ended.
+        """
 
         def attempts() -> None:
             for _ in range(2):
@@ -153,8 +158,9 @@ class ServiceTests(AdapterTests):
     def test_production_with_and_without_telemetry(
         self, stage: Stage, production: str, tmp_path: Path, telemetry: str
     ) -> None:
-        """Agent names are the same with the framework's own telemetry and with all telemetry
-        disabled.
+        """Agent names do not depend on telemetry.
+
+        They are the same with the framework's own telemetry as with all telemetry disabled.
         """
         name = self.adapter.__name__
         script = tmp_path / "app.py"
@@ -166,9 +172,7 @@ class ServiceTests(AdapterTests):
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("scenario", CONNECTED)
     def test_connected(self, stage: Stage, scenario: str, mode: str) -> None:
-        """With `lightspan.connect`, each agent's calls outside of every scope reach the agent's
-        policy.
-        """
+        """With `lightspan.connect`, calls of an agent outside of attempts reach its policy."""
         app = self.app(stage, scenario, mode)
         before = len(stage.answered)
         paths = calls_of(app.tree)

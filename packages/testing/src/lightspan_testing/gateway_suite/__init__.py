@@ -1,4 +1,4 @@
-"""Conformance tests of the gateway: every combination of a table's rows.
+"""Conformance tests of the gateway, for every combination of request, answer and event.
 
 {unstreamed, streamed} × {text, one tool call, parallel tool calls, malformed tool call} × {n = 1, n
 = 3} × {finished, stopped, length, cancelled, restarted, retried}, called by the official client

@@ -177,7 +177,11 @@ CELLS: Final = [
 
 
 def gated(cell: Cell) -> tuple[Callable[[Any], Say], list[Gate]]:
-    """Return the engine's script for a cell, and for each choice the gate that holds it."""
+    """Return the engine's script for a cell, and one gate per choice.
+
+    The engine waits at a choice's gate after the choice's first tokens. Gates of cells that are not
+    held are open.
+    """
     gates = [Gate() for _ in range(cell.count)]
     if not cell.is_held:
         for gate in gates:

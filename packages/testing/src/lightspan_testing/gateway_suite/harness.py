@@ -100,9 +100,7 @@ class Rig:
         return claim.attempt
 
     async def restart(self) -> None:
-        """Restart the gateway on the same store and engine, without anything that it had in
-        memory.
-        """
+        """Restart the gateway on the same store and engine; all that it had in memory is lost."""
         await self.gateway.close()
         self.gateway = Gateway(self.store, self.engine)
         await self.gateway.start()

@@ -31,16 +31,17 @@ def reference_loss(
     base: Any = None,
     old: Sequence[Sequence[float]] | None = None,
 ) -> Tensor:
-    """Return Σ weight · loss over all trained tokens, by the formulas of
-    `lightspan_torch.learner.losses`.
+    """Return Σ weight · loss over all trained tokens.
+
+    The formulas are those of `lightspan_torch.learner.losses`.
 
     Args:
         model: the trained model.
         rows: rows of the update.
         loss: the loss.
-        base: model to which the KL refers; None for no KL.
-        old: log-probabilities before the update, by row and position; None for the recorded ones,
-            without importance weights.
+        base: model from which the KL is computed; None for no KL.
+        old: log-probabilities before the update, by row and position. None to use the recorded
+            ones; then there are no importance weights.
     """
     total = torch.zeros(())
     for number, row in enumerate(rows):
@@ -188,7 +189,10 @@ async def published(learner: Learner, policy: str = "writer") -> dict[str, Tenso
 
 
 def weights_of(model: Any) -> dict[str, Tensor]:
-    """Return the model's weights without copying; an optimizer changes them in place."""
+    """Return the model's weights without copying them.
+
+    They change when an optimizer changes the model.
+    """
     return {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
 
@@ -201,7 +205,10 @@ def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float
 def moved_scores(
     scores: Sequence[Sequence[float]], rows: Sequence[Row], rng: random.Random
 ) -> list[list[float]]:
-    """Return `scores` with random changes, which are equal for equal calls of different rows."""
+    """Return `scores` with random changes.
+
+    If several rows have the same call, it is changed equally in all of them.
+    """
     changes: dict[tuple[int, ...], list[float]] = {}
     moved = [list(row) for row in scores]
     for row, values in zip(rows, moved, strict=True):

@@ -43,12 +43,12 @@ def make_branching_rows(
 ) -> list[Row]:
     """Build random rows with common prefixes, like the rows of a group.
 
-    There are answers to one prompt, histories that branch at several depths, a row that is the
-    prefix of another, and equal rows with different advantages. Prefixes contain trained tokens
-    too. Ratios and temperatures are as in `make_rows`.
+    Several rows answer one prompt. Some share a longer prefix, some are equal but for their
+    advantages, and one row is the prefix of another. Prefixes contain trained tokens too.
+    Log-probabilities and temperatures are as in `make_rows`.
 
     Args:
-        long: length in tokens of one more history, from which four more rows branch; 0 for none.
+        long: tokens of one more long row, whose prefixes other rows share; 0 for none.
     """
     rng = random.Random(seed)
 

@@ -48,9 +48,7 @@ class ScoreTests(LearnerTests):
         assert learner.score([]) == []
 
     def test_score_under_a_grammar(self, folder: Path, model: Any) -> None:
-        """The log-probabilities of a call with a grammar are over the tokens that the grammar
-        allows.
-        """
+        """In a call with a grammar, only the tokens that it allows have a probability."""
         learner = self.make_learner({"writer": folder})
         if not learner.capabilities.trainable_grammar:
             pytest.skip("this learner does not train calls under a grammar")

@@ -71,7 +71,7 @@ def make_call_rows(
     Args:
         seed: seed of the random values.
         count: number of rows.
-        long: length in tokens of a prefix that four more rows share whole or in part; 0 for none.
+        long: tokens of a prefix; four more rows begin with all or some of it. 0 for no such rows.
         policy: policy of the rows.
     """
     rng = random.Random(seed)
@@ -128,7 +128,7 @@ class ValueTests(LearnerTests):
     """Test values, and updates with a critic."""
 
     def make_critic(self, models: Mapping[str, Any], **options: Any) -> Learner:
-        """Return a learner with a critic; skip the test if it has none."""
+        """Return a learner with a critic; skip the test if the implementation has no critics."""
         if not self.make_learner(models).capabilities.values:
             pytest.skip("this learner has no critic")
         return self.make_learner(models, **{"critic": Critic(), **options})
@@ -261,8 +261,8 @@ class ValueTests(LearnerTests):
     ) -> None:
         """A critic loaded from a checkpoint continues exactly like the one that was saved.
 
-        The checkpoint is saved after fewer or more updates than it stores, and loaded by a learner
-        that was trained on other rows before.
+        The number of updates before the checkpoint is below or above the number of batches that a
+        checkpoint stores. The learner that loads it was trained on other rows before.
         """
         options = {"optimizer": MOVING, "lora": lora, "critic": Critic(batches=4)}
         batches = [make_call_rows(seed) for seed in range(updates + 2)]
@@ -282,8 +282,10 @@ class ValueTests(LearnerTests):
         assert suffixes <= {".safetensors", ".json"}
 
     def test_checkpoints_with_and_without_a_critic(self, folder: Path, tmp_path: Path) -> None:
-        """After loading a checkpoint without a critic, all values are zero; a learner without a
-        critic refuses a checkpoint with one."""
+        """Checkpoints with a critic are refused by learners without one.
+
+        After loading a checkpoint without a critic, all values are zero.
+        """
         plain = self.make_learner({"writer": folder})
         rows = make_call_rows()
         plain.update(without_targets(rows), LOSS)

@@ -120,7 +120,7 @@ def make_call(
     Args:
         attempt: the attempt.
         number: number in the call's id.
-        epoch: epoch of the sender; None for the attempt's.
+        epoch: the attempt's epoch as the sender knows it; None for the current one.
         choices: number of choices.
     """
     call_id = f"call-{number}"
@@ -135,7 +135,10 @@ def make_call(
 
 
 def make_try(attempt: Attempt, outcome: CallOutcome, sequence_end: int) -> StoredCall:
-    """Build one try of the attempt's model call `call-1`, with the given outcome and end."""
+    """Build one try of the attempt's model call `call-1`.
+
+    It has the outcome `outcome`, and ends at the sequence number `sequence_end`.
+    """
     call = make_call(attempt)
     attributes = {**call.span.attributes, CALL_OUTCOME: outcome.value}
     span = call.span.replace(attributes=attributes, sequence_end=sequence_end)
@@ -194,7 +197,10 @@ async def records_of(store: Store, attempt: Attempt) -> list[TokenRecord]:
 
 
 async def content_of(store: Store, *attempts: Attempt) -> list[Any]:
-    """Return everything that a store returns, with spans and token records of `attempts`."""
+    """Return everything that can be read from a store.
+
+    Spans and token records are included only for `attempts`.
+    """
     ids = [attempt.attempt_id for attempt in attempts]
     states = await store.rollouts()
     return [

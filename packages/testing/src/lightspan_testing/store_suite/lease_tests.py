@@ -36,13 +36,15 @@ from lightspan_testing.store_suite.base import (
 
 
 class LeaseTests(StoreTests):
-    """Test that heartbeats extend leases, expired attempts are lost, and one report ends an
-    attempt.
+    """Test that heartbeats extend leases, and that attempts without heartbeats are lost.
+
+    Also test that the first report ends an attempt.
     """
 
     async def test_uncounted_losses_use_up_no_try_but_end(self, store: Store) -> None:
-        """Losses with `counts=False` use up no try, up to `MAX_UNCOUNTED_LOSSES`; later losses
-        do.
+        """Losses with `counts=False` use up no try.
+
+        After `MAX_UNCOUNTED_LOSSES` of them, further losses do.
         """
         await store.enqueue([make_rollout(max_infrastructure_tries=2)])
         for expected in [0] * MAX_UNCOUNTED_LOSSES + [1, 2]:
@@ -91,7 +93,7 @@ class LeaseTests(StoreTests):
         assert await store.heartbeat([], LEASE_S) == []
 
     async def test_what_is_to_be_run_alone(self, store: Store, clock: Clock) -> None:
-        """An idle runner claims a rollout that has to run alone first, and nothing else with it."""
+        """An idle runner claims rollouts that must run alone first, and nothing else with them."""
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(5)])
         claims = await store.claim("runner", 4, LEASE_S)
         assert [claim.alone for claim in claims] == [False] * 4
@@ -111,7 +113,7 @@ class LeaseTests(StoreTests):
         assert (again.rollout.rollout_id, again.alone) == ("ro-2", False)
 
     async def test_bad_neighbours_time_and_again(self, store: Store) -> None:
-        """Losses with `counts=False` use up no try; after three of them, the rollout runs alone."""
+        """A rollout that was lost three times with `counts=False` runs alone; no try is used up."""
         await store.enqueue([make_rollout()])
         alone_flags = []
         for _ in range(4):
@@ -166,9 +168,7 @@ class LeaseTests(StoreTests):
         assert (await store.attempt(attempt.attempt_id)).reward == reward
 
     async def test_report_twice(self, store: Store) -> None:
-        """A repeated equal report succeeds without effect; a different one is refused without
-        effect.
-        """
+        """A repeated equal report succeeds without effect; a different one is refused."""
         attempt = await start(store)
         report = make_report(attempt, reward=Reward(1.0), capture_errors=["a"])
         assert await store.report([report, report]) == [True, True]

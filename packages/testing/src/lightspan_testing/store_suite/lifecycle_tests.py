@@ -182,8 +182,9 @@ class LifecycleTests(StoreTests):
         assert [await store.prune(_DAY_S) for _ in range(2)] == [0, 0]
 
     async def test_a_cursor_misses_nothing(self, store: Store, clock: Clock) -> None:
-        """Pruning keeps the last created and the last changed rollouts, so that no number is
-        reused.
+        """Pruning keeps the rollout created last and the one changed last.
+
+        Otherwise their numbers would be used again, and a reader of changes would miss rollouts.
         """
         first = await start(store, "ro-1")
         await store.enqueue([make_rollout("ro-2"), make_rollout("ro-3")])

@@ -66,8 +66,9 @@ class LimitTests(StoreTests):
         assert len((await state_of(store)).rollout.task) == 2_000_000
 
     async def test_200_mixed_operations_at_once(self, store: Store) -> None:
-        """With any mix of operations each rollout is claimed once and ends once, and each call
-        is stored.
+        """Under any mix of operations, each rollout is claimed once and ends once.
+
+        Each call is stored.
         """
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(100)])
 
@@ -113,9 +114,9 @@ class LimitTests(StoreTests):
     # --- numbers --------------------------------------------------------------------------
     @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 2 * LARGEST])
     async def test_a_reward_that_is_no_number(self, store: Store, number: float) -> None:
-        """A batch with a reward that is not a number, or too large, is refused as a whole.
+        """Reports are refused together if a reward in one of them is not finite or too large.
 
-        A repeated report with NaN would not equal the first one.
+        NaN is refused because it does not equal itself, so a repeated report would seem different.
         """
         attempt = await start(store, "ro-1")
         other = await start(store, "ro-2")

@@ -45,8 +45,9 @@ def _tries_of(name: str) -> int:
 
 
 class _Machine(RuleBasedStateMachine):
-    """Run random operations on a store and on a minimal model of it, which shares no code with
-    stores.
+    """Run random operations on a store, and compare it with a minimal model of it.
+
+    The model shares no code with stores.
     """
 
     suite: StoreTests
