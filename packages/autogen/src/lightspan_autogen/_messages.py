@@ -51,7 +51,7 @@ class Conversation:
         """
 
     def begin(self, attempt: AttemptHandle) -> AgentContext:
-        """Move the conversation into an attempt, and return the new context.
+        """Make the messages of the conversation part of `attempt`; return its context.
 
         The attempt stays open until all messages are handled.
         """
@@ -85,8 +85,8 @@ def conversation_of(context: AgentContext) -> Conversation | None:
 class Message:
     """A message in a runtime's queue.
 
-    Only the message's envelope refers to it. So it is deleted, and counts as handled, when the
-    runtime drops the envelope.
+    The runtime wraps each message in an envelope, which alone refers to this object. So this object
+    is deleted, and the message counts as handled, when the runtime drops the envelope.
     """
 
     __slots__ = ("_conversation", "_id", "_sender")

@@ -32,13 +32,13 @@ class _Sent(NamedTuple):
 
 
 class WriterThread(Committer):
-    """A thread that commits the jobs which event loops of any threads submit.
+    """A thread that writes jobs to the database; any event loop may submit a job.
 
     Args:
         tables: the tables to write to; `stop` closes their connection.
         on_move: called after each transaction that changed the status of a rollout.
-        moves: whether the jobs may add or change rollouts and attempts; False if they only add
-            other rows.
+        moves: whether jobs may add or change rollouts and attempts; False if they only add other
+            rows.
     """
 
     def __init__(
