@@ -13,7 +13,7 @@ from lightspan.protocols.learner import Critic
 
 
 class CriticWarmup(msgspec.Struct):
-    """State of the decision when to use a critic's values in a run."""
+    """Decides during a run when a critic's values are good enough to be used."""
 
     fits: int = 0
     """Iterations in which the critic was fitted."""

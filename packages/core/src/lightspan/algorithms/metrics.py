@@ -72,7 +72,10 @@ def _reward_error(episodes: Sequence[Episode], mean: float) -> Metrics:
 
 
 def batch_metrics(batch: Batch) -> Metrics:
-    """Return a batch's metrics: its counters, its calls by status, AIR and the length penalty."""
+    """Return the metrics of a batch: its counters, and the values of AIR and the length penalty.
+
+    The calls are counted by status, such as `trained`.
+    """
     counters = {f"batch/{key}": float(value) for key, value in batch.counters.items()}
     calls = {f"calls/{key}": float(value) for key, value in _coverage(batch).items()}
     air = {f"air/{key}": value for key, value in batch.air.items()}
@@ -89,7 +92,10 @@ def _coverage(batch: Batch) -> Counter[str]:
 
 
 def has_idle_air(batch: Batch) -> bool:
-    """Return whether AIR is used and none of its signals had a value in any scored rollout."""
+    """Return whether AIR is used, but no signal had a value in any scored rollout.
+
+    AIR derives rewards from signals, such as the success of tool calls.
+    """
     counts = [value for key, value in batch.air.items() if key.endswith("/seen")]
     return bool(counts) and not any(counts)
 
@@ -133,7 +139,9 @@ def merge_updates(results: Sequence[Mapping[str, float]]) -> Metrics:
 def approximate_kl(
     rows: Sequence[Row], before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]
 ) -> float:
-    """Return KL(before‖after) per trained token, by the estimator k3; 0 without trained tokens.
+    """Return an estimate of how far an update moved the policy: KL(before‖after) per trained token.
+
+    It uses the estimator k3. The result is 0 without trained tokens.
 
     Args:
         rows: scored rows.
@@ -169,9 +177,12 @@ def alarms(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _why_skipped(metrics: Mapping[str, float]) -> str:
-    """Return why updates were skipped, judged by the mean `loss` and `grad_norm` over the updates.
+    """Return why updates were skipped.
 
-    A mean is not finite if any of its values is not finite.
+    A mean is not finite if any of its values is not finite, so the means are enough.
+
+    Args:
+        metrics: `loss` and `grad_norm`, each a mean over the updates.
     """
     values = {name: metrics[name] for name in ("loss", "grad_norm") if name in metrics}
     if len(values) == 2 and all(map(math.isfinite, values.values())):

@@ -58,7 +58,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Starting weights of a policy, with its LoRA settings; None trains the full weights."""
+    """Starting weights of a policy; if `lora` is None, all weights are trained."""
 
     model: str
     lora: LoRA | None = None
@@ -77,8 +77,11 @@ class TrainerContext(Protocol):
 
     @property
     def path(self) -> Path:
-        """The run's folder. A resume from any checkpoint keeps all files in its subfolder
-        `journal`."""
+        """The run's folder.
+
+        An algorithm may keep its own files in the subfolder `journal`. They are kept when the run
+        is resumed, from whichever checkpoint.
+        """
 
     @property
     def tasks(self) -> Sequence[Json]:
@@ -185,14 +188,14 @@ class TrainerContext(Protocol):
         """Print a message in the run's output."""
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
-        """Record the advantage and weight of each trained call of this step for `inspect`.
+        """Record the advantage and weight of each trained call of this step, for `inspect`.
 
         Args:
             explanations: (attempt id, call id, choice) → advantage and weight with their reasons.
         """
 
     def record_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
-        """Record for `inspect` the calls of this step that the learner cannot compute.
+        """Record which calls of this step the learner cannot compute, for `inspect`.
 
         Args:
             mismatches: (attempt id, call id, choice) → why the call cannot be computed under its
@@ -202,11 +205,11 @@ class TrainerContext(Protocol):
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """A learning algorithm. Members with a body have a default; override them as needed.
+    """A learning algorithm.
 
-    A subclass overrides a default property by a property or a class attribute, such as a dataclass
-    field with a default (`seed: int = 0`). An attribute that is only set in `__init__` does not
-    override a property.
+    Members with code in this class have a default; override them as needed. A subclass overrides a
+    default property by a property or a class attribute, such as a dataclass field with a default
+    (`seed: int = 0`). An attribute that is only set in `__init__` does not override a property.
     """
 
     @property
@@ -259,9 +262,10 @@ class Algorithm(Protocol):
     def coverages(
         self, episodes: Sequence[Episode], *, modes: Collection[Mode] = (Mode.TRAIN,)
     ) -> list[Coverage]:
-        """Return per episode the status of its calls: trained, frozen, or rejected with a reason.
+        """Return which calls of each episode are trained, frozen, or rejected with a reason.
 
         Args:
+            episodes: the episodes.
             modes: modes of rollouts whose calls may be trained.
         """
         routing = self.routing()
@@ -279,18 +283,20 @@ class Algorithm(Protocol):
 
     @property
     def total_steps(self) -> int | None:
-        """Number of iterations that the algorithm sets itself, so that `Trainer` accepts no `steps`
-        or `epochs`; None if the trainer sets it."""
+        """Number of iterations, if the algorithm sets it itself; None if the trainer sets it.
+
+        If it is set, `Trainer` accepts neither `steps` nor `epochs`.
+        """
         return None
 
     @property
     def searches(self) -> int:
-        """Number of iterations that search for prompts instead of updating weights."""
+        """Number of the run's iterations that search for prompts and update no weights."""
         return 0
 
     @property
     def search_rollouts(self) -> int:
-        """Maximum number of rollouts in all `searches` iterations together."""
+        """Maximum number of rollouts in all search iterations (`searches`) together."""
         return 0
 
     @property

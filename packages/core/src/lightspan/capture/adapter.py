@@ -180,10 +180,11 @@ def end_span(
 
 # --- model calls ----------------------------------------------------------------------------
 class FrameworkCall:
-    """A model call of a framework, which its adapter records unless a call inside it is recorded.
+    """A model call of a framework, recorded by an adapter if nothing inside the call is recorded.
 
-    A framework's client may try another URL or client after a failure. So the framework's call is
-    recorded only if every call inside it has ended without an answer. Thread-safe.
+    A framework's client may call an SDK that records the call itself. It may also try another URL
+    or client after a failure. So the adapter records the framework's call only if every call inside
+    it has ended without an answer. Thread-safe.
 
     Args:
         context: context of the calling agent. All listeners for it are notified of the call.
@@ -222,6 +223,8 @@ class FrameworkCall:
     def needs_record(self, *, is_ok: bool) -> bool:
         """Return whether the adapter has to record this call.
 
+        It has to if no call inside this call was recorded with an answer.
+
         Args:
             is_ok: whether this call was answered.
         """
@@ -238,13 +241,14 @@ def add_capture_error(recorder: Recorder, adapter: str, error: Exception) -> Non
 
 # --- OpenTelemetry's instrumentation scopes -------------------------------------------------
 def claim_scope(adapter: str, scopes: Iterable[str]) -> None:
-    """Ignore the spans of instrumentation scopes of OpenTelemetry.
+    """Ignore the OpenTelemetry spans of the instrumentations that `scopes` names.
 
-    The adapter records the same agents, which would be recorded twice otherwise.
+    They describe the same agents as the adapter's own spans, which would otherwise be recorded
+    twice.
 
     Args:
         adapter: name of the adapter.
-        scopes: names of the scopes.
+        scopes: names of OpenTelemetry instrumentation scopes.
     """
     state.claims[adapter] = frozenset(scopes)
 
@@ -255,7 +259,10 @@ def release_scope(adapter: str) -> None:
 
 
 def is_claimed(scope: str) -> bool:
-    """Return whether an adapter has claimed an instrumentation scope (`claim_scope`)."""
+    """Return whether an adapter records the agents of this OpenTelemetry scope itself.
+
+    Spans of such a scope are ignored (`claim_scope`).
+    """
     return any(scope in scopes for scopes in state.claims.values())
 
 

@@ -57,7 +57,7 @@ def current_context() -> AgentContext | None:
 
 
 def _current_in_generators(entry: generator_context.Entry) -> AgentContext | None:
-    """Return the current context if there are open blocks in generators.
+    """Return the current context while some generator has an open `with` block that sets an agent.
 
     None outside every attempt.
 
@@ -92,10 +92,12 @@ def current_agent() -> AgentContext | None:
 
 
 def resolve_agent(current: AgentContext, *, before: Resolver | None = None) -> AgentContext:
-    """Return the context of the acting agent, by calling the resolvers.
+    """Find the acting agent by calling the resolvers, and return its context.
+
+    A resolver is a function that finds the acting agent of one framework.
 
     Args:
-        current: the context with the pushed frames.
+        current: the context with the agents that were pushed by `push`.
         before: resolver at which to stop: neither it nor the resolvers after it are called. None
             calls all resolvers.
     """
@@ -172,7 +174,10 @@ _SILENT: Final = _ambient(NullRecorder())
 
 
 def connect(connection: AgentContext) -> None:
-    """Make `connection` the context outside every attempt. Its attempt has `is_outside`."""
+    """Use `connection` as the context of code that runs outside every attempt.
+
+    Its attempt has `is_outside`.
+    """
     state.connections.append(connection)
     _update_ambient()
 
@@ -184,9 +189,10 @@ def disconnect(connection: AgentContext) -> None:
 
 
 def set_attempt_factory(factory: AttemptFactory | None) -> None:
-    """Set the function that opens an attempt for an agent, function or call outside every attempt.
+    """Set the function that opens an attempt for a run or call that is outside every attempt.
 
-    None opens no further attempts.
+    Args:
+        factory: the function; None to open no further attempts.
     """
     state.attempt_factory = factory
     _update_ambient()
@@ -254,7 +260,7 @@ def attempt_scope(attempt: AttemptHandle) -> Iterator[None]:
 
 
 def leave_step(generator: FrameType) -> None:
-    """Remove the agents that a generator has set from the context, just before it yields."""
+    """Remove the agents of `generator` from the context, just before the generator yields."""
     steps = state.steps.get(generator)
     if steps is not None:
         _agent.set(generator_context.without(steps, _agent.get()))
@@ -345,7 +351,7 @@ def _ignore_end(is_answered: bool) -> None:
 
 
 def add_call_listener(listener: CallListener) -> None:
-    """Call `listener` at the start of every recorded model call, unless it already is."""
+    """Call `listener` whenever a recorded model call begins. A listener is added only once."""
     if listener not in state.call_listeners:
         state.call_listeners.append(listener)
 

@@ -75,7 +75,7 @@ class AgentContext:
         return join_path(map(_NAME, self.frames))
 
     def within(self, span_id: str | None, frames: tuple[Frame, ...]) -> AgentContext:
-        """Return this context with the given parent span and frames."""
+        """Return a context of the same attempt, with the given parent span and frames."""
         return AgentContext(self.scope, frames, span_id, self.notes)  # `replace` is much slower
 
     def enter_agent(self, name: str) -> AgentContext:
@@ -89,10 +89,10 @@ class AgentContext:
 
     @property
     def is_routed(self) -> bool:
-        """Whether a model call made now samples the policy or uses learned instructions.
+        """Whether a model call made now goes to the gateway or has learned instructions.
 
-        The app's caches must not answer such a call, because a cached answer is from another
-        policy.
+        If so, the app's caches must not answer it: the cached answer may be from other weights or
+        instructions.
         """
         scope = self.scope
         if scope.mode is Mode.PRODUCTION:
@@ -112,7 +112,7 @@ class AgentContext:
         self.scope.recorder.add_capture_error(f"{problem}: {error!r}")
 
     def with_note(self, adapter: str, note: Any) -> AgentContext:
-        """Return this context with `note` as the data of `adapter` (`notes`)."""
+        """Return a copy of this context in which `note` is the data of `adapter` (`notes`)."""
         notes = {**self.notes, adapter: note}
         return AgentContext(self.scope, self.frames, self.parent_span_id, notes)
 

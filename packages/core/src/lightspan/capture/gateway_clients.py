@@ -19,7 +19,7 @@ _MARK: Final = "_lightspan_clean"
 
 
 def is_clean(client: Any) -> bool:
-    """Return whether `mark_clean` was called with a client."""
+    """Return whether a client is lightspan's own, marked by `mark_clean`."""
     return getattr(client, _MARK, False)
 
 

@@ -123,15 +123,15 @@ class NullRecorder(Recorder):
         log.warning("%s", reason)
 
     def register_pending(self, key: str, give_up: Callable[[], None]) -> None:
-        """Do nothing, since no attempt ends."""
+        """Do nothing, since no attempt ends that could give the operation up."""
 
     def resolve_pending(self, key: str) -> bool:
-        """Return False, so that the end of an answer is not recorded."""
+        """Return False: nothing is registered, so the caller does not record an end."""
         return False
 
 
 class LostRewardRecorder(NullRecorder):
-    """The recorder outside every attempt, in a process that records. It warns of lost rewards."""
+    """A recorder for code outside every attempt. It logs a warning if a reward is lost."""
 
     def add(self, span: Span) -> None:
         """Discard the span, and log a warning if it is a reward."""

@@ -116,10 +116,10 @@ def _observe_parsed(stream: Any, answer: _ObservedAnswer) -> Any:
 
 # --- one answer -----------------------------------------------------------------------------
 class _ObservedAnswer:
-    """An answer while the app reads it.
+    """A model's answer, recorded while the app reads it.
 
-    As a context manager it is entered while the app waits for a chunk. An error in the block ends
-    the answer.
+    Use it as a context manager around the app's wait for a chunk. An error in the block ends the
+    answer.
     """
 
     def __init__(self, call: SdkCall, body: _Body | None = None) -> None:
@@ -261,7 +261,7 @@ class _ObservedBytes(_Proxy):
 
 
 class _Content(NamedTuple):
-    """The content of a response body, as far as it has arrived."""
+    """The part of a model's answer that has arrived so far."""
 
     answer: Mapping[str, Any]
     complete: bool
@@ -287,7 +287,7 @@ class _Body:
         self._make_decoder = raw._client._make_sse_decoder  # the SDK's own
 
     def fill(self, content: bytes) -> None:
-        """Set the whole body as read. `content` is not compressed."""
+        """Set the whole body, which the app has read at once. `content` is not compressed."""
         self.parts, self._headers = [content], {}
 
     def read(self, *, is_cut: bool) -> _Content:
