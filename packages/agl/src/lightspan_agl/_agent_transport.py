@@ -126,7 +126,7 @@ def _global_name(agent: LitAgent[Any]) -> str | None:
 
 # --- in a runner ----------------------------------------------------------------------------
 class AgentPool:
-    """Agents of one kind, each used by one attempt at a time, because agents may be stateful."""
+    """A pool of equal agents. Each is used by one attempt at a time, because it may have state."""
 
     def __init__(self, make: Callable[[], LitAgent[Any]]) -> None:
         self._make = make

@@ -120,7 +120,15 @@ def end(model_call: ModelCall, result: Any, error: BaseException | None) -> None
 
 
 def guarded(function: Callable[..., Any], context: AgentContext, *values: Any) -> Any:
-    """Call `function` with `values`; record an exception as a capture error and return None."""
+    """Call `function`; if it raises, record a capture error of the attempt and return None.
+
+    A capture error excludes the attempt from training.
+
+    Args:
+        function: the function.
+        context: context of the attempt.
+        values: arguments of `function`.
+    """
     try:
         return function(*values)
     except Exception as error:

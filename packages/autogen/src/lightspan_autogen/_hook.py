@@ -170,9 +170,13 @@ def _begin(role_of: RoleOf, owner: Any, args: Any, kwargs: Any) -> Invocation | 
 def _start_attempt(
     around: AgentContext, role: Role, args: Any, kwargs: Any
 ) -> tuple[AgentContext, AttemptHandle | None]:
-    """Return the context in which an invocation begins; in production, open an attempt if needed.
+    """Return the context in which a run begins. In production, open an attempt if none is open.
 
-    No attempt is opened if the current conversation has an open one.
+    Args:
+        around: context in which the team, agent or tool is called.
+        role: the team, agent or tool.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
 
     Returns:
         The context, and the attempt that was opened; None if none was opened.
@@ -303,7 +307,7 @@ async def _step(inside: AgentContext | None, step: Awaitable[Any]) -> Any:
 
 
 def _handler(original: Callable[..., Awaitable[Any]], _: RoleOf) -> Callable[..., Any]:
-    """Wrap the method by which a team's manager or agent handles a message."""
+    """Wrap the method by which an agent of a team, or the team's manager, handles a message."""
 
     @functools.wraps(original)
     async def on_message_impl(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -76,7 +76,8 @@ class _Search(AgentSearch[_Location]):
     def _runtime(self, runtime: Any, where: _Location) -> None:
         """Add the agents that are registered with a runtime.
 
-        The list is incomplete, because the agents' models and messages are unknown.
+        The list of agents is then marked incomplete, because the search cannot see which models and
+        messages the agents use.
         """
         self.complete = False
         for name, factory in runtime._agent_factories.items():

@@ -92,7 +92,7 @@ class ExternalRunners:
 
 
 def command(plan: RunnerPlan) -> str:
-    """Return the shell command that the user runs to start a runner."""
+    """Return the shell command that starts a runner, for the user to run."""
     return shlex.join(["lightspan", "runner", "--store", plan.store_url, plan.app])
 
 

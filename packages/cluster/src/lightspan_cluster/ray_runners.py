@@ -261,7 +261,7 @@ class RayRunners:
         """Start an actor in `slot`; try again if its node is lost while it starts.
 
         Args:
-            slot: the place for the actor.
+            slot: record of the actor.
             timeout_s: seconds to wait for room in the cluster; None for no limit.
 
         Raises:

@@ -24,7 +24,8 @@ class CriticWarmup(msgspec.Struct):
     def lambda_(self, critic: Critic) -> float:
         """Return lambda of generalised advantage estimation for the next iteration.
 
-        It is `critic.lam` once the critic is trusted (`warmup_lambda`), else 1, which is unbiased.
+        It is `critic.lam` once the critic is good enough (`warmup_lambda`), else 1. With 1,
+        advantages are unbiased even with a bad critic.
         """
         return warmup_lambda(
             critic.lam, fits=self.fits, warmup=critic.warmup, explained=self.explained

@@ -409,7 +409,7 @@ class LightningRL(LightningSettings, Algorithm):
         return max(0, self.tasks_per_step - varying)
 
     def _returns(self, episodes: Sequence[Episode]) -> dict[str, list[float | None]]:
-        """Return group id → return of each rollout, which is its total reward with AIR's bonuses.
+        """Return group id → total reward of each rollout, with the bonuses of AIR.
 
         None stands for a rollout that is unfinished, damaged or unscored.
         """
@@ -420,9 +420,9 @@ class LightningRL(LightningSettings, Algorithm):
     def replaced(self, episodes: Sequence[Episode]) -> set[str]:
         """Return the ids of the groups that `resample` replaces; empty without `resample`.
 
-        `resample` runs further groups in place of groups whose returns are all the same. The
-        replaced groups are the earliest of these, as many as there are groups in excess of
-        `tasks_per_step`.
+        A group whose rollouts all have the same total reward does not change the weights, so
+        `resample` runs further groups. For each group in excess of `tasks_per_step`, the earliest
+        such group is replaced.
         """
         if not self.resample:
             return set()
@@ -635,7 +635,7 @@ def _probe(rows: Sequence[Row], seed: int) -> list[Row]:
 
 
 def _policy_names(optimize: Optimize) -> str | Sequence[str] | Mapping[str, str]:
-    """Return `optimize` with each `Policy` replaced by its name.
+    """Return `optimize` with each `Policy` object replaced by the name of its policy.
 
     Raises:
         ConfigError: a key of `optimize` is not text.

@@ -65,7 +65,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainerContext(Protocol):
-    """The running trainer as its algorithm sees it: an argument of `Algorithm.run_step`."""
+    """The running trainer, passed to `Algorithm.run_step`."""
 
     @property
     def engine(self) -> TokenEngine:
@@ -107,13 +107,14 @@ class TrainerContext(Protocol):
     def in_flight(self) -> Mapping[str, int]:
         """Group id → number of weight publications since the group was submitted.
 
-        It has the groups that were submitted and not yet taken, in order of submission.
+        It has every group that `submit` started and `take` has not returned, in order of
+        submission.
         """
 
     def next_tasks(self, count: int) -> list[Json]:
-        """Return the next `count` training tasks, in shuffled epochs.
+        """Return the next `count` training tasks; each epoch has all tasks in a new random order.
 
-        After a resume, the tasks of groups that were interrupted before `take` come first.
+        After a resume, the tasks of groups that `take` had not returned come first.
         """
 
     async def rollouts(
@@ -148,7 +149,7 @@ class TrainerContext(Protocol):
 
         `take` returns the episodes. Running calls continue while weights are published; each token
         records the version of its weights. After a resume, `next_tasks` first returns the tasks of
-        groups that were not taken.
+        groups that `take` had not returned.
 
         Returns:
             One group id per task.
@@ -162,16 +163,16 @@ class TrainerContext(Protocol):
     async def take(self, count: int, first: Sequence[str] = ()) -> list[Episode]:
         """Wait until `count` submitted groups have ended, and return their episodes.
 
-        Each group is returned whole and only once: first the groups of `first`, then those that
-        ended earliest.
+        Each group is returned whole and only once: first the groups named in `first`, then those
+        that ended earliest.
 
         Args:
             count: number of groups.
-            first: ids of groups that must be among them, at most `count`.
+            first: ids of groups to return in any case, at most `count`.
 
         Raises:
-            ConfigError: fewer than `count` groups are in flight, a group of `first` is not in
-                flight, or `first` has more than `count` groups.
+            ConfigError: fewer than `count` groups are left to return, `first` names a group that is
+                not among them, or `first` has more than `count` groups.
         """
 
     async def learn(self, function: Callable[[], Any]) -> Any:
@@ -239,8 +240,8 @@ class Algorithm(Protocol):
     def group_size(self) -> int:
         """Number of rollouts per task of an iteration.
 
-        A dry run estimates a step from `group_size`, `minibatches`, `loss`, `batch_config` and
-        `coverages`.
+        A dry run (`lightspan dev`) estimates a step from this number, and from `minibatches`,
+        `loss`, `batch_config` and `coverages`.
         """
         return 1
 

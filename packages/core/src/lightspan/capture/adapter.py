@@ -146,8 +146,8 @@ def end_span(
         kind: kind of the span; AGENT and TOOL spans get the attributes that all adapters write.
         name: name of the agent or tool; for another kind, name of the span.
         end: status, message and attributes of the end.
-        span_id: id of the span; for an agent whose frame was pushed, the id in the frame. None for
-            a new id.
+        span_id: id of the span; None for a new id. Model calls inside refer to it, so an agent that
+            was begun by `push` needs the id in its frame.
         start_ns: start, nanoseconds since the epoch; None for now.
         attributes: more attributes.
         links: id and attributes of other spans of the attempt.
@@ -206,7 +206,7 @@ class FrameworkCall:
         self._ends += [call.start_inner() for call in around]
 
     def start_inner(self) -> CallEnd:
-        """Record that a call begins inside this call; return the function to call at its end."""
+        """Note that a call begins inside this call; return the function to call at its end."""
         ends: list[bool] = []
         self._inner.append(ends)
         return ends.append

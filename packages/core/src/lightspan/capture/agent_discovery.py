@@ -88,7 +88,7 @@ class AgentSearch(Generic[W]):
             self.look(thing, where)
 
     def add(self, where: W) -> None:
-        """Add the agent at the location `where`, which calls a model, to the result."""
+        """Add the agent at the location `where` to the result. It must call a model."""
         self.paths[join_path(where.names)] = None
 
     # --- for adapters -----------------------------------------------------------------------

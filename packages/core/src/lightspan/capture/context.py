@@ -78,14 +78,15 @@ def _agent_of(entry: generator_context.Entry) -> AgentContext | None:
 
 
 def pushed_in(context: Context) -> AgentContext | None:
-    """Return the attempt and frames that are current in `context`; None outside every attempt."""
+    """Return the attempt and the active agents in `context`; None outside every attempt."""
     return _agent_of(context.get(_agent))
 
 
 def current_agent() -> AgentContext | None:
-    """Return the context of the acting agent, by frames and resolvers; None outside attempts.
+    """Return the context of the acting agent, which is the agent whose code runs now.
 
-    A resolver is a function that finds the acting agent of a framework that pushes no frames.
+    None outside every attempt. Agents that a framework's adapter cannot push are found by the
+    resolver of the adapter.
     """
     current = current_context()
     return None if current is None else resolve_agent(current)
@@ -112,7 +113,10 @@ def resolve_agent(current: AgentContext, *, before: Resolver | None = None) -> A
 
 
 def set_agent(agent: AgentContext | None) -> Callable[[], None]:
-    """Set the context of the acting agent; None for no attempt.
+    """Make the agent of a context the acting agent.
+
+    Args:
+        agent: the context; None for code outside every attempt.
 
     Returns:
         A function that restores the earlier context. In another task or thread it does nothing.
@@ -225,11 +229,11 @@ def start_attempt(
 ) -> tuple[AgentContext, AttemptHandle | None]:
     """Open an attempt in production if none is open, and return the context of the acting agent.
 
-    Resolvers are called first: for a framework that cannot push frames, only its resolver can find
-    the open attempt.
+    Resolvers are called first, because the adapter of some frameworks can find the open attempt
+    only by its resolver.
 
     Args:
-        current: the context with the pushed frames.
+        current: the context without the agents that resolvers find.
         name: name of the agent, team or function that begins; None for a lone model call.
         input: input of the agent, team or function; None if it is not known.
         before: resolver at which to stop (`resolve_agent`).
@@ -268,7 +272,7 @@ def leave_step(generator: FrameType) -> None:
 
 @contextmanager
 def push(frame: Frame) -> Iterator[AgentContext | None]:
-    """Make an agent the acting agent in a `with` block, by pushing its frame.
+    """Make the agent of `frame` the acting agent in a `with` block.
 
     Yield the context inside the agent. Outside attempts, do nothing and yield None.
     """
@@ -308,7 +312,7 @@ def resolvers() -> Sequence[Resolver]:
 
 # --- model calls ----------------------------------------------------------------------------
 def notify_call_start(context: AgentContext, *, besides: CallListener | None = None) -> CallEnd:
-    """Notify the call listeners that a model call begins. The caller is going to record the call.
+    """Notify the call listeners that a model call begins, which the caller is going to record.
 
     Args:
         context: the context of the calling agent.

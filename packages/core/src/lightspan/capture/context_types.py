@@ -159,7 +159,7 @@ be recorded. It returns a function to call at the end of the model call, or None
 
 
 class AttemptHandle(Protocol):
-    """An attempt that was opened automatically. The function that opened it closes it."""
+    """An attempt that lightspan opened by itself, in production. Whoever opened it closes it."""
 
     @property
     def context(self) -> AgentContext:

@@ -50,9 +50,9 @@ def emit_reward(
     """Emit a reward for the attempt, or for one model call (`call`) or span (`span`) in it.
 
     Args:
-        value: a number, a bool (True is 1.0), or named dimensions; None emits nothing.
-        primary: name of the dimension that is the reward's value. None for the dimension
-            `"reward"`, or for the first dimension if none has this name.
+        value: a number, a bool (True is 1.0), or a mapping of names to numbers; None emits nothing.
+        primary: name of the number that is the reward's value. None for the name `"reward"`, or for
+            the first name if there is no `"reward"`.
         call: a call id, or the `id` of an OpenAI response.
         span: a span or its id.
 

@@ -106,7 +106,7 @@ def is_set_in(entry: Entry, steps: GeneratorSteps) -> bool:
 
 
 def current_flow() -> object:
-    """Return the current task, or the current thread outside tasks."""
+    """Return the task that is running, or the thread if no task is running."""
     try:
         return asyncio.current_task() or threading.current_thread()
     except RuntimeError:  # no loop runs

@@ -96,7 +96,7 @@ def _class_name(kind: type) -> str:
 
 
 def _read(place: Any, name: str) -> Any:
-    """Return a setting of a client or of a mapping of settings; None if it cannot be read."""
+    """Return the value of `name` in a client or mapping; None if it cannot be read."""
     try:
         return place.get(name) if isinstance(place, Mapping) else getattr(place, name, None)
     except Exception:  # a property of the app's may do anything

@@ -65,7 +65,7 @@ class Recorder:
                 self._dropped += 1
 
     def add_uncaptured(self, request: Request) -> None:
-        """Count a request to a model that no SDK made."""
+        """Count a request to a model that was sent without an SDK."""
         with self._lock:
             self.uncaptured[request] += 1
 
@@ -90,7 +90,7 @@ class Recorder:
             return self._pending.pop(key, None) is not None
 
     def cancel_pending(self) -> None:
-        """End all pending operations as abandoned, by calling their `give_up`.
+        """End all pending operations, by calling their `give_up`.
 
         An operation is pending, for example, if the app stopped reading a stream.
         """

@@ -93,9 +93,10 @@ def _observe_raw(call: SdkCall, raw: Any, streamed: bool) -> None:
 
 
 def _parse(parse: Callable[..., Any], answer: _ObservedAnswer, *args: Any, **options: Any) -> Any:
-    """Call a raw response's `parse`, and observe the chunks of the stream that it returns.
+    """Call `parse` of a raw response, and observe the stream that it returns.
 
-    For an async client, the result is awaitable.
+    `answer` gets the stream's chunks as the app reads them. The result of an async client is
+    awaitable.
     """
     stream = parse(*args, **options)
     if inspect.isawaitable(stream):
@@ -271,7 +272,7 @@ class _Content(NamedTuple):
 
 
 class _Body:
-    """The bytes of a response body that the app has read so far.
+    """The part of a response body that the app has read so far.
 
     Args:
         raw: the SDK's raw response.

@@ -405,7 +405,7 @@ class SdkCall:
         return genai_attributes.StreamedAnswer(choices=choices)
 
     def register_pending(self, give_up: Callable[[], None], response: Any) -> None:
-        """Register the answer as pending: the app has not read all of it.
+        """Note that the app has not yet read all of the answer.
 
         Args:
             give_up: records that the app abandoned the answer; called when the attempt ends or, in
