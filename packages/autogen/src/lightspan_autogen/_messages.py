@@ -1,10 +1,10 @@
 """Handle messages between agents of autogen-core in the context of their sender.
 
-A runtime handles messages in its own tasks, which may have been started in another attempt or
-before any. So each message stores its sender's context, in which it is handled: a message that was
-*sent* and whose answer is awaited inside the sender, and a message that was *published* where the
-conversation began, next to the sender. Otherwise a path would grow without end where agents publish
-for one another.
+A runtime handles messages in its own tasks. Such a task may have been started in another attempt,
+or outside attempts. So each message stores the context in which it is to be handled. A message that
+was *sent* is handled inside its sender, which waits for the answer. A message that was *published*
+is handled where the conversation began, next to the sender. Otherwise the agent path would become
+longer with every message where agents publish for one another.
 """
 
 from __future__ import annotations

@@ -116,8 +116,8 @@ class _Search(AgentSearch[_Location]):
     def _tool(self, function: Any, where: _Location) -> None:
         """Visit the agents to which a user's tool function refers.
 
-        If the function refers to any other part of AutoGen, it may create agents. Then the search
-        is marked incomplete.
+        If the function refers to any other part of AutoGen, it may create agents. Then the list of
+        agents is marked incomplete.
         """
         if isinstance(function, MethodType):
             function = function.__func__

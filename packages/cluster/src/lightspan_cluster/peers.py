@@ -1,4 +1,4 @@
-"""Whether a store's peers, its runners and trainers, are present and compatible."""
+"""Check whether the runners and trainers that use a store are present and compatible."""
 
 from __future__ import annotations
 

@@ -187,9 +187,10 @@ class _Joiner:
         return False
 
     def _follow(self, current: Trainings) -> bool:
-        """Work for the runs in `current.live`, and print what changed.
+        """Work for the training runs in `current.live`, and print what changed.
 
-        Return True if the runner should end: no run is live, and a joined run is complete.
+        Return True if the runner should end: a training that it joined is complete, and none is
+        live.
         """
         runs = [peer.run_id for peer in current.live]
         complete = {peer.run_id for peer in current.complete}

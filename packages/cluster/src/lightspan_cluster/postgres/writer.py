@@ -58,9 +58,10 @@ class WriterThread(Committer):
         self._thread.start()
 
     def submit(self, work: Work[T, R], items: Sequence[T], cost: int) -> asyncio.Future[list[R]]:
-        """Queue items to be written; return a future that gets their answers after the commit.
+        """Queue items to be written; return a future for their answers.
 
-        Jobs that are in the queue at the same time are committed together.
+        The future is done after the commit. Jobs that are in the queue at the same time are
+        committed together.
 
         Args:
             work: function that writes the items and returns an answer per item.

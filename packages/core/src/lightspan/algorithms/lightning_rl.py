@@ -433,7 +433,7 @@ class LightningRL(LightningSettings, Algorithm):
     def build(
         self, episodes: Sequence[Episode], versions: Mapping[str, int] | None = None
     ) -> Batch:
-        """Return the batch of one iteration, without the groups that `replaced` returns.
+        """Build the batch of one iteration, without the groups that `resample` replaced.
 
         With a critic, use `prepare(…).finish(values)` instead, which takes the critic's values.
 

@@ -54,10 +54,11 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
 def _reward_error(episodes: Sequence[Episode], mean: float) -> Metrics:
     """Return the standard error of the mean reward as the metric `reward_se`.
 
-    It is clustered by group, since rollouts of one task are correlated. Empty if fewer than two
-    groups have a scored rollout.
+    Rollouts of one task are similar, so the error is computed from the groups. The result is empty
+    if fewer than two groups have a scored rollout.
 
     Args:
+        episodes: episodes of whole groups.
         mean: mean reward of the scored rollouts.
     """
     groups: dict[str, list[float]] = {}

@@ -89,7 +89,7 @@ def seconds_ago(text: str) -> float | None:
 
 
 def parse_time(value: Time, name: str) -> float:
-    """Return a time in seconds since the epoch.
+    """Convert a time into seconds since the epoch.
 
     Args:
         value: time in any form of `Time`.

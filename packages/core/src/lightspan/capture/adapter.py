@@ -212,7 +212,7 @@ class FrameworkCall:
         return ends.append
 
     def end(self, *, is_answered: bool) -> None:
-        """Notify the listeners, and the calls that contain this call, that this call has ended.
+        """Tell the listeners, and the calls that contain this call, that this call has ended.
 
         Args:
             is_answered: whether this call was answered.
@@ -297,7 +297,7 @@ def patch_subclasses(base: Any, wrap: Callable[[type], None]) -> Patch:
 
 
 class Instrumentation:
-    """The result of `instrument()`: a context manager that undoes it when the block ends.
+    """The result of an adapter's `instrument()`. As a context manager it undoes `instrument()`.
 
     Args:
         undo: the adapter's `uninstrument`; None if `instrument()` changed nothing.

@@ -140,15 +140,17 @@ def _reset(token: Token[generator_context.Entry]) -> None:
 
 
 def set_agent_in_block(agent: AgentContext, entering: FrameType) -> Callable[[], None]:
-    """Set the acting agent in a `with` block; in a generator, only while the generator runs.
+    """Make the agent of a context the acting agent in a `with` block.
+
+    In a generator's block, it is the acting agent only while the generator runs.
 
     Args:
-        agent: the acting agent.
+        agent: the context.
         entering: the stack frame that enters the block.
 
     Returns:
-        A function that restores the earlier context. It works in any task or thread if the block
-        is in a generator.
+        A function that restores the earlier context. It works in any task or thread if the block is
+        in a generator.
     """
     generator = generator_context.generator_of(entering)
     if generator is None:

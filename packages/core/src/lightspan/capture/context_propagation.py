@@ -30,7 +30,7 @@ _POOL_METHODS: Final = ("apply_async", "_map_async", "imap", "imap_unordered")
 
 
 def carry() -> bool:
-    """Make threads that are started in an attempt inherit its context.
+    """Make threads that are started in an attempt belong to the attempt and its acting agent.
 
     Return False if `carry` was called before.
     """

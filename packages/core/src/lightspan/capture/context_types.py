@@ -15,7 +15,7 @@ from lightspan.schema.system_prompts import Instructions
 
 
 class Frame(NamedTuple):
-    """An agent that is active, with the id of its span."""
+    """An agent that has begun and not ended, with the id of its span."""
 
     name: str
     span_id: str
@@ -118,7 +118,7 @@ class AgentContext:
 
 
 class Place(NamedTuple):
-    """The frames and the span id of a context, without its attempt.
+    """The active agents and the parent span of a context, without its attempt.
 
     Objects that must not keep the attempt alive hold a place instead of a context.
     """

@@ -45,7 +45,7 @@ def sync_client(sdk: Sdk, origin: str) -> Any:
 
 
 class _AsyncClient:
-    """A clean client of one event loop. It is closed when the loop shuts down.
+    """A clean client that belongs to one event loop, and is closed when the loop shuts down.
 
     `asyncio.run` closes all asynchronous generators before it closes the loop, and one of them
     closes the client. There is no other hook.

@@ -138,10 +138,11 @@ def running(generators: Mapping[FrameType, GeneratorSteps]) -> Sequence[Generato
 
 
 def generator_of(frame: FrameType) -> FrameType | None:
-    """Return the stack frame of the generator whose body enters a block; None outside generators.
+    """Return the stack frame of the generator whose body has the `with` block.
 
-    If a context manager enters the block in its own body (`@contextmanager`, `__enter__`), the
-    result is for the code whose `with` statement enters the context manager.
+    Return None if the block is not in a generator. The body of a context manager
+    (`@contextmanager`, `__enter__`) does not count: the result is for the code that uses the
+    context manager.
 
     Args:
         frame: stack frame that enters the block.

@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 class Recorder:
     """A thread-safe collector of one attempt's spans.
 
-    It holds at most `limit` spans between two calls of `drain`. Further spans are dropped, which is
-    a capture error and excludes the attempt from training.
+    It holds at most `limit` spans between two calls of `drain`. If spans are dropped because of the
+    limit, that is a capture error, which excludes the attempt from training.
     """
 
     keeps = True

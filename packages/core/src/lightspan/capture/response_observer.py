@@ -179,7 +179,7 @@ class _ObservedAnswer:
 
 
 class _Proxy:
-    """A wrapper that has the class and attributes of the iterator or stream `inner`."""
+    """A wrapper that looks like the iterator or stream `inner`: it has its class and attributes."""
 
     def __init__(self, inner: Any, answer: _ObservedAnswer) -> None:
         self._inner = inner

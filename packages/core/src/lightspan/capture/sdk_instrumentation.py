@@ -480,7 +480,7 @@ class SdkCall:
         return server
 
     def guarded(self, function: Callable[..., None], *values: Any) -> None:
-        """Call a function; record its exception as a capture error and do not raise it."""
+        """Call `function`; if it raises, record a capture error and return."""
         try:
             function(*values)
         except Exception as error:

@@ -60,10 +60,10 @@ DEFAULT_PRIOR: Final = 1.0
 
 
 class Credit(Protocol):
-    """A credit rule: it divides an episode's rewards among its calls.
+    """A credit rule: it assigns an episode's rewards to its calls.
 
-    A user's rule needs the members below, and may have an attribute `baseline` (default "turn"),
-    the name of the number that credits are compared with.
+    A user's rule needs the members below. It may have an attribute `baseline`, the name of the
+    number that credits are compared with; the default is "turn".
     """
 
     @property

@@ -530,10 +530,10 @@ _by_sequence: Final = attrgetter("sequence_start", "call_id", "choice")
 
 
 def _in_causal_order(calls: list[Call]) -> tuple[Call, ...]:
-    """Return the calls in the order of the gateway's sequence numbers.
+    """Return the calls in the order in which they began, by the gateway's sequence numbers.
 
-    A call without a sequence number is inserted by start time, for display only: before the first
-    call with a sequence number that started later, or at the end without a start time.
+    A call without a sequence number is inserted by its start time, for display only. Its place is
+    before the first numbered call that started later. Without a start time it is at the end.
     """
     ordered = [call for call in calls if call.sequence_start is not None]
     ordered.sort(key=_by_sequence)
@@ -566,14 +566,17 @@ _agent: Final = lru_cache(maxsize=4096)(agent_name)
 def _sort_rewards(
     inputs: _Inputs, notes: list[str]
 ) -> tuple[list[EmittedReward], dict[str, tuple[EmittedReward, ...]]]:
-    """Return (rewards of the attempt, call id → rewards of the call), both by time.
+    """Separate the rewards of the attempt from the rewards of its calls.
 
-    Rewards are assigned to calls by call id, span id or response id only.
+    A reward belongs to a call if it names the call's id, span id or response id.
 
     Args:
         inputs: the sorted spans and records.
         notes: list to which notes are added: on rewards of unknown calls, and on several rewards of
             a call.
+
+    Returns:
+        The rewards of the attempt by time; and call id → rewards of the call by time.
     """
     if not inputs.rewards:
         return [], {}

@@ -137,11 +137,14 @@ def interval_successors(starts: Sequence[int], ends: Sequence[int]) -> list[rang
 def values_by_call(
     rows: Sequence[Row], values: Sequence[Sequence[float]]
 ) -> dict[str, dict[CallKey, float]]:
-    """Return rollout id → call → the critic's value.
+    """Arrange a critic's values by rollout and call.
 
     Args:
         rows: rows passed to `Learner.values`.
         values: result of `Learner.values`: per row, one value per call.
+
+    Returns:
+        Rollout id → call → the critic's value.
     """
     by_rollout: dict[str, dict[CallKey, float]] = defaultdict(dict)
     for row, numbers in zip(rows, values, strict=True):

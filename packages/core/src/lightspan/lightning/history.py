@@ -140,7 +140,7 @@ def _output(span: Span) -> list[Any]:
 
 
 def _requesters(messages: Mapping[CallKey, Mapping[str, Any]]) -> dict[str, CallKey]:
-    """Return id of a tool call → the model call that requested it.
+    """Return the model call that requested each tool call, by the id of the tool call.
 
     Ids that several model calls used are left out, because their requester is unknown.
 
@@ -192,7 +192,7 @@ def _place(
 
 
 def _tool_spans(episode: Episode) -> list[Span]:
-    """Return one span per tool call: of spans with equal ids, the span that began last."""
+    """Return one span per tool call. Of spans with the same id, it is the one that began last."""
     spans = [span for span in episode.spans if span.kind is SpanKind.TOOL]
     spans.sort(key=lambda span: (span.start_ns, span.span_id))
     once = {span.span_id: span for span in spans}
