@@ -42,7 +42,7 @@ from lightspan_agl.types import (
 
 
 class MainLLM(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the resource `main_llm` that is the same in every attempt."""
+    """What every attempt needs to build its own `main_llm`, the agent's model endpoint."""
 
     model: str
     sampling: dict[str, dict[str, Json]]
@@ -111,9 +111,10 @@ def _find_non_json(arguments: Construction) -> str | None:
 
 
 def _global_name(agent: LitAgent[Any]) -> str | None:
-    """Return `module:name` of an agent at the top level of a module other than the script.
+    """Return `module:name` if `agent` is a global variable of an imported module.
 
-    Return None for an agent that is not found there.
+    The script's own module is not searched, because a runner cannot import it by name. Return None
+    if no module has the agent.
     """
     for module_name, module in list(sys.modules.items()):
         if module_name not in ("__main__", "__mp_main__"):
@@ -125,7 +126,7 @@ def _global_name(agent: LitAgent[Any]) -> str | None:
 
 # --- in a runner ----------------------------------------------------------------------------
 class AgentPool:
-    """Agents of one kind, each used by one attempt at a time, because agents may be stateful."""
+    """A pool of equal agents. Each is used by one attempt at a time, because it may have state."""
 
     def __init__(self, make: Callable[[], LitAgent[Any]]) -> None:
         self._make = make
@@ -222,7 +223,10 @@ def _attempted(rollout: Rollout) -> AttemptedRollout:
 
 
 class _Agents:
-    """Namespace whose attributes are apps; the name of an attribute is a `Description` in JSON."""
+    """Create an app for each attribute name, so that runners can import agents as apps.
+
+    The attribute name is a `Description` of the agent in JSON.
+    """
 
     def __getattr__(self, name: str) -> App:
         if not name.startswith("{"):

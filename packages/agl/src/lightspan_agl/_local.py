@@ -141,7 +141,11 @@ async def local_runs(
 
 @contextmanager
 def _same_environment() -> Iterator[None]:
-    """Remove the placeholder `OPENAI_API_KEY` that a runner sets, at the end of the block."""
+    """Restore the environment at the end of the block.
+
+    A runner sets `OPENAI_API_KEY` to a placeholder, which is removed. A key that the user set is
+    kept.
+    """
     try:
         yield
     finally:

@@ -23,14 +23,15 @@ def emit_reward(
     """Record the reward of the rollout. A reward that the agent returns takes precedence.
 
     Args:
-        reward: a number, or named dimensions of which `primary_key` is trained.
-        primary_key: the dimension that is trained; None for the dimension `reward`, or for the
-            first dimension if there is none of this name.
+        reward: a number, or a mapping of names to numbers. One of the numbers is the reward that is
+            trained; the others are only recorded.
+        primary_key: name of the number that is trained. None for the name `reward`, or for the
+            first name if there is no `reward`.
         attributes: named values to record as an annotation; None for none.
         propagate: False records nothing.
 
     Raises:
-        RewardError: `reward` is not a number, or `primary_key` is not one of its dimensions.
+        RewardError: `reward` is not a number or mapping of numbers, or lacks `primary_key`.
     """
     if propagate:
         emit_annotation(attributes or {})
@@ -49,7 +50,13 @@ def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> No
 def emit_message(
     message: str, attributes: Mapping[str, Any] | None = None, propagate: bool = True
 ) -> None:
-    """Record a line of text, and `attributes` as annotation; nothing if `propagate` is False."""
+    """Record a line of text.
+
+    Args:
+        message: the text.
+        attributes: named values to record as well; None for none.
+        propagate: False records nothing.
+    """
     if propagate:
         emit_annotation(attributes or {})
         emit.emit_message(message)
@@ -58,7 +65,13 @@ def emit_message(
 def emit_object(
     object: Any, attributes: Mapping[str, Any] | None = None, propagate: bool = True
 ) -> None:
-    """Record an object as JSON, and `attributes` as annotation; nothing if `propagate` is False."""
+    """Record an object as JSON.
+
+    Args:
+        object: the object.
+        attributes: named values to record as well; None for none.
+        propagate: False records nothing.
+    """
     if propagate:
         emit_annotation(attributes or {})
         emit.emit_object(object)
@@ -67,9 +80,12 @@ def emit_object(
 def emit_exception(
     exception: BaseException, attributes: Mapping[str, Any] | None = None, propagate: bool = True
 ) -> None:
-    """Record an exception that the agent handled, and `attributes` as an annotation.
+    """Record an exception that the agent handled.
 
-    Record nothing if `propagate` is False.
+    Args:
+        exception: the exception.
+        attributes: named values to record as well; None for none.
+        propagate: False records nothing.
     """
     if propagate:
         emit_annotation(attributes or {})
@@ -87,6 +103,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _is_uniform(value: Any) -> bool:
-    """Return whether a value is a list that a span attribute can hold."""
+    """Return whether `value` is a list of texts, of ints, of floats or of bools, not a mixture.
+
+    A span's attribute can hold such a list.
+    """
     kinds = {type(item) for item in value} if isinstance(value, list) else set()
     return len(kinds) == 1 and kinds <= {str, int, float, bool}

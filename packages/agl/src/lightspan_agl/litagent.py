@@ -31,7 +31,7 @@ class Construction:
         self._fields = dict(vars(agent))
 
     def changes(self, agent: LitAgent[Any]) -> list[str]:
-        """Return the names of attributes that differ from those at construction."""
+        """Return the names of the attributes that changed since `agent` was constructed."""
         internal = (_CONSTRUCTION, "__orig_class__")
         fields = {name: value for name, value in vars(agent).items() if name not in internal}
         missing = object()

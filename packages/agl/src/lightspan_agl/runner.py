@@ -39,7 +39,7 @@ class LitAgentRunner(Generic[T]):
     def run_context(
         self, *, agent: LitAgent[T], store: InMemoryLightningStore
     ) -> Iterator[LitAgentRunner[T]]:
-        """Set the agent that `step` runs in the block, and the store for its spans."""
+        """Set the agent that `step` runs and the store for its spans, within a `with` block."""
         self._context = agent, store
         try:
             yield self

@@ -63,7 +63,7 @@ class ModelCall:
 
 
 def _open_calls(context: AgentContext) -> list[FrameworkCall]:
-    """Return the model call that is open in a context, as a list; empty if there is none."""
+    """Return the model call that is open in `context`, as a list of one; empty if none is open."""
     model_call: ModelCall | None = context.notes.get(adapter.name)
     return [] if model_call is None else [model_call.call]
 
@@ -82,8 +82,7 @@ def begin(
     """Begin a model call and return it; return None if the attempt records nothing.
 
     Args:
-        pushed: context with the frames that `lightspan.agent` has pushed, before the adapters'
-            resolvers add their own.
+        pushed: the current context. It names only agents that were set by `lightspan.agent`.
         client: the model client.
         args: positional arguments of the client's method.
         kwargs: keyword arguments of the client's method.
@@ -97,7 +96,9 @@ def begin(
 
 
 def end(model_call: ModelCall, result: Any, error: BaseException | None) -> None:
-    """End a model call, and record it unless a call inside it was recorded.
+    """End a model call, and record it if nothing else has recorded it.
+
+    The client may make its request by an SDK that lightspan records itself.
 
     Args:
         model_call: the model call.
@@ -119,7 +120,15 @@ def end(model_call: ModelCall, result: Any, error: BaseException | None) -> None
 
 
 def guarded(function: Callable[..., Any], context: AgentContext, *values: Any) -> Any:
-    """Call `function` with `values`; record an exception as a capture error and return None."""
+    """Call `function`; if it raises, record a capture error of the attempt and return None.
+
+    A capture error excludes the attempt from training.
+
+    Args:
+        function: the function.
+        context: context of the attempt.
+        values: arguments of `function`.
+    """
     try:
         return function(*values)
     except Exception as error:

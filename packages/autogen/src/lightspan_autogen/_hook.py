@@ -53,7 +53,7 @@ from lightspan_autogen._identity import Invocation, Role, enter, span_of
 
 @dataclass(slots=True)
 class _State:
-    """Hold the adapter's state, of which a process has one."""
+    """The adapter's state in this process."""
 
     open: dict[str, Invocation] = field(default_factory=dict)
     """Span id → open invocation."""
@@ -131,13 +131,14 @@ RoleOf = Callable[[Any, Any, Any], Role]
 
 
 def _begin(role_of: RoleOf, owner: Any, args: Any, kwargs: Any) -> Invocation | None:
-    """Begin an invocation of a team, agent or tool, and return it. Never raises.
+    """Begin to record the run of a team, agent or tool. Never raises.
 
-    Returns None if nothing is recorded, if the call is part of the innermost open invocation (see
-    `enter`), or after a capture error.
+    Return None if nothing is recorded, if the call belongs to the run that is already open, or
+    after an error of the adapter.
 
     Args:
-        role_of: function that returns the role, by `owner`, `args` and `kwargs`.
+        role_of: function that describes the team, agent or tool, given `owner`, `args` and
+            `kwargs`.
         owner: object whose method is called.
         args: positional arguments of the method.
         kwargs: keyword arguments of the method.
@@ -169,9 +170,13 @@ def _begin(role_of: RoleOf, owner: Any, args: Any, kwargs: Any) -> Invocation | 
 def _start_attempt(
     around: AgentContext, role: Role, args: Any, kwargs: Any
 ) -> tuple[AgentContext, AttemptHandle | None]:
-    """Return the context in which an invocation begins; in production, open an attempt if needed.
+    """Return the context in which a run begins. In production, open an attempt if none is open.
 
-    No attempt is opened if the current conversation has an open one.
+    Args:
+        around: context in which the team, agent or tool is called.
+        role: the team, agent or tool.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
 
     Returns:
         The context, and the attempt that was opened; None if none was opened.
@@ -186,7 +191,10 @@ def _start_attempt(
 
 
 def _task_in(args: Any, kwargs: Any) -> Any:
-    """Return the argument `task` of a team or agent, else the first argument; None without any."""
+    """Return the task of a team's or agent's run.
+
+    It is the argument `task`, else the first argument; None if there are no arguments.
+    """
     return kwargs.get("task", kwargs.get("messages", args[0] if args else None))
 
 
@@ -258,9 +266,9 @@ def _coroutine(original: Callable[..., Awaitable[Any]], role_of: RoleOf) -> Call
 def _stream(
     original: Callable[..., AsyncGenerator[Any, None]], role_of: RoleOf
 ) -> Callable[..., Any]:
-    """Wrap a method that streams, so that its agent acts only while an item is computed.
+    """Wrap a method of a team or agent that yields a stream of items.
 
-    The body of an asynchronous generator runs in the context of its reader.
+    The agent is the acting agent only while an item is computed, not while the app uses the item.
     """
 
     @functools.wraps(original)
@@ -288,7 +296,7 @@ def _stream(
 
 
 async def _step(inside: AgentContext | None, step: Awaitable[Any]) -> Any:
-    """Await `step` in the context `inside`; None leaves the current context unchanged."""
+    """Await `step` in the context `inside`; None stands for the current context."""
     if inside is None:
         return await step
     leave = set_agent(inside)
@@ -299,7 +307,7 @@ async def _step(inside: AgentContext | None, step: Awaitable[Any]) -> Any:
 
 
 def _handler(original: Callable[..., Awaitable[Any]], _: RoleOf) -> Callable[..., Any]:
-    """Wrap the method by which a team's manager or agent handles a message."""
+    """Wrap the method by which an agent of a team, or the team's manager, handles a message."""
 
     @functools.wraps(original)
     async def on_message_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -391,9 +399,7 @@ def _begin_call(client: Any, args: Any, kwargs: Any) -> _bypass.ModelCall | None
 
 # --- installing -----------------------------------------------------------------------------
 class _Wrapping(NamedTuple):
-    """Hold the names of methods to wrap in a class and its subclasses, with the wrapping
-    functions.
-    """
+    """Which methods of a class and its subclasses are wrapped, and by which functions."""
 
     base: type
     names: Collection[str]
@@ -455,7 +461,10 @@ class Instrumentor(AdapterInstrumentor):
 
 
 def _is_watched(owner: Any) -> bool:
-    """Return whether to record a method call of `owner` that no recorded invocation encloses."""
+    """Return whether a method call of `owner` is recorded when no recorded call encloses it.
+
+    It is if all of AutoGen is recorded, or if `owner` has a `LightspanRuntime`.
+    """
     return _state.is_everywhere or isinstance(getattr(owner, "_runtime", None), LightspanRuntime)
 
 

@@ -26,7 +26,7 @@ from lightspan.instrumentation import (
 
 
 class Role(NamedTuple):
-    """The team, agent or tool that is invoked."""
+    """The team, agent or tool that runs."""
 
     name: str
     owner: Any
@@ -39,7 +39,7 @@ class Role(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Invocation:
-    """An open invocation."""
+    """A run of a team, agent or tool that has begun and not ended."""
 
     role: Role
     around: AgentContext
@@ -52,12 +52,12 @@ class Invocation:
 
 
 def enter(around: AgentContext, role: Role, innermost: Invocation | None) -> Invocation | None:
-    """Return the invocation that begins; None if the call is part of `innermost`.
+    """Begin a run of a team, agent or tool; return None if the call belongs to the run `innermost`.
 
     Args:
-        around: context of the acting agent.
-        role: the team, agent or tool that is invoked.
-        innermost: invocation of the innermost open span; None if the span is not AutoGen's.
+        around: context in which the call is made.
+        role: the team, agent or tool that is called.
+        innermost: the run around the call; None if no run of AutoGen is open.
     """
     if innermost is not None and _is_continuation(innermost.role, role):
         return None

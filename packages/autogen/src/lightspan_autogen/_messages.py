@@ -1,10 +1,10 @@
 """Handle messages between agents of autogen-core in the context of their sender.
 
-A runtime handles messages in its own tasks, which may have been started in another attempt or
-before any. So each message stores its sender's context, in which it is handled: a message that was
-*sent* and whose answer is awaited inside the sender, and a message that was *published* where the
-conversation began, next to the sender. Otherwise a path would grow without end where agents publish
-for one another.
+A runtime handles messages in its own tasks. Such a task may have been started in another attempt,
+or outside attempts. So each message stores the context in which it is to be handled. A message that
+was *sent* is handled inside its sender, which waits for the answer. A message that was *published*
+is handled where the conversation began, next to the sender. Otherwise the agent path would become
+longer with every message where agents publish for one another.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Conversation:
         """
 
     def begin(self, attempt: AttemptHandle) -> AgentContext:
-        """Move the conversation into an attempt, and return the new context.
+        """Make the messages of the conversation part of `attempt`; return its context.
 
         The attempt stays open until all messages are handled.
         """
@@ -85,8 +85,8 @@ def conversation_of(context: AgentContext) -> Conversation | None:
 class Message:
     """A message in a runtime's queue.
 
-    Only the message's envelope refers to it. So it is deleted, and counts as handled, when the
-    runtime drops the envelope.
+    The runtime wraps each message in an envelope, which alone refers to this object. So this object
+    is deleted, and the message counts as handled, when the runtime drops the envelope.
     """
 
     __slots__ = ("_conversation", "_id", "_sender")

@@ -76,7 +76,8 @@ class _Search(AgentSearch[_Location]):
     def _runtime(self, runtime: Any, where: _Location) -> None:
         """Add the agents that are registered with a runtime.
 
-        The list is incomplete, because the agents' models and messages are unknown.
+        The list of agents is then marked incomplete, because the search cannot see which models and
+        messages the agents use.
         """
         self.complete = False
         for name, factory in runtime._agent_factories.items():
@@ -115,8 +116,8 @@ class _Search(AgentSearch[_Location]):
     def _tool(self, function: Any, where: _Location) -> None:
         """Visit the agents to which a user's tool function refers.
 
-        If the function refers to any other part of AutoGen, it may create agents. Then the search
-        is marked incomplete.
+        If the function refers to any other part of AutoGen, it may create agents. Then the list of
+        agents is marked incomplete.
         """
         if isinstance(function, MethodType):
             function = function.__func__

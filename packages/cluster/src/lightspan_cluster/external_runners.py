@@ -53,7 +53,7 @@ class ExternalRunners:
         self._plan: RunnerPlan | None = None
 
     async def start(self, plan: RunnerPlan) -> None:
-        """Check the app, and remember `plan`.
+        """Check that runners can import the app, and store `plan` for `watch`.
 
         Raises:
             AppError: runners cannot import the app.
@@ -92,17 +92,17 @@ class ExternalRunners:
 
 
 def command(plan: RunnerPlan) -> str:
-    """Return the shell command that the user runs to start a runner."""
+    """Return the shell command that starts a runner, for the user to run."""
     return shlex.join(["lightspan", "runner", "--store", plan.store_url, plan.app])
 
 
 @dataclass(slots=True)
 class RunnerWatch:
-    """Prints which runners join a training, which cannot, and when all are missing.
+    """Prints which runners join a training, which are incompatible, and when no runner is left.
 
     Args:
         plan: what the runners are to run.
-        runners: the trainer's runners; their `missing_s` is set.
+        runners: the trainer's runners; `missing_s` is set to the seconds without a runner.
         print_line: prints a line.
     """
 
@@ -116,10 +116,10 @@ class RunnerWatch:
     _reminded: float | None = None
 
     def update(self, peers: Sequence[Peer], now: float) -> None:
-        """Print what changed since the last call, and set `runners.missing_s`.
+        """Print which runners came or went since the last call, and set `runners.missing_s`.
 
         Args:
-            peers: the store's peers.
+            peers: all runners and trainers that use the store.
             now: current time of a monotonic clock, in seconds.
         """
         joined = self._joined_of(peers)
@@ -143,7 +143,10 @@ class RunnerWatch:
             )
 
     def _joined_of(self, peers: Sequence[Peer]) -> dict[str, Peer]:
-        """Return name → runner, for the runners that work for this training; print the new ones."""
+        """Return the runners that work for this training, by name, and print the new ones.
+
+        A runner of another protocol version is left out, and is printed once.
+        """
         joined = {}
         for peer in filter(self._is_own, peers):
             name = peer.peer_id

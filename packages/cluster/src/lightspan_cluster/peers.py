@@ -1,4 +1,4 @@
-"""Whether a store's peers, its runners and trainers, are present and compatible."""
+"""Check whether the runners and trainers that use a store are present and compatible."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _GONE_S: Final = 20.0
 
 
 def is_present(peer: Peer) -> bool:
-    """Return whether the peer has announced itself recently."""
+    """Return whether a runner or trainer has announced itself in the store recently."""
     return peer.silent_s < _GONE_S
 
 
 def is_compatible(peer: Peer) -> bool:
-    """Return whether the peer has the protocol version of this process."""
+    """Return whether a runner or trainer has the protocol version of this process."""
     return peer.protocol == PROTOCOL_VERSION
 
 
 def incompatibility(peer: Peer) -> str:
-    """Return an error message that the peer has another protocol version."""
+    """Return the error message for a runner or trainer of another protocol version."""
     return mismatch(peer.python, peer.lightspan, peer.protocol)

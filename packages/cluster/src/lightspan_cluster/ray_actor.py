@@ -39,7 +39,7 @@ class ActorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActorHello(msgspec.Struct, frozen=True, kw_only=True):
-    """What an actor reports about its node, as its first message."""
+    """Settings with which an actor starts its processes; they are the same on every node."""
 
     node: str
     """Ray's id of the actor's node."""

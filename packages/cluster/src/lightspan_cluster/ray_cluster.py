@@ -30,7 +30,7 @@ _NO_TOKEN: Final = (
 
 
 def check_address(address: str | None) -> None:
-    """Raise `ConfigError` if `address` is no address of a cluster that can be joined."""
+    """Raise `ConfigError` unless `address` is None, `"local"`, `"auto"` or `HOST:PORT`."""
     if address is None:
         return
     if not isinstance(address, str) or not address:
@@ -99,8 +99,8 @@ class Membership:
 
         Raises:
             ConfigError: Ray is not installed, the cluster requires no token, or the token of this
-                process is wrong. Or this process has already joined a cluster, but an address was
-                given.
+                process is wrong. It is also raised if an address was given, but this process is
+                already connected to a cluster.
             LightspanError: the cluster cannot be reached or started.
         """
         ray = import_ray()

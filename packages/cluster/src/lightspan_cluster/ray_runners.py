@@ -48,7 +48,7 @@ _END_S: Final = 12.0
 
 @dataclass(slots=True, eq=False)
 class _ActorSlot:
-    """A place for one actor: its configuration, and the actor that now has the place."""
+    """One of the actors of `RayRunners`, together with those that replace it when it dies."""
 
     config: ray_actor.ActorConfig
     actor: Any = None
@@ -229,9 +229,9 @@ class RayRunners:
             raise self._no_room(len(slots))
 
     def _paths(self, plan: RunnerPlan, *, is_local: bool) -> tuple[str | None, list[str]]:
-        """Return the app's interpreter (None for the nodes') and the folders of its modules.
+        """Return the app's Python interpreter and the folders of its modules.
 
-        Both are paths on the nodes.
+        Both are paths on the nodes. The interpreter is None if the nodes' own interpreter is used.
 
         Raises:
             ConfigError: a path is not absolute, and nodes are on other machines.
@@ -261,7 +261,7 @@ class RayRunners:
         """Start an actor in `slot`; try again if its node is lost while it starts.
 
         Args:
-            slot: the place for the actor.
+            slot: record of the actor.
             timeout_s: seconds to wait for room in the cluster; None for no limit.
 
         Raises:
@@ -415,7 +415,13 @@ async def _in_thread(function: Callable[[], Any]) -> Any:
 def _as_error(
     refusal: ray_actor.ActorRefused, hello: ray_actor.ActorHello | None
 ) -> LightspanError:
-    """Return an actor's error as an exception, of its own class if that is known here."""
+    """Convert an actor's error into an exception.
+
+    Args:
+        refusal: class name and message of the error. A class that `lightspan.errors` lacks becomes
+            `LightspanError`.
+        hello: the actor's first message, which names its node; None if there was none.
+    """
     kind = getattr(errors, refusal.kind, LightspanError)
     if not (isinstance(kind, type) and issubclass(kind, LightspanError)):
         kind = LightspanError

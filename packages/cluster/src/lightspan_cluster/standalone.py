@@ -86,7 +86,7 @@ async def join(options: JoinOptions, print_line: Callable[[str], None]) -> None:
 
 
 class _Joiner:
-    """A running `lightspan runner`: the runs that it works for, and what it has printed."""
+    """A running `lightspan runner`, with the training runs that it works for."""
 
     def __init__(
         self, options: JoinOptions, runners: LocalRunners, print_line: Callable[[str], None]
@@ -108,7 +108,10 @@ class _Joiner:
         """Ids of runs with another protocol version that were printed already."""
 
     async def work(self, store: Store) -> None:
-        """Work until a joined training is complete, a signal arrives or the runner was idle."""
+        """Run attempts until a training of this runner is complete, or until the runner has to end.
+
+        It has to end at a signal, and after `until_idle_s` without an attempt.
+        """
         await self._start()
         try:
             with self._signals():
@@ -184,9 +187,10 @@ class _Joiner:
         return False
 
     def _follow(self, current: Trainings) -> bool:
-        """Work for the runs in `current.live`, and print what changed.
+        """Work for the training runs in `current.live`, and print what changed.
 
-        Return True if the runner should end: no run is live, and a joined run is complete.
+        Return True if the runner should end: a training that it joined is complete, and none is
+        live.
         """
         runs = [peer.run_id for peer in current.live]
         complete = {peer.run_id for peer in current.complete}
@@ -217,7 +221,7 @@ class _Joiner:
 
     @property
     def _counts(self) -> tuple[int, int]:
-        """(number of attempts claimed so far, number of attempts that run now)."""
+        """Return the number of attempts claimed so far, and the number of attempts that run now."""
         return self._runners.claimed, self._runners.running
 
     def _print_waiting(self, reason: str) -> None:
@@ -308,10 +312,10 @@ class Trainings:
 
 
 def trainings(peers: Sequence[Peer], app: str, run_id: str | None = None) -> Trainings:
-    """Return the training runs of a store, sorted for a runner.
+    """Sort the training runs of a store by whether a runner can work for them.
 
     Args:
-        peers: the store's peers.
+        peers: all runners and trainers that use the store.
         app: the runner's app, as `module:name`.
         run_id: the only run that the runner works for; None for all runs.
     """

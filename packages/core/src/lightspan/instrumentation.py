@@ -66,10 +66,15 @@ class Adapter:
     open_calls: Callable[[AgentContext], Iterable[FrameworkCall]] | None = None
 
     def call_listener(self, context: AgentContext) -> CallEnd | None:
-        """Record that another model call begins inside the framework's open calls.
+        """Note that a model call begins, which may be inside an open call of the framework.
 
-        The other call is being recorded, for example by the SDK instrumentation. Return the
-        function to call at its end; None if no call of the framework is open.
+        The caller records the new call, so the adapter must not record the open call around it.
+
+        Args:
+            context: context of the new call.
+
+        Returns:
+            A function to call when the new call ends; None if no call of the framework is open.
         """
         calls = () if self.open_calls is None else self.open_calls(context)
         ends = [call.start_inner() for call in calls]
@@ -107,12 +112,12 @@ class Adapter:
     def start_call(
         self, context: AgentContext, around: Iterable[FrameworkCall] | None = None
     ) -> FrameworkCall:
-        """Notify the listeners that a model call of the framework begins, and return the call.
+        """Begin a model call of the framework, notify the listeners and return the call.
 
         Args:
             context: context of the calling agent.
-            around: calls of the framework that contain this call. The adapter's own listener is not
-                notified then. None for the calls that `open_calls` returns.
+            around: calls of the framework that contain this call. If they are given, the adapter's
+                own listener is not notified. None lets that listener find them by `open_calls`.
         """
         if around is None:
             return FrameworkCall(context)

@@ -188,9 +188,10 @@ def first_prompt(resources: NamedResources) -> tuple[str, PromptTemplate]:
 
 
 def _with_own_connections(client: AsyncOpenAI) -> AsyncOpenAI:
-    """Return a copy of the client with connections of this event loop.
+    """Return a copy of `client` that opens new connections.
 
-    A client with a custom HTTP client is returned itself.
+    The connections of `client` itself may belong to another event loop. If the user gave `client`
+    its own HTTP client, return `client` unchanged.
     """
     import openai
 

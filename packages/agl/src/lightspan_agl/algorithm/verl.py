@@ -166,7 +166,11 @@ def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _classify(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return a message per refused setting, and reason → settings without effect."""
+    """Sort the settings into refused settings and settings without effect.
+
+    Return an error message for each refused setting, and a mapping from the reason for having no
+    effect to the settings with this reason.
+    """
     refused: list[str] = []
     no_effect: dict[str, list[str]] = {}
     for key, value in settings.items():

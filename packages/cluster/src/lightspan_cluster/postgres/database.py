@@ -35,7 +35,7 @@ class PostgresDatabase(OpenDatabase):
 
     Args:
         server: the store's server.
-        clock: a clock for tests; None for the server's.
+        clock: a clock for tests; None for the server's clock.
         on_move: called when the status of a rollout may have changed.
         create: whether to create the tables if there are none.
     """

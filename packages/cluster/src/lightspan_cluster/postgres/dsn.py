@@ -86,9 +86,11 @@ def read_address(url: str) -> Address:
 
 
 def _hosts(url: str, text: str) -> dict[str, str]:
-    """Return libpq's `host` and `port` for `text`, which is `HOST:PORT,HOST:PORT`.
+    """Parse the hosts and ports of a URL into the parameters `host` and `port` of libpq.
 
-    `url` is the whole URL, for the error message.
+    Args:
+        url: the whole URL, for the error message.
+        text: the hosts, as `HOST:PORT,HOST:PORT`.
     """
     hosts, ports = [], []
     for part in text.split(",") if text else []:

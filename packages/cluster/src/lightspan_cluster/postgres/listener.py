@@ -52,7 +52,10 @@ class Listener:
             self._stopping.wait(_RETRY_S)
 
     def _listen(self) -> None:
-        """Receive notifications until `stop` is called; raise an error if the session is lost."""
+        """Receive notifications until `stop` is called.
+
+        An error is raised if the connection is lost.
+        """
         db = self._link.db
         db.execute(f"LISTEN {CHANNEL}".encode())
         self._on_move()  # earlier notifications were missed

@@ -1,4 +1,7 @@
-"""Create the tables of a store's schema, and check their version (table `lightspan_versions`)."""
+"""Create the tables of a store in its PostgreSQL schema, and check their version.
+
+The table `lightspan_versions` has the version.
+"""
 
 from __future__ import annotations
 

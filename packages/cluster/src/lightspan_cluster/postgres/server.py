@@ -190,9 +190,10 @@ _KINDS: Final[dict[str, type[StoreError]]] = {
 
 
 def needs_explanation(error: BaseException) -> bool:
-    """Return whether an error comes from the server or from the stored data, not from lightspan.
+    """Return whether `error` comes from the server or from stored data.
 
-    A plain `DataError` counts as such an error: it is raised for rows that cannot be decoded.
+    A plain `DataError` is raised for rows that cannot be decoded, so it counts too. Other errors of
+    lightspan do not.
     """
     if isinstance(error, LightspanError):
         return isinstance(error, DataError) and not isinstance(error, StoreError)
@@ -226,9 +227,10 @@ class Link:
         return self._db
 
     def recover(self, error: BaseException, retry: Retry) -> bool:
-        """Make the session usable again after an error; return whether to repeat the transaction.
+        """Clean up the session after `error`; return whether to repeat the transaction.
 
-        If True, this has already waited for `retry.pause`.
+        Before it returns True, it waits for `retry.pause`. It returns False if the error is
+        permanent or the retries have timed out.
         """
         db = self._db
         if db is not None and not db.closed:
@@ -252,9 +254,10 @@ _ROLLED_BACK: Final = (errors.DeadlockDetected, errors.SerializationFailure)
 
 
 class Retry:
-    """Pauses between retries, with exponential backoff, until a timeout.
+    """Pauses between retries, which grow until a timeout has passed.
 
-    The timeout starts at the first pause, because a lost connection may be noticed late.
+    The timeout is counted from the first pause, so that all of it is left even if the loss of a
+    connection was noticed late.
     """
 
     def __init__(self, timeout_s: float) -> None:

@@ -35,7 +35,7 @@ FROM (SELECT * FROM ends FOR UPDATE) AS locked
 
 
 class _Session(SQLTables):
-    """The store's tables, queried over one connection."""
+    """Queries of the store's tables over one connection."""
 
     package = "lightspan_cluster.postgres"
 
@@ -72,11 +72,11 @@ class _Session(SQLTables):
 
 
 class PostgresWriteTables(_Session, WriteTables):
-    """The tables, as a writer thread uses them.
+    """The queries and changes that a writer thread makes in the store's tables.
 
-    A transaction that adds or changes rollouts or attempts locks the row of the table `ends`, so
-    only one such transaction runs at a time. A transaction that only adds other rows does not wait
-    for it.
+    The table `ends` has one row, which serves as a lock: a transaction that adds or changes
+    rollouts or attempts locks it, so only one runs at a time. A transaction that only adds other
+    rows does not wait for the lock.
     """
 
     def __init__(self, link: Link, clock: Callable[[], float] | None) -> None:
@@ -118,11 +118,11 @@ class PostgresWriteTables(_Session, WriteTables):
         return self._ends
 
     def _insert(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Queue rows, which are sent together with the commit; return their number.
+        """Queue rows to be sent together with the commit; return their number.
 
-        Sending them at once would be a round trip to the server, for which other writers would wait
-        too, because this transaction may hold the lock. The insertion `_COUNTED` is an exception:
-        it is sent at once, and the number of new rows is returned.
+        Sending them at once would take one more round trip to the server. Other writers would wait
+        for it, because this transaction may hold their lock. The insertion `_COUNTED` is sent at
+        once, because the server has to count the rows that are new.
         """
         if not rows:
             return 0
@@ -163,7 +163,7 @@ class PostgresWriteTables(_Session, WriteTables):
 
 
 class PostgresReadTables(_Session, ReadTables):
-    """The tables, as the reader uses them."""
+    """The queries that the reader makes in the store's tables."""
 
     def now(self) -> float:
         return float(self._execute("now")[0][0]) if self._clock is None else self._clock()

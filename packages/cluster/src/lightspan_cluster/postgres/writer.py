@@ -32,13 +32,13 @@ class _Sent(NamedTuple):
 
 
 class WriterThread(Committer):
-    """A thread that commits the jobs which event loops of any threads submit.
+    """A thread that writes jobs to the database; any event loop may submit a job.
 
     Args:
         tables: the tables to write to; `stop` closes their connection.
         on_move: called after each transaction that changed the status of a rollout.
-        moves: whether the jobs may add or change rollouts and attempts; False if they only add
-            other rows.
+        moves: whether jobs may add or change rollouts and attempts; False if they only add other
+            rows.
     """
 
     def __init__(
@@ -58,9 +58,10 @@ class WriterThread(Committer):
         self._thread.start()
 
     def submit(self, work: Work[T, R], items: Sequence[T], cost: int) -> asyncio.Future[list[R]]:
-        """Queue items to be written; return a future that gets their answers after the commit.
+        """Queue items to be written; return a future for their answers.
 
-        Jobs that are in the queue at the same time are committed together.
+        The future is done after the commit. Jobs that are in the queue at the same time are
+        committed together.
 
         Args:
             work: function that writes the items and returns an answer per item.

@@ -47,14 +47,15 @@ async def next_episodes(
 def check_overlap(
     overlap: int, engine: EngineCapabilities, adapters: Sequence[LoRA | None]
 ) -> None:
-    """Raise `UnsupportedError` if calls and updates cannot run concurrently; `overlap=0` passes.
+    """Raise `UnsupportedError` if `overlap` is above 0 and calls cannot run during weight updates.
 
-    In one process, dropout and sampling use the same random state. A learner that rewinds the state
-    to repeat a dropout mask would make the engine sample with the same random numbers twice.
+    With LoRA dropout they cannot. Dropout and sampling in one process use the same random state. A
+    learner that rewinds the state to repeat a dropout mask would make the engine sample with the
+    same random numbers twice.
 
     Args:
         overlap: maximum number of weight publications between a group's submission and its
-            training.
+            training; 0 is always supported.
         engine: capabilities of the engine.
         adapters: LoRA settings of each policy; None for a policy without LoRA.
     """
@@ -71,15 +72,15 @@ def check_overlap(
 
 
 def due_groups(steps_left: Sequence[int], per_step: int) -> int:
-    """Return how many of the oldest groups this step must train, so that no group becomes too old.
+    """Return how many of the oldest groups this step must train, so that none becomes too old.
 
-    The next n steps together can train `n * per_step` groups. If more groups than that have at most
-    n later steps left, this step must train the excess. The result is the largest excess over all
-    n; 0 if there is none.
+    Each step trains `per_step` groups. A group must be trained now if the following steps have no
+    room for it before it is too old. For each n, the next n steps have room for `n * per_step`
+    groups; the result is the largest number of groups in excess of that.
 
     Args:
-        steps_left: per group in ascending order, the number of later steps that may still train the
-            group; 0 if only this step may.
+        steps_left: for each group, the number of steps after this one that may still train it, in
+            ascending order; 0 if only this step may.
         per_step: groups per step.
     """
     until, due = 0, 0

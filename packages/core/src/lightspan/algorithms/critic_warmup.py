@@ -13,7 +13,7 @@ from lightspan.protocols.learner import Critic
 
 
 class CriticWarmup(msgspec.Struct):
-    """State of the decision when to use a critic's values in a run."""
+    """Decides during a run when a critic's values are good enough to be used."""
 
     fits: int = 0
     """Iterations in which the critic was fitted."""
@@ -24,7 +24,8 @@ class CriticWarmup(msgspec.Struct):
     def lambda_(self, critic: Critic) -> float:
         """Return lambda of generalised advantage estimation for the next iteration.
 
-        It is `critic.lam` once the critic is trusted (`warmup_lambda`), else 1, which is unbiased.
+        It is `critic.lam` once the critic is good enough (`warmup_lambda`), else 1. With 1,
+        advantages are unbiased even with a bad critic.
         """
         return warmup_lambda(
             critic.lam, fits=self.fits, warmup=critic.warmup, explained=self.explained

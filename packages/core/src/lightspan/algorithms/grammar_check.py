@@ -13,13 +13,15 @@ from lightspan.lightning.transitions import TransitionKey
 async def reject_mismatches(
     trainer: TrainerContext, coverages: Sequence[Coverage]
 ) -> list[Coverage]:
-    """Reject trained calls whose tokens violate their grammar as the learner compiles it.
+    """Reject trained calls whose tokens violate their grammar.
 
-    The trainer records the reasons and prints a note.
+    A grammar limits the tokens that may be sampled. The engine may have compiled it in another way
+    than the learner, which then cannot compute the call. The reasons are recorded and a note is
+    printed.
 
     Args:
         trainer: the running trainer.
-        coverages: status of the calls, per episode.
+        coverages: status of the calls (trained, frozen or rejected) of each episode.
 
     Returns:
         The coverages in the same order, with these calls rejected.

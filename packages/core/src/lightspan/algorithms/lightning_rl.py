@@ -301,7 +301,7 @@ class LightningRL(LightningSettings, Algorithm):
 
     @property
     def batch_config(self) -> BatchConfig:
-        """Settings by which batches are built, with the values of this algorithm's settings."""
+        """Settings that decide how a batch is built from episodes."""
         return self._batch_config
 
     def check(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> None:
@@ -409,7 +409,7 @@ class LightningRL(LightningSettings, Algorithm):
         return max(0, self.tasks_per_step - varying)
 
     def _returns(self, episodes: Sequence[Episode]) -> dict[str, list[float | None]]:
-        """Return group id → return of each rollout, which is its total reward with AIR's bonuses.
+        """Return group id → total reward of each rollout, with the bonuses of AIR.
 
         None stands for a rollout that is unfinished, damaged or unscored.
         """
@@ -420,9 +420,9 @@ class LightningRL(LightningSettings, Algorithm):
     def replaced(self, episodes: Sequence[Episode]) -> set[str]:
         """Return the ids of the groups that `resample` replaces; empty without `resample`.
 
-        `resample` runs further groups in place of groups whose returns are all the same. The
-        replaced groups are the earliest of these, as many as there are groups in excess of
-        `tasks_per_step`.
+        A group whose rollouts all have the same total reward does not change the weights, so
+        `resample` runs further groups. For each group in excess of `tasks_per_step`, the earliest
+        such group is replaced.
         """
         if not self.resample:
             return set()
@@ -433,7 +433,7 @@ class LightningRL(LightningSettings, Algorithm):
     def build(
         self, episodes: Sequence[Episode], versions: Mapping[str, int] | None = None
     ) -> Batch:
-        """Return the batch of one iteration, without the groups that `replaced` returns.
+        """Build the batch of one iteration, without the groups that `resample` replaced.
 
         With a critic, use `prepare(…).finish(values)` instead, which takes the critic's values.
 
@@ -454,9 +454,9 @@ class LightningRL(LightningSettings, Algorithm):
         Args:
             episodes: episodes of the iteration, from `collect`.
             versions: policy → current version, for `max_staleness`; None without `max_staleness`.
-            coverages: status of each episode's calls. None for the result of the method
-                `coverages`; pass it with further calls rejected after a check of grammars
-                (`lightspan.algorithms.grammar_check`).
+            coverages: for each episode, which calls are trained, frozen or rejected. None for the
+                result of the method `coverages`. Pass it if `lightspan.algorithms.grammar_check`
+                has rejected further calls.
         """
         coverages = self.coverages(episodes) if coverages is None else coverages
         if replaced := self.replaced(episodes):
@@ -468,12 +468,13 @@ class LightningRL(LightningSettings, Algorithm):
     def coverages(
         self, episodes: Sequence[Episode], *, modes: Collection[Mode] = (Mode.TRAIN,)
     ) -> list[Coverage]:
-        """Return per episode the status of its calls: trained, frozen, or rejected with a reason.
+        """Return which calls of each episode are trained, frozen, or rejected with a reason.
 
-        Calls under top-p, top-k or a grammar are trained if engine and learner of the last `check`
-        both support it.
+        Calls that were sampled with top-p, top-k or a grammar are trained only if both the engine
+        and the learner passed to `check` support it.
 
         Args:
+            episodes: the episodes.
             modes: modes of rollouts whose calls may be trained.
         """
         return [
@@ -527,10 +528,10 @@ class LightningRL(LightningSettings, Algorithm):
 
     @property
     def _fixes_constants(self) -> bool:
-        """Whether the divisor of a policy's loss (`token_constant`) is fixed after its first step.
+        """Whether each policy keeps the loss divisor (`token_constant`) of its first step.
 
-        It is then the mean number of trained tokens per rollout in that step: Dr. GRPO divides by
-        the same constant in the whole run.
+        The divisor is then the mean number of trained tokens per rollout in that step, because Dr.
+        GRPO divides by one constant in the whole run.
         """
         return (
             self.estimator == "dr_grpo" and self.weight == "token" and self.token_constant is None
@@ -538,14 +539,14 @@ class LightningRL(LightningSettings, Algorithm):
 
     @property
     def _token_constants(self) -> Mapping[str, float]:
-        """Policy → fixed divisor of its loss; policies that were not trained yet are missing."""
+        """The loss divisor of each policy that has been trained, by the policy's name."""
         constants = self._batch_config.token_constant
         return constants if isinstance(constants, Mapping) else {}
 
     def _update_constants(self, batch: Batch) -> None:
-        """Fix the divisor of the loss of each policy for which `batch` is the first to train it.
+        """Store the loss divisor of each policy that is trained for the first time.
 
-        `batch` was already built with the same divisor.
+        `batch` was already built with these divisors.
         """
         if self._fixes_constants:
             means = {policy: tokens / batch.size for policy, tokens in batch.usable_tokens.items()}
@@ -553,9 +554,9 @@ class LightningRL(LightningSettings, Algorithm):
             self._batch_config = replace(self._batch_config, token_constant=constants)
 
     def _resample_metrics(self, episodes: Sequence[Episode]) -> Metrics:
-        """Return the number of replaced groups and of their rollouts; empty without `resample`.
+        """Return the metrics of the groups that `resample` replaced, and of their rollouts.
 
-        The metric `rollouts` counts those rollouts too.
+        The metric `rollouts` counts those rollouts too. The result is empty without `resample`.
         """
         if not self.resample:
             return {}
@@ -634,7 +635,7 @@ def _probe(rows: Sequence[Row], seed: int) -> list[Row]:
 
 
 def _policy_names(optimize: Optimize) -> str | Sequence[str] | Mapping[str, str]:
-    """Return `optimize` with each `Policy` replaced by its name.
+    """Return `optimize` with each `Policy` object replaced by the name of its policy.
 
     Raises:
         ConfigError: a key of `optimize` is not text.
@@ -648,7 +649,7 @@ def _policy_names(optimize: Optimize) -> str | Sequence[str] | Mapping[str, str]
 
 
 def _only_policy(optimize: str | Sequence[str] | Mapping[str, str], frozen: Frozen) -> str:
-    """Return the name of the default policy, which `frozen="shared"` uses.
+    """Return the name of the policy that `frozen="shared"` uses.
 
     It is the first policy of `optimize`, or `DEFAULT_POLICY` if `optimize` names none.
 

@@ -54,10 +54,11 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
 def _reward_error(episodes: Sequence[Episode], mean: float) -> Metrics:
     """Return the standard error of the mean reward as the metric `reward_se`.
 
-    It is clustered by group, since rollouts of one task are correlated. Empty if fewer than two
-    groups have a scored rollout.
+    Rollouts of one task are similar, so the error is computed from the groups. The result is empty
+    if fewer than two groups have a scored rollout.
 
     Args:
+        episodes: episodes of whole groups.
         mean: mean reward of the scored rollouts.
     """
     groups: dict[str, list[float]] = {}
@@ -72,7 +73,10 @@ def _reward_error(episodes: Sequence[Episode], mean: float) -> Metrics:
 
 
 def batch_metrics(batch: Batch) -> Metrics:
-    """Return a batch's metrics: its counters, its calls by status, AIR and the length penalty."""
+    """Return the metrics of a batch: its counters, and the values of AIR and the length penalty.
+
+    The calls are counted by status, such as `trained`.
+    """
     counters = {f"batch/{key}": float(value) for key, value in batch.counters.items()}
     calls = {f"calls/{key}": float(value) for key, value in _coverage(batch).items()}
     air = {f"air/{key}": value for key, value in batch.air.items()}
@@ -89,7 +93,10 @@ def _coverage(batch: Batch) -> Counter[str]:
 
 
 def has_idle_air(batch: Batch) -> bool:
-    """Return whether AIR is used and none of its signals had a value in any scored rollout."""
+    """Return whether AIR is used, but no signal had a value in any scored rollout.
+
+    AIR derives rewards from signals, such as the success of tool calls.
+    """
     counts = [value for key, value in batch.air.items() if key.endswith("/seen")]
     return bool(counts) and not any(counts)
 
@@ -133,7 +140,9 @@ def merge_updates(results: Sequence[Mapping[str, float]]) -> Metrics:
 def approximate_kl(
     rows: Sequence[Row], before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]
 ) -> float:
-    """Return KL(before‖after) per trained token, by the estimator k3; 0 without trained tokens.
+    """Return an estimate of how far an update moved the policy: KL(before‖after) per trained token.
+
+    It uses the estimator k3. The result is 0 without trained tokens.
 
     Args:
         rows: scored rows.
@@ -169,9 +178,12 @@ def alarms(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _why_skipped(metrics: Mapping[str, float]) -> str:
-    """Return why updates were skipped, judged by the mean `loss` and `grad_norm` over the updates.
+    """Return why updates were skipped.
 
-    A mean is not finite if any of its values is not finite.
+    A mean is not finite if any of its values is not finite, so the means are enough.
+
+    Args:
+        metrics: `loss` and `grad_norm`, each a mean over the updates.
     """
     values = {name: metrics[name] for name in ("loss", "grad_norm") if name in metrics}
     if len(values) == 2 and all(map(math.isfinite, values.values())):

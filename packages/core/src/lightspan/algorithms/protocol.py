@@ -58,14 +58,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Starting weights of a policy, with its LoRA settings; None trains the full weights."""
+    """Starting weights of a policy; if `lora` is None, all weights are trained."""
 
     model: str
     lora: LoRA | None = None
 
 
 class TrainerContext(Protocol):
-    """The running trainer as its algorithm sees it: an argument of `Algorithm.run_step`."""
+    """The running trainer, passed to `Algorithm.run_step`."""
 
     @property
     def engine(self) -> TokenEngine:
@@ -77,8 +77,11 @@ class TrainerContext(Protocol):
 
     @property
     def path(self) -> Path:
-        """The run's folder. A resume from any checkpoint keeps all files in its subfolder
-        `journal`."""
+        """The run's folder.
+
+        An algorithm may keep its own files in the subfolder `journal`. They are kept when the run
+        is resumed, from whichever checkpoint.
+        """
 
     @property
     def tasks(self) -> Sequence[Json]:
@@ -104,13 +107,14 @@ class TrainerContext(Protocol):
     def in_flight(self) -> Mapping[str, int]:
         """Group id → number of weight publications since the group was submitted.
 
-        It has the groups that were submitted and not yet taken, in order of submission.
+        It has every group that `submit` started and `take` has not returned, in order of
+        submission.
         """
 
     def next_tasks(self, count: int) -> list[Json]:
-        """Return the next `count` training tasks, in shuffled epochs.
+        """Return the next `count` training tasks; each epoch has all tasks in a new random order.
 
-        After a resume, the tasks of groups that were interrupted before `take` come first.
+        After a resume, the tasks of groups that `take` had not returned come first.
         """
 
     async def rollouts(
@@ -145,7 +149,7 @@ class TrainerContext(Protocol):
 
         `take` returns the episodes. Running calls continue while weights are published; each token
         records the version of its weights. After a resume, `next_tasks` first returns the tasks of
-        groups that were not taken.
+        groups that `take` had not returned.
 
         Returns:
             One group id per task.
@@ -159,16 +163,16 @@ class TrainerContext(Protocol):
     async def take(self, count: int, first: Sequence[str] = ()) -> list[Episode]:
         """Wait until `count` submitted groups have ended, and return their episodes.
 
-        Each group is returned whole and only once: first the groups of `first`, then those that
-        ended earliest.
+        Each group is returned whole and only once: first the groups named in `first`, then those
+        that ended earliest.
 
         Args:
             count: number of groups.
-            first: ids of groups that must be among them, at most `count`.
+            first: ids of groups to return in any case, at most `count`.
 
         Raises:
-            ConfigError: fewer than `count` groups are in flight, a group of `first` is not in
-                flight, or `first` has more than `count` groups.
+            ConfigError: fewer than `count` groups are left to return, `first` names a group that is
+                not among them, or `first` has more than `count` groups.
         """
 
     async def learn(self, function: Callable[[], Any]) -> Any:
@@ -185,14 +189,14 @@ class TrainerContext(Protocol):
         """Print a message in the run's output."""
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
-        """Record the advantage and weight of each trained call of this step for `inspect`.
+        """Record the advantage and weight of each trained call of this step, for `inspect`.
 
         Args:
             explanations: (attempt id, call id, choice) → advantage and weight with their reasons.
         """
 
     def record_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
-        """Record for `inspect` the calls of this step that the learner cannot compute.
+        """Record which calls of this step the learner cannot compute, for `inspect`.
 
         Args:
             mismatches: (attempt id, call id, choice) → why the call cannot be computed under its
@@ -202,11 +206,11 @@ class TrainerContext(Protocol):
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """A learning algorithm. Members with a body have a default; override them as needed.
+    """A learning algorithm.
 
-    A subclass overrides a default property by a property or a class attribute, such as a dataclass
-    field with a default (`seed: int = 0`). An attribute that is only set in `__init__` does not
-    override a property.
+    Members with code in this class have a default; override them as needed. A subclass overrides a
+    default property by a property or a class attribute, such as a dataclass field with a default
+    (`seed: int = 0`). An attribute that is only set in `__init__` does not override a property.
     """
 
     @property
@@ -236,8 +240,8 @@ class Algorithm(Protocol):
     def group_size(self) -> int:
         """Number of rollouts per task of an iteration.
 
-        A dry run estimates a step from `group_size`, `minibatches`, `loss`, `batch_config` and
-        `coverages`.
+        A dry run (`lightspan dev`) estimates a step from this number, and from `minibatches`,
+        `loss`, `batch_config` and `coverages`.
         """
         return 1
 
@@ -259,9 +263,10 @@ class Algorithm(Protocol):
     def coverages(
         self, episodes: Sequence[Episode], *, modes: Collection[Mode] = (Mode.TRAIN,)
     ) -> list[Coverage]:
-        """Return per episode the status of its calls: trained, frozen, or rejected with a reason.
+        """Return which calls of each episode are trained, frozen, or rejected with a reason.
 
         Args:
+            episodes: the episodes.
             modes: modes of rollouts whose calls may be trained.
         """
         routing = self.routing()
@@ -279,18 +284,20 @@ class Algorithm(Protocol):
 
     @property
     def total_steps(self) -> int | None:
-        """Number of iterations that the algorithm sets itself, so that `Trainer` accepts no `steps`
-        or `epochs`; None if the trainer sets it."""
+        """Number of iterations, if the algorithm sets it itself; None if the trainer sets it.
+
+        If it is set, `Trainer` accepts neither `steps` nor `epochs`.
+        """
         return None
 
     @property
     def searches(self) -> int:
-        """Number of iterations that search for prompts instead of updating weights."""
+        """Number of the run's iterations that search for prompts and update no weights."""
         return 0
 
     @property
     def search_rollouts(self) -> int:
-        """Maximum number of rollouts in all `searches` iterations together."""
+        """Maximum number of rollouts in all search iterations (`searches`) together."""
         return 0
 
     @property

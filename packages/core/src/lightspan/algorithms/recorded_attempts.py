@@ -35,7 +35,7 @@ Time = datetime | float | str
 
 
 class RecordedAttempt(NamedTuple):
-    """An attempt recorded in production; late feedback counts in the rewards of `episode`."""
+    """An attempt recorded in production, with rewards that include feedback that arrived late."""
 
     state: RolloutState
     attempt: Attempt
@@ -89,7 +89,7 @@ def seconds_ago(text: str) -> float | None:
 
 
 def parse_time(value: Time, name: str) -> float:
-    """Return a time in seconds since the epoch.
+    """Convert a time into seconds since the epoch.
 
     Args:
         value: time in any form of `Time`.
@@ -138,10 +138,11 @@ async def read_attempts(store: Store, query: Query) -> AsyncIterator[RecordedAtt
 
 
 def apply_feedback(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans of an attempt with feedback changed so that it counts as the last reward.
+    """Return the spans of an attempt, with the feedback changed so that it counts as a reward.
 
-    Per target, the attempt or a call, only the last feedback to arrive is kept. It is marked as not
-    late and starts after all rewards, so that it does not matter if clocks differ.
+    Feedback is a reward that arrives after the attempt. For the attempt and for each call, only the
+    feedback that arrived last is kept. It is no longer marked as late, and its start is set after
+    all rewards, because clocks may differ.
 
     Args:
         spans: spans of one attempt, in order of arrival (`Store.spans`).

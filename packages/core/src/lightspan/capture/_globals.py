@@ -22,7 +22,7 @@ from lightspan.schema.system_prompts import Instructions
 
 @dataclass(slots=True, eq=False)
 class ActivePrompts:
-    """Learned prompts that apply to calls outside rollouts (`lightspan.apply_prompts`)."""
+    """Learned prompts that `lightspan.apply_prompts` applies outside rollouts."""
 
     instructions: Instructions
     calls: int = 0

@@ -146,8 +146,8 @@ def end_span(
         kind: kind of the span; AGENT and TOOL spans get the attributes that all adapters write.
         name: name of the agent or tool; for another kind, name of the span.
         end: status, message and attributes of the end.
-        span_id: id of the span; for an agent whose frame was pushed, the id in the frame. None for
-            a new id.
+        span_id: id of the span; None for a new id. Model calls inside refer to it, so an agent that
+            was begun by `push` needs the id in its frame.
         start_ns: start, nanoseconds since the epoch; None for now.
         attributes: more attributes.
         links: id and attributes of other spans of the attempt.
@@ -180,10 +180,11 @@ def end_span(
 
 # --- model calls ----------------------------------------------------------------------------
 class FrameworkCall:
-    """A model call of a framework, which its adapter records unless a call inside it is recorded.
+    """A model call of a framework, recorded by an adapter if nothing inside the call is recorded.
 
-    A framework's client may try another URL or client after a failure. So the framework's call is
-    recorded only if every call inside it has ended without an answer. Thread-safe.
+    A framework's client may call an SDK that records the call itself. It may also try another URL
+    or client after a failure. So the adapter records the framework's call only if every call inside
+    it has ended without an answer. Thread-safe.
 
     Args:
         context: context of the calling agent. All listeners for it are notified of the call.
@@ -205,13 +206,13 @@ class FrameworkCall:
         self._ends += [call.start_inner() for call in around]
 
     def start_inner(self) -> CallEnd:
-        """Record that a call begins inside this call; return the function to call at its end."""
+        """Note that a call begins inside this call; return the function to call at its end."""
         ends: list[bool] = []
         self._inner.append(ends)
         return ends.append
 
     def end(self, *, is_answered: bool) -> None:
-        """Notify the listeners, and the calls that contain this call, that this call has ended.
+        """Tell the listeners, and the calls that contain this call, that this call has ended.
 
         Args:
             is_answered: whether this call was answered.
@@ -221,6 +222,8 @@ class FrameworkCall:
 
     def needs_record(self, *, is_ok: bool) -> bool:
         """Return whether the adapter has to record this call.
+
+        It has to if no call inside this call was recorded with an answer.
 
         Args:
             is_ok: whether this call was answered.
@@ -238,13 +241,14 @@ def add_capture_error(recorder: Recorder, adapter: str, error: Exception) -> Non
 
 # --- OpenTelemetry's instrumentation scopes -------------------------------------------------
 def claim_scope(adapter: str, scopes: Iterable[str]) -> None:
-    """Ignore the spans of instrumentation scopes of OpenTelemetry.
+    """Ignore the OpenTelemetry spans of the instrumentations that `scopes` names.
 
-    The adapter records the same agents, which would be recorded twice otherwise.
+    They describe the same agents as the adapter's own spans, which would otherwise be recorded
+    twice.
 
     Args:
         adapter: name of the adapter.
-        scopes: names of the scopes.
+        scopes: names of OpenTelemetry instrumentation scopes.
     """
     state.claims[adapter] = frozenset(scopes)
 
@@ -255,7 +259,10 @@ def release_scope(adapter: str) -> None:
 
 
 def is_claimed(scope: str) -> bool:
-    """Return whether an adapter has claimed an instrumentation scope (`claim_scope`)."""
+    """Return whether an adapter records the agents of this OpenTelemetry scope itself.
+
+    Spans of such a scope are ignored (`claim_scope`).
+    """
     return any(scope in scopes for scopes in state.claims.values())
 
 
@@ -290,7 +297,7 @@ def patch_subclasses(base: Any, wrap: Callable[[type], None]) -> Patch:
 
 
 class Instrumentation:
-    """The result of `instrument()`: a context manager that undoes it when the block ends.
+    """The result of an adapter's `instrument()`. As a context manager it undoes `instrument()`.
 
     Args:
         undo: the adapter's `uninstrument`; None if `instrument()` changed nothing.

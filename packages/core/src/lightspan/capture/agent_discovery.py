@@ -36,7 +36,7 @@ def _is_lightspan(thing: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The names of the agents around an object, the outermost first."""
+    """A place in an app, given by the names of the agents around it, the outermost first."""
 
     names: tuple[str, ...] = ()
 
@@ -73,7 +73,7 @@ class AgentSearch(Generic[W]):
         return AgentPaths(tuple(self.paths), self.complete)
 
     def look(self, thing: Any, where: W) -> None:
-        """Visit an object of the app, once per location."""
+        """Visit an object of the app. Do nothing if it was visited at this location before."""
         if (id(thing), where) in self._visited:
             return
         self._visited[id(thing), where] = thing
@@ -88,7 +88,7 @@ class AgentSearch(Generic[W]):
             self.look(thing, where)
 
     def add(self, where: W) -> None:
-        """Add the agent at the location `where`, which calls a model, to the result."""
+        """Add the agent at the location `where` to the result. It must call a model."""
         self.paths[join_path(where.names)] = None
 
     # --- for adapters -----------------------------------------------------------------------
@@ -108,10 +108,14 @@ class AgentSearch(Generic[W]):
             self._user_code(thing, where)
 
     def mentions(self, names: set[str], where: W) -> None:
-        """Handle a function's `names`: the variables, attributes and texts in its code.
+        """Handle the names in a function's code.
 
-        By default, the whole app is added as one agent if no agent contains the function and none
-        was found before.
+        By default, if no agent contains the function and none was found before, the whole app
+        counts as one agent.
+
+        Args:
+            names: the variables, attributes and texts in the function's code.
+            where: location of the function.
         """
         if not where.names and not self.paths:
             self.add(where)
@@ -120,15 +124,17 @@ class AgentSearch(Generic[W]):
         """Visit an object to which a function refers.
 
         Args:
-            names: all names that the function mentions.
+            thing: the object.
+            names: all names in the function's code.
+            where: location of the function.
         """
         self.look(thing, where)
 
     def is_others(self, thing: Any) -> bool:
-        """Return whether an object belongs to another framework, so that it may add agents.
+        """Return whether an object belongs to another framework, and may therefore add agents.
 
-        Of lightspan, only `lightspan` and `lightspan.capture` count, which have what an app calls
-        (`lightspan.agent`).
+        An object of lightspan counts only if it is in `lightspan` itself or in `lightspan.capture`,
+        where the functions are that an app calls, such as `lightspan.agent`.
         """
         root = static_analysis.package_of(thing)
         if root == "lightspan":

@@ -57,7 +57,7 @@ def current_context() -> AgentContext | None:
 
 
 def _current_in_generators(entry: generator_context.Entry) -> AgentContext | None:
-    """Return the current context if there are open blocks in generators.
+    """Return the current context while some generator has an open `with` block that sets an agent.
 
     None outside every attempt.
 
@@ -78,24 +78,27 @@ def _agent_of(entry: generator_context.Entry) -> AgentContext | None:
 
 
 def pushed_in(context: Context) -> AgentContext | None:
-    """Return the attempt and frames that are current in `context`; None outside every attempt."""
+    """Return the attempt and the active agents in `context`; None outside every attempt."""
     return _agent_of(context.get(_agent))
 
 
 def current_agent() -> AgentContext | None:
-    """Return the context of the acting agent, by frames and resolvers; None outside attempts.
+    """Return the context of the acting agent, which is the agent whose code runs now.
 
-    A resolver is a function that finds the acting agent of a framework that pushes no frames.
+    None outside every attempt. Agents that a framework's adapter cannot push are found by the
+    resolver of the adapter.
     """
     current = current_context()
     return None if current is None else resolve_agent(current)
 
 
 def resolve_agent(current: AgentContext, *, before: Resolver | None = None) -> AgentContext:
-    """Return the context of the acting agent, by calling the resolvers.
+    """Find the acting agent by calling the resolvers, and return its context.
+
+    A resolver is a function that finds the acting agent of one framework.
 
     Args:
-        current: the context with the pushed frames.
+        current: the context with the agents that were pushed by `push`.
         before: resolver at which to stop: neither it nor the resolvers after it are called. None
             calls all resolvers.
     """
@@ -110,7 +113,10 @@ def resolve_agent(current: AgentContext, *, before: Resolver | None = None) -> A
 
 
 def set_agent(agent: AgentContext | None) -> Callable[[], None]:
-    """Set the context of the acting agent; None for no attempt.
+    """Make the agent of a context the acting agent.
+
+    Args:
+        agent: the context; None for code outside every attempt.
 
     Returns:
         A function that restores the earlier context. In another task or thread it does nothing.
@@ -134,15 +140,17 @@ def _reset(token: Token[generator_context.Entry]) -> None:
 
 
 def set_agent_in_block(agent: AgentContext, entering: FrameType) -> Callable[[], None]:
-    """Set the acting agent in a `with` block; in a generator, only while the generator runs.
+    """Make the agent of a context the acting agent in a `with` block.
+
+    In a generator's block, it is the acting agent only while the generator runs.
 
     Args:
-        agent: the acting agent.
+        agent: the context.
         entering: the stack frame that enters the block.
 
     Returns:
-        A function that restores the earlier context. It works in any task or thread if the block
-        is in a generator.
+        A function that restores the earlier context. It works in any task or thread if the block is
+        in a generator.
     """
     generator = generator_context.generator_of(entering)
     if generator is None:
@@ -172,7 +180,10 @@ _SILENT: Final = _ambient(NullRecorder())
 
 
 def connect(connection: AgentContext) -> None:
-    """Make `connection` the context outside every attempt. Its attempt has `is_outside`."""
+    """Use `connection` as the context of code that runs outside every attempt.
+
+    Its attempt has `is_outside`.
+    """
     state.connections.append(connection)
     _update_ambient()
 
@@ -184,9 +195,10 @@ def disconnect(connection: AgentContext) -> None:
 
 
 def set_attempt_factory(factory: AttemptFactory | None) -> None:
-    """Set the function that opens an attempt for an agent, function or call outside every attempt.
+    """Set the function that opens an attempt for a run or call that is outside every attempt.
 
-    None opens no further attempts.
+    Args:
+        factory: the function; None to open no further attempts.
     """
     state.attempt_factory = factory
     _update_ambient()
@@ -219,11 +231,11 @@ def start_attempt(
 ) -> tuple[AgentContext, AttemptHandle | None]:
     """Open an attempt in production if none is open, and return the context of the acting agent.
 
-    Resolvers are called first: for a framework that cannot push frames, only its resolver can find
-    the open attempt.
+    Resolvers are called first, because the adapter of some frameworks can find the open attempt
+    only by its resolver.
 
     Args:
-        current: the context with the pushed frames.
+        current: the context without the agents that resolvers find.
         name: name of the agent, team or function that begins; None for a lone model call.
         input: input of the agent, team or function; None if it is not known.
         before: resolver at which to stop (`resolve_agent`).
@@ -254,7 +266,7 @@ def attempt_scope(attempt: AttemptHandle) -> Iterator[None]:
 
 
 def leave_step(generator: FrameType) -> None:
-    """Remove the agents that a generator has set from the context, just before it yields."""
+    """Remove the agents of `generator` from the context, just before the generator yields."""
     steps = state.steps.get(generator)
     if steps is not None:
         _agent.set(generator_context.without(steps, _agent.get()))
@@ -262,7 +274,7 @@ def leave_step(generator: FrameType) -> None:
 
 @contextmanager
 def push(frame: Frame) -> Iterator[AgentContext | None]:
-    """Make an agent the acting agent in a `with` block, by pushing its frame.
+    """Make the agent of `frame` the acting agent in a `with` block.
 
     Yield the context inside the agent. Outside attempts, do nothing and yield None.
     """
@@ -302,7 +314,7 @@ def resolvers() -> Sequence[Resolver]:
 
 # --- model calls ----------------------------------------------------------------------------
 def notify_call_start(context: AgentContext, *, besides: CallListener | None = None) -> CallEnd:
-    """Notify the call listeners that a model call begins. The caller is going to record the call.
+    """Notify the call listeners that a model call begins, which the caller is going to record.
 
     Args:
         context: the context of the calling agent.
@@ -345,7 +357,7 @@ def _ignore_end(is_answered: bool) -> None:
 
 
 def add_call_listener(listener: CallListener) -> None:
-    """Call `listener` at the start of every recorded model call, unless it already is."""
+    """Call `listener` whenever a recorded model call begins. A listener is added only once."""
     if listener not in state.call_listeners:
         state.call_listeners.append(listener)
 

@@ -30,7 +30,7 @@ _POOL_METHODS: Final = ("apply_async", "_map_async", "imap", "imap_unordered")
 
 
 def carry() -> bool:
-    """Make threads that are started in an attempt inherit its context.
+    """Make threads that are started in an attempt belong to the attempt and its acting agent.
 
     Return False if `carry` was called before.
     """
@@ -59,8 +59,8 @@ def stop_carrying() -> None:
 def _leave_child() -> None:
     """Undo `carry` and all wrapping in a forked child process, so that nothing is recorded there.
 
-    The child has the context of the thread that forked it. But like the processes of a pool it may
-    work for several attempts. It would also share the connections of its parent.
+    The child starts in the context of the thread that forked it, but may work for several attempts,
+    as the processes of a pool do. It would also use the connections of its parent.
     """
     if state.thread_patches:
         state.lock = threading.Lock()  # a thread of the parent may have held it

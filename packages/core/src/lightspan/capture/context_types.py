@@ -15,7 +15,7 @@ from lightspan.schema.system_prompts import Instructions
 
 
 class Frame(NamedTuple):
-    """An agent that is active, with the id of its span."""
+    """An agent that has begun and not ended, with the id of its span."""
 
     name: str
     span_id: str
@@ -75,7 +75,7 @@ class AgentContext:
         return join_path(map(_NAME, self.frames))
 
     def within(self, span_id: str | None, frames: tuple[Frame, ...]) -> AgentContext:
-        """Return this context with the given parent span and frames."""
+        """Return a context of the same attempt, with the given parent span and frames."""
         return AgentContext(self.scope, frames, span_id, self.notes)  # `replace` is much slower
 
     def enter_agent(self, name: str) -> AgentContext:
@@ -89,10 +89,10 @@ class AgentContext:
 
     @property
     def is_routed(self) -> bool:
-        """Whether a model call made now samples the policy or uses learned instructions.
+        """Whether a model call made now goes to the gateway or has learned instructions.
 
-        The app's caches must not answer such a call, because a cached answer is from another
-        policy.
+        If so, the app's caches must not answer it: the cached answer may be from other weights or
+        instructions.
         """
         scope = self.scope
         if scope.mode is Mode.PRODUCTION:
@@ -112,13 +112,13 @@ class AgentContext:
         self.scope.recorder.add_capture_error(f"{problem}: {error!r}")
 
     def with_note(self, adapter: str, note: Any) -> AgentContext:
-        """Return this context with `note` as the data of `adapter` (`notes`)."""
+        """Return a copy of this context in which `note` is the data of `adapter` (`notes`)."""
         notes = {**self.notes, adapter: note}
         return AgentContext(self.scope, self.frames, self.parent_span_id, notes)
 
 
 class Place(NamedTuple):
-    """The frames and the span id of a context, without its attempt.
+    """The active agents and the parent span of a context, without its attempt.
 
     Objects that must not keep the attempt alive hold a place instead of a context.
     """
@@ -159,7 +159,7 @@ be recorded. It returns a function to call at the end of the model call, or None
 
 
 class AttemptHandle(Protocol):
-    """An attempt that was opened automatically. The function that opened it closes it."""
+    """An attempt that lightspan opened by itself, in production. Whoever opened it closes it."""
 
     @property
     def context(self) -> AgentContext:

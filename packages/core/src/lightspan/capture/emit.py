@@ -50,9 +50,9 @@ def emit_reward(
     """Emit a reward for the attempt, or for one model call (`call`) or span (`span`) in it.
 
     Args:
-        value: a number, a bool (True is 1.0), or named dimensions; None emits nothing.
-        primary: name of the dimension that is the reward's value. None for the dimension
-            `"reward"`, or for the first dimension if none has this name.
+        value: a number, a bool (True is 1.0), or a mapping of names to numbers; None emits nothing.
+        primary: name of the number that is the reward's value. None for the name `"reward"`, or for
+            the first name if there is no `"reward"`.
         call: a call id, or the `id` of an OpenAI response.
         span: a span or its id.
 
@@ -124,7 +124,7 @@ class _Block(ContextDecorator):
         name: name of the span.
         kind: kind of the span.
         attributes: attributes of the span.
-        input: the input, if an attempt begins with the block; None if unknown.
+        input: input of a production attempt that this block opens; None if it is unknown.
         agent: name of the agent that acts in the block; None if the block is no agent.
     """
 
@@ -248,7 +248,10 @@ class _Block(ContextDecorator):
 
 
 class _BetweenSteps:
-    """A block around a `yield`, in which the agent of the generator does not act."""
+    """A block around the `yield` of a decorated generator.
+
+    While the generator is suspended in the block, its agent is not the acting agent.
+    """
 
     def __enter__(self) -> None:
         context.leave_step(sys._getframe(1))
@@ -280,7 +283,7 @@ def agent_span(name: str, *, input: Any = None) -> _Block:
 
     Args:
         name: name of the agent or team.
-        input: the input, if an attempt begins with the block; None if unknown.
+        input: input of a production attempt that this block opens; None if it is unknown.
     """
     return _Block(f"invoke_agent {name}", SpanKind.AGENT, {}, input, agent=name)
 

@@ -13,10 +13,7 @@ from lightspan.schema.records import Mode
 
 @contextmanager
 def open_scope(scope: AttemptContext) -> Iterator[AttemptContext]:
-    """Make `scope` the current attempt in a `with` block.
-
-    The clients of the SDKs are wrapped first, unless they are already.
-    """
+    """Make `scope` the current attempt in a `with` block, and wrap the SDKs' clients before."""
     try:
         sdk_instrumentation.install()
     except Exception as error:  # such as a broken SDK, which the app may not need

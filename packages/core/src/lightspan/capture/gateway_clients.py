@@ -19,7 +19,7 @@ _MARK: Final = "_lightspan_clean"
 
 
 def is_clean(client: Any) -> bool:
-    """Return whether `mark_clean` was called with a client."""
+    """Return whether a client is lightspan's own, marked by `mark_clean`."""
     return getattr(client, _MARK, False)
 
 
@@ -29,7 +29,10 @@ def mark_clean(client: Any) -> None:
 
 
 def sync_client(sdk: Sdk, origin: str) -> Any:
-    """Return this process's synchronous client for an SDK and the gateway's `origin`."""
+    """Return this process's synchronous client for an SDK and the gateway's `origin`.
+
+    The origin is the scheme, host and port of the gateway's URL.
+    """
     key = (sdk.name, origin)
     with state.lock:
         if key not in state.clients:
@@ -42,7 +45,7 @@ def sync_client(sdk: Sdk, origin: str) -> Any:
 
 
 class _AsyncClient:
-    """A clean client of one event loop. It is closed when the loop shuts down.
+    """A clean client that belongs to one event loop, and is closed when the loop shuts down.
 
     `asyncio.run` closes all asynchronous generators before it closes the loop, and one of them
     closes the client. There is no other hook.
@@ -66,7 +69,10 @@ class _AsyncClient:
 
 
 async def async_client(sdk: Sdk, origin: str) -> Any:
-    """Return the running event loop's client for an SDK and the gateway's `origin`."""
+    """Return the running event loop's client for an SDK and the gateway's `origin`.
+
+    The origin is the scheme, host and port of the gateway's URL.
+    """
     key = (sdk.name, origin)
     clients = state.async_clients.setdefault(asyncio.get_running_loop(), {})
     if key not in clients:
@@ -87,11 +93,14 @@ def _tls_options(origin: str) -> dict[str, Any]:
 
 
 def _bare_client(sdk: Sdk, kind: Any, origin: str, http: Any) -> Any:
-    """Return a clean client of class `kind` for the gateway's `origin`.
+    """Return a client for the gateway that uses nothing from the environment.
 
-    It does not use the organization, the project or the headers in the environment.
+    It does not use the organization, the project or the headers that environment variables set.
 
     Args:
+        sdk: the SDK of the client.
+        kind: class of the client.
+        origin: scheme, host and port of the gateway.
         http: client of httpx that sends the requests.
     """
     base_url = origin.rstrip("/") + sdk.base

@@ -26,7 +26,7 @@ from lightspan.capture.context_types import AgentContext
 
 
 class GeneratorSteps:
-    """The `with` blocks that are open in one generator and that set the acting agent."""
+    """The open `with` blocks of one generator that set an acting agent."""
 
     def __init__(self) -> None:
         self.blocks: list[AgentContext] = []
@@ -34,7 +34,10 @@ class GeneratorSteps:
 
 
 class GeneratorEntry(NamedTuple):
-    """The value of the ContextVar if the acting agent was set in a step of a generator."""
+    """Value of the ContextVar after a generator has set the acting agent.
+
+    It holds only until the generator yields.
+    """
 
     agent: AgentContext | None
     steps: GeneratorSteps
@@ -51,22 +54,20 @@ Entry = AgentContext | GeneratorEntry | None
 
 
 def inside(agent: AgentContext | None, steps: GeneratorSteps, before: Entry) -> GeneratorEntry:
-    """Return the entry of an agent that acts from now on in the current step of a generator.
-
-    An entry is the value of the ContextVar (`Entry`).
+    """Return the value of the ContextVar while `agent` acts in the generator that is running.
 
     Args:
         agent: the acting agent; None for no agent.
-        steps: open blocks of the innermost generator that is running.
-        before: the entry that applies now.
+        steps: open blocks of the generator.
+        before: current value of the ContextVar.
     """
     return GeneratorEntry(agent, steps, steps.blocks[-1], current_flow(), without(steps, before))
 
 
 def without(steps: GeneratorSteps, entry: Entry) -> Entry:
-    """Return the entry that applied before the generator `steps` set `entry` in a step.
+    """Return the value that the ContextVar had before the generator `steps` set it to `entry`.
 
-    If another generator or none set `entry`, return `entry` itself.
+    Return `entry` itself if this generator did not set it.
     """
     while isinstance(entry, GeneratorEntry) and entry.steps is steps:
         entry = entry.outer
@@ -74,13 +75,14 @@ def without(steps: GeneratorSteps, entry: Entry) -> Entry:
 
 
 def current_entries(entry: Entry, running: Sequence[GeneratorSteps]) -> Entry:
-    """Return the innermost entry that still applies: `entry`, or an entry around it.
+    """Return the value that the ContextVar should have now.
 
-    An entry that was set in a step of a generator does not apply after the step was left.
+    A value that a generator has set ends when the generator yields. Then the value before it
+    applies again.
 
     Args:
-        entry: value of the ContextVar.
-        running: the generators on the stack, as `running` returns them.
+        entry: current value of the ContextVar.
+        running: open blocks of the generators that are running, as `running` returns them.
     """
     while isinstance(entry, GeneratorEntry) and _was_left(entry, running):
         entry = entry.outer
@@ -95,7 +97,7 @@ def _was_left(entry: GeneratorEntry, running: Sequence[GeneratorSteps]) -> bool:
 
 
 def is_set_in(entry: Entry, steps: GeneratorSteps) -> bool:
-    """Return whether `entry` was set in the innermost block of the generator `steps`."""
+    """Return whether `entry` was set in the innermost open block of the generator `steps`."""
     return (
         isinstance(entry, GeneratorEntry)
         and entry.steps is steps
@@ -104,7 +106,7 @@ def is_set_in(entry: Entry, steps: GeneratorSteps) -> bool:
 
 
 def current_flow() -> object:
-    """Return the current task, or the current thread outside tasks."""
+    """Return the task that is running, or the thread if no task is running."""
     try:
         return asyncio.current_task() or threading.current_thread()
     except RuntimeError:  # no loop runs
@@ -120,7 +122,7 @@ _ENTER_METHODS: Final = ("__enter__", "__aenter__")
 
 
 def running(generators: Mapping[FrameType, GeneratorSteps]) -> Sequence[GeneratorSteps]:
-    """Return the open blocks of each generator on the current stack, the innermost generator first.
+    """Return the open blocks of each generator that is running, the innermost generator first.
 
     Args:
         generators: stack frame → blocks, for all generators with open blocks.
@@ -136,10 +138,11 @@ def running(generators: Mapping[FrameType, GeneratorSteps]) -> Sequence[Generato
 
 
 def generator_of(frame: FrameType) -> FrameType | None:
-    """Return the stack frame of the generator whose body enters a block; None outside generators.
+    """Return the stack frame of the generator whose body has the `with` block.
 
-    If a context manager enters the block in its own body (`@contextmanager`, `__enter__`), the
-    result is for the code whose `with` statement enters the context manager.
+    Return None if the block is not in a generator. The body of a context manager
+    (`@contextmanager`, `__enter__`) does not count: the result is for the code that uses the
+    context manager.
 
     Args:
         frame: stack frame that enters the block.

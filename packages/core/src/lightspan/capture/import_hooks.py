@@ -13,7 +13,7 @@ from typing import Any
 
 
 class ImportHook(MetaPathFinder):
-    """A hook for the first import of a module. It leaves no trace in the module.
+    """Calls a function when a module is imported for the first time, without changing the module.
 
     Args:
         name: name of the module.
@@ -50,10 +50,7 @@ class ImportHook(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """A loader that calls the module's own loader, and then the hook.
-
-    It restores the module's own loader before the module is executed.
-    """
+    """A module's loader, which calls the hook after the module was executed."""
 
     def __init__(self, loader: Loader, hook: ImportHook) -> None:
         self._loader, self._hook = loader, hook

@@ -29,15 +29,16 @@ _home: Final[ContextVar[tuple[int, int] | None]] = ContextVar("lightspan_home", 
 
 
 def mark_home() -> None:
-    """Mark the current thread and task as those that opened the attempt."""
+    """Store the current thread and task as those that opened the attempt."""
     _home.set(_place())
 
 
 def check_call(current: AgentContext | None) -> None:
-    """Count a model call that begins in the context `current`, if it belongs to no open attempt.
+    """Count a model call if it was made outside every open attempt, in a runner's process.
 
-    It belongs to none if `current` is None, outside every attempt, or in an attempt that has ended.
-    Calls are counted only in a runner's process.
+    Args:
+        current: context of the call. None is outside every attempt; its attempt may also have
+            ended.
     """
     if not state.thread_patches:
         return

@@ -65,8 +65,7 @@ def client_of(client: Any, native: str) -> Client:
 
     Args:
         client: the framework's object.
-        native: name of the framework's own client that uses a wrapped SDK. The field `fix`
-            recommends it.
+        native: name of the client that the user should use instead, because lightspan records it.
     """
     name = _class_name(type(client))
     places = [client, *(_read(client, key) for key in _SETTINGS)]
@@ -97,7 +96,7 @@ def _class_name(kind: type) -> str:
 
 
 def _read(place: Any, name: str) -> Any:
-    """Return a setting of a client or of a mapping of settings; None if it cannot be read."""
+    """Return the value of `name` in a client or mapping; None if it cannot be read."""
     try:
         return place.get(name) if isinstance(place, Mapping) else getattr(place, name, None)
     except Exception:  # a property of the app's may do anything
@@ -125,7 +124,7 @@ def record_call(
         end: status, message and attributes of the end.
         start_ns: start, nanoseconds since the epoch.
         client: the framework's client; None if it is unknown.
-        native: name of the framework's client that uses OpenAI's SDK. The report recommends it.
+        native: name of the client that the user should use instead, because lightspan records it.
     """
     description = Client() if client is None else client_of(client, native)
     gateway = context.scope.gateway_url

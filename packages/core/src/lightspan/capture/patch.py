@@ -29,7 +29,7 @@ class Patch:
 
     @property
     def is_removed(self) -> bool:
-        """Whether another library has removed this patch by restoring an older attribute.
+        """Whether another library has undone this patch by restoring an older attribute.
 
         This happens if the library had wrapped the attribute before this patch, and then puts its
         original back.

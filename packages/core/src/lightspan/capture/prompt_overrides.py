@@ -57,13 +57,13 @@ def prompt(name: str, text: str) -> str:
 
 
 def record_prompt(current: AgentContext, attributes: Attributes) -> None:
-    """Record the `attributes` of a prompt (`reading_attributes`) in a span of their own."""
+    """Record `attributes`, which describe a prompt and its replacement, in a new span."""
     span = make_span(current, "lightspan.prompt", SpanKind.OTHER, attributes, status=SpanStatus.OK)
     current.scope.recorder.add(span)
 
 
 def _instructions_of(current: AgentContext | None) -> Instructions | None:
-    """Return the prompts to replace in the context `current`; None if none are replaced."""
+    """Return the prompts that replace the app's in the context `current`; None if none do."""
     if current is not None and current.scope.instructions is not None:
         return current.scope.instructions
     active = _active_prompts(current)
@@ -71,7 +71,7 @@ def _instructions_of(current: AgentContext | None) -> Instructions | None:
 
 
 def _active_prompts(current: AgentContext | None) -> ActivePrompts | None:
-    """Return the prompts of `lightspan.apply_prompts`; None if none apply in `current`."""
+    """Return the prompts that `lightspan.apply_prompts` set; None if none apply in `current`."""
     # In a runner's process a call outside every attempt may belong to a rollout.
     if not state.active_prompts or state.thread_patches:
         return None
@@ -81,9 +81,13 @@ def _active_prompts(current: AgentContext | None) -> ActivePrompts | None:
 
 
 def reading_of(current: AgentContext, body: Body) -> Reading | None:
-    """Return the instructions in a request's `body` and their replacement.
+    """Find an agent's instructions in its request, and the text that replaces them.
 
-    None if the agent's instructions are neither recorded nor replaced.
+    Return None if the agent's instructions are neither recorded nor replaced.
+
+    Args:
+        current: context of the agent.
+        body: body of the request.
     """
     instructions = _instructions_of(current)
     reading = None if instructions is None else instructions.read(current.path, body)
@@ -95,9 +99,14 @@ def reading_of(current: AgentContext, body: Body) -> Reading | None:
 
 
 def _warn_unless_applied(active: ActivePrompts, name: str, reading: Reading | None) -> None:
-    """Record that the learned text for `name` was requested.
+    """Count a request for a learned text, and log a warning if the text is not applied.
 
-    If it is not applied, log a warning with the reason, once per reason.
+    Each reason is logged once.
+
+    Args:
+        active: the learned prompts, in which the request is counted.
+        name: name of the agent.
+        reading: the agent's instructions and their replacement; None if there are none.
     """
     if reading is None:
         return
@@ -114,7 +123,7 @@ def _warn_unless_applied(active: ActivePrompts, name: str, reading: Reading | No
 
 
 def reading_attributes(reading: Reading) -> Attributes:
-    """Return a span's attributes for a prompt and its replacement."""
+    """Describe an agent's instructions and their replacement as attributes of a span."""
     attributes: Attributes = {}
     if reading.original is not None:
         attributes[c.PROMPT_ORIGINAL] = reading.original
@@ -126,7 +135,7 @@ def reading_attributes(reading: Reading) -> Attributes:
 
 
 def with_text(options: Any, reading: Reading) -> Any:
-    """Return a copy of the request `options` with the text `reading.sent`."""
+    """Return a copy of the request `options` in which the instructions are `reading.sent`."""
     slot, text = reading.slot, reading.sent
     assert slot is not None
     assert text is not None

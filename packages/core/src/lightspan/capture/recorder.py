@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 class Recorder:
     """A thread-safe collector of one attempt's spans.
 
-    It holds at most `limit` spans between two calls of `drain`. Further spans are dropped, which is
-    a capture error and excludes the attempt from training.
+    It holds at most `limit` spans between two calls of `drain`. If spans are dropped because of the
+    limit, that is a capture error, which excludes the attempt from training.
     """
 
     keeps = True
@@ -65,7 +65,7 @@ class Recorder:
                 self._dropped += 1
 
     def add_uncaptured(self, request: Request) -> None:
-        """Count a request to a model that no SDK made."""
+        """Count a request to a model that was sent without an SDK."""
         with self._lock:
             self.uncaptured[request] += 1
 
@@ -90,7 +90,7 @@ class Recorder:
             return self._pending.pop(key, None) is not None
 
     def cancel_pending(self) -> None:
-        """End all pending operations as abandoned, by calling their `give_up`.
+        """End all pending operations, by calling their `give_up`.
 
         An operation is pending, for example, if the app stopped reading a stream.
         """
@@ -123,15 +123,15 @@ class NullRecorder(Recorder):
         log.warning("%s", reason)
 
     def register_pending(self, key: str, give_up: Callable[[], None]) -> None:
-        """Do nothing, since no attempt ends."""
+        """Do nothing, since no attempt ends that could give the operation up."""
 
     def resolve_pending(self, key: str) -> bool:
-        """Return False, so that the end of an answer is not recorded."""
+        """Return False: nothing is registered, so the caller does not record an end."""
         return False
 
 
 class LostRewardRecorder(NullRecorder):
-    """The recorder outside every attempt, in a process that records. It warns of lost rewards."""
+    """A recorder for code outside every attempt. It logs a warning if a reward is lost."""
 
     def add(self, span: Span) -> None:
         """Discard the span, and log a warning if it is a reward."""

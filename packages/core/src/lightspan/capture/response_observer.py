@@ -93,9 +93,10 @@ def _observe_raw(call: SdkCall, raw: Any, streamed: bool) -> None:
 
 
 def _parse(parse: Callable[..., Any], answer: _ObservedAnswer, *args: Any, **options: Any) -> Any:
-    """Call a raw response's `parse`, and observe the chunks of the stream that it returns.
+    """Call `parse` of a raw response, and observe the stream that it returns.
 
-    For an async client, the result is awaitable.
+    `answer` gets the stream's chunks as the app reads them. The result of an async client is
+    awaitable.
     """
     stream = parse(*args, **options)
     if inspect.isawaitable(stream):
@@ -116,10 +117,10 @@ def _observe_parsed(stream: Any, answer: _ObservedAnswer) -> Any:
 
 # --- one answer -----------------------------------------------------------------------------
 class _ObservedAnswer:
-    """An answer while the app reads it.
+    """A model's answer, recorded while the app reads it.
 
-    As a context manager it is entered while the app waits for a chunk. An error in the block ends
-    the answer.
+    Use it as a context manager around the app's wait for a chunk. An error in the block ends the
+    answer.
     """
 
     def __init__(self, call: SdkCall, body: _Body | None = None) -> None:
@@ -178,7 +179,7 @@ class _ObservedAnswer:
 
 
 class _Proxy:
-    """A wrapper that has the class and attributes of the iterator or stream `inner`."""
+    """A wrapper that looks like the iterator or stream `inner`: it has its class and attributes."""
 
     def __init__(self, inner: Any, answer: _ObservedAnswer) -> None:
         self._inner = inner
@@ -261,7 +262,7 @@ class _ObservedBytes(_Proxy):
 
 
 class _Content(NamedTuple):
-    """The content of a response body, as far as it has arrived."""
+    """The part of a model's answer that has arrived so far."""
 
     answer: Mapping[str, Any]
     complete: bool
@@ -271,7 +272,7 @@ class _Content(NamedTuple):
 
 
 class _Body:
-    """The bytes of a response body that the app has read so far.
+    """The part of a response body that the app has read so far.
 
     Args:
         raw: the SDK's raw response.
@@ -287,7 +288,7 @@ class _Body:
         self._make_decoder = raw._client._make_sse_decoder  # the SDK's own
 
     def fill(self, content: bytes) -> None:
-        """Set the whole body as read. `content` is not compressed."""
+        """Set the whole body, which the app has read at once. `content` is not compressed."""
         self.parts, self._headers = [content], {}
 
     def read(self, *, is_cut: bool) -> _Content:

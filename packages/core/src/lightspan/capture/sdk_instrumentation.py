@@ -229,10 +229,14 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
 
 
 def _target(current: AgentContext, path: str, address: Any) -> Target:
-    """Return the target of a model call of the agent at `path`.
+    """Return where a model call goes: to a policy, to another endpoint, or where the app sends it.
 
-    With `follows_urls`, the call goes to the app's own endpoint unless `address`, the base URL of
-    the app's client, is the gateway's.
+    With `follows_urls`, the call goes where the app sends it, unless that is the gateway.
+
+    Args:
+        current: context of the calling agent.
+        path: path of the calling agent.
+        address: base URL of the app's client.
     """
     routing, gateway = current.scope.routing, current.scope.gateway_url
     if current.scope.follows_urls and gateway and not f"{address}/".startswith(f"{gateway}/"):
@@ -285,7 +289,10 @@ class SdkCall:
 
     @property
     def is_recorded_elsewhere(self) -> bool:
-        """Whether the gateway records the call. It does not for an app in production."""
+        """Whether the gateway records the call, so that this process need not.
+
+        The gateway does not record calls of an app in production.
+        """
         return self.is_redirected and self.context.scope.mode is not Mode.PRODUCTION
 
     @property
@@ -328,10 +335,11 @@ class SdkCall:
             return options
 
     def redirect(self, client: Any, options: Any) -> Any:
-        """Return a copy of the request `options`, for a clean client to send to the gateway.
+        """Return a copy of the request for a clean client, which sends it to the gateway.
 
         Args:
-            client: the app's client, whose timeout and number of retries the copy takes over.
+            client: the app's client. The copy has its timeout and number of retries.
+            options: the request of the app.
         """
         sent = options.model_copy()
         sent.url = _model_path(self.sdk, options)
@@ -384,7 +392,7 @@ class SdkCall:
         self.record(attributes, SpanStatus.ERROR, text_of(error) or "error")
 
     def answered(self, answer: Mapping[str, Any]) -> None:
-        """Record that the call ended with the whole answer, unless the gateway records the call."""
+        """Record that the whole answer has arrived, unless the gateway records the call."""
         self.notify_end(True)
         if not self.is_recorded_elsewhere:
             self.record(
@@ -397,7 +405,7 @@ class SdkCall:
         return genai_attributes.StreamedAnswer(choices=choices)
 
     def register_pending(self, give_up: Callable[[], None], response: Any) -> None:
-        """Register the answer as pending: the app has not read all of it.
+        """Note that the app has not yet read all of the answer.
 
         Args:
             give_up: records that the app abandoned the answer; called when the attempt ends or, in
@@ -453,7 +461,7 @@ class SdkCall:
             self.attempt.close()
 
     def _sent_body(self) -> Mapping[str, Any]:
-        """Return the request's body as it was sent."""
+        """Return the body of the request, with the replaced instructions."""
         reading = self.reading
         if reading is None or reading.slot is None or reading.sent is None:
             return self.body
@@ -472,7 +480,7 @@ class SdkCall:
         return server
 
     def guarded(self, function: Callable[..., None], *values: Any) -> None:
-        """Call a function; record its exception as a capture error and do not raise it."""
+        """Call `function`; if it raises, record a capture error and return."""
         try:
             function(*values)
         except Exception as error:

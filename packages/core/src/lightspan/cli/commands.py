@@ -49,9 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _missing_extra(command: str) -> str | None:
-    """Return the extra of the package that installs the subcommand `command`.
+    """Return the optional part of lightspan that has the subcommand `command`.
 
-    None if the command is installed or unknown.
+    It is an extra, as in `lightspan[train]`. None if the command is installed or unknown.
     """
     return None if command in installed_plugins("commands") else extra_of("commands", command)
 

@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 class ZeroReason(StrEnum):
-    """Reason why an advantage is zero without a computation."""
+    """Reason why an advantage is zero whatever the reward."""
 
     GROUP_OF_ONE = "group_of_one"
     IDENTICAL = "identical"
@@ -64,7 +64,7 @@ class ZeroReason(StrEnum):
 
 
 class BaselineScale(msgspec.Struct, frozen=True):
-    """Baseline and scale of one observation, from which its advantage is computed."""
+    """What is subtracted from a credit and what divides the result, to get an advantage."""
 
     baseline: float
     scale: float
@@ -79,7 +79,10 @@ class BaselineScale(msgspec.Struct, frozen=True):
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """One number of the statistics: the return of a rollout, per agent with unit `agent`."""
+    """One of the numbers from which means and deviations are computed: a rollout's return.
+
+    With unit `agent`, a rollout has one for each agent that acted in it.
+    """
 
     rollout_id: str
     group_id: str
@@ -123,10 +126,10 @@ def rloo(values: Sequence[float | None]) -> list[BaselineScale]:
 
 
 def ppo(values: Sequence[float | None]) -> list[BaselineScale]:
-    """Return per value the mean as baseline and the standard deviation, ddof 1, as scale.
+    """Return for each value the mean of all as baseline, and their standard deviation as scale.
 
     The scale is 1 for fewer than two values, or if all are identical. With a critic only the scale
-    is used, because the critic gives the baseline.
+    is used, because the critic gives the baseline. The deviation has ddof 1.
     """
     scored = _scored(values)
     statistics = BaselineScale(
@@ -171,9 +174,9 @@ def _fill(
     """Return baseline and scale of each value.
 
     Args:
-        values: values of one population; None, NaN and infinity are unscored.
-        rule: function of the scored values that returns (baseline, scale) of each. It is called
-            only if their advantages are not all zero.
+        values: values that are compared with each other; None, NaN and infinity are left out.
+        rule: function that returns (baseline, scale) of each remaining value. It is called only if
+            some advantage is not zero.
     """
     scored = _scored(values)
     size, reason = len(scored), _zero_reason(scored)
@@ -187,10 +190,10 @@ def _fill(
 
 
 def _zero_reason(scored: Sequence[float]) -> ZeroReason | None:
-    """Return why all advantages of a population are zero; None if they are not.
+    """Return why all advantages are zero if these values are compared; None if they are not.
 
     Args:
-        scored: the scored values of the population.
+        scored: the values, without those that are None, NaN or infinite.
     """
     if not scored:
         return ZeroReason.UNSCORED
@@ -246,8 +249,8 @@ def _apply(
 
     Args:
         observations: observations of the batch.
-        key: function that returns the key of an observation's population.
-        rule: function that returns baseline and scale of each observation of a population.
+        key: function of an observation. Observations with equal keys are compared with each other.
+        rule: function that returns baseline and scale of such observations.
     """
     statistics: dict[int, BaselineScale] = {}
     for places in places_by(observations, key).values():
@@ -256,10 +259,10 @@ def _apply(
 
 
 def _centre_by_group(batch: Sequence[Observation]) -> list[BaselineScale]:
-    """Return per observation its group's mean and the batch's scale (`reinforce++_baseline`).
+    """Return for each observation its group's mean, and one scale for the batch.
 
-    The scale is the standard deviation, over the batch, of the differences from the group's mean.
-    Groups of one and groups of identical values contribute differences of zero.
+    This is `reinforce++_baseline`. The scale is the standard deviation, over the batch, of the
+    differences from the group's mean. In groups of one or of identical values these are zero.
 
     Args:
         batch: all observations of a batch.
@@ -284,10 +287,10 @@ def places_by(items: Sequence[T], key: Callable[[T], Hashable]) -> dict[Hashable
 
 
 def groups_without_variance(rewards: Mapping[str, Sequence[float | None]]) -> dict[str, ZeroReason]:
-    """Return group id → reason, for groups whose advantages are all zero.
+    """Return group id → reason, for the groups whose advantages are all zero.
 
     Args:
-        rewards: group id → returns of its rollouts; None for a rollout without a return.
+        rewards: group id → total reward of each rollout; None for a rollout without reward.
     """
     reasons = {group_id: _zero_reason(_scored(values)) for group_id, values in rewards.items()}
     return {group_id: reason for group_id, reason in reasons.items() if reason is not None}
@@ -297,7 +300,7 @@ def groups_without_variance(rewards: Mapping[str, Sequence[float | None]]) -> di
 
 
 class CreditTerm(msgspec.Struct, frozen=True):
-    """One summand of an advantage: weight · (credit - baseline) / scale."""
+    """One summand of a call's advantage: weight · (credit - baseline) / scale."""
 
     name: str
     credit: float

@@ -63,7 +63,7 @@ AIRMode = Literal["potential", "bonus"]
 
 
 class Observed(NamedTuple):
-    """One value of a signal (a source of intermediate rewards), with its place in the attempt."""
+    """One value of a signal, such as the success of one tool call, with its time in the attempt."""
 
     value: float
     after: int | None
@@ -191,7 +191,10 @@ def _check_signal(signal: Signal) -> None:
 
 
 def check_air(air: AIR | None, credit: Credit) -> None:
-    """Raise `ConfigError` if `air` has no effect, or is undefined, with the rule `credit`."""
+    """Raise `ConfigError` if AIR cannot be used with the credit rule `credit`, or has no effect.
+
+    `air` has the settings of intermediate rewards; None for no such rewards.
+    """
     if air is None:
         return
     if air.mode == "potential" and isinstance(credit, Terminal | GAE):
@@ -212,7 +215,7 @@ def check_air(air: AIR | None, credit: Credit) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
-    """AIR's part of the credits of an episode's selected calls: the calls of agents to train."""
+    """What AIR (automatic intermediate rewards) adds to the credits of an episode's calls."""
 
     credits: Mapping[CallKey, float] = field(default_factory=dict)
     """Call → number to add to its credit: minus the potential before its turn, or its bonuses."""
@@ -227,13 +230,13 @@ class Shaping:
 
 
 def shape(air: AIR, credit: Credit, episode: Episode, coverage: Coverage) -> Shaping:
-    """Return AIR's part of the credit of each selected call.
+    """Compute what AIR adds to the credit of each call of an agent to train.
 
     Args:
         air: settings of AIR.
         credit: credit rule, which decides how bonuses are passed on to earlier calls.
         episode: episode with the calls.
-        coverage: status of the episode's calls; trained and rejected calls are selected.
+        coverage: which calls are trained, frozen or rejected. Frozen calls are left out.
 
     Raises:
         ConfigError: a signal's function failed, or returned no finite number.
@@ -266,9 +269,10 @@ def bonuses(
 
 
 def turn_positions(turns: Turns) -> list[int]:
-    """Return, per turn, the gateway's sequence number at which its first call began, ascending.
+    """Return for each turn the sequence number at which its first call began, ascending.
 
-    0 for a turn without a call through the gateway.
+    The gateway numbers the starts and ends of calls. The result is 0 for a turn whose calls all
+    bypassed the gateway.
     """
     starts: dict[int, int] = {}
     for call, turn in turns:
@@ -298,10 +302,10 @@ def _potentials(air: AIR, trace: Trace, turns: Turns) -> Shaping:
 
 
 def _means_before(observed: Iterable[Observed], positions: Sequence[int]) -> list[float]:
-    """Return, per position, the mean of a signal's values before it; 0 if there are none.
+    """Return for each position the mean of a signal's values before it; 0 if there are none.
 
     Args:
-        observed: values of a signal; those without a place (`after` is None) are ignored.
+        observed: values of a signal; those that no state can include (`after` is None) are ignored.
         positions: sequence numbers at which turns begin, ascending.
     """
     placed = sorted((each.after, each.value) for each in observed if each.after is not None)
@@ -341,14 +345,16 @@ def _bonuses(air: AIR, credit: Credit, trace: Trace, turns: Turns) -> Shaping:
 def _bonus_credits(
     credit: Credit, own: Mapping[CallKey, float], shared: Sequence[float], turns: Turns
 ) -> dict[CallKey, float]:
-    """Return call → sum of the bonuses credited to it.
+    """Return the bonuses that are added to the credit of each call.
 
     If the credit rule is a `RewardToGo`, a call gets its own and later bonuses; else every call
     gets the sum of all.
 
     Args:
+        credit: the credit rule.
         own: call → sum of the bonuses that the call caused.
-        shared: [turns] bonuses that every call of a turn gets.
+        shared: for each turn, the bonuses that every call of the turn gets.
+        turns: the turns of the calls.
     """
     if not isinstance(credit, RewardToGo):
         return dict.fromkeys(own, math.fsum([*own.values(), *shared]))

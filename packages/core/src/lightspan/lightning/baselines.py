@@ -60,7 +60,7 @@ LEAVE_ONE_OUT: Final[frozenset[Estimator]] = frozenset({"rloo", "ppo"})
 
 
 class CallCredit(msgspec.Struct, frozen=True, kw_only=True):
-    """A selected call (of an agent to train) with its credit and what its baseline depends on."""
+    """A call of an agent to train, with its credit and what that is compared with."""
 
     rollout_id: str
     population: Hashable
@@ -87,7 +87,7 @@ class CallCredit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(NamedTuple):
-    """Baseline and scale of a call, from which its advantage is computed."""
+    """What a call's credit is compared with: a baseline to subtract and a scale to divide by."""
 
     baseline: float
     scale: float
@@ -109,7 +109,7 @@ class Comparison(NamedTuple):
 
 
 def by_rollout(calls: Sequence[CallCredit], estimator: Estimator) -> list[Comparison]:
-    """Return, per call, the comparison with the estimator's baseline of returns.
+    """Compare each call with the returns of rollouts, by the estimator's baseline.
 
     Returns contain no length penalties, so the mean penalty of other rollouts' calls is added to
     the baseline. If the estimator's mean includes the rollout itself, the mean penalty does so too;
@@ -117,7 +117,7 @@ def by_rollout(calls: Sequence[CallCredit], estimator: Estimator) -> list[Compar
     the baseline is then that of returns with penalties, as in DAPO.
 
     Args:
-        calls: selected calls of a batch.
+        calls: calls of agents to train in a batch.
         estimator: estimator of the advantages.
     """
     if not any(call.penalty for call in calls):
@@ -135,23 +135,25 @@ def by_rollout(calls: Sequence[CallCredit], estimator: Estimator) -> list[Compar
 
 
 def by_turn(calls: Sequence[CallCredit], estimator: Estimator) -> list[Comparison]:
-    """Return, per call, the comparison with other rollouts' calls of the agent in the same turn.
+    """Compare each call with the same agent's calls in the same turn of other rollouts.
 
     A turn is the depth of a call in the causal order. If no other rollout has a call there, the
-    baseline is made of all calls of other rollouts in the population.
+    call is compared with all calls of other rollouts. Only calls with an equal `population` are
+    compared.
     """
     rest, turns = _Others(calls, _population), _Others(calls, _turn)
     return [_compare_turns(call, turns, rest, estimator) for call in calls]
 
 
 def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) -> list[Comparison]:
-    """Return, per call, the comparison with other rollouts' calls in the same state.
+    """Compare each call with the same agent's calls in the same state of other rollouts.
 
-    The baseline is their mean credit, shrunk towards the mean of the turn. A call without a state
-    key is compared with the calls of its turn.
+    The baseline is their mean credit, moved towards the mean of the turn by `prior`. A call without
+    a state key is compared with the calls of its turn. Only calls with an equal `population` are
+    compared.
 
     Args:
-        calls: selected calls of a batch.
+        calls: calls of agents to train in a batch.
         estimator: estimator of the advantages.
         prior: number of calls that the turn's mean counts for.
     """
@@ -173,10 +175,10 @@ def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) ->
 
 
 def at_grpo(calls: Sequence[CallCredit]) -> list[Comparison]:
-    """Return, per call, the comparison by AT-GRPO as published (arXiv 2510.11062).
+    """Compare each call as AT-GRPO does (arXiv 2510.11062).
 
-    Baseline and scale are the mean and the standard deviation of all calls of the population, the
-    agent and the turn, with the call itself.
+    Baseline and scale are the mean and the standard deviation of the agent's calls in the same
+    turn, with the call itself. Only calls with an equal `population` are compared.
     """
     comparisons: dict[int, Comparison] = {}
     for places in places_by(calls, _turn).values():
@@ -189,13 +191,13 @@ def at_grpo(calls: Sequence[CallCredit]) -> list[Comparison]:
 
 
 def gigpo(calls: Sequence[CallCredit], estimator: Estimator, omega: float) -> list[Comparison]:
-    """Return, per call, the comparison by GiGPO as published (arXiv 2505.10978).
+    """Compare each call as GiGPO does (arXiv 2505.10978).
 
     The advantage is that of the rollout, plus `omega` times the advantage among all calls in the
     same state.
 
     Args:
-        calls: selected calls of a batch.
+        calls: calls of agents to train in a batch.
         estimator: `grpo`, which divides by a standard deviation, or `dr_grpo`, which does not.
         omega: weight of the advantage among calls in the same state.
     """
@@ -230,7 +232,7 @@ def _compare_turns(
 
 
 def _scale(statistics: BaselineScale, estimator: Estimator) -> float:
-    """Return the scale for a baseline that excludes the call's own rollout.
+    """Return the scale for a baseline that leaves out the call's own rollout.
 
     If the estimator's own mean includes that rollout, the scale is divided by (n - 1)/n for n
     rollouts.
@@ -246,10 +248,10 @@ def _scale(statistics: BaselineScale, estimator: Estimator) -> float:
 
 
 def _mean_and_spread(calls: Sequence[CallCredit]) -> tuple[float, float | None]:
-    """Return the mean of the calls' credits, and the standard deviation of their rewards.
+    """Return the mean of the calls' credits, and the standard deviation to divide by.
 
-    The standard deviation is None for a single call, or if the rewards are identical, because
-    shaping would then be the only difference.
+    The deviation is None for a single call, or if the calls' rewards are identical: credits then
+    differ only by shaping, which must not be scaled up.
     """
     mean = math.fsum(call.credit for call in calls) / len(calls)
     rewards = [call.rewards for call in calls]
@@ -272,11 +274,11 @@ def _state(call: CallCredit) -> Hashable:
 
 
 class _Others:
-    """Sums of the credits of other rollouts' calls, by group of calls.
+    """Sums of credits, from which the rollout of the call in question is left out.
 
     Args:
-        calls: calls of any rollouts, in any order, because sums are exact.
-        group_of: function that returns the key of a call's group.
+        calls: calls of any rollouts, in any order.
+        group_of: function of a call. Calls for which it returns the same key are summed together.
     """
 
     def __init__(
@@ -292,20 +294,25 @@ class _Others:
         }
 
     def _of(self, call: CallCredit) -> list[tuple[float, int]]:
-        """Return (sum, number of calls) per other rollout with calls in the group of `call`."""
+        """Return the sum and the number of the credits in each other rollout.
+
+        Only calls in the group of `call` count.
+        """
         sums = self._sums.get(self._group_of(call), {})
         return [each for rollout, each in sums.items() if rollout != call.rollout_id]
 
     def sum(self, call: CallCredit) -> tuple[float, int]:
-        """Return (sum, number) of the credits of other rollouts' calls in the group of `call`."""
+        """Return the sum and the number of the credits in all other rollouts together.
+
+        Only calls in the group of `call` count.
+        """
         others = self._of(call)
         return math.fsum(total for total, _ in others), sum(count for _, count in others)
 
     def mean(self, call: CallCredit) -> float:
-        """Return the mean over other rollouts of the mean credit of their calls in the group of
-        `call`.
+        """Return the mean over other rollouts of the mean credit in each.
 
-        0 if no other rollout has a call in the group.
+        Only calls in the group of `call` count; 0 if no other rollout has any.
         """
         means = [total / count for total, count in self._of(call)]
         return math.fsum(means) / len(means) if means else 0.0

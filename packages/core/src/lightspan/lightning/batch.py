@@ -138,7 +138,7 @@ def _check_baseline(estimator: Estimator, credit: Credit) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The rows of one optimiser step of all policies, with explanations and counters."""
+    """The rows that the learner trains on in one step, with explanations and counters."""
 
     rows: list[Row]
     """Rows of all policies; the rows of a rollout are contiguous."""
@@ -243,7 +243,7 @@ class BatchBuilder:
     counters: Mapping[str, int]
 
     def rows(self) -> list[Row]:
-        """Return rows of every call that could be trained, as input of a critic.
+        """Return the rows of every call that could be trained, for which a critic computes values.
 
         They include calls whose advantage will be zero.
         """
@@ -361,9 +361,9 @@ def _check(episodes: Sequence[Episode], coverages: Sequence[Coverage], config: B
 def _refusal(
     episode: Episode, coverage: Coverage, config: BatchConfig, versions: Mapping[str, int] | None
 ) -> str | None:
-    """Return why a rollout is excluded from the statistics, as the name of a counter.
+    """Return why a rollout is left out of the statistics; None if it counts.
 
-    None if the rollout counts.
+    The reason is the name of a counter, such as `unfinished`.
 
     Raises:
         ConfigError: `max_staleness` is set and the version of a policy is missing.
@@ -382,7 +382,7 @@ def _refusal(
 def _is_stale(
     coverage: Coverage, max_staleness: int | None, versions: Mapping[str, int] | None
 ) -> bool:
-    """Return whether weights older than `max_staleness` allows sampled any trained token.
+    """Return whether any trained token was sampled by weights that are too old.
 
     Args:
         coverage: status of the rollout's calls.
@@ -404,7 +404,7 @@ def _is_stale(
 
 
 class _Member(NamedTuple):
-    """A scored rollout of the batch, with the credits of its calls."""
+    """A rollout that counts in the statistics, with the credits of its calls."""
 
     episode: Episode
     coverage: Coverage
@@ -426,7 +426,11 @@ class _Member(NamedTuple):
 def _member(
     episode: Episode, coverage: Coverage, config: BatchConfig
 ) -> tuple[_Member, dict[CallKey, Rejection]]:
-    """Return the rollout with its credits, and call → why the call cannot be trained."""
+    """Compute the credits of a rollout's calls.
+
+    Returns:
+        The rollout with its credits; and for each call that cannot be trained, the reason.
+    """
     rule, air = config.credit, config.air
     shaping = Shaping() if air is None else shape(air, rule, episode, coverage)
     penalties = {} if config.overlong is None else overlong_penalties(config.overlong, coverage)
@@ -473,7 +477,10 @@ def _statistics(
 def _comparisons(
     members: Sequence[_Member], statistics: _Statistics, config: BatchConfig
 ) -> dict[TransitionKey, baselines.Comparison]:
-    """Return (attempt id, call id, choice) → baseline and scale, by a rule without a critic."""
+    """Return what each call is compared with (baseline and scale), by a rule without a critic.
+
+    The keys are (attempt id, call id, choice).
+    """
     has_potential = config.air is not None and config.air.mode == "potential"
     state_key = getattr(config.credit, "key", None)
     keys, calls = [], []
@@ -514,17 +521,21 @@ def _critic_comparisons(
     values: Mapping[str, Mapping[CallKey, float]],
     lam: float,
 ) -> dict[TransitionKey, baselines.Comparison]:
-    """Return (attempt id, call id, choice) → baseline and scale of each call with a critic's value.
+    """Return what each call is compared with (baseline and scale), by a critic's values.
 
-    The baseline of a call is its credit minus its generalised advantage.
+    The keys are (attempt id, call id, choice). The baseline of a call is its credit minus its
+    generalised advantage.
 
     Args:
+        members: the rollouts that count.
+        statistics: baselines and scales of their returns.
+        config: settings of the batch.
         values: rollout id → call → the critic's value.
         lam: lambda of generalised advantage estimation.
 
     Raises:
         DataError: `values` lacks a call that can be trained, or has a value that is not finite or
-            belongs to no selected call.
+            belongs to no call of an agent to train.
     """
     gamma = getattr(config.credit, "gamma", 1.0)
     comparisons = {}
@@ -603,7 +614,10 @@ def _explain(
 
 
 def _token_weights(members: Sequence[_Member], config: BatchConfig) -> dict[TransitionKey, float]:
-    """Return (attempt id, call id, choice) → weight of each of the call's tokens in the loss."""
+    """Return the weight in the loss of each token of a call.
+
+    The keys are (attempt id, call id, choice).
+    """
     rollouts = len(members)
     of_policy = _tokens_by_policy(members)
     of_rollout: Counter[tuple[str, str]] = Counter()

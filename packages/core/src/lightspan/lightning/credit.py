@@ -60,10 +60,10 @@ DEFAULT_PRIOR: Final = 1.0
 
 
 class Credit(Protocol):
-    """A credit rule: it divides an episode's rewards among its calls.
+    """A credit rule: it assigns an episode's rewards to its calls.
 
-    A user's rule needs the members below, and may have an attribute `baseline` (default "turn"),
-    the name of the number that credits are compared with.
+    A user's rule needs the members below. It may have an attribute `baseline`, the name of the
+    number that credits are compared with; the default is "turn".
     """
 
     @property
@@ -74,11 +74,11 @@ class Credit(Protocol):
         """Whether rewards on calls count. If so, an episode with such rewards only is scored."""
 
     def __call__(self, episode: Episode, coverage: Coverage) -> dict[CallKey, float]:
-        """Return the credit of each selected call of a scored episode.
+        """Return the credit of each call of an agent to train.
 
         Args:
             episode: an episode with a usable reward.
-            coverage: status of its calls; trained and rejected calls are selected.
+            coverage: which calls are trained, frozen or rejected. Frozen calls get no credit.
         """
 
 
@@ -149,10 +149,10 @@ class Anchor(RewardToGo, frozen=True):
     States are grouped as in GiGPO (arXiv 2505.10978), without its bias.
 
     Args:
-        key: function that identifies a state (`lightspan.lightning.states`); if it returns None,
-            the call is compared with its turn.
-        prior: number of calls that the turn's baseline counts for, in addition to the calls of the
-            state; 0 to ignore the turn wherever another rollout has a call in the state.
+        key: function that identifies a state (`lightspan.lightning.states`). If it returns None,
+            the call is compared with the calls of its turn.
+        prior: how many calls the mean of the turn counts for, in addition to the calls in the same
+            state. 0 ignores the turn if another rollout has a call in the state.
     """
 
     key: StateKey = observation
@@ -225,13 +225,13 @@ class GAE(RewardToGo, frozen=True):
 
 
 def rewards_after(own: Sequence[float], shared: Sequence[float], gamma: float) -> list[float]:
-    """Return, per turn, what is credited to a call in addition to its own reward.
+    """Return what each call of a turn is credited with in addition to its own reward.
 
     It is the sum of the rewards that the turn shares and the discounted rewards of later turns.
 
     Args:
-        own: [turns] sum of the rewards on each turn's calls.
-        shared: [turns] rewards that every call of a turn gets.
+        own: for each turn, the sum of the rewards on its calls.
+        shared: for each turn, the rewards that every call of the turn gets.
         gamma: discount per turn.
     """
     later = 0.0
@@ -304,9 +304,15 @@ def parse_credit(credit: str | Credit) -> Credit:
 
 
 def unused_step_rewards(episode: Episode, coverage: Coverage, credit: Credit) -> int:
-    """Return how many calls have a reward that the rule `credit` ignores or cannot place.
+    """Return how many calls have a reward that cannot be used.
 
-    A reward cannot be placed if no call can be credited with it (`PlacedRewards`).
+    The credit rule may ignore rewards on calls, or no call can be credited with the reward
+    (`PlacedRewards`).
+
+    Args:
+        episode: the episode.
+        coverage: status of its calls.
+        credit: the credit rule.
     """
     if credit.step_rewards:
         return placed_rewards(episode, coverage.turns).unplaced
@@ -326,9 +332,9 @@ def _own_reward(call: Call) -> float:
 class PlacedRewards(NamedTuple):
     """Rewards on the calls of an episode, by turn.
 
-    Some rewards are unplaced, that is, credited to no call: rewards on calls that bypassed the
-    gateway, because only a clock could give their place, and rewards on calls of frozen agents that
-    began before any selected call had ended.
+    Some rewards are credited to no call (`unplaced`). The calls that got them bypassed the gateway,
+    so their turn is unknown; or they are calls of frozen agents that began before any call of an
+    agent to train had ended.
     """
 
     own: list[list[float]]
@@ -340,12 +346,13 @@ class PlacedRewards(NamedTuple):
 
 
 def placed_rewards(episode: Episode, turns: Turns) -> PlacedRewards:
-    """Return the rewards on an episode's calls, assigned to turns.
+    """Assign the rewards on an episode's calls to turns.
 
     Each call id counts once, because the choices of a call share its rewards.
 
     Args:
-        turns: the turns of the selected calls, which are those of agents to train.
+        episode: the episode.
+        turns: the turns of the calls of agents to train.
     """
     own: list[list[float]] = [[] for _ in range(turns.count)]
     shared: list[list[float]] = [[] for _ in range(turns.count)]

@@ -99,7 +99,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def route(self) -> Route | None:
-        """Destination of the call, from its span; None if the destination was not recorded."""
+        """Where the call was sent, such as to the policy; None if that was not recorded."""
         recorded = None if self.span is None else self.span.attributes.get(semconv.ROUTE)
         return _ROUTES.get(str(recorded))
 
@@ -182,12 +182,12 @@ class Episode:
         return self.status in _ENDED and self.outcome not in _NEVER_SCORED
 
     def scored(self, step_rewards: bool = False) -> bool:
-        """Return whether the rewards of the episode give a usable return.
+        """Return whether the episode has rewards that can be used for training.
 
         Args:
-            step_rewards: whether the credit rule uses rewards on calls. If so, a usable reward on a
-                call is enough for a finished episode without a final reward; but an unusable reward
-                on any call, or an unusable final reward, makes the episode unscored.
+            step_rewards: whether the credit rule uses rewards on calls. If so, a finished episode
+                without a final reward needs a usable reward on a call only. But an unusable reward
+                on any call, or an unusable final reward, makes the result False.
         """
         if step_rewards and any(call.rewards and call.reward is None for call in self.calls):
             return False
@@ -260,7 +260,7 @@ def build_episode(
 
 @dataclass(slots=True)
 class _Inputs:
-    """Spans and records of an attempt, by kind."""
+    """The spans and token records of an attempt, sorted by what they describe."""
 
     spans: list[Span] = field(default_factory=list)
     """Spans that are not late."""
@@ -307,10 +307,10 @@ def _sort_inputs(attempt_id: str, spans: Iterable[Span], records: Iterable[Token
 
 
 def _name_unnamed(inputs: _Inputs, unnamed: Sequence[Span]) -> None:
-    """Add LLM spans without a call id to `inputs` as calls named `span:<span id>`.
+    """Add each LLM span without a call id to `inputs`, as a call named `span:<span id>`.
 
-    A span that is an ancestor of another call's span is left out: another instrumentation may have
-    opened it around a call that the gateway recorded, and the call would count twice.
+    If a span has another call's span inside it, it is left out: both may record the same call,
+    which would then count twice.
 
     Args:
         inputs: the sorted spans, to which the calls are added.
@@ -337,7 +337,9 @@ def _name_unnamed(inputs: _Inputs, unnamed: Sequence[Span]) -> None:
 def _calls(
     inputs: _Inputs, rewards: Mapping[str, tuple[EmittedReward, ...]], notes: list[str]
 ) -> tuple[list[Call], list[Call]]:
-    """Return (calls, late calls), both in no particular order.
+    """Return the calls of the attempt, and the calls that were recorded too late.
+
+    Both lists are in no particular order.
 
     Args:
         inputs: the sorted spans and records.
@@ -364,9 +366,10 @@ def _calls(
 
 
 def _empty_choices(calls: Sequence[Call]) -> list[Call]:
-    """Return a call without tokens for each requested choice (n > 1) of which none were recorded.
+    """Return a call without tokens for each requested choice that was not recorded.
 
-    Without these calls, the status of the choices would not be reported.
+    A call may request several choices (n > 1). Without the added calls, the missing choices would
+    not be reported.
     """
     several = {call.call_id: call for call in calls if _choices(call) > 1}
     present = {call.key for call in calls if call.call_id in several}
@@ -388,7 +391,7 @@ def _choices(call: Call) -> int:
 
 
 def _deduplicated(records: list[TokenRecord], notes: list[str]) -> list[TokenRecord]:
-    """Return one record per (call id, choice): a retry with the same call id is the same call.
+    """Return one token record per call id and choice, because a retry has the same call id.
 
     Args:
         records: token records of an attempt.
@@ -450,16 +453,17 @@ def _sequence(span: Span) -> tuple[int, int]:
 
 
 def _primary(spans: list[Span]) -> Span:
-    """Return the span that represents a call: the gateway's, or else the earliest span."""
+    """Return the span to read a call's data from: the gateway's, or else the earliest span."""
     if len(spans) == 1:
         return spans[0]
     return min(spans, key=lambda s: (s.sequence_start is None, s.sequence_start or 0, *_time(s)))
 
 
 def _path(span: Span | None) -> str:
-    """Return the agent path recorded on `span`, also under the attribute names of other programs.
+    """Return the path of the agent that made a call, from the call's span.
 
-    `UNNAMED_AGENT` if there is no span or no path.
+    Attributes in which other programs store an agent's name are read too. The result is
+    `UNNAMED_AGENT` if there is no span or no name.
     """
     if span is None:
         return semconv.UNNAMED_AGENT
@@ -473,9 +477,9 @@ def _path(span: Span | None) -> str:
 def _outcome(spans: list[Span]) -> CallOutcome:
     """Return the outcome of a call from all its spans.
 
-    Among spans with a sequence number the last one counts, because a retry may have fetched an
-    answer that was not delivered at first. The outcome is the worst among this span and all spans
-    without a sequence number. A call that was sampled again after a cancelled try is always
+    Among spans with a sequence number, the last one counts, because a retry may have fetched an
+    answer that was not delivered at first. The result is the worst outcome of this span and of all
+    spans without a sequence number. A call that was sampled again after a cancelled try is always
     `RESAMPLED`.
     """
     if len(spans) == 1:
@@ -504,11 +508,10 @@ def _sequence_order(span: Span) -> tuple[int, int, int]:
 
 
 def _stated(span: Span) -> CallOutcome:
-    """Return the outcome recorded on `span`: the last one in its events, else that in its
-    attributes.
+    """Return the outcome that one span of a call states.
 
-    A span that is marked as resampled gives `RESAMPLED`. Without a recorded outcome, the span's
-    status decides.
+    It is in the last event that has one, else in the attributes. A span that is marked as resampled
+    gives `RESAMPLED`. If no outcome is stated, the span's status decides.
     """
     if span.attributes.get(semconv.CALL_RESAMPLED):
         return CallOutcome.RESAMPLED
@@ -527,10 +530,10 @@ _by_sequence: Final = attrgetter("sequence_start", "call_id", "choice")
 
 
 def _in_causal_order(calls: list[Call]) -> tuple[Call, ...]:
-    """Return the calls in the order of the gateway's sequence numbers.
+    """Return the calls in the order in which they began, by the gateway's sequence numbers.
 
-    A call without a sequence number is inserted by start time, for display only: before the first
-    call with a sequence number that started later, or at the end without a start time.
+    A call without a sequence number is inserted by its start time, for display only. Its place is
+    before the first numbered call that started later. Without a start time it is at the end.
     """
     ordered = [call for call in calls if call.sequence_start is not None]
     ordered.sort(key=_by_sequence)
@@ -563,14 +566,17 @@ _agent: Final = lru_cache(maxsize=4096)(agent_name)
 def _sort_rewards(
     inputs: _Inputs, notes: list[str]
 ) -> tuple[list[EmittedReward], dict[str, tuple[EmittedReward, ...]]]:
-    """Return (rewards of the attempt, call id → rewards of the call), both by time.
+    """Separate the rewards of the attempt from the rewards of its calls.
 
-    Rewards are assigned to calls by call id, span id or response id only.
+    A reward belongs to a call if it names the call's id, span id or response id.
 
     Args:
         inputs: the sorted spans and records.
         notes: list to which notes are added: on rewards of unknown calls, and on several rewards of
             a call.
+
+    Returns:
+        The rewards of the attempt by time; and call id → rewards of the call by time.
     """
     if not inputs.rewards:
         return [], {}
@@ -597,9 +603,10 @@ def _sort_rewards(
 
 
 def _by_response(target: str, llm: Mapping[str, list[Span]]) -> str | None:
-    """Return the id of the call whose response id is `target`, with or without its prefix.
+    """Return the id of the call whose response has the id `target`; None if there is none.
 
-    None if there is no such call. Endpoints other than the gateway generate their own response ids.
+    Endpoints other than the gateway generate their own response ids. `target` may lack the prefix,
+    such as `chatcmpl-`.
 
     Args:
         target: response id, such as `chatcmpl-123` or `123`.
@@ -645,9 +652,10 @@ def _final_reward(
     failure_reward: float | None,
     notes: list[str],
 ) -> tuple[float | None, Mapping[str, float], RewardSource | None]:
-    """Return (value, dimensions, source) of the final reward; value and source may be None.
+    """Return the final reward of an attempt: its value, its named numbers and its source.
 
-    The app's return value takes precedence over emitted rewards, of which the last counts.
+    The app's return value takes precedence over emitted rewards, of which the last counts. Value
+    and source may be None.
 
     Args:
         attempt: the attempt, with the app's return value.

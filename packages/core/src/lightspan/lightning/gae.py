@@ -92,13 +92,14 @@ def gae(
 
 
 def successors(calls: Sequence[Call]) -> list[list[int]]:
-    """Return, per call, the indices of the calls that follow it directly.
+    """Return for each call the indices of the calls that follow it directly.
 
     A call follows directly if it starts after the end of the other, and no third call lies wholly
     between them. Calls without a sequence number follow no call, and none follows them.
 
     Args:
-        calls: calls in causal order; calls that are missing do not lie between two calls.
+        calls: calls in causal order. Calls that are left out of this list do not count as lying
+            between two calls.
     """
     placed = [place for place, call in enumerate(calls) if call.sequence_start is not None]
     starts = [calls[place].sequence_start or 0 for place in placed]
@@ -136,11 +137,14 @@ def interval_successors(starts: Sequence[int], ends: Sequence[int]) -> list[rang
 def values_by_call(
     rows: Sequence[Row], values: Sequence[Sequence[float]]
 ) -> dict[str, dict[CallKey, float]]:
-    """Return rollout id → call → the critic's value.
+    """Arrange a critic's values by rollout and call.
 
     Args:
         rows: rows passed to `Learner.values`.
         values: result of `Learner.values`: per row, one value per call.
+
+    Returns:
+        Rollout id → call → the critic's value.
     """
     by_rollout: dict[str, dict[CallKey, float]] = defaultdict(dict)
     for row, numbers in zip(rows, values, strict=True):
@@ -149,9 +153,10 @@ def values_by_call(
 
 
 def explained_variance(values: Sequence[float], targets: Sequence[float]) -> float | None:
-    """Return 1 - Var(target - value) / Var(target), which is negative for misleading values.
+    """Return the share of the targets' variance that `values` explain; it may be negative.
 
-    None if the targets do not vary. Pairs whose target is NaN are left out.
+    It is 1 - Var(target - value) / Var(target). None if the targets do not vary. Pairs whose target
+    is NaN are left out.
     """
     pairs = [(v, t) for v, t in zip(values, targets, strict=True) if not math.isnan(t)]
     if not pairs or identical([target for _, target in pairs]):
@@ -163,8 +168,8 @@ def explained_variance(values: Sequence[float], targets: Sequence[float]) -> flo
 def warmup_lambda(lam: float, *, fits: int, warmup: int, explained: float | None) -> float:
     """Return lambda of generalised advantage estimation for the current state of a critic.
 
-    It is `lam` after enough fits if the critic explains enough variance (`TRUSTED_VARIANCE`), else
-    1.0, which is unbiased with any critic.
+    It is `lam` if the critic was fitted often enough and explains enough variance
+    (`TRUSTED_VARIANCE`). Else it is 1.0, which gives unbiased advantages with any critic.
 
     Args:
         lam: lambda of the settings.

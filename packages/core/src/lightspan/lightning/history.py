@@ -88,7 +88,7 @@ class History:
 
 
 class Trace:
-    """The model calls and tool calls of an episode, from which `history` makes states."""
+    """The model calls and tool calls of an episode; `history` selects those before a turn."""
 
     def __init__(self, episode: Episode) -> None:
         self.task_id = episode.task_id
@@ -96,7 +96,12 @@ class Trace:
         self.tools = _place(episode, self.calls, _messages(episode.calls))
 
     def history(self, turn: int, position: float) -> History:
-        """Return the history of turn `turn`, which begins at the sequence number `position`."""
+        """Return the calls that ended before turn `turn` began.
+
+        Args:
+            turn: number of the turn.
+            position: sequence number at which the turn begins.
+        """
         ended = [call for call in self.calls if (call.sequence_end or 0) < position]
         placed = [p for p in self.tools if p.after is not None and p.after < position]
         by_place = attrgetter("after", "tool.span.start_ns", "tool.span.span_id")
@@ -135,7 +140,7 @@ def _output(span: Span) -> list[Any]:
 
 
 def _requesters(messages: Mapping[CallKey, Mapping[str, Any]]) -> dict[str, CallKey]:
-    """Return id of a tool call → the model call that requested it.
+    """Return the model call that requested each tool call, by the id of the tool call.
 
     Ids that several model calls used are left out, because their requester is unknown.
 
@@ -157,7 +162,7 @@ def _requesters(messages: Mapping[CallKey, Mapping[str, Any]]) -> dict[str, Call
 def _place(
     episode: Episode, calls: Sequence[Call], messages: Mapping[CallKey, Mapping[str, Any]]
 ) -> list[PlacedTool]:
-    """Return the tool calls of an episode with their places in the sequence.
+    """Return the tool calls of an episode, each with its place among the model calls.
 
     Args:
         episode: the episode.
@@ -187,7 +192,7 @@ def _place(
 
 
 def _tool_spans(episode: Episode) -> list[Span]:
-    """Return one span per tool call: of spans with equal ids, the span that began last."""
+    """Return one span per tool call. Of spans with the same id, it is the one that began last."""
     spans = [span for span in episode.spans if span.kind is SpanKind.TOOL]
     spans.sort(key=lambda span: (span.start_ns, span.span_id))
     once = {span.span_id: span for span in spans}
@@ -225,7 +230,10 @@ def _succeeded(span: Span, result: str | None) -> bool | None:
 
 
 def _ends_inside(episode: Episode, calls: Sequence[Call]) -> dict[str, int]:
-    """Return span id → the last sequence number of the model calls made inside the span."""
+    """Return for each span the last sequence number of the model calls made inside it.
+
+    The keys are span ids. Spans without a model call are left out.
+    """
     ends: dict[str, int] = {}
     for call in calls:
         ends[call.span_id] = max(ends.get(call.span_id, 0), call.sequence_end or 0)
@@ -244,7 +252,7 @@ def _ends_inside(episode: Episode, calls: Sequence[Call]) -> dict[str, int]:
 
 
 class _Clock:
-    """Translate times to sequence numbers, by the times at which model calls started and ended."""
+    """Converts a time into the last sequence number before it, of a start or end of a call."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         points = sorted(point for call in calls for point in _points(call))
@@ -260,7 +268,7 @@ class _Clock:
 def _points(call: Call) -> list[tuple[int, int]]:
     """Return (time, sequence number) of the start and the end of a model call.
 
-    Without timestamps, both times are 0, so that no tool call is placed before the model call.
+    If the call has no timestamps, both times are 0: it then counts as earlier than every tool call.
     """
     start, end = (call.span.start_ns, call.span.end_ns) if call.span is not None else (0, 0)
     return [(start, call.sequence_start or 0), (max(start, end), call.sequence_end or 0)]
@@ -269,7 +277,7 @@ def _points(call: Call) -> list[tuple[int, int]]:
 def _clocks_agree(
     episode: Episode, tools: Sequence[ToolCall], calls: Mapping[CallKey, Call]
 ) -> bool:
-    """Return whether no recorded span shows that the clocks of gateway and app differ."""
+    """Return False if recorded times show that the clocks of gateway and app differ."""
     spans = {span.span_id: span for span in episode.spans}
     gaps = []
     for call in calls.values():
