@@ -59,7 +59,10 @@ plugin."""
 
 
 def extra_of(kind: str, name: str) -> str | None:
-    """Return the extra of `lightspan` that installs a plugin; None if it is of another project."""
+    """Return the extra of `lightspan` that installs a plugin (as in `lightspan[vllm]`).
+
+    None if no extra installs it, because the plugin belongs to another project.
+    """
     return _EXTRAS.get(kind, {}).get(name)
 
 

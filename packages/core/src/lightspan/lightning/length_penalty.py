@@ -75,9 +75,13 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overlong_penalties(overlong: Overlong, coverage: Coverage) -> dict[CallKey, float]:
-    """Return call → penalty, at most 0, for each call of an agent to train.
+    """Return the penalty of each call of an agent to train: call → a number, at most 0.
 
-    It is 0.0 for a call without a token record.
+    It is 0.0 for a call without recorded tokens.
+
+    Args:
+        overlong: settings of the penalty.
+        coverage: status of each call of the episode.
     """
     return {
         call.key: 0.0

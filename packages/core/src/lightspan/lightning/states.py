@@ -62,7 +62,9 @@ def state_of(call: Call, task_id: str, turn: int) -> State:
 
 
 def key_of(key: StateKey, state: State) -> Hashable:
-    """Return the key of `state`; None if no other call is in the same state.
+    """Return the key of `state`, by which calls in the same state are found.
+
+    None means that no other call counts as being in the same state.
 
     Args:
         key: function that computes the key.

@@ -158,8 +158,9 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_calls(self) -> str:
-        """The setting that makes a token's loss depend on its whole call, as text; empty if there
-        is none.
+        """The setting that makes a token's loss depend on its whole call, as text.
+
+        Empty if there is no such setting.
         """
         if self.form == "gspo":
             return "form='gspo'"
@@ -209,7 +210,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Critic(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a critic, which predicts the reward-to-go of calls next to each policy.
+    """Settings of a critic: a model that predicts the rewards that follow a call of a policy.
 
     A linear head (hidden size + 1 parameters) reads the policy's last hidden state at the last
     token of a call's prompt; its gradient does not reach the policy. Each update fits the head to
@@ -374,9 +375,7 @@ class Learner(Protocol):
         raise ConfigError("this learner has no critic: its capabilities say values=False")
 
     def score_and_values(self, rows: Sequence[Row]) -> tuple[list[list[float]], list[list[float]]]:
-        """Return the results of `score` and `values`, computed in one pass if the learner can do
-        so.
-        """
+        """Return the results of `score` and `values`, computed in one pass if possible."""
         return self.score(rows), self.values(rows)
 
     def update(
@@ -468,10 +467,10 @@ class LearnerRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class LearnerSpec(Protocol):
-    """Configuration of a learner, from which a trainer builds it (entry points of
-    `lightspan.learners`).
+    """Configuration of a learner, from which a trainer builds it.
 
-    If the learner has a method `close`, it is called at the end of the run.
+    Plugins provide such classes by the entry points `lightspan.learners`. If the learner has a
+    method `close`, it is called at the end of the run.
     """
 
     def check(self, device: str) -> None:
