@@ -406,8 +406,9 @@ class Learner(Protocol):
 
         Raises:
             ConfigError: an `importance_cap` without `old_logprobs`; value targets without a critic.
-            DataError: a row is invalid; its tokens do not follow their grammar; not one value
-                target per call; a loss of whole calls with a row without `Row.responses`.
+            DataError: a row is invalid; its tokens do not follow their grammar; the number of value
+                targets is not that of the calls; a loss of whole calls with a row without
+                `Row.responses`.
             UnsupportedError: the `capabilities` do not include the loss.
         """
 
@@ -426,7 +427,7 @@ class Learner(Protocol):
         """
 
     def load(self, folder: Path) -> None:
-        """Restore the state that `save` wrote; without a critic in it, the critic starts anew.
+        """Restore the state that `save` wrote. If it has no critic, the critic starts untrained.
 
         Raises:
             CheckpointError: the checkpoint cannot be read, or has other policies or settings.

@@ -88,7 +88,7 @@ class Route(StrEnum):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A route with its policy or endpoint."""
+    """The destination of an agent's calls: a route, with its policy or endpoint."""
 
     route: Route
     policy: str = ""
@@ -168,7 +168,7 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
         return names[0]
 
     def naming(self, paths: Iterable[str]) -> Routing:
-        """Return a routing in which each of `paths` has its own rule, with the same destination.
+        """Return a copy with one more rule for each of `paths`; no destination changes.
 
         Requests can then give the agent's path as the name of their model. Paths that contain `*`
         get no rule.
