@@ -13,8 +13,8 @@ Worked example, prompts and responses as letters (lower case is sampled):
     B2  Qb      d        extends row 1: Q b d         mask 0 1 1    (no new prompt tokens)
     A3  PXX     e        no row is a prefix of it: row 2
 
-The open rows are kept in a radix tree over packed ids, so that merging reads each token a bounded
-number of times, however many rows are open.
+The open rows are kept in a radix tree, in which rows with the same beginning share nodes. So
+merging reads each token a bounded number of times, however many rows are open.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ def build_rows(
 def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
     """Group transitions into rows, by exact prefixes of token ids.
 
-    A transition joins the longest row whose tokens are a prefix of its prompt, among those of its
-    rollout and policy.
+    A transition joins a row of the same attempt and policy whose tokens are a prefix of its prompt.
+    If there are several, it joins the longest.
 
     Returns:
         The transitions of each row, in order; rows are ordered by their first transition.

@@ -354,7 +354,7 @@ def _check_name(policy: str) -> None:
 
 @dataclass(frozen=True)
 class Selection:
-    """The agents that the user selected for training, as a routing.
+    """The agents that the user selected for training, and the routing of all agents' calls.
 
     Example:
         >>> from lightspan.lightning.selection import Selection, check_agents

@@ -1,9 +1,9 @@
 """Open attempts of a recorded app automatically, and write them when they end.
 
-An attempt is complete when its root has ended and no answer in it is pending. The root is the
-agent, function or model call for which the attempt was opened. A complete attempt is queued for the
-store writer. The user's hook (`redact`) is called with each span that is added, in the thread that
-adds it.
+The root of an attempt is the agent, function or model call for which the attempt was opened. When
+the root has ended and no model's answer is pending, the attempt is complete. It is then queued for
+the store writer. The user's hook (`redact`) is called with each span that is added, in the thread
+that adds it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Protocols of engines.
 
-`TokenEngine`: token ids in, token ids and log-probabilities out; the gateway renders the chat
-template and parses tool calls. `ChatEngine`: an OpenAI-compatible server, which renders and parses
-itself.
+A `TokenEngine` takes token ids, and returns token ids and log-probabilities. The gateway renders
+the chat template and parses tool calls for it. A `ChatEngine` is an OpenAI-compatible server, which
+does both itself.
 """
 
 from __future__ import annotations

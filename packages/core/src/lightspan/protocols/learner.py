@@ -281,7 +281,7 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Supported values of `PolicyLoss.importance_level`."""
 
     def unsupported(self, optimizer: Optimizer, adapters: Sequence[LoRA | None]) -> list[str]:
-        """Return the unsupported settings among those of an optimiser and of adapters, as texts.
+        """Return the settings of `optimizer` and `adapters` that are not supported, as texts.
 
         Args:
             optimizer: settings of the optimiser.
@@ -400,9 +400,10 @@ class Learner(Protocol):
         Args:
             rows: rows to train.
             loss: loss of each token.
-            old_logprobs: `score` of the rows before the first update on their batch. The loss's
-                ratio is then to these probabilities, times the importance weight min(old /
-                recorded, `importance_cap`). None: the ratio is to the recorded probabilities.
+            old_logprobs: result of `score` for the rows, before the first update on their batch.
+                The loss uses the ratio of the current to these probabilities, multiplied by the
+                importance weight min(old / recorded, `importance_cap`). None for the ratio to the
+                recorded probabilities.
 
         Raises:
             ConfigError: an `importance_cap` without `old_logprobs`; value targets without a critic.

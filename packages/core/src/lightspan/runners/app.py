@@ -76,7 +76,10 @@ class _Hidden:
 
 
 class AttemptLLM(LLM, frozen=True, kw_only=True, tag="attempt-llm"):
-    """The gateway as the endpoint of one attempt. It is never stored."""
+    """The endpoint of one attempt: the gateway, with the attempt's call token as key.
+
+    It is never stored, because the token is secret.
+    """
 
     token: _Hidden
 

@@ -170,7 +170,7 @@ def _longest_first(keys: Iterable[str], min_length: int) -> list[str]:
 
 
 def _json_forms(key: str) -> tuple[str, ...]:
-    """Return a key as it is, as in a JSON string, and as in a JSON string inside a JSON string."""
+    """Return a key in three forms: as it is, escaped for a JSON string, and escaped twice."""
     once = json.dumps(key)[1:-1]
     return key, once, json.dumps(once)[1:-1]
 

@@ -154,11 +154,11 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
         return self.default
 
     def choose_name(self, names: Sequence[str]) -> str:
-        """Return the first of `names` that a rule distinguishes; if there is none, the first name.
+        """Return the first of `names` that some rule matches, while other names are not matched.
 
-        Each level of a rule's pattern (the text between two `/`) is compared with all names. A
-        level that matches some of the names, but not all, distinguishes the first name that it
-        matches.
+        Each level of a rule's pattern (the text between two `/`) is compared with all names. The
+        first level that matches some of the names, but not all, decides. If there is none, return
+        the first name.
         """
         for rule in self.rules:
             for segment in rule.pattern.split("/"):
