@@ -12,8 +12,8 @@ implementation. Kinds:
     commands   name → an object with `add(subparsers)`: a command of `lightspan`
     sinks      name → a callable without arguments that returns a `MetricSink`
     listeners  name → a callable that takes a `RunEvent`, called after every step and evaluation
-    readers    runner id → a callable (rollout, attempt, spans) → (rollout, spans) that reads an
-               attempt whose spans were received from elsewhere
+    readers    runner id → a callable that takes (rollout, attempt, spans) and returns (rollout,
+               spans); it reads attempts whose spans were received from another program
     frameworks top-level module of a framework → the adapter's module, which has `instrument`,
                `uninstrument` and `agents` (docs/adapters.md); for the adapters of other
                frameworks, objects of this framework may add agents
@@ -59,7 +59,10 @@ plugin."""
 
 
 def extra_of(kind: str, name: str) -> str | None:
-    """Return the extra of `lightspan` that installs a plugin; None if it is of another project."""
+    """Return the extra of `lightspan` that installs a plugin (as in `lightspan[vllm]`).
+
+    None if no extra installs it, because the plugin belongs to another project.
+    """
     return _EXTRAS.get(kind, {}).get(name)
 
 

@@ -36,10 +36,10 @@ def print_line(text: str, stream: TextIO | None = None) -> None:
 
 
 class Reporter(Protocol):
-    """Shows the progress of one piece of work after another."""
+    """Interface for showing the progress of one task after another."""
 
     def start(self, title: str, total: int) -> None:
-        """Begin to show a piece of work of `total` units. An earlier piece of work ends."""
+        """Begin to show a task of `total` units. If another task was shown, it ends."""
 
     def advance(self, count: int = 1, **values: float | str) -> None:
         """Report that `count` more units are done.
@@ -56,7 +56,7 @@ class Reporter(Protocol):
 
 
 class PlainReporter:
-    """A reporter that prints plain lines: the summary, and before it lines of progress.
+    """A reporter that prints lines of progress during a task, and a summary at its end.
 
     Args:
         stream: destination of the lines; None for `sys.stdout` at the time of each line.

@@ -260,7 +260,10 @@ class _Clock:
         self._last = list(accumulate((sequence for _, sequence in points), max))
 
     def last(self, time: int) -> int:
-        """Return the highest sequence number up to `time`, in nanoseconds; -1 if there is none."""
+        """Return the highest sequence number of the model calls that began or ended by `time`.
+
+        `time` is in nanoseconds. The result is -1 if no call had begun by then.
+        """
         before = bisect_right(self._times, time)
         return self._last[before - 1] if before else -1
 

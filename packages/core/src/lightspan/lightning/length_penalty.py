@@ -11,11 +11,11 @@ DAPO adds it to the reward of a rollout that is one answer. Here each *call* has
 added to that call's credit, and to the numbers that the credit is compared with
 (`lightspan.lightning.baselines`).
 
-Penalties change neither the scale of advantages nor which groups have variance: both follow from
-returns alone. Otherwise a group of equal rewards, with one answer a token too long, would be
-divided by that one token's penalty (GRPO), and a step would learn as much about length as about the
-task. DAPO excludes such groups as well: its dynamic sampling uses accuracy. Evaluations and
-reported rewards have no penalties.
+Two things follow from returns alone, without penalties: the scale of the advantages of a group, and
+whether its rewards differ at all. Suppose that all rewards of a group are equal, and one answer is
+a token too long. GRPO would divide that small penalty by the group's spread, which is as small, and
+a step would learn as much about length as about the task. DAPO excludes such groups as well,
+because its dynamic sampling uses accuracy. Evaluations and reported rewards have no penalties.
 """
 
 from __future__ import annotations
@@ -75,9 +75,13 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overlong_penalties(overlong: Overlong, coverage: Coverage) -> dict[CallKey, float]:
-    """Return call → penalty, at most 0, for each call of an agent to train.
+    """Return the penalty of each call of an agent to train: call → a number, at most 0.
 
-    It is 0.0 for a call without a token record.
+    It is 0.0 for a call without recorded tokens.
+
+    Args:
+        overlong: settings of the penalty.
+        coverage: status of each call of the episode.
     """
     return {
         call.key: 0.0

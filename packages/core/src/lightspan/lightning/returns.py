@@ -23,7 +23,7 @@ def return_of(episode: Episode, coverage: Coverage, bonus: float = 0.0) -> float
 
     Args:
         episode: a scored episode.
-        coverage: coverage of the episode, whose `step_rewards` decides whether rewards on calls
+        coverage: status of the episode's calls. Its `step_rewards` says whether rewards on calls
             count.
         bonus: sum of AIR's bonuses; 0 without AIR.
     """
@@ -45,7 +45,7 @@ def group_rewards(
 
     Args:
         episodes: episodes of whole groups.
-        coverages: one per episode.
+        coverages: status of the calls of each episode, in the order of `episodes`.
         bonuses: attempt id → sum of AIR's bonuses (`lightspan.lightning.air.bonuses`); None without
             bonuses.
     """

@@ -43,8 +43,9 @@ class RolloutChecks:
     Args:
         routing: routing of the agents; each of its patterns must match an agent.
         note: function that prints a message for the user.
-        agents: every agent path, if the app declares them; the patterns were then checked already.
-            None if unknown.
+        agents: paths of all agents, if the app declares them. The caller has then checked the
+            patterns. None if the app does not declare them; then the first training batch is
+            checked.
     """
 
     def __init__(
@@ -87,10 +88,11 @@ class RolloutChecks:
     def _trainable(self, episodes: Sequence[Episode]) -> bool:
         """Return whether any call of an agent to train can be trained.
 
-        As long as few tasks lack such a call, the error is printed and not raised: a single task
-        with, for example, a picture must not stop the training of other tasks. If the gateway
-        serves no agent, rollouts without calls are ignored once the app has made a call, because it
-        may have a cache.
+        At first the error is printed and not raised: one task with a picture, for example, must not
+        stop the training of the other tasks.
+
+        A batch without any call is ignored if the gateway serves no agent and the app made calls in
+        an earlier batch. The app may have answered from a cache.
 
         Raises:
             UnsupportedError: `ENOUGH_TASKS` tasks, or all tasks, have no trainable call.
@@ -121,8 +123,9 @@ class RolloutChecks:
                 )
 
     def _note_damaged(self, episodes: Sequence[Episode]) -> None:
-        """Report rollouts with recording errors: the first time, and later only if a batch has
-        many.
+        """Print a message if rollouts of the batch have recording errors.
+
+        After the first message, another is printed only for a batch with many such rollouts.
         """
         damaged = [episode for episode in episodes if episode.capture_errors]
         if not damaged or (
@@ -206,8 +209,8 @@ def check_patterns(routing: Routing, agents: Collection[str], episodes: Sequence
     Args:
         routing: routing with the patterns.
         agents: paths of the agents seen so far.
-        episodes: episodes of a batch; without agents, the error message explains their missing
-            calls.
+        episodes: episodes of a batch. If `agents` is empty, the error says why these episodes
+            have no recorded call.
 
     Raises:
         UnknownAgentError: a pattern matches no agent.
@@ -223,7 +226,8 @@ def check_patterns(routing: Routing, agents: Collection[str], episodes: Sequence
 def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
     """Return whether any call of an agent to train can be trained.
 
-    The result is False if no call of `episodes` can be trained for reasons that may be temporary.
+    If no call can be trained, the result is False if the reason may be temporary. Otherwise an
+    error is raised.
 
     Raises:
         UnsupportedError: no call can be trained, for permanent reasons.
@@ -254,8 +258,8 @@ def check_computed(coverages: Sequence[Coverage]) -> bool:
     """Return whether the agents to train made any call.
 
     Raises:
-        UnsupportedError: all of their calls were sampled under a grammar that engine and learner do
-            not both support.
+        UnsupportedError: all of their calls were sampled under a grammar (such as a response
+            format), and engine and learner do not both support that.
     """
     rejections = [entry.rejection for coverage in coverages for entry in coverage.selected]
     if rejections and set(rejections) == {Rejection.CONSTRAINED}:
@@ -287,10 +291,10 @@ def _check_called(episodes: Sequence[Episode]) -> bool:
 
 
 def why_never(call: Call, mode: Mode) -> str | None:
-    """Return why calls like `call` can never be trained, as a phrase; None if they may be later.
+    """Return why calls like `call` can never be trained; None if later calls may be trainable.
 
-    The phrase names the client that bypasses the gateway ("by …"), or the gateway's reason
-    ("refused: …").
+    The result is a phrase. It names the client that bypasses the gateway ("by …"), or gives the
+    reason of the gateway's refusal ("refused: …").
 
     Args:
         call: a call that was not trained.

@@ -13,8 +13,8 @@ Worked example, prompts and responses as letters (lower case is sampled):
     B2  Qb      d        extends row 1: Q b d         mask 0 1 1    (no new prompt tokens)
     A3  PXX     e        no row is a prefix of it: row 2
 
-The open rows are kept in a radix tree over packed ids, so that merging reads each token a bounded
-number of times, however many rows are open.
+The open rows are kept in a radix tree, in which rows with the same beginning share nodes. So
+merging reads each token a bounded number of times, however many rows are open.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WIDTH = 4
 
 
 class Response(NamedTuple):
-    """Position of the tokens that one call sampled in a row."""
+    """Position in a row of the tokens that one call sampled."""
 
     start: int
     """Index of the first token; the token before it is the last one of the call's prompt."""
@@ -42,7 +42,7 @@ class Response(NamedTuple):
 
 
 class Constraint(NamedTuple):
-    """Position of tokens in a row that were sampled under a grammar."""
+    """Position in a row of tokens that were sampled under a grammar."""
 
     start: int
     """Index of the first token."""
@@ -55,9 +55,8 @@ class Constraint(NamedTuple):
 class Row:
     """One training sequence: one or more transitions, each an exact prefix of the next.
 
-    A transition is a trained call. All lists have one entry per token of `ids`, about the
-    prediction of this token from the tokens before it. A row never mixes policies, rollouts or
-    attempts.
+    A transition is a trained call. Each list has one entry per token of `ids`. A row has tokens of
+    one attempt and one policy only.
     """
 
     rollout_id: str
@@ -89,14 +88,20 @@ class Row:
 
 
 class Usable(NamedTuple):
-    """Transitions that can become rows, and (attempt id, call id, choice) → why another cannot."""
+    """The transitions (trained calls) that can become rows, and the rejected ones.
+
+    `rejected` maps (attempt id, call id, choice) to the reason.
+    """
 
     transitions: list[Transition]
     rejected: dict[TransitionKey, Rejection]
 
 
 class RowBuild(NamedTuple):
-    """Rows, and (attempt id, call id, choice) → why a transition has no row."""
+    """The rows that were built, and the transitions (trained calls) without a row.
+
+    `rejected` maps (attempt id, call id, choice) to the reason.
+    """
 
     rows: list[Row]
     rejected: dict[TransitionKey, Rejection]
@@ -159,8 +164,8 @@ def build_rows(
 def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
     """Group transitions into rows, by exact prefixes of token ids.
 
-    A transition joins the longest row whose tokens are a prefix of its prompt, among those of its
-    rollout and policy.
+    A transition joins a row of the same attempt and policy whose tokens are a prefix of its prompt.
+    If there are several, it joins the longest.
 
     Returns:
         The transitions of each row, in order; rows are ordered by their first transition.
@@ -315,7 +320,10 @@ class _OpenRows:
         node.places.append(place)
 
     def _prune(self, node: _Node) -> None:
-        """Remove `node` if it is empty, and merge the lowest remaining node with its only child."""
+        """Remove `node` and its ancestors while they are empty leaves.
+
+        If the first node that stays has no row and a single child, it is merged with the child.
+        """
         while node.parent is not None and not node.places and not node.children:
             del node.parent.children[_key(node)]
             node = node.parent

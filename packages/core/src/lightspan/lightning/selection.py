@@ -127,7 +127,10 @@ class Coverage:
 
     @cached_property
     def selected(self) -> list[CallCoverage]:
-        """Trained and rejected calls, which are those of agents to train, except late calls."""
+        """The trained and the rejected calls, without late calls.
+
+        They are the calls of agents to train that arrived before the end of the attempt.
+        """
         return [
             entry
             for entry in self.entries
@@ -351,7 +354,7 @@ def _check_name(policy: str) -> None:
 
 @dataclass(frozen=True)
 class Selection:
-    """The agents that the user selected for training, as a routing.
+    """The agents that the user selected for training, and the routing of all agents' calls.
 
     Example:
         >>> from lightspan.lightning.selection import Selection, check_agents
@@ -382,7 +385,8 @@ class Selection:
             optimize: a pattern on agent paths, several patterns, or pattern → name of a policy.
             frozen: model for the calls of all other agents, as in `LightningRL`.
             default_policy: policy of patterns without a named policy, and of `frozen="shared"`.
-            sampling: sampling settings of trained policies; None for those of each request.
+            sampling: sampling settings of the trained policies. None keeps the settings in each
+                request of the app.
 
         Raises:
             ConfigError: `optimize` or `frozen` has an invalid value, or both have the same pattern.

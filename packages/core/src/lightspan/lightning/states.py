@@ -1,8 +1,8 @@
 """State of a call, and the key that identifies it.
 
-Credit rules compare calls of one agent in the same state. Whole histories never repeat, so a *key*
-identifies a state: by default the last observation, the text of the last message that the call
-answers. A custom key is a function of a `State`:
+Credit rules compare calls of one agent that are in the same state. Two calls hardly ever have the
+same history, so the state is identified by a shorter *key*. By default it is the last observation:
+the text of the last message that the call answers. A custom key is a function of a `State`:
 
     anchor(key=lambda state: state.observation.splitlines()[0])    # "You are in the cellar."
 """
@@ -62,7 +62,9 @@ def state_of(call: Call, task_id: str, turn: int) -> State:
 
 
 def key_of(key: StateKey, state: State) -> Hashable:
-    """Return the key of `state`; None if no other call is in the same state.
+    """Return the key of `state`, by which calls in the same state are found.
+
+    None means that no other call counts as being in the same state.
 
     Args:
         key: function that computes the key.

@@ -46,8 +46,10 @@ class Turns:
 
     @cached_property
     def _ends(self) -> tuple[list[int], list[int]]:
-        """(sequence numbers at which calls ended, ascending; per number, the last turn with a call
-        that had ended by then).
+        """Two lists with one entry per ended call, in the order of the calls' ends.
+
+        The first has the sequence number of each end, the second the highest turn of the calls that
+        had ended by then.
         """
         ends = sorted(
             (call.sequence_end, turn) for call, turn in self if call.sequence_end is not None

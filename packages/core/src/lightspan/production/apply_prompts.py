@@ -1,8 +1,8 @@
 """Apply a run's prompts in the whole process: `lightspan.apply_prompts("runs/desk")`.
 
-The instructions of agents are replaced, as in training, in requests that go where the app sends
-them. `lightspan.prompt` returns the learned text. Recording need not be enabled. Inside rollouts
-nothing changes.
+The instructions of agents are replaced in the app's requests, as in training. The requests still go
+to the provider that the app uses. `lightspan.prompt` returns the learned text. Recording need not
+be enabled. Requests inside rollouts are not changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROMPTS: Final = "prompts.json"
 
 
 class AppliedPrompts:
-    """The result of `apply_prompts`. As a context manager it ends with the block."""
+    """The result of `apply_prompts`. In a `with` statement, the prompts apply until its end."""
 
     def __init__(self, prompts: Mapping[str, LearnedPrompt]) -> None:
         self.prompts = dict(prompts)
@@ -93,8 +93,8 @@ def read_prompts(path: Path) -> dict[str, LearnedPrompt]:
         path: folder of the run, or its `prompts.json`.
 
     Raises:
-        ConfigError: the file cannot be read, has no prompt, or was edited so that the placeholders
-            of an agent's two texts differ.
+        ConfigError: the file cannot be read, has no prompt, or has an agent's prompt whose texts
+            before and after training have different placeholders.
     """
     file = path / PROMPTS if path.is_dir() else path
     try:

@@ -1,9 +1,9 @@
 """Open attempts of a recorded app automatically, and write them when they end.
 
-An attempt is complete when its root has ended and no answer in it is pending. The root is the
-agent, function or model call for which the attempt was opened. A complete attempt is queued for the
-store writer. The user's hook (`redact`) is called with each span that is added, in the thread that
-adds it.
+The root of an attempt is the agent, function or model call for which the attempt was opened. When
+the root has ended and no model's answer is pending, the attempt is complete. It is then queued for
+the store writer. The user's hook (`redact`) is called with each span that is added, in the thread
+that adds it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ class OpenAttempt(Recorder):
             self.end(failed=False)
 
     def add_capture_error(self, reason: str) -> None:
-        """Record a capture error. With a hook, details are left out: they may quote app data."""
+        """Record a capture error. With a `redact` hook of the user, keep only the error's kind.
+
+        The details of an error may quote the app's data, which the hook has not seen.
+        """
         super().add_capture_error(reason.partition(": ")[0] if self._owner.redactor.on else reason)
 
     def resolve_pending(self, key: str) -> bool:
@@ -189,10 +192,11 @@ class OpenAttempt(Recorder):
 
 
 def task_of(spans: list[Span], *, is_call: bool) -> Json:
-    """Return the task of an attempt: its root's input, else the messages of its first model call.
+    """Return the task of an attempt: the input of the agent or function that it began with.
 
-    The messages are `{"messages": […]}`. The app's own instructions are left out, unless the
-    attempt is a lone model call (`is_call`). None if neither was recorded.
+    If that input is unknown, the task is `{"messages": […]}` with the messages of the first model
+    call, without the app's own instructions. For a lone model call (`is_call`) the instructions are
+    kept. None if neither the input nor a model call was recorded.
     """
     for span in spans:
         if c.OPERATION_INPUT in span.attributes and span.parent_id is None:
@@ -321,10 +325,11 @@ class OpenAttempts:
         return _Handle(attempt, _attempt_context(current.scope, trace_id, attempt), name, text)
 
     def redact(self, span: Span) -> tuple[Span | None, str]:
-        """Return the span as the user's hook wants it, and the kind of the hook's error.
+        """Return the span that the user's hook returns, and the kind of its error if it fails.
 
-        The span is None if the hook leaves it out. The kind is empty if the hook did not fail. The
-        hook gets the span with the name of the service. Model calls of the hook are not recorded.
+        The span is None if the hook returns None, which drops the span. The kind is empty if the
+        hook did not fail. The hook gets the span with the name of the service. Model calls of the
+        hook are not recorded.
         """
         span = span.replace(resource={**span.resource, **self._resource})
         if not self.redactor.on:

@@ -33,7 +33,7 @@ _TIMEOUT_S: Final = 10.0
 
 
 class Connection:
-    """The result of `connect`. As a context manager it ends the connection after the block."""
+    """The result of `connect`. In a `with` statement, the connection ends with the block."""
 
     def __init__(self, url: str | None, ambient: AgentContext | None) -> None:
         self.url = url

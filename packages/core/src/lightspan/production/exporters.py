@@ -29,7 +29,10 @@ class TrainingExport(Protocol):
     """The export of the spans of one training, with rewards and advantages."""
 
     def add(self, episodes: Sequence[Episode], step: int, *, is_learned: bool) -> None:
-        """Queue the spans of ended episodes. If `is_learned`, they are queued only by `send`."""
+        """Queue the spans of ended episodes for export.
+
+        If `is_learned`, the step trains on the episodes. Their spans are then kept until `send`.
+        """
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
         """Keep the advantages of model calls. The next `send` adds them to the spans."""
@@ -38,7 +41,12 @@ class TrainingExport(Protocol):
         """Queue the spans of the current training step. Never raises."""
 
     async def close(self, *, is_patient: bool) -> None:
-        """Export pending spans, and report how many were not exported."""
+        """Export pending spans, and report how many were not exported.
+
+        Args:
+            is_patient: whether to wait for as long as the backend accepts spans. If not, spans that
+                are still pending are not exported.
+        """
 
 
 class SpanExporter(Protocol):

@@ -58,7 +58,8 @@ def feedback(
     Args:
         id: id of an attempt (`lightspan.current_attempt_id()`) or of a call, or the `id` of an
             OpenAI response. All attempts are searched for the `id` of a response, the newest first.
-        reward: a number, a bool (True is 1.0) or named dimensions; never NaN or infinite.
+        reward: a number, a bool (True is 1.0), or a mapping from names to numbers, such as
+            `{"accuracy": 1.0, "style": 0.5}`. NaN and infinity are errors.
         store: URL of the store; None for the value of `LIGHTSPAN_STORE`.
         comment: a text that is stored with the feedback; None for no comment.
 
@@ -191,7 +192,7 @@ async def _find_call(
 
 
 def _call_of(spans: Sequence[Span], names: set[str]) -> str | None:
-    """Return the id of the call whose call id or response id is in `names`; None without one."""
+    """Return the id of the call whose call id or response id is in `names`; else None."""
     for span in spans:
         if span.kind is not SpanKind.LLM or c.CALL_ID not in span.attributes:
             continue

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Recording:
-    """The result of `record`. As a context manager it stops recording at the end of the block."""
+    """The result of `record`. In a `with` statement, recording stops at the end of the block."""
 
     def __init__(self, options: RecordOptions | None) -> None:
         self._attempts = None if options is None else OpenAttempts(options)
@@ -167,7 +167,10 @@ def record(
 
 
 def hold(owner: str) -> None:
-    """Record and apply prompts as the environment sets, until `release` is called for `owner`.
+    """Record and apply prompts until `release` is called for `owner`.
+
+    The environment variables `LIGHTSPAN_STORE` and `LIGHTSPAN_PROMPTS` name the store and the run
+    with the prompts. Without a variable, nothing is recorded or applied.
 
     Never raises: an error, such as an invalid variable, is logged, and nothing is recorded.
 
@@ -215,7 +218,7 @@ def flush(timeout_s: float = 30.0) -> bool:
 
 
 def _update_attempt_factory() -> None:
-    """Make the current recording open the attempts.
+    """Let the current recording open the attempts outside rollouts.
 
     If there is no recording, no attempts are opened outside rollouts.
     """

@@ -156,9 +156,9 @@ class Redactor:
         """Whether there is a hook."""
 
     def __call__(self, span: Span) -> tuple[Span | None, str]:
-        """Return the part of the span to keep, and the kind of the hook's error.
+        """Return the span to keep, and the kind of the error if the hook fails.
 
-        The part is None if nothing is to be kept. The kind is empty if the hook did not fail.
+        The span is None if the hook returns None. The kind is empty if the hook did not fail.
         """
         if self._hook is None:
             return span, ""

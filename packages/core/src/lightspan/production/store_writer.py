@@ -59,7 +59,7 @@ _PERMANENT_ERRORS: Final = (
 
 
 class PendingWrite(NamedTuple):
-    """What to write of an attempt: all of it, or late spans after it was written."""
+    """Data of one write to the store: a whole attempt, or spans that arrived after its write."""
 
     ref: records.AttemptRef
     spans: Sequence[Span]

@@ -52,8 +52,9 @@ class IncrementalDecoder:
         return rest
 
     def _advance(self) -> None:
-        """Move the window to the start of the last returned text, once the text of all ids was
-        returned.
+        """Move the window, so that it begins with the last returned text.
+
+        The text of all ids must have been returned.
         """
         self._start, self._read, self._early = self._read, len(self._ids), 0
         self._base = self._decode(self._start)
@@ -65,7 +66,8 @@ class IncrementalDecoder:
 class StopWatcher:
     """Detector of stop strings in a stream of ids.
 
-    Engines use it. The gateway uses it when an engine generates only the rest of an answer.
+    Engines use it. The gateway uses it if an engine continues the answer of an earlier try, because
+    the engine searches only the new ids for stop strings.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, stops: Sequence[str]) -> None:
@@ -75,9 +77,7 @@ class StopWatcher:
         self._tail = ""
 
     def complete(self, ids: Sequence[int]) -> int | None:
-        """Add ids; return how many of them complete a stop string. None if no stop string is
-        complete.
-        """
+        """Add ids; return how many of them complete a stop string, or None if none is complete."""
         for count, token in enumerate(ids, 1):
             text = self._tail + self._decoder.push([token])
             if any(stop in text for stop in self._stops):

@@ -1,8 +1,8 @@
 """Protocols of engines.
 
-`TokenEngine`: token ids in, token ids and log-probabilities out; the gateway renders the chat
-template and parses tool calls. `ChatEngine`: an OpenAI-compatible server, which renders and parses
-itself.
+A `TokenEngine` takes token ids, and returns token ids and log-probabilities. The gateway renders
+the chat template and parses tool calls for it. A `ChatEngine` is an OpenAI-compatible server, which
+does both itself.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ class LoRAWeights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine's answer at temperature 1, by which its weights are compared with the learner's."""
+    """An engine's answer to a prompt, sampled at temperature 1.
+
+    The trainer compares its log-probabilities with the learner's, to check the engine's weights.
+    """
 
     where: str
     """Name of the server, for messages."""
@@ -175,7 +178,7 @@ class ChatTokenizer(Protocol):
 
 @runtime_checkable
 class TokenEngine(Protocol):
-    """Engine with token ids as input and output; one event loop owns it.
+    """Engine with token ids as input and output. Its methods are called in one event loop.
 
     Implementations: `lightspan_torch.engine.transformers`, `lightspan_vllm`.
     """
@@ -189,7 +192,7 @@ class TokenEngine(Protocol):
         """Cancel all requests and free the models. Idempotent."""
 
     def policies(self) -> dict[str, int]:
-        """Return policy → version of its weights that is served."""
+        """Return policy → version of the weights that the engine uses for it."""
 
     def tokenizer(self, policy: str) -> ChatTokenizer:
         """Return a policy's tokenizer.
@@ -232,8 +235,8 @@ class TokenEngine(Protocol):
 
         Args:
             policy: name of the policy.
-            weights: `LoRAWeights` for a policy of `capabilities.lora`, which change no other
-                policy; else name → tensor of all weights, with LoRA merged.
+            weights: `LoRAWeights` for a policy in `capabilities.lora`; they change no other
+                policy. For another policy, name → tensor of all weights, with LoRA merged.
             version: number of the new version.
         """
 
@@ -266,9 +269,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         return any(_identity(self.models[o]) == identity for o in self.lora if o != policy)
 
     def copies(self) -> list[tuple[str, ...]]:
-        """Return, per copy of weights in the engine, the policies that use it.
+        """Return the policies that use each copy of a model in the engine, one tuple per copy.
 
-        Policies with LoRA on the same model share a copy; each other policy has its own.
+        Policies with LoRA on the same model share one copy of the model. Each other policy has its
+        own.
         """
         groups: dict[tuple[bool, str], list[str]] = {}
         for policy, model in self.models.items():
@@ -293,8 +297,9 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class EngineSpec(Protocol):
-    """Configuration of an engine, from which a trainer builds it (entry points of
-    `lightspan.engines`).
+    """Configuration of an engine, from which a trainer builds it.
+
+    Plugins provide such classes by the entry points `lightspan.engines`.
     """
 
     def build(self, request: EngineRequest) -> TokenEngine:
@@ -313,7 +318,7 @@ class EngineSpec(Protocol):
         """
 
     def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
-        """Return, per copy of weights in the engine, the policies that use it."""
+        """Return the policies that use each copy of a model in the engine, one tuple per copy."""
 
     def memory(self, size: ModelSize, device: str) -> dict[str, int]:
         """Return part → bytes of memory of one copy of a model.
@@ -334,10 +339,10 @@ def _identity(model: Any) -> str:
 
 @runtime_checkable
 class ProbedEngine(Protocol):
-    """A `TokenEngine` whose weights are in other processes, so that copies of them are checked.
+    """A `TokenEngine` whose servers have their own copies of the weights, in other processes.
 
-    After each update, the trainer compares samples of the engine with the learner's
-    log-probabilities. An engine in the trainer's own process needs no such check.
+    After each update, the trainer checks the copies: it compares samples of the engine with the
+    learner's log-probabilities. An engine in the trainer's own process needs no such check.
     """
 
     async def probes(self, policy: str) -> list[Probe]:

@@ -158,8 +158,9 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_calls(self) -> str:
-        """The setting that makes a token's loss depend on its whole call, as text; empty if there
-        is none.
+        """The setting that makes a token's loss depend on its whole call, as text.
+
+        Empty if there is no such setting.
         """
         if self.form == "gspo":
             return "form='gspo'"
@@ -209,7 +210,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Critic(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a critic, which predicts the reward-to-go of calls next to each policy.
+    """Settings of a critic: a model that predicts the rewards that follow a call of a policy.
 
     A linear head (hidden size + 1 parameters) reads the policy's last hidden state at the last
     token of a call's prompt; its gradient does not reach the policy. Each update fits the head to
@@ -280,7 +281,7 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Supported values of `PolicyLoss.importance_level`."""
 
     def unsupported(self, optimizer: Optimizer, adapters: Sequence[LoRA | None]) -> list[str]:
-        """Return the unsupported settings among those of an optimiser and of adapters, as texts.
+        """Return the settings of `optimizer` and `adapters` that are not supported, as texts.
 
         Args:
             optimizer: settings of the optimiser.
@@ -374,9 +375,7 @@ class Learner(Protocol):
         raise ConfigError("this learner has no critic: its capabilities say values=False")
 
     def score_and_values(self, rows: Sequence[Row]) -> tuple[list[list[float]], list[list[float]]]:
-        """Return the results of `score` and `values`, computed in one pass if the learner can do
-        so.
-        """
+        """Return the results of `score` and `values`, computed in one pass if possible."""
         return self.score(rows), self.values(rows)
 
     def update(
@@ -401,14 +400,16 @@ class Learner(Protocol):
         Args:
             rows: rows to train.
             loss: loss of each token.
-            old_logprobs: `score` of the rows before the first update on their batch. The loss's
-                ratio is then to these probabilities, times the importance weight min(old /
-                recorded, `importance_cap`). None: the ratio is to the recorded probabilities.
+            old_logprobs: result of `score` for the rows, before the first update on their batch.
+                The loss uses the ratio of the current to these probabilities, multiplied by the
+                importance weight min(old / recorded, `importance_cap`). None for the ratio to the
+                recorded probabilities.
 
         Raises:
             ConfigError: an `importance_cap` without `old_logprobs`; value targets without a critic.
-            DataError: a row is invalid; its tokens do not follow their grammar; not one value
-                target per call; a loss of whole calls with a row without `Row.responses`.
+            DataError: a row is invalid; its tokens do not follow their grammar; the number of value
+                targets is not that of the calls; a loss of whole calls with a row without
+                `Row.responses`.
             UnsupportedError: the `capabilities` do not include the loss.
         """
 
@@ -427,7 +428,7 @@ class Learner(Protocol):
         """
 
     def load(self, folder: Path) -> None:
-        """Restore the state that `save` wrote; without a critic in it, the critic starts anew.
+        """Restore the state that `save` wrote. If it has no critic, the critic starts untrained.
 
         Raises:
             CheckpointError: the checkpoint cannot be read, or has other policies or settings.
@@ -468,10 +469,10 @@ class LearnerRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class LearnerSpec(Protocol):
-    """Configuration of a learner, from which a trainer builds it (entry points of
-    `lightspan.learners`).
+    """Configuration of a learner, from which a trainer builds it.
 
-    If the learner has a method `close`, it is called at the end of the run.
+    Plugins provide such classes by the entry points `lightspan.learners`. If the learner has a
+    method `close`, it is called at the end of the run.
     """
 
     def check(self, device: str) -> None:

@@ -76,7 +76,10 @@ class _Hidden:
 
 
 class AttemptLLM(LLM, frozen=True, kw_only=True, tag="attempt-llm"):
-    """The gateway as the endpoint of one attempt. It is never stored."""
+    """The endpoint of one attempt: the gateway, with the attempt's call token as key.
+
+    It is never stored, because the token is secret.
+    """
 
     token: _Hidden
 
@@ -90,9 +93,9 @@ class App:
     """A callable that runners import by its reference `module:name`.
 
     Args:
-        function: sync or async function. Its arguments are injected by name: the names `INJECTED`,
-            and the names of an algorithm's resources, such as a prompt. If no argument is called
-            `task`, a required first argument of any other name gets the task.
+        function: sync or async function. Each argument gets a value by its name: one of
+            `INJECTED`, or the name of a resource of the algorithm, such as a prompt. If no
+            argument is called `task`, a required first argument of any other name gets the task.
 
     Raises:
         AppError: `function` is a method without an object, or has no signature.
@@ -167,7 +170,8 @@ class App:
 
         Args:
             name: the prompt's name.
-            alone: whether it is the only prompt, so that an argument `prompt` gets it.
+            alone: whether the run has no other prompt. Then an argument called `prompt` gets it
+                too.
         """
         sources = (name, "resources", *(["prompt"] if alone else []))
         return any(argument.source in sources for argument in self._arguments)
@@ -188,7 +192,11 @@ class App:
         return (self.function.agents or None) if isinstance(self.function, Command) else None
 
     def opened(self) -> AbstractAsyncContextManager[object]:
-        """Return a context manager that opens what all attempts share, and closes it at its end."""
+        """Return a context manager for what all attempts of the app share.
+
+        It opens the watchdog process of a `Command`, and closes it at its end. Other apps share
+        nothing.
+        """
         return self.function.opened() if isinstance(self.function, Command) else nullcontext()
 
 

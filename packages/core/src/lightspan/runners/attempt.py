@@ -117,7 +117,7 @@ class AttemptRun:
 
     @property
     def _is_cancelled(self) -> bool:
-        """Whether the runner has cancelled the attempt. Otherwise the app has cancelled itself."""
+        """Whether the runner has cancelled the attempt. If not, the app cancelled itself."""
         return self._is_stopping or self._runner.is_leaving
 
     def stop(self) -> None:
@@ -246,7 +246,7 @@ class AttemptRun:
             return await value
 
     def _release(self, future: asyncio.Future[Any], *, was_stuck: bool) -> None:
-        """Clean up when a sync app returns that was cancelled or timed out before.
+        """Clean up after a sync app that returns only after its attempt was cancelled or timed out.
 
         Args:
             future: the app's call.
@@ -331,6 +331,9 @@ class AttemptRun:
 
 
 class _Raised(NamedTuple):
-    """An exception of a sync app, as a value, because a future cannot raise a `StopIteration`."""
+    """Holds the exception of a sync app, so that it can be the result of a future.
+
+    A future cannot raise every exception: `StopIteration` is not allowed.
+    """
 
     error: BaseException

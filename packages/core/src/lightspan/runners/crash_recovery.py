@@ -21,7 +21,7 @@ _ROLLOUTS_PER_QUERY: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessExit:
-    """How a runner process ended, or a Ray actor with all its processes.
+    """How a runner process ended, or a Ray actor and all runner processes in it.
 
     Args:
         runner: name of the runner. For an actor, the prefix of the names of its runners.

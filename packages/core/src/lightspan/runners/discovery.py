@@ -27,7 +27,7 @@ _ANNOUNCE_INTERVAL_S: Final = 5.0
 
 
 def make_peer(peer_id: str, role: PeerRole, app: str, **fields: Any) -> Peer:
-    """Return the description of this process as a peer.
+    """Return the description of this process as a peer, that is, a trainer or runner.
 
     Args:
         peer_id: id of the peer.
@@ -47,11 +47,11 @@ def make_peer(peer_id: str, role: PeerRole, app: str, **fields: Any) -> Peer:
 
 
 class Presence:
-    """Context manager that announces a peer in a store while the block runs.
+    """Context manager that announces a trainer or runner in a store while the block runs.
 
     Args:
         store: an open store.
-        peer: the peer to announce.
+        peer: description of the trainer or runner.
     """
 
     def __init__(self, store: Store, peer: Peer) -> None:
@@ -74,7 +74,7 @@ class Presence:
                 await self._store.withdraw(self._peer.peer_id)
 
     async def stay(self, **changes: Any) -> None:
-        """Announce the peer with changed fields, and keep the announcement after the block.
+        """Announce the trainer or runner with changed fields, and keep this after the block.
 
         Args:
             changes: fields of `Peer` with their new values.

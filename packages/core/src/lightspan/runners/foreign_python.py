@@ -1,9 +1,9 @@
-"""Start runner processes of another interpreter: that of the app's own environment.
+"""Start runner processes with another Python interpreter, that of the app's own environment.
 
-Such a process sees no packages of this environment, only the folders of the app. It first sends its
+Such a process sees the folders of the app, but no packages of this environment. It first sends its
 version of lightspan (`Greeting`). If its protocol version differs, it gets no further messages. It
-runs the same `process_main` and is supervised in the same way. One rule differs: a process with an
-older lightspan, which sends no heartbeats, is not ended because they are missing.
+runs the same `process_main` and is supervised in the same way. One rule differs: an older lightspan
+sends no heartbeats, so its process is not ended when they are missing.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class LocalRunners:
     def work_for(self, run_ids: Sequence[str]) -> None:
         """Let the processes claim only attempts of the runs `run_ids` from now on.
 
-        Only for processes with `RunnerPlan.joins`.
+        Only for processes that wait for the ids of their runs (`RunnerPlan.joins`).
 
         Args:
             run_ids: ids of the runs; empty to claim nothing.
@@ -242,12 +242,12 @@ class LocalRunners:
 
     @property
     def claimed(self) -> int:
-        """Number of attempts claimed by processes with `RunnerPlan.joins`."""
+        """Number of attempts claimed so far. Only for processes with `RunnerPlan.joins`."""
         return self._claimed_before + sum(worker.latest.claimed for worker in self._workers)
 
     @property
     def running(self) -> int:
-        """Number of attempts under way in processes with `RunnerPlan.joins`."""
+        """Number of attempts under way. Only for processes with `RunnerPlan.joins`."""
         alive = [worker for worker in self._workers if worker.process.is_alive()]
         return sum(worker.latest.running for worker in alive)
 
@@ -429,7 +429,7 @@ def shares(slots: int, processes: int) -> list[int]:
 
 
 def as_failure(error: Exception, message: str) -> LightspanError:
-    """Return `error` if it is a `LightspanError`, else a `LightspanError` caused by `error`.
+    """Return `error` as a `LightspanError`; if it is none, a new one with `error` as its cause.
 
     Args:
         message: text with which the message of the new error begins.

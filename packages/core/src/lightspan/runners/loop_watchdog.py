@@ -116,11 +116,11 @@ class LoopWatchdog:
         self._has_turned = True
 
     def _is_overdue(self, blocking: AttemptRun | None) -> bool:
-        """Return whether the loop is blocked for so long that the process has to end.
+        """Return whether the process has to end, because its event loop is blocked.
 
-        The attempt `blocking` must be past its time limit. If it is None, any unfinished attempt
-        must be. Without unfinished attempts, the loop must be blocked for `blocked_warning_s`
-        seconds.
+        It has to end if the loop is blocked by an attempt that is past its time limit. If
+        `blocking` is None, any unfinished attempt past its time limit counts. If no attempt is
+        unfinished, it has to end after `blocked_warning_s` seconds.
 
         Args:
             blocking: the attempt that blocks the loop; None if unknown.
@@ -153,7 +153,9 @@ class LoopWatchdog:
         return None if agent is None else self._runner.attempt(agent.scope.attempt_id)
 
     async def _give_back(self, store: Store, blocking: AttemptRun | None, where: str) -> None:
-        """Report the blocking attempt as timed out, requeue the other attempts, end the process.
+        """End the process, because an attempt blocks its event loop.
+
+        The blocking attempt is reported as timed out, and the other attempts are requeued.
 
         Args:
             store: store that is open in the watchdog's thread.

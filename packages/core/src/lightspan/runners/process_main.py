@@ -165,10 +165,10 @@ async def _work(plan: RunnerPlan, app: App, name: str, parent_pipe: Connection) 
 
 
 async def open_plan_store(plan: RunnerPlan, parent: _Parent) -> Store | None:
-    """Open the store of `plan`, and wait for its server if it does not answer.
+    """Open the store of `plan`, and try again while its server does not answer.
 
-    The wait lasts at most as long as a lease, but at least `quick_death_s` seconds, so that the end
-    of the process does not count as an early death. After that, the process is ended.
+    The process is ended when it has waited for the time of a lease, or for `quick_death_s` seconds
+    if that is longer. An earlier end would count as a quick death.
 
     Returns:
         The open store; None if the parent commanded the process to end meanwhile.

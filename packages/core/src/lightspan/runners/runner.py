@@ -184,12 +184,12 @@ class Runner:
                 await self._changed.wait()
 
     async def _wait_for_work(self) -> None:
-        """Wait until the store reports work, but no longer than one poll (`_poll_work`).
+        """Wait until the store may have work, but no longer than one poll (`_poll_work`).
 
-        The runner claims after a poll without work too, because a claim also ends expired leases. A
-        poll continues if an attempt ends meanwhile. If the last claim got none of the reported
-        work, the runner pauses briefly instead, because the store would report the same work at
-        once.
+        The runner claims after every poll, because a claim also ends expired leases. If the last
+        claim got none of the work that the store reported, the runner pauses briefly and does not
+        poll. The store would report the same work again at once. If an attempt ends, the wait ends
+        and the poll goes on.
         """
         if self._has_work:
             self._has_work = False
@@ -207,7 +207,7 @@ class Runner:
         """Wait for work in the store, with a time limit; return whether to claim at once.
 
         Args:
-            runs: ids of the runs. If None is among them, work of any run counts.
+            runs: ids of the runs whose work counts. None among them stands for any run.
         """
         run_ids = None if None in runs else [run_id for run_id in runs if run_id is not None]
         timeout_s = min(self._timings.max_work_poll_s, self.config.lease_s / 2)
@@ -248,9 +248,9 @@ class Runner:
     async def _claim(self, free: int) -> list[Claim]:
         """Claim attempts for `free` slots, shared fairly between the runs.
 
-        Runs with an unanswered claim come first, because all attempts of that claim must fit into
-        the free slots. Then come the runs with the fewest attempts in this runner, in random order
-        if they have equally many.
+        Runs come first if the store did not answer the last claim. That claim is repeated, and its
+        attempts must fit into the free slots. Then come the runs with the fewest attempts in this
+        runner, in random order if they have equally many.
         """
         claims: list[Claim] = []
         counts = Counter(attempt.claim.rollout.run_id for attempt in self.attempts)

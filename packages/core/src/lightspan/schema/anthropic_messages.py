@@ -133,7 +133,13 @@ def _part(block: Any, where: str, other: Other) -> Any:
 
 
 def _check(block: Mapping[str, Any], where: str, other: Other) -> None:
-    """Call `other` for each field of a block that has no equivalent in chat."""
+    """Call `other` for each field of a block that has no equivalent in chat.
+
+    Args:
+        block: a content block of a message.
+        where: path of the block in the request.
+        other: called with the field and its path (`Other`).
+    """
     for key in sorted(block.keys() - _FIELDS[block["type"]]):
         if block[key] is not None:
             other(block[key], f"{where}.{key}")

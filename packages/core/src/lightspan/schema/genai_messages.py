@@ -135,8 +135,7 @@ def _content_part(part: Any) -> dict[str, Any]:
 
 
 def _result(content: Any) -> Any:
-    """Return a tool's result with images, sounds and files replaced by references
-    (`media.reference`)."""
+    """Return a tool's result, with references (`media.reference`) for images, sounds and files."""
     if not isinstance(content, list | tuple):
         return content
     return [

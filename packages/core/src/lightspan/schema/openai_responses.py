@@ -103,11 +103,13 @@ def _content(content: Any, where: str, other: Other) -> Any:
 def convert_content(
     content: Any, where: str, other: Other, convert_part: Callable[[Any, str, Other], Any]
 ) -> Any:
-    """Convert the content of a message to a text, or to a list of parts if one is not a text.
+    """Convert the content of a message to a text, or to a list of parts.
+
+    It becomes a text if all of its parts are texts.
 
     Args:
         where: path of the content in the request.
-        other: called with content that is no list (`Other`).
+        other: called with content that is neither a text nor a list (`Other`).
         convert_part: called with a part, its path and `other`. It returns a text, or a part to
             keep.
     """
@@ -138,13 +140,20 @@ def _part(part: Any, where: str, other: Other) -> Any:
 
 
 def as_it_is(item: Any, where: str) -> Message:
-    """Return a message that contains `item` unchanged. This `Other` is for recording."""
+    """Return a message that contains `item` unchanged.
+
+    Recorders pass this function as `other` to the functions that convert items.
+    """
     role = item.get("role") if isinstance(item, Mapping) else None
     return {"role": role or "unknown", "content": [item]}
 
 
 def refused(item: Any, where: str) -> Message:
-    """Raise `ItemError` for `item`. This `Other` is for endpoints that support only chat."""
+    """Raise `ItemError` for `item`.
+
+    Endpoints that support only chat pass this function as `other` to the functions that convert
+    items.
+    """
     kind = item.get("type") if isinstance(item, Mapping) else type(item).__name__
     raise ItemError(
         f"{where} is of type {kind!r}: only messages with text, function calls and their outputs "

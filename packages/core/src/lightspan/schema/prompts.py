@@ -107,9 +107,11 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
     def match(self, text: str) -> dict[str, str] | None:
         """Return the values with which `format` returns `text` (the inverse of `format`).
 
-        None if no values, or more than one choice of values, give the text. None also if a
-        placeholder is more than a name (`{price:.2f}`), if a name occurs twice, or if placeholders
-        are adjacent.
+        None if there are no such values, or several. None also for a template in which
+
+        - a placeholder is more than a name (`{price:.2f}`),
+        - a name occurs twice, or
+        - two placeholders are adjacent.
         """
         pieces = _pieces(self.template)
         names = [piece.text[1:-1] for piece in pieces if piece.is_placeholder]
@@ -179,7 +181,10 @@ def _escaped(pieces: Iterable[_Piece]) -> str:
 
 
 def _can_be_filled(field: str, spec: str, conversion: str | None) -> bool:
-    """Return whether `str.format` can fill a parsed placeholder, unlike `{a.}` and `{a!x}`."""
+    """Return whether `str.format` can fill a parsed placeholder.
+
+    It cannot fill `{a.}` or `{a!x}`, for example.
+    """
     if not _FIELD.fullmatch(field) or conversion not in _CONVERSIONS:
         return False
     try:
@@ -269,10 +274,10 @@ def _last_places(literals: Sequence[str], text: str) -> list[int] | None:
 
 
 def filled_as(original: str, learned: str) -> str:
-    """Return `learned`, changed so that `str.format` can fill it if it can fill `original`.
+    """Return `learned` in a form that `str.format` can fill, if it can fill `original`.
 
-    Its literal braces are doubled where `str.format` would raise. An app that calls `str.format`
-    itself can then fill the learned template too.
+    Literal braces in it are doubled where `str.format` would raise. The learned template can then
+    replace `original` in an app that calls `str.format` itself.
     """
     if _parsed(original) is None or _parsed(learned) is not None:
         return learned
@@ -290,7 +295,7 @@ class LearnedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def template(self) -> str:
-        """The text of the learned template, `after`."""
+        """The text of the learned prompt, with its placeholders."""
         return self.after.template
 
     @property

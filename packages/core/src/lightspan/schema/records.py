@@ -273,14 +273,18 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptRef(msgspec.Struct, frozen=True, order=True):
-    """An attempt's id, and the epoch with which the caller writes (`Attempt.epoch`)."""
+    """Id of an attempt, and the epoch of the caller's claim.
+
+    The epoch is a number that increases with each claim of the rollout. Writes with an older epoch
+    are stored as late.
+    """
 
     attempt_id: str
     epoch: int
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of an attempt, reported by its runner. It seals the attempt."""
+    """The end of an attempt, as its runner reports it. Writes after it are stored as late."""
 
     attempt_id: str
     epoch: int

@@ -117,9 +117,9 @@ def without_keys(text: str) -> str:
 def values_without_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a mapping of values with API keys in its texts replaced. A text may be JSON.
 
-    A text may be a message that a model continues or is trained on, so less is replaced than by
-    `without_keys`: the text after `Bearer` and short passwords stay. A path or words in a variable
-    named like a key stay too.
+    The texts may be messages that a model continues or is trained on, so less is replaced than by
+    `without_keys`. The text after `Bearer` and short passwords are kept. If the value of a variable
+    with a name like `OPENAI_API_KEY` is a path or words, it is kept too.
     """
     keys = _message_keys()
     return {name: _value_without(value, keys) for name, value in values.items()}
@@ -170,7 +170,7 @@ def _longest_first(keys: Iterable[str], min_length: int) -> list[str]:
 
 
 def _json_forms(key: str) -> tuple[str, ...]:
-    """Return a key as it is, as in a JSON string, and as in a JSON string inside a JSON string."""
+    """Return a key in three forms: as it is, escaped for a JSON string, and escaped twice."""
     once = json.dumps(key)[1:-1]
     return key, once, json.dumps(once)[1:-1]
 

@@ -1,4 +1,4 @@
-"""Parse an app's return value into a reward: a float64, or named dimensions."""
+"""Convert an app's return value to a reward: a number, or several named numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST: Final = 1e100
 
 
 class Reward(msgspec.Struct, frozen=True):
-    """A reward: a number, or several named dimensions of which one is the value."""
+    """A reward: a number, or several named numbers (dimensions), one of which is the value."""
 
     value: float | None
     """The number; None if the rollout is unscored, which is not the same as zero."""
@@ -29,7 +29,7 @@ def parse_reward(value: Any, primary: str | None = None) -> Reward | None:
     """Return an app's return value as a reward; None stays None.
 
     A number or bool becomes the reward's value; NaN, infinity and numbers beyond `LARGEST` become
-    None. A mapping of names to numbers becomes named dimensions.
+    None. A mapping of names to numbers becomes the dimensions of the reward.
 
     Args:
         primary: name of the dimension that is the reward's value. None for the dimension

@@ -88,7 +88,7 @@ class Route(StrEnum):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A route with its policy or endpoint."""
+    """The destination of an agent's calls: a route, with its policy or endpoint."""
 
     route: Route
     policy: str = ""
@@ -154,11 +154,11 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
         return self.default
 
     def choose_name(self, names: Sequence[str]) -> str:
-        """Return the first of `names` that a rule distinguishes; if there is none, the first name.
+        """Return the first of `names` that some rule matches, while other names are not matched.
 
-        Each level of a rule's pattern (the text between two `/`) is compared with all names. A
-        level that matches some of the names, but not all, distinguishes the first name that it
-        matches.
+        Each level of a rule's pattern (the text between two `/`) is compared with all names. The
+        first level that matches some of the names, but not all, decides. If there is none, return
+        the first name.
         """
         for rule in self.rules:
             for segment in rule.pattern.split("/"):
@@ -168,7 +168,7 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
         return names[0]
 
     def naming(self, paths: Iterable[str]) -> Routing:
-        """Return a routing in which each of `paths` has its own rule, with the same destination.
+        """Return a copy with one more rule for each of `paths`; no destination changes.
 
         Requests can then give the agent's path as the name of their model. Paths that contain `*`
         get no rule.

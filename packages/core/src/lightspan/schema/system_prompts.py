@@ -45,7 +45,7 @@ class Slot(NamedTuple):
     text: str
 
     def put(self, body: Body, text: str) -> Any:
-        """Return a copy of the value of `key` in `body` with `text` as the instructions."""
+        """Return a copy of `body[self.key]` with `text` as the instructions."""
         value = body[self.key]
         if self.item is None:
             return _put(value, self.part, text)

@@ -104,9 +104,8 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
             fields: the other fields of the record.
 
         Raises:
-            DataError: the number of log-probabilities or tokens of versions is not that of the
-                response ids, a version has no token, or a log-probability is not finite or is above
-                1e-3.
+            DataError: there is not one log-probability and one version for each response id, a
+                version has no token, or a log-probability is not finite or is above 1e-3.
         """
         runs = [(int(version), int(count)) for version, count in versions]
         if len(logprobs) != len(response_ids):

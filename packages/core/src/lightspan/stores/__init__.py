@@ -33,7 +33,7 @@ _ALTERNATIVES: Final = (
 
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """Return the store of a URL, not opened: use it in `async with`, or call its `open`.
+    """Return the store of a URL without opening it: use `async with`, or call its `open`.
 
     `memory:` is a new store each time. `sqlite:…?power_loss=true` survives a power loss as well as
     `kill -9`, at the price of one disk flush per transaction. `postgresql://user@host/database` is
@@ -80,7 +80,7 @@ def _plugin(text: str) -> StorePlugin | None:
 
 
 def open_existing(url: str | os.PathLike[str]) -> Store:
-    """Return the existing store of a URL, not opened.
+    """Return the existing store of a URL, without opening it.
 
     Raises:
         ConfigError: the URL names no store.

@@ -125,20 +125,23 @@ def _pack_record(attempt_id: str, record: TokenRecord) -> PackedRecord:
 
 
 def pack_peer(peer: Peer) -> bytes:
-    """Serialise a peer as JSON with field names, which peers of other versions can read."""
+    """Serialise a peer (a trainer or runner that uses the store) as JSON with field names.
+
+    Processes with another version of lightspan can read it.
+    """
     return msgspec.json.encode(peer)
 
 
 def unpack_peer(body: bytes, silent_s: float) -> Peer:
-    """Return a stored peer that was announced `silent_s` seconds ago."""
+    """Return a stored peer (a trainer or runner), last announced `silent_s` seconds ago."""
     return _replace(msgspec.json.decode(body, type=Peer), silent_s=max(0.0, silent_s))
 
 
 def supersedes(new: PackedSpan, new_late: bool, old: bytes, old_late: bool) -> bool:
     """Return whether the span `new` of a call replaces the stored span `old` of the same call.
 
-    A retry that ended later replaces a call that was cancelled or failed. A call that is not late
-    replaces any late call: another client may have written a late call with its id.
+    A retry that ended later replaces a call that was cancelled or failed. A span that is not late
+    replaces any late span, because another client may have written the late one with the call's id.
     """
     if old_late and not new_late:
         return True
@@ -184,11 +187,12 @@ def unpack_record(
 
 
 def _check_owner(owner: str, name: str, attempt_id: str) -> None:
-    """Raise `DataError` unless `owner` is `attempt_id` or empty.
+    """Raise `DataError` if an object belongs to another attempt than `attempt_id`.
 
     Args:
-        owner: id of the attempt to which an object belongs.
+        owner: id of the attempt to which the object belongs; empty if it names none.
         name: description of the object, for the error.
+        attempt_id: id of the attempt to which the object is written.
     """
     if owner not in ("", attempt_id):
         raise DataError(f"{name} belongs to attempt {owner!r} but was written to {attempt_id!r}")

@@ -48,7 +48,7 @@ class ClaimRequest(NamedTuple):
     parts."""
 
     def part(self, claimed: int, max_slots: int) -> ClaimRequest:
-        """Return the part of the request that follows after `claimed` rollouts.
+        """Return a request for the rest of the claim, after `claimed` rollouts.
 
         It asks for at most `max_slots` rollouts.
         """

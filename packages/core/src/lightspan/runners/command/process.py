@@ -163,7 +163,7 @@ def _signal(group: int, number: signal.Signals) -> None:
 
 
 def _watch_exit(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-    """Return an event that is set when the program has ended. Its process id is still valid then.
+    """Return an event that is set when the program has ended, before its process id is freed.
 
     Raises:
         OSError: no thread can be started; the program was killed.

@@ -33,10 +33,10 @@ def named_queries(package: str, translate: Callable[[str], str]) -> dict[str, st
 
 @cache
 def queries_of_one(package: str, translate: Callable[[str], str]) -> dict[str, str]:
-    """Return the shared queries with a list of values, by name, rewritten for a single value.
+    """Return the shared queries with a list of values, changed to take one value instead.
 
-    A comparison with one value costs less than a list of one value. Queries that `package` replaces
-    are left out.
+    The result maps names to queries. A comparison with one value costs less than a list of one
+    value. Queries that `package` replaces are left out.
 
     Args:
         package: package of the store's own queries.

@@ -35,7 +35,11 @@ _new_attempt_values = attrgetter(
 
 
 class AttemptKey(NamedTuple):
-    """The key of an attempt's rows, and the columns that decide whether a write is late."""
+    """Position, epoch and state of an attempt, for writes of its spans and calls.
+
+    The position is the key of the attempt's rows. A write is late if the attempt has ended
+    (`sealed`) or the write has another epoch.
+    """
 
     position: int
     epoch: int

@@ -51,7 +51,10 @@ _FILTERS: Final = {
 
 @dataclass(slots=True)
 class Ends:
-    """The largest numbers that a store has used so far. New numbers continue from them."""
+    """The numbers of the last status change and of the last rollout in a store.
+
+    New changes and rollouts get the next numbers.
+    """
 
     change: int
     """Number of the last status change."""
@@ -138,7 +141,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
 
     @abstractmethod
     def _current_ends(self) -> Ends:
-        """Return the largest numbers used so far. The methods of this transaction increase them."""
+        """Return the last numbers of status changes and rollouts; the caller increases them."""
 
     @abstractmethod
     def _insert(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
