@@ -34,7 +34,10 @@ class _Connection(SQLTables):
 
     @staticmethod
     def _translate(query: str) -> str:
-        """Translate each list to a query of a JSON array, because SQLite has no list values."""
+        """Rewrite `IN` conditions on lists, because SQLite has no list parameters.
+
+        The list is passed as a JSON array, and the rewritten condition reads it by `json_each`.
+        """
         return _LISTS.sub(r"IN (SELECT value FROM json_each(\1))", query)
 
     def _run(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
