@@ -19,7 +19,7 @@ from lightspan_gateway.calls import CallerSession, CallLog
 
 
 class AccessPolicy(ABC):
-    """Authenticate callers, store their sessions and route their calls.
+    """Authenticate callers, keep their sessions and route their calls.
 
     Args:
         log: the log that records the calls.
@@ -46,7 +46,7 @@ class AccessPolicy(ABC):
         """Return the caller sessions that are held in memory."""
 
     def target(self, session: CallerSession, path: str) -> Target:
-        """Return the policy or endpoint that answers calls of the agent `path`."""
+        """Return the policy or endpoint that answers the calls of the agent with path `path`."""
         return session.routing.target(path)
 
     @abstractmethod

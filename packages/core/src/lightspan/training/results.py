@@ -58,9 +58,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             step: current step.
             episodes: episodes in val mode.
-            routing: routing of the episodes' calls.
+            routing: the rules by which each agent's calls went to a policy or an endpoint.
             weights: step of the evaluated weights, if earlier than `step`; else None.
-            clusters: task id → cluster; None if tasks are independent.
+            clusters: cluster of correlated tasks, by task id; None if tasks are independent.
         """
         rewards = {e.task_id: e.reward for e in episodes if e.reward is not None}
         return cls(
