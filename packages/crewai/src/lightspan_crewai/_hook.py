@@ -576,8 +576,9 @@ def _unwind(current: AgentContext, depth: int, error: BaseException) -> None:
 
 # --- the users' model clients ---------------------------------------------------------------
 def _watch_clients() -> None:
-    """Patch the users' subclasses of `BaseLLM`, because their model calls may emit no events.
-    Idempotent.
+    """Patch the users' subclasses of `BaseLLM`. Idempotent.
+
+    Their model calls may emit no events, so the patch records them.
     """
     for cls in _subclasses(BaseLLM):
         if cls in _state.clients:

@@ -1,4 +1,4 @@
-"""Calls that the engine generates: tokens, their text, and the answer in the API's format."""
+"""Calls that the engine answers: tokens, their text, and the answer in the API's format."""
 
 from __future__ import annotations
 

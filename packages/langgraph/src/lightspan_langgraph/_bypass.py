@@ -128,8 +128,8 @@ def innermost(open_calls: Mapping[UUID, ModelCall]) -> Sequence[Run]:
 def _run_on_stack(open_calls: Mapping[UUID, ModelCall]) -> Run | None:
     """Return the innermost model run whose method is on the call stack; None if there is none.
 
-    The current context is not enough: several prompts share a context, and a run that streams has
-    left its own.
+    It is used where the context does not tell: if a call has several prompts, or if the run has
+    begun to stream.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None:

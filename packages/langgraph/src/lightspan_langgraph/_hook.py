@@ -1,8 +1,8 @@
 """Find out the acting agent by callbacks from LangChain.
 
 LangChain calls the handler whenever a run begins or ends, and `RunTree` stores the place (agent
-path and span) of every run. When the acting agent is needed, by the SDK instrumentation or `with
-lightspan.agent(…)`, the resolver returns the place of the innermost run of the calling context. The
+path and span) of every run. When the acting agent is needed, by `with lightspan.agent(…)` or the
+SDK instrumentation, the resolver returns the place of the innermost run of the calling context. The
 handler cannot set the agent in the context: asynchronous callbacks may run in their own task, where
 the change would be lost.
 
@@ -386,10 +386,10 @@ _adapter: Final = Adapter(
 
 
 class _InAttempts:
-    """A replacement for a ContextVar that contains the handler inside attempts and None outside.
+    """A replacement for a ContextVar. Its value is the handler inside attempts, and None outside.
 
-    LangChain reads the variable when it configures a run. If the variable always contained the
-    handler, LangChain would call the handler for every run of an app that is not recorded.
+    LangChain reads the variable when it configures a run. If its value were always the handler,
+    LangChain would call the handler for every run of an app that is not recorded.
     """
 
     @staticmethod

@@ -63,7 +63,7 @@ MAX_CLOSED: Final = 256
 
 
 def is_prebuilt_node(name: str) -> bool:
-    """Return whether a node's name is that of a prebuilt agent's node or of LangGraph's own."""
+    """Return whether prebuilt agents, or LangGraph itself, have nodes called `name`."""
     return name in _PREBUILT_NODES or name.endswith(_PREBUILT_SUFFIXES) or name.startswith("__")
 
 

@@ -130,7 +130,7 @@ def _named(where: _Location, name: Any) -> _Location:
 
     Args:
         where: location of the agent.
-        name: name of the agent; it is not the name of a graph node.
+        name: name of the agent. It does not count as the name of a graph node.
     """
     return replace(where.within(str(name)), in_node=False)
 

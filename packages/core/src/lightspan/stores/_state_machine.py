@@ -409,7 +409,7 @@ def _tries_after(before: Progress, attempt: Attempt, item: Report) -> int:
 
 
 def _has_same_end(attempt: Attempt, item: Report) -> bool:
-    """Return whether a sealed attempt ended as the report says."""
+    """Return whether an ended attempt ended as the report says."""
     stored = (attempt.status, attempt.outcome, attempt.reward, attempt.message)
     return stored == (item.status, item.outcome, item.reward, item.message) and set(
         item.capture_errors

@@ -287,7 +287,7 @@ class _MemoryTables(_state_machine.Tables):
         return dict(Counter(row.progress.status for row in rows))
 
     def prune(self, before: float, limit: int) -> int:
-        """Delete at most `limit` rollouts that ended before `before`; return how many."""
+        """Delete at most `limit` rollouts that ended before the time `before`; return how many."""
         # The latest rollout and the latest change stay: the next numbers continue from theirs.
         newest = {next(reversed(ids), None) for ids in (self._rollouts, self._changes.values())}
         ended = (

@@ -194,7 +194,7 @@ class RunFolder:
             self.write(PROMPTS, msgspec.json.format(msgspec.json.encode(prompts), indent=2) + b"\n")
 
     def prompts(self) -> dict[str, LearnedPrompt]:
-        """Return name → learned prompt; empty if the run has none.
+        """Return the learned prompts by name; empty if the run has none.
 
         Raises:
             ConfigError: `prompts.json` is damaged.
@@ -252,13 +252,14 @@ class RunFolder:
 
         Args:
             step: number of the step.
-            explanations: (`attempt/call/choice`, explanation) pairs.
+            explanations: pairs of a call, named `attempt/call/choice`, and its explanation.
         """
         self.write(_step_file(EXPLANATIONS, step), msgspec.json.encode(dict(explanations)))
 
     def explanations(self, step: int) -> dict[str, Explanation]:
-        """Return `attempt/call/choice` → advantage and weight of the call; empty if the step has
-        none.
+        """Return the advantage and weight of each trained call of a step; empty if it has none.
+
+        The keys name the calls: `attempt/call/choice`.
         """
         return self._decode(_step_file(EXPLANATIONS, step), dict[str, Explanation]) or {}
 
@@ -291,7 +292,10 @@ class RunFolder:
         }
 
     def write_mismatches(self, step: int, mismatches: Mapping[str, str]) -> None:
-        """Store the calls of a step whose sampled tokens the learner's grammar does not allow.
+        """Store the calls of a step that could not be trained because of their grammar.
+
+        The grammar of a call constrains its answer. The learner cannot use it if another library
+        compiled it, or if it does not allow the sampled tokens.
 
         Args:
             step: number of the step.
@@ -300,7 +304,7 @@ class RunFolder:
         self.write(_step_file(MISMATCHES, step), msgspec.json.encode(mismatches))
 
     def mismatches(self, step: int) -> dict[str, str]:
-        """Return the calls of a step whose sampled tokens the learner's grammar does not allow.
+        """Return the calls of a step that could not be trained because of their grammar.
 
         The result is the reason by call, named `attempt/call/choice`. It is empty if there are
         none.
@@ -340,7 +344,9 @@ class RunFolder:
         append(self._reward_file(name), lines)
 
     def rewards(self, name: str) -> dict[str, Scored]:
-        """Return rollout id → score by the reward `name`; empty if the run has no such reward.
+        """Return the scores by the reward `name`; empty if the run has no such reward.
+
+        The keys are rollout ids.
 
         Raises:
             ConfigError: the reward's file is damaged, or `name` is not a plain file name.

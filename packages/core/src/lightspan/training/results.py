@@ -23,7 +23,7 @@ from lightspan.training.statistics import Interval, clustered_interval, paired_g
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """Rewards of an evaluation after a step; step 0 is before training."""
+    """The rewards that tasks got in an evaluation after a step; step 0 is before training."""
 
     step: int
     rewards: dict[str, float]

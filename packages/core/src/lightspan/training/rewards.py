@@ -91,7 +91,7 @@ class Scoring(Protocol):
         Raises:
             RewardError: the scorer returned an invalid reward.
             BudgetError: the scorer's call budget is used up.
-            EngineError: the scorer's model can never answer.
+            EngineError: the scorer's model cannot answer, and a retry would not help.
         """
 
     def spent(self) -> Mapping[str, float]:
@@ -324,7 +324,7 @@ async def scored_groups(scoring: Scoring, members: Sequence[Member]) -> dict[str
     Raises:
         RewardError: the scorer returned an invalid reward.
         BudgetError: the scorer's call budget is used up.
-        EngineError: the scorer's model can never answer.
+        EngineError: the scorer's model cannot answer, and a retry would not help.
     """
     groups: dict[str, list[Member]] = {}
     for member in members:
@@ -370,7 +370,7 @@ class Rewards:
         Raises:
             RewardError: the scorer returned an invalid reward.
             BudgetError: the scorer's call budget is used up.
-            EngineError: the scorer's model can never answer.
+            EngineError: the scorer's model cannot answer, and a retry would not help.
             StoreError: the scores cannot be stored.
         """
         members = [Member(task, episode) for task, episode in zip(tasks, episodes, strict=True)]

@@ -131,8 +131,8 @@ class ServerConnection:
         Args:
             operation: the operation.
             body: encoded arguments of the operation.
-            lease_s: duration of the lease in seconds, only for a heartbeat: its request must not
-                take longer. None for any other operation.
+            lease_s: duration of the lease in seconds, on which the timeout of a heartbeat depends.
+                None for any other operation.
 
         Raises:
             StoreClosedError: the connection is stopped.

@@ -261,7 +261,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return bool(self._run(self._queries()["has_call"], values)[0][0])
 
     def prune(self, before: float, limit: int) -> int:
-        """Delete at most `limit` rollouts that ended before `before`; return how many."""
+        """Delete at most `limit` rollouts that ended before the time `before`; return how many."""
         ended = self._execute("prunable", before, limit)
         if not ended:
             return 0
@@ -341,7 +341,7 @@ class ReadTables(SQLTables):
         Args:
             rollout_ids: the ids to return; None for any.
             limit: maximum number of rollouts; None for no limit.
-            filters: column → value to match; the value None matches any.
+            filters: the value that each column must have; None for any value.
 
         Raises:
             NotFoundError: one of `rollout_ids` is unknown.

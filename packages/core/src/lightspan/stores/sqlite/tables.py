@@ -48,7 +48,7 @@ class _Connection(SQLTables):
 
 
 class SQLiteWriteTables(_Connection, WriteTables):
-    """`WriteTables` of a SQLite store."""
+    """The queries of `WriteTables`, which write to a store, in SQLite's dialect."""
 
     def __init__(self, db: sqlite3.Connection, clock: Callable[[], float]) -> None:
         super().__init__(db, clock)
@@ -102,4 +102,4 @@ class SQLiteWriteTables(_Connection, WriteTables):
 
 
 class SQLiteReadTables(_Connection, ReadTables):
-    """`ReadTables` of a SQLite store."""
+    """The queries of `ReadTables`, which read a store, in SQLite's dialect."""
