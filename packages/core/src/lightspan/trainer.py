@@ -119,13 +119,13 @@ class Trainer:
                 `"module:name"` is an app that only the runners import.
             train: training tasks.
             val: held-out tasks, on which the result is reported; None for no such tasks.
-            selection: selection split: tasks, disjoint from `val`, for evaluations between steps
-                (`validate_every`), by which steps are compared (`keep="best"`, `patience`). Or the
-                share of `train` to take as the split, such as 0.1, drawn by the algorithm's seed.
-                Its scores are not reported as the result: the highest of several scores is biased
-                upwards. None for no split.
-            agents: paths of all agents (an adapter's `agents()`), so that a pattern that matches
-                none of them is an error at once; None for those of the app, if it names any.
+            selection: tasks for the evaluations that compare steps (`keep="best"`, `patience`).
+                They must not be in `val`. A number such as 0.1 takes this share of `train`, drawn
+                by the algorithm's seed. The scores on these tasks are not the result, because the
+                highest of several scores is biased upwards. None for no such tasks.
+            agents: paths of all agents, as an adapter's `agents()` returns them. A pattern of
+                `optimize=` or `frozen=` that matches none of them is then an error before the
+                training. None for the agents that the app names, if any.
             resume: whether to resume from the folder's latest checkpoint. Without a checkpoint the
                 run starts anew; a complete run is not trained again.
 
@@ -191,8 +191,8 @@ class Trainer:
             tasks: training tasks of `fit`; a few of them are run.
             val: held-out tasks of `fit`; none of them is run.
             selection: selection split of `fit`; none of its tasks is run.
-            agents: paths of all agents, of which the report lists those without calls; None for
-                those of the app, if it names any.
+            agents: paths of all agents. The report lists those that made no call. None for the
+                agents that the app names, if any.
             count: number of tasks to run: the first ones that `fit` would take.
             group_size: rollouts per task; None for the algorithm's number, at most 4.
             folder: folder in which to keep the rollouts for `lightspan inspect`; None keeps
@@ -248,10 +248,9 @@ class Trainer:
             return evaluation
 
     def _check_app(self, app: App) -> App:
-        """Raise an error unless the app's agents are served and its arguments provided.
+        """Check that the algorithm's routing and resources fit the app; return the app.
 
-        Return the app. In a runner's process, which only imports the user's script, end the
-        process.
+        A runner's process only imports the user's script. There this method ends the process.
 
         Raises:
             AppError: an argument of the app cannot be injected.

@@ -1,13 +1,14 @@
 """Find out the acting agent by observing CrewAI's events.
 
-CrewAI's event bus calls its handlers in a thread pool, a millisecond late: too late to label a
-request. So `emit` itself is wrapped, which runs in the context of the event. There the frame of a
-crew, flow, task or agent is pushed when it begins and popped when it ends; CrewAI copies contexts
-to all threads and tasks that it starts.
+CrewAI's event bus calls its handlers in a thread pool, about a millisecond late. A model request
+would be sent before its agent is known. So the bus's method `emit` is wrapped, which runs in the
+context of the event. When a crew, flow, task or agent begins, its frame (one part of the agent
+path) is added to this context. It is removed at the end. CrewAI copies contexts to all threads and
+tasks that it starts.
 
-A coroutine that is cancelled emits no end, so the asynchronous `kickoff`s are wrapped. A crew emits
-its start after the callbacks before it, and its end before the callbacks after it, so a crew's
-`kickoff`s begin and end its entry.
+A coroutine that is cancelled emits no end event, so the asynchronous `kickoff`s are wrapped too. A
+crew's events do not enclose its callbacks `before_kickoff` and `after_kickoff`, so all `kickoff`s
+of crews are wrapped, and a crew begins and ends there.
 
 Errors of the adapter never reach the app: they are recorded as capture errors of the attempt.
 """
@@ -65,9 +66,9 @@ _NAME: Final = "lightspan_crewai"
 
 
 class _Open(NamedTuple):
-    """Hold the trail of a context: the entries that have begun and not ended, outermost first.
+    """The open entries of a context: crews, tasks, tools, … that have begun and not ended.
 
-    It is stored in the context's notes.
+    The outermost is first. They are stored in the context's `notes`, which hold adapters' data.
     """
 
     trail: Trail = ()
@@ -80,7 +81,7 @@ _NOTHING: Final = _Open()
 
 @dataclass(slots=True)
 class _State:
-    """Hold the adapter's state, of which a process has one."""
+    """The state of the adapter. A process has only one."""
 
     watches: list[Patch] = field(default_factory=list)
     """Patches of CrewAI, and of model clients that the user defines."""
@@ -97,9 +98,9 @@ _state: Final = _State()
 
 
 def _open_calls(context: AgentContext) -> list[FrameworkCall]:
-    """Return CrewAI's model calls that are in progress in `context`, innermost first.
+    """Return CrewAI's running model calls in `context`, innermost first.
 
-    The search ends at the innermost open entry of another kind, such as a tool or an agent.
+    Only calls inside the innermost running tool, agent, task or crew are returned.
     """
     calls = itertools.takewhile(
         lambda entry: entry.start.kind is Kind.CALL, reversed(_opened(context).trail)
@@ -163,7 +164,7 @@ def _record_change(current: AgentContext, change: Start | End) -> None:
 
 
 def _begin(around: AgentContext, start: Start, pushed: AgentContext) -> None:
-    """Add an entry to the trail (the open entries) of the current context, and push its frame.
+    """Add an entry to the open entries of the current context, and its frame to the agent path.
 
     Args:
         around: context of the acting agent.
@@ -424,7 +425,9 @@ def _plain(name: Any) -> Name:
 
 
 def role_of(agent: Any, info: Mapping[str, Any] | None = None) -> Name | None:
-    """Return the role of an agent, as a template and filled in; None if the agent has no role.
+    """Return the role of an agent; None if it has none.
+
+    The result has two forms of the role: the template, and the text with the inputs filled in.
 
     Args:
         agent: the agent; None to use `info` only.
@@ -521,9 +524,7 @@ def _crew_kicking_off_async(original: Any, watch: Patch) -> Any:
 
 
 class _Kickoff:
-    """A context manager that begins a crew's entry before its kickoff and ends it after the
-    callbacks.
-    """
+    """Record a crew as open from before its kickoff until after its callbacks."""
 
     def __init__(
         self, crew: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: Patch
@@ -553,7 +554,9 @@ class _Kickoff:
 
 
 def _unwind(current: AgentContext, depth: int, error: BaseException) -> None:
-    """Record as abandoned the entries that an ended coroutine left open, and restore the context.
+    """Close the entries that an ended coroutine left open, and restore the context.
+
+    The spans of these entries say that they were abandoned.
 
     Args:
         current: the current context.
@@ -573,7 +576,10 @@ def _unwind(current: AgentContext, depth: int, error: BaseException) -> None:
 
 # --- the users' model clients ---------------------------------------------------------------
 def _watch_clients() -> None:
-    """Patch the users' subclasses of `BaseLLM`, which may emit no events. Idempotent."""
+    """Patch the users' subclasses of `BaseLLM`. Idempotent.
+
+    Their model calls may emit no events, so the patch records them.
+    """
     for cls in _subclasses(BaseLLM):
         if cls in _state.clients:
             continue
@@ -612,7 +618,7 @@ def _calling(original: Any, watch: Patch) -> Any:
 
 
 class _ModelCall:
-    """A context manager that begins and ends the entry of a call of a user's model client."""
+    """Record a call of a user's model client as open while the `with` block runs."""
 
     def __init__(
         self, client: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: Patch

@@ -11,12 +11,14 @@ these adds one frame to the path:
 
 The executions of a task's agent inside the task (a retry, another try after a guardrail) add none.
 
-CrewAI's own stack pops its top entry at any end: an event that comes twice, as for a failed model
-call, removes a task or a crew. So an end is matched with its entry by kind and key; the entries
-above it were abandoned, and an end without an entry is ignored.
+CrewAI has a stack of its own, which removes its top entry at any end event. Some end events come
+twice, for example after a failed model call, and the second one removes a task or a crew. So this
+module finds the entry of an end event by kind and key. The entries above it were abandoned. An end
+event without an entry is ignored.
 
-A role may be a template. The agent's name is the template, the same for all inputs, unless a rule
-of the attempt's routing matches only the filled role. So `optimize=` accepts both.
+A role may be a template. The agent's name is the template, which is the same for all inputs. It is
+the role with the inputs filled in only if a pattern of `optimize=` or `frozen=` matches that form
+and not the template.
 """
 
 from __future__ import annotations
@@ -61,8 +63,9 @@ A turn is never inside itself: if it begins again, its previous entry was abando
 
 
 class Name(NamedTuple):
-    """The name of an entry. Only an agent's role has a `filled` form that may differ from
-    `template`.
+    """The name of an entry, as a template and with the inputs filled in.
+
+    Only the two forms of an agent's role may differ.
     """
 
     template: str
@@ -160,8 +163,9 @@ def begin(
     Args:
         trail: open entries of the current context, outermost first.
         start: start of the entry; an empty name adds no frame.
-        place: place of the acting agent.
-        choose: function that chooses the template or the filled form of a name.
+        place: place (agent path and span) of the acting agent.
+        choose: function that returns one of the forms of a name (the template, or the text with the
+            inputs filled in).
         start_call: function that announces a model call; its argument is the enclosing model calls.
             None to announce nothing.
 

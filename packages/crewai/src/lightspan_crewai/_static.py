@@ -94,7 +94,7 @@ class _Search(AgentSearch[Location]):
             self._agent(agent, leader)
 
     def _delegated(self, crew: Any, at: Location) -> None:
-        """Add the agents that `crew`'s agents with delegation can call by a tool."""
+        """Add the agents to which agents of `crew` may delegate work."""
         for task in crew.tasks:
             agent = task.agent
             if agent is not None and getattr(agent, "allow_delegation", False):

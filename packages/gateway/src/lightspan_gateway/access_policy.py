@@ -19,7 +19,7 @@ from lightspan_gateway.calls import CallerSession, CallLog
 
 
 class AccessPolicy(ABC):
-    """Authenticate callers, store their sessions and route their calls.
+    """Authenticate callers, keep their sessions and route their calls.
 
     Args:
         log: the log that records the calls.
@@ -46,7 +46,7 @@ class AccessPolicy(ABC):
         """Return the caller sessions that are held in memory."""
 
     def target(self, session: CallerSession, path: str) -> Target:
-        """Return the policy or endpoint that answers calls of the agent `path`."""
+        """Return the policy or endpoint that answers the calls of the agent with path `path`."""
         return session.routing.target(path)
 
     @abstractmethod
@@ -68,14 +68,18 @@ class AccessPolicy(ABC):
 
     @abstractmethod
     def unserved_agent(self, path: str) -> ApiError:
-        """Return the error for a call of the agent `path`, which the gateway does not serve."""
+        """Return the error for a call of an agent that the gateway does not serve.
+
+        Args:
+            path: path of the agent.
+        """
 
     def models(self, policies: Collection[str]) -> list[str]:
         """Return the valid model names of requests."""
         return sorted(policies)
 
     def documents(self) -> Mapping[str, Callable[[], Any]]:
-        """Return the GET endpoints that are added: path → function that returns the JSON body."""
+        """Return further GET endpoints: for each path, a function that returns the JSON body."""
         return {}
 
     async def close(self) -> None:

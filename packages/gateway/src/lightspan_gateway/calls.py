@@ -197,7 +197,7 @@ class ServedCall(ABC):
     # --- state -----------------------------------------------------------------------
     @property
     def outcome(self) -> CallOutcome:
-        """Outcome to record for an answered call."""
+        """Outcome to record when the call is answered."""
         return CallOutcome.OK
 
     @property
@@ -236,8 +236,9 @@ class ServedCall(ABC):
     # --- answer -----------------------------------------------------------------
     @abstractmethod
     def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the server-sent events of the answer. The last one follows after the call is
-        recorded.
+        """Yield the server-sent events of the answer.
+
+        The last event is held back until the call is in the store.
 
         Raises (while iterating):
             ApiError: an endpoint refused the call.

@@ -1,4 +1,4 @@
-"""Calls that the engine generates: tokens, their text, and the answer in the API's format."""
+"""Calls that the engine answers: tokens, their text, and the answer in the API's format."""
 
 from __future__ import annotations
 
@@ -214,7 +214,10 @@ class GeneratedCall(ServedCall):
             self._notify()
 
     def _visible_length(self, choice: ChoiceRun) -> int:
-        """Return the number of characters of the choice's text that may be streamed now."""
+        """Return how many characters of the choice's text may be streamed now.
+
+        The rest may be the start of a stop string or of a tool call.
+        """
         if choice.message is not None:  # tool calls are no text, unless they are malformed
             return len(choice.message["content"] or "")
         text, _ = self._trim(choice.text)
@@ -240,9 +243,10 @@ class GeneratedCall(ServedCall):
         return {"role": "assistant", "content": parsed.content, "tool_calls": calls}
 
     def _are_offered(self, calls: Sequence[ParsedCall]) -> bool:
-        """Return whether every call names a tool of the request; True without a response format.
+        """Return whether the calls parsed from the text are calls of tools of the request.
 
-        Text in a response format may look like a call of an unknown tool. It is not a call then.
+        Without a response format the result is always True. Text in a response format may look like
+        a call of an unknown tool, but is no call then.
         """
         constraint = self.request.constraint
         if constraint is None or constraint.format is None:

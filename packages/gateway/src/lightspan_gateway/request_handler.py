@@ -43,7 +43,7 @@ _ANSWERED: Final = (CallOutcome.OK, CallOutcome.UNDELIVERED)
 
 
 class RequestHandler:
-    """Create the call of each request, or find the call that the request retries.
+    """Find or create the call of each request; a retry gets the call that it retries.
 
     Args:
         access: authenticates callers, and routes and records their calls.
@@ -354,9 +354,10 @@ def _another_request(call_id: str) -> ApiError:
 
 
 def _chat_only(info: CallInfo, llm: LLM, parse: Parse) -> ApiError:
-    """Return the HTTP 400 for a call of an API other than chat completions.
+    """Return the HTTP 400 for a call that an endpoint cannot answer because of its API.
 
-    The call's agent is frozen to the endpoint `llm`, which supports chat completions only.
+    The call's agent is frozen (not trained), and the endpoint `llm` answers its calls. It supports
+    chat completions only.
     """
     hint = (
         'freeze it to a policy instead (frozen="base")'

@@ -163,7 +163,7 @@ def _calls(
     Args:
         objects: the calls' JSON objects.
         arguments: name of the field with the arguments.
-        default: arguments of a call without that field; None if it is required.
+        default: arguments of a call without that field; None if every call must have it.
     """
     calls: list[ParsedCall] = []
     for fields in objects:

@@ -80,9 +80,10 @@ def begin(
     start_call: Callable[[Iterable[FrameworkCall]], FrameworkCall],
     open_calls: Mapping[UUID, ModelCall],
 ) -> ModelCall:
-    """Add a model run that begins to its model call, and return the model call.
+    """Return the model call to which a run that begins belongs.
 
-    LangChain reports a call with several prompts as one run per prompt, one after the other.
+    LangChain reports a call with several prompts as several runs, one per prompt, one after the
+    other. The first one creates the model call, and the others are added to it.
 
     Args:
         run_id: id of the run.
@@ -90,7 +91,7 @@ def begin(
         name: name of the model's class.
         event: remaining keyword arguments of LangChain's callback.
         start_call: function that announces the run; its argument is the enclosing model calls.
-        open_calls: id of an open model run → its model call.
+        open_calls: the model call of each open model run, by the run's id.
     """
     size, current = int(event.get("batch_size") or 1), current_call.get()
     if current is None or len(current.runs) >= size or current.size != size:
@@ -110,7 +111,7 @@ def innermost(open_calls: Mapping[UUID, ModelCall]) -> Sequence[Run]:
     none.
 
     Args:
-        open_calls: id of an open model run → its model call.
+        open_calls: the model call of each open model run, by the run's id.
     """
     if not open_calls:
         return ()
@@ -127,7 +128,8 @@ def innermost(open_calls: Mapping[UUID, ModelCall]) -> Sequence[Run]:
 def _run_on_stack(open_calls: Mapping[UUID, ModelCall]) -> Run | None:
     """Return the innermost model run whose method is on the call stack; None if there is none.
 
-    The context alone does not identify one of several prompts, or a run that has begun to stream.
+    It is used where the context does not tell: if a call has several prompts, or if the run has
+    begun to stream.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None:

@@ -1,9 +1,10 @@
 """Find out the acting agent by callbacks from LangChain.
 
-LangChain calls the handler whenever a run begins or ends, and `RunTree` stores every run's place.
-When the acting agent is needed, by the SDK instrumentation or `with lightspan.agent(…)`, the
-resolver returns the place of the innermost run of the calling context. The handler pushes nothing:
-asynchronous callbacks may run in their own task, where a push would be lost.
+LangChain calls the handler whenever a run begins or ends, and `RunTree` stores the place (agent
+path and span) of every run. When the acting agent is needed, by `with lightspan.agent(…)` or the
+SDK instrumentation, the resolver returns the place of the innermost run of the calling context. The
+handler cannot set the agent in the context: asynchronous callbacks may run in their own task, where
+the change would be lost.
 
 Errors never reach the app: they are recorded as capture errors of the attempt.
 """
@@ -54,7 +55,7 @@ _NO_ERRORS: Final = (GraphBubbleUp, GeneratorExit)
 
 
 class _AttemptRuns:
-    """Hold the runs of one attempt, without a strong reference to the attempt's recorder."""
+    """The runs of one attempt, without a strong reference to the attempt's recorder."""
 
     def __init__(self, current: AttemptContext) -> None:
         self.tree = RunTree(replace(current, recorder=Recorder()))
@@ -69,7 +70,7 @@ class _AttemptRuns:
 
 @dataclass(slots=True)
 class _State:
-    """Hold the adapter's state, of which a process has one."""
+    """The state of the adapter. A process has only one."""
 
     attempts: weakref.WeakKeyDictionary[Recorder, _AttemptRuns] = field(
         default_factory=weakref.WeakKeyDictionary
@@ -171,8 +172,8 @@ def _in_attempt(
 ) -> AgentContext:
     """Return the context of the acting agent for a run that begins.
 
-    In production, the context is in the attempt of the enclosing runs; if none is open, an attempt
-    is opened.
+    In production, this is a context of the attempt to which the enclosing runs belong. If there is
+    none, a new attempt is opened.
 
     Args:
         current: the current context.
@@ -193,8 +194,10 @@ def _in_attempt(
 
 
 def _handle_of(run_id: UUID | None) -> AttemptHandle | None:
-    """Return the handle of a run's production attempt; None in rollouts or if the attempt has
-    ended.
+    """Return the handle of the production attempt to which a run belongs.
+
+    A handle closes its attempt. The result is None in a rollout, which has no handle, and after the
+    attempt has ended.
     """
     attempt = None if run_id is None else _state.owners.get(run_id)
     return None if attempt is None else attempt.handle()
@@ -321,8 +324,8 @@ def resolve(pushed: AgentContext) -> AgentContext | None:
     """Return the context of the acting agent according to LangChain; None if no run is current.
 
     Args:
-        pushed: context with the frames that `lightspan.agent` has pushed, before the adapters'
-            resolvers add their own.
+        pushed: context with the agents that the app itself named by `lightspan.agent`; the agents
+            that adapters find are added to it.
     """
     handle = _handle_around() if pushed.scope.is_outside else None
     if handle is not None:
@@ -342,7 +345,10 @@ def resolve(pushed: AgentContext) -> AgentContext | None:
 
 
 def _handle_around() -> AttemptHandle | None:
-    """Return the handle of the production attempt of the current run; None if there is none."""
+    """Return the handle of the production attempt around the current run.
+
+    A handle closes its attempt. The result is None if there is no such attempt.
+    """
     return _handle_of(_current_model_run()) or _handle_of(_current_run())
 
 
@@ -358,7 +364,9 @@ def _current_run() -> UUID | None:
 
 
 def _open_calls(context: AgentContext) -> list[FrameworkCall]:
-    """Return the innermost open model call; several or none as in `_bypass.innermost`.
+    """Return the innermost open model call.
+
+    There are several if it is unclear which one is innermost. The list is empty if no call is open.
 
     Args:
         context: any context of the attempt.
@@ -378,10 +386,10 @@ _adapter: Final = Adapter(
 
 
 class _InAttempts:
-    """A replacement for a ContextVar that contains the handler inside attempts and None outside.
+    """A replacement for a ContextVar. Its value is the handler inside attempts, and None outside.
 
-    LangChain reads the variable when it configures a run. If the variable always contained the
-    handler, LangChain would call the handler for every run of an app that is not recorded.
+    LangChain reads the variable when it configures a run. If its value were always the handler,
+    LangChain would call the handler for every run of an app that is not recorded.
     """
 
     @staticmethod
@@ -429,7 +437,7 @@ class Instrumentor(AdapterInstrumentor):
 def _listen() -> None:
     """Start to listen for model calls, and patch LangChain's caches. Idempotent.
 
-    A `LightspanCallback` without `instrument()` needs both, too.
+    Both are also needed by a `LightspanCallback` that is used without `instrument()`.
     """
     _adapter.listen()
     if not _state.patches:

@@ -9,10 +9,11 @@ Thus `with lightspan.agent("x")` inside a node, and graphs inside other framewor
 order in which they were entered. A boundary is one of these; the first that applies names it:
 
 1. a run whose metadata has a `lightspan_agent` that differs from its parent's;
-2. the run of a graph made by `create_agent(name=…)` or `create_react_agent(name=…)`. Everything
-inside inherits `lc_agent_name`, so the boundary is where the name first appears. A graph without
-that name (`create_react_agent`, an agent that calls itself, in an older langgraph any nested agent)
-is recognised by its first node, a prebuilt one; then the graph's name is the agent's;
+2. the run of a graph made by `create_agent(name=…)` or `create_react_agent(name=…)`. All runs
+inside inherit the metadata `lc_agent_name`, so the boundary is the run where it first appears. Some
+agents' graphs do not have it (`create_react_agent`, an agent that calls itself, any nested agent in
+an older langgraph). They are recognised because their first node is a prebuilt one, and the graph's
+name is the agent's;
 3. the run of a graph node (the first run of a new `langgraph_checkpoint_ns`), unless it is one of
 the nodes of prebuilt agents (`_prebuilt`).
 
@@ -62,15 +63,15 @@ MAX_CLOSED: Final = 256
 
 
 def is_prebuilt_node(name: str) -> bool:
-    """Return whether a node's name is that of a prebuilt agent's node or of LangGraph's own."""
+    """Return whether prebuilt agents, or LangGraph itself, have nodes called `name`."""
     return name in _PREBUILT_NODES or name.endswith(_PREBUILT_SUFFIXES) or name.startswith("__")
 
 
 def graph_agent_name(name: str, node: str, metadata: Mapping[str, Any]) -> str | None:
     """Return the agent name of a prebuilt agent's graph; None if the agent has no name.
 
-    The agent's name is that of its graph. Newer versions of langchain also report the agent's name
-    in the metadata. If the two differ, `name` is that of another graph, and None is returned.
+    The agent's name is that of its graph. Newer versions of langchain also report it in the
+    metadata. If `name` is not the reported name, another graph has that name, so None is returned.
 
     Args:
         name: name of the graph.
@@ -134,7 +135,7 @@ class _OpenSpan(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """An open run, or an ended run that `RunTree` keeps."""
+    """An open run, or an ended run that `RunTree` keeps for children that begin later."""
 
     order: int
     start: Start
@@ -155,11 +156,11 @@ class _Run:
 
 
 class RunTree:
-    """Hold the runs of one attempt. Thread-safe.
+    """The runs of one attempt. Thread-safe.
 
     Args:
-        attempt: scope of the attempt with a substitute for its recorder, because a tree must not
-            keep the attempt's recorder alive.
+        attempt: the attempt's scope. Its recorder is replaced by a substitute, because the tree
+            must not keep the real one alive.
     """
 
     def __init__(self, attempt: AttemptContext) -> None:
@@ -196,14 +197,16 @@ class RunTree:
             return [self._span(run, event, span) for span in run.open_spans]
 
     def place(self, pushed: Place, chain: UUID | None, model: UUID | None) -> Place | None:
-        """Return the place of a model call that is made now; None if no known run encloses it.
+        """Return the place (agent path and span) of a model call that is made now.
+
+        None if no known run encloses the call.
 
         Args:
-            pushed: place of the frames pushed in the calling context.
-            chain: id of the innermost chain or tool run by LangChain's own context; None if there
-                is none.
-            model: id of the model run that began last in the calling context, ignored unless the
-                run is open; None if there is none.
+            pushed: place with the agents that the app has named by `lightspan.agent`.
+            chain: id of the innermost chain or tool run, as LangChain's own context says; None if
+                there is none.
+            model: id of the model run that began last in the calling context; None if there is
+                none. A run that has ended is ignored.
         """
         with self._lock:
             runs = (self._find(chain), self._open.get(model) if model else None)
@@ -213,8 +216,9 @@ class RunTree:
             return _place_in(max(candidates, key=lambda run: run.order), pushed)
 
     def inside(self, run_id: UUID) -> Place:
-        """Return the place (agent path and span) inside an open run; the empty place if it is
-        unknown.
+        """Return the place (agent path and span) inside an open run.
+
+        The place is empty if no run with this id is open.
         """
         with self._lock:
             run = self._open.get(run_id)
@@ -239,9 +243,10 @@ class RunTree:
 
 
 def _place_in(run: _Run, pushed: Place) -> Place:
-    """Return the place inside `run`, with the frames that were pushed since it began.
+    """Return the place (agent path and span) of code that runs inside `run`.
 
-    `pushed` may contain the run's own frames too, as in the result of `current_agent()`.
+    It includes the agents that the app has named by `lightspan.agent` since the run began. `pushed`
+    may contain the run's own frames too, as in the result of `current_agent()`.
     """
     before, inside = run.start.pushed, run.inside
     if pushed == before:
@@ -256,7 +261,7 @@ def _place_in(run: _Run, pushed: Place) -> Place:
 
 
 def _enter(order: int, event: Start, parent: _Run | None, *, is_node: bool) -> _Run:
-    """Create the open run of `event`, with its own frame and spans.
+    """Create the open run of `event`, with its spans and its part of the agent path.
 
     Args:
         order: number of the run in the order of starts.

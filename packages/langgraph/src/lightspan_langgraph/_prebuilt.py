@@ -37,8 +37,8 @@ def is_running_prebuilt(name: str) -> bool | None:
     """Return whether the node that is about to run is part of a prebuilt agent.
 
     LangGraph passes only the node's name to a callback. If custom graphs may use the name too, the
-    call stack is searched for the object that runs the node. Returns None if they may not, or if
-    the object is not found; then `is_prebuilt_node` decides by the name.
+    call stack is searched for the object that runs the node. None means that only the name decides
+    (`is_prebuilt_node`): custom graphs do not use it, or the object is not found.
     """
     if name not in _AMBIGUOUS_NAMES:
         return None

@@ -107,7 +107,12 @@ class _Search(AgentSearch[_Location]):
 
 
 def _in_graph(graph: Pregel[Any, Any, Any, Any], where: _Location) -> _Location:
-    """Return the location of the nodes of `graph`, which is at `where`."""
+    """Return the location of the nodes of `graph`.
+
+    Args:
+        graph: the graph.
+        where: location of the graph itself.
+    """
     metadata = (graph.config or {}).get("metadata") or {}
     agent_name = metadata.get("lc_agent_name")
     nodes = [name for name in graph.nodes if not name.startswith("__")]
@@ -121,7 +126,12 @@ def _in_graph(graph: Pregel[Any, Any, Any, Any], where: _Location) -> _Location:
 
 
 def _named(where: _Location, name: Any) -> _Location:
-    """Return the location inside the agent `name`, which is at `where` and is no node."""
+    """Return the location inside the agent `name`.
+
+    Args:
+        where: location of the agent.
+        name: name of the agent. It does not count as the name of a graph node.
+    """
     return replace(where.within(str(name)), in_node=False)
 
 

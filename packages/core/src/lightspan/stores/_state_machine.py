@@ -8,9 +8,9 @@ before it writes, so a rejected batch changes nothing even without a transaction
 
 An *uncounted loss* is a lost attempt that uses up no try (`Report.counts=False`), because another
 attempt crashed the process. A rollout may have `MAX_UNCOUNTED_LOSSES` of them. Further losses
-count, because a task that crashes its process would be queued again forever. No column stores the
-number: it is the number of earlier attempts, which were all lost, minus the infrastructure tries
-used.
+count, because a task that crashes its process would be queued again forever. No column stores this
+number, because it can be computed. All earlier attempts of a rollout were lost, and each of them
+either used up an infrastructure try or was uncounted.
 
 A rollout that must run alone does so when it is queued again (`Progress.alone`). Any runner may
 claim it then, because the supervisor of the crashed process may be gone. A rollout with
@@ -48,7 +48,10 @@ MAX_BAD_NEIGHBOURS: Final = 3
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """The fields of a rollout that change, and the rollout's maximum of infrastructure tries."""
+    """The changing fields of a rollout, and its limit of infrastructure tries.
+
+    An infrastructure try is used up when an attempt is lost, for example because its runner died.
+    """
 
     rollout_id: str
     max_infrastructure_tries: int
@@ -110,7 +113,7 @@ def enqueue(tables: Tables, items: Sequence[PackedRollout], now: float) -> list[
     """Queue the rollouts that are new.
 
     Raises:
-        ConflictError: a rollout is stored with another content.
+        ConflictError: a rollout is stored with different content.
         IllegalMoveError: a rollout has mode production.
     """
     new = select_new(tables, items)
@@ -133,7 +136,7 @@ def start(tables: Tables, items: Sequence[StartedRollout], now: float) -> list[N
     """Store the rollouts that are new, with their running attempts.
 
     Raises:
-        ConflictError: a rollout is stored with another content.
+        ConflictError: a rollout is stored with different content.
         IllegalMoveError: a rollout has another mode than production, or its attempt is not its
             first or not running.
     """
@@ -176,11 +179,12 @@ def check_starts(items: Iterable[StartedRollout]) -> None:
 
 
 def started(before: Progress, attempt: Attempt, change: int) -> Progress:
-    """Return the progress of a rollout whose new attempt `attempt` runs.
+    """Return the progress of a queued rollout after its new attempt has started.
 
     Args:
-        before: the progress of the queued rollout.
-        change: number of the status change.
+        before: the progress while the rollout was queued.
+        attempt: the new attempt.
+        change: number of this status change (the cursor of `Store.watch`).
     """
     check_rollout_move(before.status, RolloutStatus.RUNNING)
     return replace(
@@ -197,7 +201,7 @@ def select_new(tables: Lookup, items: Sequence[PackedRollout]) -> list[PackedRol
     """Return the rollouts that the store does not have.
 
     Raises:
-        ConflictError: a rollout is stored with another content.
+        ConflictError: a rollout is stored with different content.
         IllegalMoveError: a rollout has mode production.
     """
     for item in items:
@@ -236,7 +240,10 @@ def _queued(rollout: Rollout, tables: Tables, now: float) -> Progress:
 
 
 def report(tables: Tables, items: Sequence[Report], now: float) -> list[bool]:
-    """End attempts; return for each report whether it, or an equal report, ended the attempt."""
+    """End attempts; return one boolean per report.
+
+    It is True if the attempt has ended by this report or by an equal one.
+    """
     ledger = Ledger(tables, check_reports(tables, items), now)
     in_force = [ledger.apply(item) for item in items]
     ledger.write()
@@ -271,7 +278,9 @@ def cancel(tables: Tables, rollout_ids: Sequence[str], now: float) -> list[bool]
 
 
 def mark_damaged(tables: Tables, items: Sequence[tuple[str, str]]) -> list[None]:
-    """Add each (attempt id, reason) to the capture errors of the attempt, without duplicates.
+    """Add capture errors to attempts; each item is an (attempt id, error message).
+
+    An error that the attempt already has is not added again.
 
     Raises:
         NotFoundError: an attempt is unknown.
@@ -293,10 +302,10 @@ def find_attempts(tables: Lookup, attempt_ids: Sequence[str]) -> dict[str, Attem
 
 
 def check_known(what: str, ids: Iterable[str], stored: Mapping[str, object]) -> None:
-    """Raise `NotFoundError` for the first of `ids` that is no key of `stored`.
+    """Raise `NotFoundError` for the first of `ids` that is not a key of `stored`.
 
     Args:
-        what: word for the objects, for the error.
+        what: what the ids name, such as `attempt`, for the error message.
     """
     for id in ids:
         if id not in stored:
@@ -305,7 +314,7 @@ def check_known(what: str, ids: Iterable[str], stored: Mapping[str, object]) -> 
 
 @dataclass(slots=True)
 class Ledger:
-    """The attempts and rollouts of one batch. They are read, changed here, and written together."""
+    """Read the attempts and rollouts of a batch, change them here, then write all changes."""
 
     tables: Tables
     attempts: dict[str, Attempt]
@@ -323,7 +332,8 @@ class Ledger:
     def apply(self, item: Report) -> bool:
         """End an attempt; return whether it ended with the report `item` or an equal report.
 
-        False if the report has another epoch, or if a different report ended the attempt before.
+        False if a different report has ended the attempt. Also False if the report's epoch is not
+        the attempt's: the runner that sent it has lost the attempt.
         """
         attempt = self.attempts[item.attempt_id]
         if attempt.epoch != item.epoch:
@@ -399,7 +409,7 @@ def _tries_after(before: Progress, attempt: Attempt, item: Report) -> int:
 
 
 def _has_same_end(attempt: Attempt, item: Report) -> bool:
-    """Return whether a sealed attempt ended as the report says."""
+    """Return whether an ended attempt ended as the report says."""
     stored = (attempt.status, attempt.outcome, attempt.reward, attempt.message)
     return stored == (item.status, item.outcome, item.reward, item.message) and set(
         item.capture_errors

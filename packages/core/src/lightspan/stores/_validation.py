@@ -1,7 +1,7 @@
 """Validate the arguments of a store's methods.
 
-Without it, a number that a store cannot hold or compute with would fail with the error of a damaged
-store, or block its caller forever.
+Without these checks, a number that does not fit into a column would look like damage of the store.
+Others, such as an infinite timeout, would block the caller forever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run a coroutine from synchronous code, wait with a timeout, and ignore a frozen clock."""
+"""Run coroutines from synchronous code, wait with a timeout, and keep timers on the real clock."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end and return its result, also while an event loop is running.
 
     An event loop is running in a notebook, for example. Ctrl-C cancels the coroutine and waits for
-    its clean-up. A second Ctrl-C kills this process and its child processes. The app's own handling
-    of Ctrl-C stays if it has a handler of SIGINT, or if this thread is not the main thread.
+    its clean-up. A second Ctrl-C kills this process and its child processes. If the app has its own
+    handler of SIGINT, or if this thread is not the main thread, Ctrl-C does what it did before.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed.
@@ -86,7 +86,8 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
 def _end_process(number: int, frame: FrameType | None) -> None:
     """Kill the child processes, then end this process by the signal `number`.
 
-    A child that holds the GIL would not notice the end of its parent.
+    The children are killed explicitly, because a child that holds the GIL does not notice the end
+    of its parent.
     """
     signal.signal(number, signal.SIG_DFL)
     child_processes.kill(child_processes.left_by(os.getpid()))

@@ -1,4 +1,6 @@
-"""Keep credentials of stores in this process's memory, by the store's URL without credentials.
+"""Keep the credentials of stores in this process's memory.
+
+The key of an entry is the store's URL without its credentials.
 
 They are neither shown nor written. A process passes them to a child process that opens the same
 store (`secrets_of`, `keep_secrets`), never by the environment, which an app could read.
@@ -13,7 +15,7 @@ _secrets: Final[dict[str, dict[str, str]]] = {}
 
 
 def keep_secrets(url: str, secrets: Mapping[str, str]) -> None:
-    """Keep the secrets of a URL in memory, replacing earlier secrets of the URL."""
+    """Keep the secrets of the store at `url`; they replace earlier ones."""
     if secrets:
         _secrets[url] = dict(secrets)
 

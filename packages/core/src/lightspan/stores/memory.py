@@ -137,14 +137,18 @@ class _AttemptRow:
         return bool(call_id) and (call_id in calls or self.has_records(call_id))
 
     def add_span(self, span: PackedSpan) -> bool:
-        """Store a span unless its id is stored already; return whether the stored span is late."""
+        """Store a span unless its id is already stored; return whether the stored span is late.
+
+        A span is late if it arrived after the end of its attempt, or from a runner that had lost
+        the attempt.
+        """
         late = span.late or self.is_late(span.epoch)
         return self.spans.setdefault(span.span_id, (span, late))[1]
 
     def add_call(self, call: PackedCall) -> bool:
-        """Store a call, unless a stored try of the call is kept instead.
+        """Store a call; return whether the stored call is late (see `add_span`).
 
-        Return whether the stored call is late.
+        An earlier try of the same call stays if `_encoding.supersedes` is false.
         """
         span, late = call.span, self.is_late(call.span.epoch)
         stored, stored_late = self.spans.get(span.span_id, (span, late))
@@ -283,7 +287,7 @@ class _MemoryTables(_state_machine.Tables):
         return dict(Counter(row.progress.status for row in rows))
 
     def prune(self, before: float, limit: int) -> int:
-        """Delete at most `limit` rollouts that ended before `before`; return how many."""
+        """Delete at most `limit` rollouts that ended before the time `before`; return how many."""
         # The latest rollout and the latest change stay: the next numbers continue from theirs.
         newest = {next(reversed(ids), None) for ids in (self._rollouts, self._changes.values())}
         ended = (

@@ -1,4 +1,4 @@
-"""The Store protocol, between runners, gateway and learner.
+"""Define the `Store` protocol, by which runners, gateway and learner exchange data.
 
 The methods are asynchronous and take batches. They are idempotent: the caller makes the ids, and
 may repeat a call with the same ids. Every implementation passes `lightspan_testing.StoreSuite`.
@@ -81,8 +81,9 @@ class Store(Protocol):
 
     A caller that got no answer may repeat a write. Most writes are idempotent by ids in their
     arguments. Methods that make ids themselves (`claim`, `allot_version`) take a `request_id` as
-    idempotency key, which `records.new_id` makes. A repeated write returns its first result, except
-    that `cancel`, `expire` and `prune` count what was left to do.
+    idempotency key, which `records.new_id` makes. A repeated write returns its first result. Only
+    `cancel`, `expire` and `prune` return a new number, that of the objects that the repetition
+    changed.
 
     Time is the store's own, because the clocks of runners differ: the machine's for memory and
     SQLite, the server's for PostgreSQL. After a machine was suspended its leases may be lost, which
@@ -98,12 +99,15 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """The URL with which `open_store` opens the same store; `memory:` cannot be shared."""
+        """The URL with which `open_store` opens the same store.
+
+        No other process can open the store of a `memory:` URL.
+        """
 
     async def open(self) -> None: ...
 
     async def close(self) -> None:
-        """Close the store after the writes under way. Idempotent."""
+        """Wait for the running writes, then close the store. Idempotent."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -136,7 +140,7 @@ class Store(Protocol):
         """Queue rollouts in order. Repeating an equal rollout is a no-op.
 
         Raises:
-            ConflictError: an id is stored with another content; nothing is queued then.
+            ConflictError: an id is stored with different content; nothing is queued then.
             IllegalMoveError: a rollout has `Mode.PRODUCTION`, so it cannot be run again; nothing is
                 queued then.
         """
@@ -144,12 +148,14 @@ class Store(Protocol):
     async def start(self, claims: Sequence[Claim]) -> None:
         """Store rollouts of `Mode.PRODUCTION` with their attempts, which are already running.
 
+        A claim is a rollout with one attempt.
+
         The rollouts are never queued, so no runner can claim them, and their leases do not expire.
         The caller then writes spans and a report as for any attempt. Repeating an equal claim is a
         no-op.
 
         Raises:
-            ConflictError: a rollout id is stored with another content; nothing is started then.
+            ConflictError: a rollout id is stored with different content; nothing is started then.
             IllegalMoveError: a rollout has another mode, or its attempt is not running or not its
                 first.
         """
@@ -210,12 +216,13 @@ class Store(Protocol):
         """
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
-        """End attempts; return for each report whether it, or an equal report, ended the attempt.
+        """End attempts; return one boolean per report.
 
-        False if the attempt has another epoch or was ended by a different report. A report of
-        status `lost` queues the rollout again while tries are left (`records`). With `counts=False`
-        it uses up no try, at most five times per rollout. From the third such report on, the
-        rollout runs alone in its process.
+        It is True if the attempt has ended by this report or by an equal one. It is False if a
+        different report ended it, or if the attempt has another epoch by now. A report of status
+        `lost` queues the rollout again while tries are left (`records`). With `counts=False` it
+        uses up no try, at most five times per rollout. From the third such report on, the rollout
+        runs alone in its process.
 
         Raises:
             IllegalMoveError: a status is not final; nothing is written then.
@@ -272,7 +279,8 @@ class Store(Protocol):
     ) -> Changes:
         """Return the status changes after `cursor`; wait up to `timeout_s` seconds for the first.
 
-        A change that no notification announces is still returned by this or a later call.
+        The notification of a change may be lost. The change is returned all the same, by this or a
+        later call.
 
         Args:
             cursor: `Changes.cursor` of the last call; 0 for all changes.
@@ -303,16 +311,20 @@ class Store(Protocol):
 
     # --- peers ----------------------------------------------------------------------------
     async def announce(self, peer: Peer) -> None:
-        """Store a peer, replacing its earlier announcement.
+        """Store the announcement of a peer, in place of its earlier one.
 
-        A peer announces itself every few seconds. A peer that stops counts as gone.
+        A peer is a process that uses the store. It announces itself every few seconds. A peer that
+        stops doing so counts as gone.
         """
 
     async def withdraw(self, peer_id: str) -> None:
-        """Delete a peer. Idempotent."""
+        """Delete a peer, a process that used the store (`announce`). Idempotent."""
 
     async def peers(self) -> list[Peer]:
-        """Return the peers of the last day, sorted by id, with `silent_s` set."""
+        """Return the processes that announced themselves in the last day, sorted by id.
+
+        `silent_s` of each is set to the seconds since its last announcement.
+        """
 
     # --- attempts, spans and calls --------------------------------------------------------
     async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
@@ -322,7 +334,10 @@ class Store(Protocol):
         """Return an attempt; raise `NotFoundError` if it is unknown."""
 
     async def claim_of_token(self, call_token: str) -> Claim | None:
-        """Return the rollout and attempt with a `call_token`; None for an unknown token."""
+        """Return the rollout and attempt to which a call token belongs; None for an unknown token.
+
+        An attempt's model calls are authenticated by its `call_token`.
+        """
 
     async def mark_damaged(self, attempt_id: str, reason: str) -> None:
         """Add the capture error `reason` to an attempt, which excludes the attempt from training.
@@ -331,7 +346,9 @@ class Store(Protocol):
         """
 
     async def add_spans(self, attempt: AttemptRef, spans: Sequence[Span]) -> int:
-        """Store spans; return how many of them are stored as late. Repeating a span is a no-op.
+        """Store spans; return how many of them are late. Repeating a span is a no-op.
+
+        Late spans arrived after the end of the attempt, or with an epoch that is not the attempt's.
 
         Raises:
             DataError: a span is another attempt's, or has a value that cannot be stored.
@@ -404,7 +421,8 @@ class StorePlugin(Protocol):
         """
 
     def relay_url(self, url: str) -> str:
-        """Return the URL at which the store's server forwards model calls to trainings' gateways.
+        """Return the base URL for model calls of runners that cannot reach the trainer's machine.
 
-        Empty if the store has no server.
+        The store's server forwards these calls to the gateway of the training. The result is empty
+        if the store has no server.
         """

@@ -61,8 +61,8 @@ def check_parts(algorithm: Algorithm, engine: TokenEngine, learner: Learner) -> 
     """Check that engine and learner have the policies and capabilities that the algorithm needs.
 
     Raises:
-        UnsupportedError: a policy or a capability is missing, or the engine serves a policy as LoRA
-            whose full weights are trained.
+        UnsupportedError: a policy or a capability is missing. Or the engine serves a policy as a
+            LoRA adapter, and the algorithm trains all of its weights.
         ConfigError: the algorithm needs a critic, and the learner was made without a critic.
     """
     needed = set(algorithm.policies())
@@ -95,6 +95,6 @@ def check_chat_templates(engine: TokenEngine) -> None:
 
 
 def uses_base(routing: Routing) -> bool:
-    """Return whether a routing sends the calls of any agent to the starting weights."""
+    """Return whether the calls of any agent are answered by the starting weights."""
     targets = [routing.default, *(rule.target for rule in routing.rules)]
     return any(target.route is Route.BASE for target in targets)

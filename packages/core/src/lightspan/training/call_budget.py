@@ -19,11 +19,13 @@ _ELSEWHERE: Final = (Route.APP.value, Route.ENDPOINT.value)
 
 
 class CallBudget:
-    """Counter of a run's calls to endpoints outside lightspan's own engine, across restarts.
+    """Counter of the calls that a run's frozen agents send to endpoints, which cost money.
+
+    Calls before a restart of the run count too.
 
     Args:
-        limit: maximum number of calls (`max_frozen_calls`); None for no limit, so that no call is
-            counted.
+        limit: maximum number of calls (`max_frozen_calls`). With None there is no limit, and no
+            call is counted.
         folder: folder of the run, for the error message.
     """
 
@@ -66,7 +68,8 @@ class CallBudget:
 async def endpoint_calls(store: Store, rollout_ids: Sequence[str]) -> int:
     """Return the number of calls that rollouts made to the app's own endpoint or to an `LLM`.
 
-    All attempts of a rollout count, also lost attempts, and late calls count too.
+    The calls of all attempts of a rollout count, also those of lost attempts and those that arrived
+    after an attempt's end.
     """
     count = 0
     for start in range(0, len(rollout_ids), READ_AT_ONCE):

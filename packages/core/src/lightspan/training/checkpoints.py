@@ -43,7 +43,10 @@ class TrainerState(msgspec.Struct, kw_only=True):
     """Part → CPU-seconds so far, across restarts."""
 
     def return_in_flight(self) -> None:
-        """Move the tasks of `in_flight` to `returned`, so that interrupted groups run again."""
+        """Move the tasks of `in_flight` to `returned`.
+
+        So the groups of rollouts that an interruption ended run again.
+        """
         self.returned = [*self.returned, *self.in_flight.values()]
         self.in_flight = {}
 

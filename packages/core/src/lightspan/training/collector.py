@@ -61,7 +61,7 @@ class Collector:
 
     @property
     def seconds(self) -> float:
-        """Seconds of wall time during which groups were in flight."""
+        """Seconds of wall time during which groups of rollouts ran or waited for a runner."""
         return self._seconds + (time.monotonic() - self._since if self.in_flight else 0.0)
 
     async def run(self, rollouts: Sequence[Rollout], title: str) -> list[Episode]:
@@ -81,7 +81,7 @@ class Collector:
         return episodes
 
     async def submit(self, rollouts: Sequence[Rollout]) -> None:
-        """Enqueue whole groups of rollouts, whose episodes `take` returns."""
+        """Enqueue whole groups of rollouts without waiting for them; `take` waits for them."""
         if not rollouts:
             return
         if not self.in_flight:
@@ -133,8 +133,8 @@ class Collector:
     async def _poll_ended(self) -> list[RolloutState]:
         """Return the rollouts that have ended since the last poll; wait briefly if there are none.
 
-        The method also expires the leases of lost runners, and checks that the runners can
-        continue.
+        The method also ends the attempts of runners that stopped sending heartbeats, and checks
+        that the other runners can continue.
 
         Raises:
             LightspanError: the runners cannot continue.
@@ -180,8 +180,8 @@ class _Progress:
     def values(self) -> dict[str, float]:
         """Return the mean reward, the engine's tokens per second, and the number of failures.
 
-        The mean is missing if no rollout has a reward, the throughput without an engine, and the
-        number if no rollout failed.
+        A value is left out if there is none: the mean without rewards, the tokens per second
+        without an engine, and the failures if no rollout failed.
         """
         values = {}
         if self._rewards:

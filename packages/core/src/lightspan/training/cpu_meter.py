@@ -22,8 +22,8 @@ class Meter:
         engine: engine of the run; None without an engine.
         learner: learner of the run; None without a learner.
         collector: collector of the rollouts.
-        seconds: part → CPU-seconds before the last restart; the meter adds to them in place. Parts
-            are `engine`, `engine_evaluation`, `learner` and `learner_evaluation`.
+        seconds: the CPU-seconds before the last restart, by part (`engine`, `engine_evaluation`,
+            `learner`, `learner_evaluation`). The meter adds to this dict.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Meter:
             self._read[name] = used
 
     def spent(self) -> Metrics:
-        """Return `cpu_s/<part>` → CPU-seconds so far."""
+        """Return the CPU-seconds so far, as a metric `cpu_s/<part>` per part."""
         return {f"{_CPU}{part}": round(value, 6) for part, value in self._seconds.items()}
 
     def start_step(self) -> None:
@@ -86,9 +86,9 @@ class Meter:
 
 
 def last_seconds(folder: RunFolder) -> dict[str, float]:
-    """Return part → CPU-seconds in the last line of `metrics.jsonl`; empty without such a line.
+    """Return the CPU-seconds by part in the last line of `metrics.jsonl`; empty without a line.
 
-    The line may be newer than the last checkpoint.
+    They may be more than those in the last checkpoint, if steps were run after it.
     """
     lines = folder.metrics()
     last = lines[-1] if lines else {}

@@ -70,15 +70,17 @@ def load_distinct(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> li
 
 
 def clusters_of(tasks: Sequence[Json], key: str | None, what: str = "tasks") -> dict[str, str]:
-    """Return task id → cluster; tasks of one cluster are correlated in confidence intervals.
+    """Return the cluster of each task, by task id.
+
+    Tasks of one cluster are correlated, which confidence intervals take into account.
 
     Args:
-        tasks: tasks, which are JSON objects if there is a `key`.
-        key: key of each task whose value is its cluster; None for no clusters, an empty result.
+        tasks: the tasks. With a `key` they are JSON objects.
+        key: field of a task that names its cluster; None for no clusters, so the result is empty.
         what: name of the data in error messages, such as `val`.
 
     Raises:
-        DataError: a task lacks the key, or its value is neither text nor an integer.
+        DataError: a task lacks the field, or its value is neither text nor an integer.
     """
     if key is None:
         return {}

@@ -79,8 +79,8 @@ class RunFolder:
         """Create the folder and lock it against other trainers.
 
         Raises:
-            ConfigError: the folder cannot be written or is used for more than a run, such as the
-                home folder; or another trainer has locked it.
+            ConfigError: the folder cannot be written, is used for other things too (such as the
+                home folder), or is locked by another trainer.
         """
         if _is_shared(self.path):
             raise ConfigError(
@@ -194,7 +194,7 @@ class RunFolder:
             self.write(PROMPTS, msgspec.json.format(msgspec.json.encode(prompts), indent=2) + b"\n")
 
     def prompts(self) -> dict[str, LearnedPrompt]:
-        """Return name → learned prompt; empty if the run has none.
+        """Return the learned prompts by name; empty if the run has none.
 
         Raises:
             ConfigError: `prompts.json` is damaged.
@@ -252,13 +252,14 @@ class RunFolder:
 
         Args:
             step: number of the step.
-            explanations: (`attempt/call/choice`, explanation) pairs.
+            explanations: pairs of a call, named `attempt/call/choice`, and its explanation.
         """
         self.write(_step_file(EXPLANATIONS, step), msgspec.json.encode(dict(explanations)))
 
     def explanations(self, step: int) -> dict[str, Explanation]:
-        """Return `attempt/call/choice` → advantage and weight of the call; empty if the step has
-        none.
+        """Return the advantage and weight of each trained call of a step; empty if it has none.
+
+        The keys name the calls: `attempt/call/choice`.
         """
         return self._decode(_step_file(EXPLANATIONS, step), dict[str, Explanation]) or {}
 
@@ -267,13 +268,18 @@ class RunFolder:
         return (self.path / _step_file(EXPLANATIONS, step)).exists()
 
     def write_taken(self, step: int, groups: Sequence[str]) -> None:
-        """Store the ids of the groups that a step trained, after `submit` had started them."""
+        """Store which groups of rollouts a step trained.
+
+        It is needed only if groups were enqueued ahead by `submit`, because then a step may train
+        groups that were enqueued during an earlier step.
+        """
         self.write(_step_file(TAKEN, step), msgspec.json.encode(groups))
 
     def training_steps(self) -> dict[str, int]:
-        """Return group id → step that trained the group, for groups that were submitted ahead.
+        """Return the step that trained each group of rollouts, by group id.
 
-        It is empty if there are none.
+        Only groups that were enqueued ahead by `submit` are listed. The result is empty if there
+        are none.
 
         Raises:
             ConfigError: a file written by `write_taken` is damaged.
@@ -286,18 +292,22 @@ class RunFolder:
         }
 
     def write_mismatches(self, step: int, mismatches: Mapping[str, str]) -> None:
-        """Store which calls of a step the learner could not compute under their grammar.
+        """Store the calls of a step that could not be trained because of their grammar.
+
+        The grammar of a call constrains its answer. The learner cannot use it if another library
+        compiled it, or if it does not allow the sampled tokens.
 
         Args:
             step: number of the step.
-            mismatches: `attempt/call/choice` → why the call cannot be computed.
+            mismatches: reason by call, which is named `attempt/call/choice`.
         """
         self.write(_step_file(MISMATCHES, step), msgspec.json.encode(mismatches))
 
     def mismatches(self, step: int) -> dict[str, str]:
-        """Return `attempt/call/choice` → why the learner cannot compute the call under its grammar.
+        """Return the calls of a step that could not be trained because of their grammar.
 
-        It is empty if the step has none.
+        The result is the reason by call, named `attempt/call/choice`. It is empty if there are
+        none.
         """
         return self._decode(_step_file(MISMATCHES, step), dict[str, str]) or {}
 
@@ -334,7 +344,9 @@ class RunFolder:
         append(self._reward_file(name), lines)
 
     def rewards(self, name: str) -> dict[str, Scored]:
-        """Return rollout id → score by the reward `name`; empty if the run has no such reward.
+        """Return the scores by the reward `name`; empty if the run has no such reward.
+
+        The keys are rollout ids.
 
         Raises:
             ConfigError: the reward's file is damaged, or `name` is not a plain file name.
@@ -390,10 +402,10 @@ class _Result(msgspec.Struct):
 
 
 def _is_shared(path: Path) -> bool:
-    """Return whether the folder is used for more than a run.
+    """Return whether the folder is used for other things than a run.
 
-    It is if it contains the working folder or the home folder, or has the sticky bit, such as
-    `/tmp`.
+    True if it contains the working folder or the home folder, or if it has the sticky bit, as
+    `/tmp` has.
     """
     folder = path.resolve()
     home = Path(os.path.expanduser("~"))  # stays "~" where there is no home, as in a container

@@ -1,4 +1,4 @@
-"""Track groups of rollouts in flight: submitted to the store, and not taken by a step yet."""
+"""Track groups of rollouts in flight: enqueued in the store, and not trained by a step yet."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ class InFlight:
         return next(iter(self._groups.values()))[0].run_id
 
     def size(self, count: int, first: Sequence[str]) -> tuple[int, int]:
-        """Return how many rollouts a `take` of `count` groups awaits, and how many of them have
-        ended.
+        """Return how many rollouts `Collector.take` waits for, and how many of them have ended.
 
         If `first` has fewer than `count` groups, it is not known yet which groups will be taken.
-        The first number is then that of the `count` oldest groups, and the second number is an
+        Then the first number is that of the `count` oldest groups, and the second number is an
         upper bound.
 
         Args:
@@ -81,7 +80,7 @@ class InFlight:
         return news
 
     def check(self, count: int, first: Sequence[str]) -> None:
-        """Check the arguments of `take`.
+        """Check the arguments of `Collector.take`.
 
         Raises:
             ConfigError: fewer than `count` groups are in flight, a group of `first` is not in

@@ -26,7 +26,7 @@ KEY: Final = "serving"
 def data_config(
     train: Sequence[Json], val: Sequence[Json] | None, selection: Sequence[Json] | None
 ) -> dict[str, Json]:
-    """Return split → number of its tasks and their fingerprint, for `config.json`.
+    """Return for each split the number and a hash of its tasks, for `config.json`.
 
     The value is None for a split that the run does not have.
     """
@@ -45,8 +45,9 @@ def fit_result(
     Args:
         folder: folder of the run.
         steps: number of completed iterations.
-        seconds: part, such as `engine` → CPU-seconds.
-        kept: evaluation by which the weights were chosen; None for the last weights.
+        seconds: CPU-seconds by part, such as `engine`.
+        kept: evaluation by which the best weights were chosen; None if the run keeps its last
+            weights.
     """
     return FitResult(
         folder=folder.path,
@@ -66,7 +67,8 @@ def finished_result(folder: RunFolder, step: int, kept: Evaluation | None) -> Fi
     Args:
         folder: folder of the run.
         step: step with which the training has ended.
-        kept: evaluation by which the weights were chosen; None for the last weights.
+        kept: evaluation by which the best weights were chosen; None if the run keeps its last
+            weights.
 
     Returns:
         The result; None if `result.json` or the model is missing, or belongs to another step or
@@ -81,7 +83,11 @@ def finished_result(folder: RunFolder, step: int, kept: Evaluation | None) -> Fi
 
 
 def _kept_step(kept: Evaluation | None) -> dict[str, Json] | None:
-    """Return the entry `kept` of `result.json`; None for the last weights."""
+    """Return the value of `kept` in `result.json`, which describes the chosen weights.
+
+    Args:
+        kept: evaluation by which they were chosen; None if the run keeps its last weights.
+    """
     return None if kept is None else {"step": kept.step, "selection": kept.metrics()}
 
 
@@ -141,8 +147,9 @@ class Upstream(NamedTuple):
 
     @property
     def _host(self) -> str | None:
-        """Host of `url`, for display: a user name before `@` can look like a host. None for an
-        invalid URL.
+        """Host of `url`; None for an invalid URL.
+
+        It is shown next to the URL, because a user name before `@` can be mistaken for the host.
         """
         try:
             return urlsplit(self.url).hostname

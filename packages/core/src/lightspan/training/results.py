@@ -23,7 +23,7 @@ from lightspan.training.statistics import Interval, clustered_interval, paired_g
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """Rewards of an evaluation after a step; step 0 is before training."""
+    """The rewards that tasks got in an evaluation after a step; step 0 is before training."""
 
     step: int
     rewards: dict[str, float]
@@ -58,9 +58,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             step: current step.
             episodes: episodes in val mode.
-            routing: routing of the episodes' calls.
+            routing: the rules by which each agent's calls went to a policy or an endpoint.
             weights: step of the evaluated weights, if earlier than `step`; else None.
-            clusters: task id → cluster; None if tasks are independent.
+            clusters: cluster of correlated tasks, by task id; None if tasks are independent.
         """
         rewards = {e.task_id: e.reward for e in episodes if e.reward is not None}
         return cls(

@@ -51,7 +51,10 @@ def find_start(
 
 
 def _check_settings(folder: RunFolder, config: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if `config` differs from the run's settings, except `FREE` settings."""
+    """Raise `ConfigError` if `config` differs from the run's settings.
+
+    The settings in `FREE` may differ.
+    """
     before, now = folder.read_config(), json.loads(json.dumps(config, default=str))
     differing = [
         f"{key}: {before.get(key)!r:.200} before, {now[key]!r:.200} now"

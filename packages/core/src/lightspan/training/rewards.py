@@ -1,10 +1,10 @@
 """Score rollouts by a *scorer*, a function or a `Judge`, in place of the app's rewards.
 
-`Session.rollouts` scores episodes before the algorithm gets them, so every algorithm learns from a
-scorer's rewards without any code for scorers. The trainer's process makes the model calls of a
-scorer after the attempt has ended, so these calls are never among the attempt's calls. The app's
-own reward stays in the store and becomes a dimension of the episode. The scorer's reward is stored
-in the run's folder under its name.
+`Session.rollouts` scores episodes before the algorithm gets them, so no algorithm needs code for
+scorers. The trainer's process makes the model calls of a scorer after the attempt has ended, so
+these calls are never among the attempt's calls. The app's own reward stays in the store. In the
+episode it is one of `dimensions`, which are further named rewards. The scorer's reward is stored in
+the run's folder under its name.
 """
 
 from __future__ import annotations
@@ -86,17 +86,18 @@ class Scoring(Protocol):
         """Return the score of each rollout, in the same order and groups.
 
         Args:
-            groups: rollouts to score, those of one task together.
+            groups: rollouts to score; each group has the rollouts of one task.
 
         Raises:
             RewardError: the scorer returned an invalid reward.
             BudgetError: the scorer's call budget is used up.
-            EngineError: the scorer's model can never answer.
+            EngineError: the scorer's model cannot answer, and a retry would not help.
         """
 
     def spent(self) -> Mapping[str, float]:
-        """Return name of a cost, such as calls → amount since the scorer was opened; empty for no
-        costs.
+        """Return the costs since the scorer was opened, by name, such as the number of calls.
+
+        Empty if the scorer has no costs.
         """
 
 
@@ -285,14 +286,15 @@ class FunctionScorer:
 def with_reward(
     episode: Episode, scored: Scored | None, *, failure_reward: float | None = None
 ) -> Episode:
-    """Return the episode with a scorer's reward; the app's own reward becomes a dimension.
+    """Return the episode with a scorer's reward in place of the app's.
 
-    An unfinished episode is returned unchanged.
+    The app's own reward becomes one of `dimensions`, which are further named rewards. An unfinished
+    episode is returned unchanged.
 
     Args:
         episode: episode of a rollout.
         scored: score of the rollout; None if the scorer did not score it.
-        failure_reward: reward of an episode whose app failed, which a scorer never scores; None
+        failure_reward: reward of an episode whose app failed, which a scorer never scores. None
             leaves the episode unscored.
     """
     own = {} if episode.reward is None else {OWN: episode.reward}
@@ -315,14 +317,14 @@ def with_reward(
 
 
 async def scored_groups(scoring: Scoring, members: Sequence[Member]) -> dict[str, Scored]:
-    """Score rollouts, those of one group together; return rollout id → score.
+    """Score rollouts group by group; return the scores by rollout id.
 
     Unfinished rollouts, rollouts whose app failed, and rollouts with a capture error are left out.
 
     Raises:
         RewardError: the scorer returned an invalid reward.
         BudgetError: the scorer's call budget is used up.
-        EngineError: the scorer's model can never answer.
+        EngineError: the scorer's model cannot answer, and a retry would not help.
     """
     groups: dict[str, list[Member]] = {}
     for member in members:
@@ -347,7 +349,7 @@ class Rewards:
     Args:
         name: name of the reward.
         scoring: open scorer.
-        store: function that stores rollout id → score under a reward's name.
+        store: function that stores scores (by rollout id) under the name of the reward.
         failure_reward: reward if the app failed; None leaves the rollout unscored.
     """
 
@@ -368,7 +370,7 @@ class Rewards:
         Raises:
             RewardError: the scorer returned an invalid reward.
             BudgetError: the scorer's call budget is used up.
-            EngineError: the scorer's model can never answer.
+            EngineError: the scorer's model cannot answer, and a retry would not help.
             StoreError: the scores cannot be stored.
         """
         members = [Member(task, episode) for task, episode in zip(tasks, episodes, strict=True)]
@@ -392,7 +394,11 @@ class Rewards:
 
 
 def own_reward(episodes: Sequence[Episode]) -> str:
-    """Return a text on the mean of the app's own rewards in scored episodes; empty without any."""
+    """Return a text with the mean of the app's own rewards.
+
+    Only episodes that a scorer has scored count. The text is empty if none of them has an own
+    reward.
+    """
     own = [
         e.dimensions[OWN] for e in episodes if e.reward_source == "scored" and OWN in e.dimensions
     ]

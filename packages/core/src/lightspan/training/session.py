@@ -445,12 +445,14 @@ class Session:
     async def _resources_ids(
         self, count: int, resources: Resources | Sequence[Resources] | None, method: str
     ) -> list[str]:
-        """Store the resources of each group and return one id per group.
+        """Store the resources of each group of rollouts and return one id per group.
+
+        Resources are named values, such as prompts, that the attempts of a rollout get.
 
         Args:
             count: number of groups.
-            resources: one mapping for all groups, or one per group; None for the algorithm's
-                resources.
+            resources: one mapping for all groups, or a list with one per group. None for the
+                algorithm's resources.
             method: name of the calling method, for the error message.
 
         Raises:
@@ -539,7 +541,7 @@ class Session:
 
     # --- after a step -----------------------------------------------------------------------
     def send_spans(self) -> None:
-        """Export the spans of the step, after its advantages were computed."""
+        """Export the spans of the step. Call it after the step's advantages were computed."""
         if self._span_export is not None:
             self._span_export.send()
 

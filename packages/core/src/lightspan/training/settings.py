@@ -241,7 +241,8 @@ class TrainerSettings:
     def planned_steps(self, tasks: int) -> int:
         """Return the number of iterations of a run with `tasks` training tasks.
 
-        It is the algorithm's `total_steps`, else `steps`, else the number for `epochs`.
+        It is the algorithm's `total_steps` if set, otherwise `steps` if set, otherwise the number
+        of steps that `epochs` takes.
         """
         own = self.algorithm.total_steps
         steps = self.steps if own is None else own

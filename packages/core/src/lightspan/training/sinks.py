@@ -49,7 +49,10 @@ class MetricSink(Protocol):
         """Open the run's record in the tracker; it exists already if the run is resumed."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log metrics of iteration `step`, all of them finite; several calls may have one step."""
+        """Log metrics for iteration `step`; all values are finite.
+
+        It may be called several times for the same step.
+        """
 
     def close(self) -> None:
         """Send all metrics and close the run's record."""
@@ -112,7 +115,7 @@ class Sinks:
 
 
 def metric_values(line: Mapping[str, Json]) -> dict[str, float]:
-    """Return `<kind>/<metric>` → value, for the finite numbers of a line of `metrics.jsonl`."""
+    """Return the finite numbers of a line of `metrics.jsonl`, named `<kind>/<metric>`."""
     return {
         f"{line['kind']}/{name}": float(value)
         for name, value in line.items()

@@ -115,6 +115,9 @@ def _mean(drawn: Sequence[tuple[float, int]]) -> float:
 
 
 def percentiles(ordered: Sequence[float]) -> tuple[float, float]:
-    """Return the 2.5th and 97.5th percentiles of sorted values: the 50th and 1,950th of 2,000."""
+    """Return the 2.5th and 97.5th percentiles of sorted values.
+
+    Of 2,000 values, these are the 50th and the 1,950th.
+    """
     count = len(ordered)
     return ordered[round(0.025 * count) - 1], ordered[round(0.975 * count) - 1]

@@ -12,10 +12,12 @@ from lightspan.protocols.learner import Learner
 
 
 def check_probes(probes: Sequence[Probe], policy: str, version: int, learner: Learner) -> None:
-    """Check that the engine computes the same log-probabilities as the learner after a publication.
+    """Check that the engine computes the same log-probabilities as the learner.
+
+    It is called after new weights were published, which means that the engine has loaded them.
 
     Weights are copied to another process, converted to another float type and loaded into another
-    program's layers. Without the check, a wrong copy would show only in the results of the
+    program's layers. Without the check, a wrong copy would be noticed only by a worse result of the
     training.
 
     Args:

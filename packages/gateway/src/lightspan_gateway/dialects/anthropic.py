@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, `/v1/messages`. Pure.
+"""Anthropic's Messages API, `/v1/messages`. Nothing here does I/O.
 
 Content blocks are converted to chat messages (`schema.anthropic_messages`), so that a conversation
 has the same tokens as in a chat completions request.

@@ -1,4 +1,7 @@
-"""Parsed requests, answers and validation of fields for all dialects (APIs). Pure functions."""
+"""Parsed requests, answers and validation of fields for all dialects (APIs).
+
+Nothing here does I/O.
+"""
 
 from __future__ import annotations
 
@@ -185,10 +188,13 @@ class ModelRequest(ABC):
         return {}
 
     def after(self, before: Conversation) -> ModelRequest:
-        """Return a copy with the messages `before` inserted after the instructions.
+        """Return a copy that continues an earlier conversation.
 
-        `before` is the conversation up to the response with the id `previous`. In an API without
-        the field `previous`, the request itself is returned.
+        Its messages are inserted after the instructions of this request. An API without the field
+        `previous` (the id of an earlier response) returns the request itself.
+
+        Args:
+            before: the conversation up to the response whose id is `previous`.
         """
         return self
 
@@ -361,9 +367,9 @@ def read_fields(
         adjust: function that edits the dict of unsupported fields in place; None for no edits.
 
     Raises:
-        ApiError: 400 for an invalid field, and for an unsupported field in `CONSTRAINING`. In
-            validation, or if `forced` is None, also for every other unsupported field that is not
-            in `STEERING`.
+        ApiError: 400 for an invalid field, and for an unsupported field that constrains the answer
+            (`CONSTRAINING`). In validation, or if `forced` is None, also for other unsupported
+            fields. Only the fields in `STEERING` are then ignored.
     """
     unsupported = check_fields(body, rules)
     if adjust is not None:

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions API, `/v1/chat/completions`. Pure."""
+"""OpenAI's chat completions API, `/v1/chat/completions`. Nothing here does I/O."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ def _delta(base: Mapping[str, Any], index: int, delta: Mapping[str, Any]) -> dic
 def parse_chat(body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None) -> ChatRequest:
     """Parse the body of a chat completions request.
 
-    Unsupported fields that constrain the answer (`CONSTRAINING`) are refused. Other unsupported
-    fields are ignored and recorded as overrides in training, if `forced` is set. In validation, or
-    if `forced` is None, they are refused, except those in `STEERING`.
+    Unsupported fields that constrain the answer (`CONSTRAINING`) are refused. In training with
+    `forced`, all other unsupported fields are ignored, and the span records that. In validation, or
+    if `forced` is None, only the fields in `STEERING` are ignored, and the others are refused.
 
     Args:
         body: the decoded JSON.

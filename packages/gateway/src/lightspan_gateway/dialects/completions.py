@@ -1,4 +1,4 @@
-"""OpenAI's text completions API, `/v1/completions`. Pure.
+"""OpenAI's text completions API, `/v1/completions`. Nothing here does I/O.
 
 A prompt is tokenised unchanged, without a template or a BOS token.
 """
@@ -116,8 +116,8 @@ def parse_completion(
     """Parse the body of a completions request.
 
     See `lightspan_gateway.dialects.chat.parse_chat` for the arguments. `logprobs=0` requests the
-    log-probabilities of the sampled tokens. A larger value also requests those of tokens that were
-    not sampled, so it is unsupported.
+    log-probabilities of the sampled tokens. A larger value is unsupported, because it also requests
+    those of tokens that were not sampled.
 
     Raises:
         ApiError: 400 naming the field that is missing, invalid or unsupported.

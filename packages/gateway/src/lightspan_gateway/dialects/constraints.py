@@ -74,11 +74,10 @@ def read_tools(
     Args:
         body: the request.
         tools: the request's tools in the form of chat completions; None if it has none.
-        format: name and value of the response format's field; the value is as in the Responses
-            API.
+        format: name and value of the response format's field; the value is as in the Responses API.
         tool_choice: two items: the value of `tool_choice` as in chat completions, and the field
-            that forbids parallel calls, or None. If the whole argument is None, both are read from
-            `body`, an OpenAI request.
+            that forbids parallel calls (None if they are allowed). For a request in OpenAI's format
+            the argument is None, and both are read from `body`.
 
     Raises:
         ApiError: 400 naming the field.

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, `/v1/responses`. Pure.
+"""OpenAI's Responses API, `/v1/responses`. Nothing here does I/O.
 
 Items are converted to chat messages (`schema.openai_responses`), so that a conversation has the
 same tokens as in a chat completions request. `previous_response_id` continues a response of the
@@ -65,7 +65,7 @@ RULES: Final = shared.FieldRules(
 
 
 class NumberedEvents(TypedEvents):
-    """Named events with a sequence number."""
+    """Format of a stream whose events have a name and a sequence number."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -316,8 +316,8 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 def recorded_conversation(span: Span) -> Conversation:
     """Return the messages of a conversation, up to and including the response recorded in `span`.
 
-    This is for a response of another gateway process, for example before a restart. Instructions
-    are left out.
+    It is used if another gateway process answered, for example before a restart. Instructions are
+    left out.
 
     Args:
         span: span of the call that produced the response.

@@ -131,7 +131,7 @@ class ServerConnection:
         Args:
             operation: the operation.
             body: encoded arguments of the operation.
-            lease_s: lease in seconds that a heartbeat extends, which limits the request's timeout;
+            lease_s: duration of the lease in seconds, on which the timeout of a heartbeat depends.
                 None for any other operation.
 
         Raises:

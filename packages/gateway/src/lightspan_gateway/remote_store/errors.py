@@ -34,7 +34,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         return cls(kind=next(filter(_KINDS.__contains__, names), "StoreError"), message=str(error))
 
     def error(self, where: str) -> LightspanError:
-        """Decode the error, as a store in this process would raise it.
+        """Return the exception that a store in this process would have raised.
 
         Args:
             where: name of the store, for errors that do not name it.

@@ -26,5 +26,8 @@ def take_credentials(url: str) -> None:
 
 
 def relay_url(url: str) -> str:
-    """Return the base URL at which the store's server forwards model calls to a gateway."""
+    """Return the base URL at which the store's server takes model calls.
+
+    The server forwards them to the gateway of the caller's training.
+    """
     return f"{read_address(url).base}{RELAY_PATH}"

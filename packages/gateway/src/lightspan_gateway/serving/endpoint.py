@@ -310,7 +310,10 @@ def _target_text(target: Target, options: ServeOptions) -> str:
 
 
 def _paths(routing: Routing) -> dict[str, str]:
-    """Return agent → path of its base URL, with an entry for an app without named agents."""
+    """Return the path of the base URL of each agent, by name.
+
+    If a policy answers an app without named agents, the entry `the whole app` has its path.
+    """
     names = [rule.pattern for rule in routing.rules if public_access.is_name(rule)]
     answered = [name for name in names if routing.target(name).route is not Route.APP]
     paths = {name: f"/agents/{name}/v1" for name in answered}

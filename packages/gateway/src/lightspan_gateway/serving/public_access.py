@@ -1,9 +1,9 @@
 """The access policy of `lightspan serve`, where all callers share one session.
 
-Calls are counted and not recorded. The agent of a call is found as in training: by lightspan's
-header, the URL (`/agents/{name}/v1`) or the model's name, which is a policy's or an agent's.
-Sampling is set by the request. Unsupported fields are refused, except the fields in `STEERING`,
-which are ignored and counted.
+Calls are counted and not recorded. As in training, lightspan's header or the URL
+(`/agents/{name}/v1`) names the agent of a call. Without both, the field `model` names an agent or a
+policy. The request sets the sampling parameters. Unsupported fields are refused, except the fields
+in `STEERING`, which are ignored and counted.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class PublicAccess(AccessPolicy):
     """Authenticate by a key, if there is one; all callers share one session.
 
     Args:
-        routing: the routing of agents in training.
+        routing: the rules by which a policy or an endpoint answered each agent in training.
         key: the key that callers must send; None accepts every program of this machine.
         max_tokens: default limit of a chat's answer in tokens; None for the rest of the context.
         upstream: the endpoint for calls that the policies do not answer; None refuses them.
@@ -207,7 +207,7 @@ class ServingGateway(Server):
 
     Args:
         engine: serves the policies, and the starting weights as `base` if an agent needs them.
-        routing: the routing of agents in training.
+        routing: the rules by which a policy or an endpoint answered each agent in training.
         key: the API key that callers must send; None accepts every program of this machine.
         host: address of the interface to listen on.
         port: port; 0 for any free port.

@@ -156,10 +156,10 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return [None] * len(items)
 
     def allot_versions(self, items: Sequence[tuple[str, str, int, str | None]]) -> list[int]:
-        """Return a version for each (policy, run id, step, request id).
+        """Allot a version number to each item; return the numbers in order.
 
-        A repeated request id gets the version that it got first. With None as request id, an item
-        always gets a new version.
+        An item is a (policy, run id, step, request id). A request id that was used before gets the
+        same number again. An item whose request id is None always gets a new number.
         """
         return [self._allot_version(*item) for item in items]
 
@@ -172,7 +172,11 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return version
 
     def add_spans(self, items: Sequence[_encoding.PackedSpan]) -> list[bool]:
-        """Insert the spans whose ids are new; return for each span whether it is stored as late."""
+        """Insert the spans whose ids are new; return for each stored span whether it is late.
+
+        A span is late if it arrived after the end of its attempt, or from a runner that had lost
+        the attempt.
+        """
         attempts = self._attempt_keys([*{item.attempt_id for item in items}])
         rows = [codec.span_row(attempts[item.attempt_id], item) for item in items]
         if self._insert("insert_spans", rows) == len(rows):
@@ -180,7 +184,10 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return [bool(self._execute("span_is_late", row[0], row[1])[0][0]) for row in rows]
 
     def add_calls(self, items: Sequence[_encoding.PackedCall]) -> list[bool]:
-        """Insert the calls whose span ids are new; return for each whether it is stored as late."""
+        """Insert the calls whose span ids are new; return for each stored call whether it is late.
+
+        `add_spans` says what late means.
+        """
         attempts = self._attempt_keys([item.span.attempt_id for item in items])
         spans = [codec.span_row(attempts[item.span.attempt_id], item.span) for item in items]
         if self._insert("insert_spans", spans) < len(spans):
@@ -192,9 +199,10 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return [bool(late) for _, _, _, late, _ in spans]
 
     def _add_call_again(self, attempt: codec.AttemptKey, call: _encoding.PackedCall) -> bool:
-        """Write a call whose span id is stored already; return whether it is stored as late.
+        """Store a call whose span id is already stored; return whether the stored call is late.
 
-        The stored span is of the same try of the call, or of an earlier try.
+        The call replaces the stored one if it is a later try (`_encoding.supersedes`). Otherwise
+        only missing token records are added.
         """
         position, span_id, call_id, late, body = codec.span_row(attempt, call.span)
         [(stored_late, stored_body)] = self._execute("span_of", position, span_id)
@@ -210,7 +218,10 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return bool(stored_late)
 
     def put_peers(self, items: Sequence[tuple[str, float, bytes]]) -> list[None]:
-        """Store peers, each a (peer id, time, body)."""
+        """Store peers: processes that announce that they use the store.
+
+        Each item is a (peer id, time of the announcement, encoded `Peer`).
+        """
         for peer_id, seen_at, body in items:
             self._execute("forget_peers", seen_at - PEER_KEPT_S)
             self._execute("put_peer", peer_id, seen_at, body)
@@ -253,7 +264,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return bool(self._run(self._queries()["has_call"], values)[0][0])
 
     def prune(self, before: float, limit: int) -> int:
-        """Delete at most `limit` rollouts that ended before `before`; return how many."""
+        """Delete at most `limit` rollouts that ended before the time `before`; return how many."""
         ended = self._execute("prunable", before, limit)
         if not ended:
             return 0
@@ -333,7 +344,7 @@ class ReadTables(SQLTables):
         Args:
             rollout_ids: the ids to return; None for any.
             limit: maximum number of rollouts; None for no limit.
-            filters: column → value to match; the value None matches any.
+            filters: the value that each column must have; None for any value.
 
         Raises:
             NotFoundError: one of `rollout_ids` is unknown.

@@ -132,10 +132,10 @@ class SQLiteDatabase(OpenDatabase, Committer):
         self._queue.put(group)
 
     def _write_in_loop(self, group: Sequence[Job]) -> list[list[Any]]:
-        """Write as many of the first jobs as possible in this thread, and return their results.
+        """Write as many of the first jobs as fit into a transaction; return their results.
 
-        Empty if the lock is taken or a job fails; the caller then hands the jobs to the writer's
-        thread.
+        This thread writes them. The result is empty if the lock is taken or a job fails. The caller
+        then hands the jobs to the writer's thread.
         """
         if not self._db_lock.acquire(blocking=False):
             return []

@@ -200,8 +200,8 @@ _ADVICE: Final[dict[str, tuple[type[StoreError], str]]] = {
 def _create_private(path: Path) -> None:
     """Create an empty file that only its owner can read.
 
-    SQLite's other files get the same mode. The caller holds `_opening`: no other store of this
-    process may open the file before its descriptor is closed here.
+    SQLite gives its other files of the store the same mode. The caller holds `_opening`: no other
+    store of this process may open the file before its descriptor is closed here.
     """
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -285,5 +285,8 @@ def _read_pragma(db: sqlite3.Connection, pragma: str) -> int:
 
 @cache
 def schema() -> list[str]:
-    """Return the statements of schema.sql, read once: an upgrade may replace the file."""
+    """Return the statements of schema.sql.
+
+    The file is read once per process, because an upgrade of the package may replace it.
+    """
     return statements_of(read_text("lightspan.stores.sqlite", "schema.sql"))

@@ -34,7 +34,10 @@ class _Connection(SQLTables):
 
     @staticmethod
     def _translate(query: str) -> str:
-        """Translate each list to a query of a JSON array, because SQLite has no list values."""
+        """Rewrite `IN` conditions on lists, because SQLite has no list parameters.
+
+        The list is passed as a JSON array, and the rewritten condition reads it by `json_each`.
+        """
         return _LISTS.sub(r"IN (SELECT value FROM json_each(\1))", query)
 
     def _run(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
@@ -45,7 +48,7 @@ class _Connection(SQLTables):
 
 
 class SQLiteWriteTables(_Connection, WriteTables):
-    """`WriteTables` of a SQLite store."""
+    """The queries of `WriteTables`, which write to a store, in SQLite's dialect."""
 
     def __init__(self, db: sqlite3.Connection, clock: Callable[[], float]) -> None:
         super().__init__(db, clock)
@@ -99,4 +102,4 @@ class SQLiteWriteTables(_Connection, WriteTables):
 
 
 class SQLiteReadTables(_Connection, ReadTables):
-    """`ReadTables` of a SQLite store."""
+    """The queries of `ReadTables`, which read a store, in SQLite's dialect."""
