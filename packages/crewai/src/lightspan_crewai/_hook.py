@@ -554,13 +554,13 @@ class _Kickoff:
 
 
 def _unwind(current: AgentContext, depth: int, error: BaseException) -> None:
-    """Close the entries that an ended coroutine left open, and restore the context.
+    """End the spans that an ended coroutine left open, and restore the context.
 
-    The spans of these entries say that they were abandoned.
+    These spans are marked as abandoned.
 
     Args:
         current: the current context.
-        depth: number of entries that were open when the coroutine began.
+        depth: number of spans that were open when the coroutine began.
         error: exception that ended the coroutine.
     """
     try:

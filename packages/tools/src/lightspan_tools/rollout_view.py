@@ -137,13 +137,13 @@ def _trained_coverage(
 ) -> Coverage:
     """Classify the calls of an episode, and reject calls that no update of its step used.
 
-    The coverage says for each call whether it is trained, and if not, why. Without explanations, it
-    does not show which calls were used.
+    The result says for each call whether it is trained, and if not, why. If the step stored no
+    explanations, calls that its update left out are shown as trained.
 
     Args:
         classify: `classify_calls` of the episode.
         explanations: explanations of the step's advantages.
-        mismatches: calls that the learner could not compute under their grammar.
+        mismatches: call id → reason, of calls whose tokens do not fit their grammar in the learner.
         is_explained: whether the step stored its explanations, even if there were none.
     """
     coverage = classify()

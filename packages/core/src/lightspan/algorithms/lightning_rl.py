@@ -421,8 +421,8 @@ class LightningRL(LightningSettings, Algorithm):
         """Return the ids of the groups that `resample` replaces; empty without `resample`.
 
         A group whose rollouts all have the same total reward does not change the weights, so
-        `resample` runs further groups. For each group in excess of `tasks_per_step`, the earliest
-        such group is replaced.
+        `resample` runs further groups. Each group beyond `tasks_per_step` replaces one group of
+        equal rewards, the earliest first.
         """
         if not self.resample:
             return set()

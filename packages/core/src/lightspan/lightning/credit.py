@@ -171,10 +171,10 @@ class Anchor(RewardToGo, frozen=True):
 
 
 class ATGRPO(RewardToGo, frozen=True):
-    """Credit rule: reward-to-go, compared as published in AT-GRPO (arXiv 2510.11062).
+    """Credit rule of AT-GRPO (arXiv 2510.11062): reward-to-go, normalised by agent and turn.
 
-    Each turn of an agent in a group has its own mean and standard deviation, and a call is compared
-    with itself too. This biases the gradient (`docs/credit.md`).
+    The mean and standard deviation are those of the calls of the same group, agent and turn. They
+    include the call itself, which biases the gradient (`docs/credit.md`).
     """
 
     baseline: ClassVar[Baseline] = "at_grpo"

@@ -25,7 +25,7 @@ def return_of(episode: Episode, coverage: Coverage, bonus: float = 0.0) -> float
         episode: a scored episode.
         coverage: status of the episode's calls. Its `step_rewards` says whether rewards on calls
             count.
-        bonus: sum of AIR's bonuses; 0 without AIR.
+        bonus: sum of the bonuses of Automatic Intermediate Rewarding (AIR); 0 without AIR.
     """
     rewards = [final_reward(episode), bonus]
     if coverage.step_rewards:

@@ -126,7 +126,7 @@ def _error_code(error: BaseException) -> Any:
 
 
 def _body_field(error: BaseException, *names: str) -> Any:
-    """Return a field of the object `error` in the body of an API client's exception.
+    """Return a field of the JSON object "error" in the body of an API client's exception.
 
     None if there is no such field.
 

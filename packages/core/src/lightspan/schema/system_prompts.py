@@ -190,10 +190,10 @@ class Instructions(
         return Reading(slot.text, sent, "" if sent is not None else OTHER_TEXT, slot)
 
     def text_of(self, name: str, text: str) -> Reading | None:
-        """Return the app's prompt `name` with its replacement.
+        """Return the app's text of the prompt `name` together with the learned text.
 
-        None if the prompt is neither recorded nor replaced. A survey records every prompt, so that
-        the error for an unknown name can list the names.
+        None if the prompt is neither recorded nor replaced. A search first records every prompt of
+        the app, so that the error for an unknown name can list the names.
 
         Args:
             name: the name that the app passes to `lightspan.prompt`.

@@ -45,7 +45,7 @@ class Meter:
         """Add the CPU-seconds that were used since the last `charge` to the totals.
 
         Args:
-            phase: suffix of the parts' names: empty for training, `_evaluation` for evaluation.
+            phase: suffix of the metrics' names: empty for training, `_evaluation` for evaluation.
         """
         for name, part in self._parts.items():
             used = float(part.usage().get("cpu_s", 0.0))
