@@ -271,7 +271,7 @@ def tests_frameworks(session: nox.Session, framework: str, versions: str) -> Non
 @nox.session(venv_backend="none", requires=["learning"], default=False)
 @nox.parametrize("marker", envs.params(["slow", "faults", "pages", "long"]))
 def ring(session: nox.Session, marker: str) -> None:
-    """Run marked tests: `slow` (over two seconds), `faults` (processes are killed), `pages` (of
+    """Run marked tests: `slow` (trainings), `faults` (processes are killed), `pages` (of
     docs, followed with their trainings), `long` (minutes each). LIGHTSPAN_SEED moves the kills."""
     others = [f"not {name}" for name in ("faults", "controls", "long") if name != marker]
     # a file whole in one process: what its tests share may take minutes to make

@@ -22,6 +22,8 @@ from lightspan.training.results import FitResult
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_torch.learner.torch import TorchLearner
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def agents(apps: Any) -> Any:

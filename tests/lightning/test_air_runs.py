@@ -25,6 +25,8 @@ from lightspan_tools.inspect import inspect_run
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from packages.core.tests.lightning.steps import raises, shaping
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Any]
 
 

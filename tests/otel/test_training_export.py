@@ -25,6 +25,8 @@ from lightspan_otel.training_export import TrainingExport
 from lightspan_testing.strategies import make_attempt, make_rollout, make_span
 from packages.otel.tests.backend import Backend
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def backend() -> Iterator[Backend]:

@@ -36,6 +36,8 @@ from packages.core.tests.production.imports import imports_of_threads
 from packages.core.tests.stores.programs import END, FORKED
 from tests.postgres.cluster import Cluster
 
+pytestmark = pytest.mark.slow
+
 _OTHERS = b"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
 
 

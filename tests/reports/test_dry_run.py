@@ -24,6 +24,8 @@ from lightspan_tools.inspect import inspect_run
 from lightspan_torch.learner.torch import TorchLearner
 from tests.reports.dry_runs import dev, scripted
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ScriptedServer]:

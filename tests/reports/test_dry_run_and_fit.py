@@ -15,6 +15,8 @@ from lightspan_testing.scripted import ScriptedServer
 from lightspan_tools.dry_run.report_model import Reason
 from tests.reports.dry_runs import dev, scripted
 
+pytestmark = pytest.mark.slow
+
 
 def trainer_of(
     rl: Callable[..., Any],

@@ -32,6 +32,8 @@ from lightspan_gateway import Gateway
 from lightspan_testing.gateway_suite import shared_tokenizer
 from lightspan_testing.scripted_engine import ScriptedEngine
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = Path(__file__).parents[1] / "apps" / "programs"
 POLICY = Target(route=Route.POLICY, policy="policy")
 BASE = Target(route=Route.BASE, policy="base")

@@ -20,6 +20,8 @@ from lightspan.training.checkpoints import list_checkpoints
 from lightspan.training.folder import RunFolder
 from lightspan_torch.learner.torch import TorchLearner
 
+pytestmark = pytest.mark.slow
+
 Run = tuple[FitResult, Any, list[str]]
 
 
@@ -154,7 +156,6 @@ def test_patience_ends_training(tiny: Path, tmp_path: Path, lines: Any) -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_killed_run_keeps_the_same_step(run: Run, tiny: Path, tmp_path: Path) -> None:
     """Check `kill -9` in the evaluation of the kept weights: best step and patience survive it."""

@@ -19,6 +19,8 @@ from lightspan.training.collector import stored_episodes
 from lightspan_prompts.search.candidates import read_found
 from lightspan_testing.scripted import Request, ScriptedServer
 
+pytestmark = pytest.mark.slow
+
 BEFORE = "You are the router of a help desk.\nToday is {date_1}.\n\nWhat is known of the customer"
 
 

@@ -21,6 +21,8 @@ from lightspan_prompts.search.candidates import read_found
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_tools.inspect import inspect_run
 
+pytestmark = pytest.mark.slow
+
 Run = tuple[Path, Any]
 
 

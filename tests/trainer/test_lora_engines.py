@@ -19,6 +19,8 @@ from lightspan_testing.lora_suite import merged
 from lightspan_torch.engine.transformers import TransformersEngine
 from lightspan_torch.learner.torch import TorchLearner
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Any]
 
 PROMPT = [5, 6, 7, 8, 9]

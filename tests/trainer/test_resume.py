@@ -30,6 +30,8 @@ from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.folder import RunFolder
 from lightspan_torch.learner.torch import TorchLearner
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Any]
 
 SCRIPT = Path(__file__).parents[1] / "apps" / "train_toy.py"

@@ -21,6 +21,8 @@ from lightspan.training.checkpoints import latest, load_state
 from lightspan_tools.inspect import inspect_run
 from lightspan_torch.learner.torch import TorchLearner
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Any]
 
 
@@ -149,7 +151,6 @@ def test_a_critic_that_is_trusted_is_built_on(
     assert firsts == pytest.approx([0.25 * 0.5 * second for second in seconds])
 
 
-@pytest.mark.slow
 def test_a_run_with_a_critic_goes_on_exactly(
     apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:

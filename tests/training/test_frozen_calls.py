@@ -14,6 +14,8 @@ from lightspan.progress import SilentReporter
 from lightspan.training.checkpoints import latest, load_state
 from lightspan_testing.scripted import ScriptedServer
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Any]
 
 
@@ -23,7 +25,6 @@ def trainer(rl: Make, folder: Path, **options: Any) -> Trainer:
     return Trainer(algorithm, folder=folder, reporter=SilentReporter(), **options)
 
 
-@pytest.mark.slow
 def test_a_run_stops_after_the_batch_and_goes_on_with_a_larger_limit(
     apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:

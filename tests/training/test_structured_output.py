@@ -31,6 +31,8 @@ from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.transformers import TransformersEngine
 from lightspan_torch.learner.torch import TorchLearner
 
+pytestmark = pytest.mark.slow
+
 GAP = 1e-4
 SCHEMA = {
     "type": "object",
