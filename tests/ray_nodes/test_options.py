@@ -68,7 +68,7 @@ async def test_an_interpreter_of_the_apps_own_and_a_process_for_each_attempt(
     cluster: Cluster, node: Node, store: Store, tmp_path: Path
 ) -> None:
     """Check that the attempts run in two processes of the app's interpreter, without Ray."""
-    python = app_environment(tmp_path / "environment", "openai", "aiohttp")
+    python = app_environment(tmp_path / "environment", "openai", "lightspan-gateway")
     meeting = tmp_path / "meeting"
     meeting.mkdir()
     task = {"folder": str(meeting), "prefix": str(tmp_path / "environment")}

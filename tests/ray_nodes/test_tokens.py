@@ -56,8 +56,8 @@ def test_a_cluster_that_asks_for_no_token(served: str) -> None:
     with Cluster(RAY_AUTH_MODE="disabled", LIGHTSPAN_STORE_KEY="a-runner-key-0123456789") as open_:
         open_.add(cpus=1).wait_ready()
         said = joined(open_.address, served)
-        assert said.startswith("LightspanError: an actor could not begin in the Ray cluster (")
-        assert "each node to be started with the RAY_AUTH_MODE of the trainer" in said
+        assert said.startswith("LightspanError: an actor could not start in the Ray cluster (")
+        assert "start each node with the RAY_AUTH_MODE of the trainer" in said
         said = joined(open_.address, served, "without_token", RAY_AUTH_MODE="disabled")
         assert said == "ran: 3.0"
 
