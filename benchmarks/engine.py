@@ -40,7 +40,6 @@ import psutil
 import torch
 from _workload import pretrained_shape
 from transformers import GenerationConfig
-from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from lightspan.protocols.engine import GenerationRequest, TokenEngine
 from lightspan.schema.token_records import Sampling
@@ -138,6 +137,9 @@ def run_peer(
     folder: Path, requests: Sequence[Request], in_flight: int, *, defaults: bool
 ) -> dict[str, float]:
     """Return the same figures of transformers' manager, with `in_flight` requests at a time."""
+    # transformers 5.0 has no such class
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
     model: Any = load_model(folder)
     sizes: dict[str, Any] = (
         {} if defaults else {"max_requests_per_batch": 12, "max_batch_tokens": 256}

@@ -292,7 +292,7 @@ def test_an_engine_that_has_died_ends_it(
     def breaks(*arguments: Any) -> None:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr("lightspan_torch.engine._batcher._GrammarMasks.prepare_tensor_args", breaks)
+    monkeypatch.setattr("lightspan_torch.engine._batcher.Batcher._step", breaks)
     threads: list[threading.Thread] = []
 
     def ready(gateway: Any) -> None:

@@ -374,7 +374,7 @@ def test_an_engine_that_has_died_ends_the_run(
     def breaks(*arguments: Any) -> None:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr("lightspan_torch.engine._batcher._GrammarMasks.prepare_tensor_args", breaks)
+    monkeypatch.setattr("lightspan_torch.engine._batcher.Batcher._step", breaks)
     trainer = Trainer(rl(), steps=2, folder=tmp_path / "run")
     stopped = "the generation thread of policy policy stopped: the device is gone"
     with pytest.raises(EngineError, match=stopped):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightspan_testing.engine_suite import generate
+from lightspan_torch.engine._batcher import Batcher
 from lightspan_torch.engine.transformers import TransformersEngine
 
 
@@ -23,8 +24,21 @@ async def running(folder: Path, **options: Any) -> AsyncIterator[TransformersEng
         await engine.close()
 
 
-def manager(engine: TransformersEngine) -> Any:
-    """Return transformers' manager, which runs the generation thread."""
+def batcher_of(engine: TransformersEngine) -> Batcher:
+    """Return the batcher, which runs the generation thread."""
     batcher = engine._workers["writer"]._batcher
     assert batcher is not None
-    return batcher._manager
+    return batcher
+
+
+def computed(engine: TransformersEngine) -> list[int]:
+    """Return a list to which each later forward pass appends its number of tokens."""
+    batcher, passes = batcher_of(engine), list[int]()
+    step = batcher._step
+
+    def note(counts: dict[Any, int]) -> None:
+        passes.append(sum(counts.values()))
+        step(counts)
+
+    batcher._step = note  # type: ignore[method-assign]
+    return passes

@@ -330,14 +330,14 @@ async def test_weights_that_change_in_the_middle(
 async def test_a_matcher_that_gives_up_fails_its_own_call(
     engine: TransformersEngine, tokenizer: TransformersTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = _batcher._Running.follow
+    original = _batcher._GrammarPosition.mask
 
-    def follow(self: Any, initial: Sequence[int], generated: Sequence[int]) -> None:
-        original(self, initial, generated)
-        if list(initial) == [30, 31] and len(generated) == 2:
+    def mask(self: Any, ids: Sequence[int], into: Any) -> None:
+        original(self, ids, into)
+        if list(ids[:2]) == [30, 31] and len(ids) == 4:
             raise GrammarMismatchError("too complex")
 
-    monkeypatch.setattr(_batcher._Running, "follow", follow)
+    monkeypatch.setattr(_batcher._GrammarPosition, "mask", mask)
     bad = generate(engine, SHORT, prompt=[30, 31], name="bad")
     good = generate(engine, SHORT, prompt=[32, 33], name="good")
     error, answer = await asyncio.gather(bad, good, return_exceptions=True)
@@ -349,7 +349,7 @@ async def test_a_matcher_that_gives_up_fails_its_own_call(
     _check(FRUIT, tokenizer.decode(after.ids))
     batcher = engine._workers["writer"]._batcher
     assert batcher is not None
-    assert batcher._walks._running == {}
+    assert batcher._running == []
 
 
 async def test_a_grammar_that_cannot_be_followed_is_refused(engine: TransformersEngine) -> None:

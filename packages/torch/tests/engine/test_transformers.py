@@ -25,10 +25,10 @@ from lightspan_testing.engine_suite import (
     reference,
 )
 from lightspan_testing.tiny import tiny_model
-from lightspan_torch.engine import _cpu_attention
+from lightspan_torch.engine._pages import Pages
 from lightspan_torch.engine.transformers import TransformersEngine
 from lightspan_torch.engine.weights import load_model
-from packages.torch.tests.engine.engines import manager, running
+from packages.torch.tests.engine.engines import batcher_of, computed, running
 
 PROMPT = [7, 8, 9, 10, 11, 12]
 
@@ -54,23 +54,12 @@ def expected_logprobs(model: Any, prompt: list[int], ids: list[int], t: float = 
     return pytest.approx(of_tokens(reference(model, prompt, ids, t), ids), abs=TOLERANCE)
 
 
-def processor(engine: TransformersEngine) -> Any:
-    """Return the batch processor of the generation thread."""
-    return manager(engine).batch_processor
-
-
-async def idle(engine: TransformersEngine) -> Any:
+async def idle(engine: TransformersEngine) -> Pages:
     """Wait until the generation thread has no request; return its key-value cache."""
-    inside = processor(engine)
-    while inside.has_pending_requests() or inside.scheduler._requests_to_cancel:  # noqa: ASYNC110
+    batcher = batcher_of(engine)
+    while batcher._has_work():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    return inside.cache
-
-
-def unused(cache: Any) -> bool:
-    """Return whether no request uses a block, after evicting the blocks kept for later prompts."""
-    cache.evict_cached_blocks()
-    return bool(cache.compute_free_capacity() == 1)
+    return batcher.pages
 
 
 async def test_cancelled_requests_free_their_blocks(engine: TransformersEngine) -> None:
@@ -82,13 +71,14 @@ async def test_cancelled_requests_free_their_blocks(engine: TransformersEngine) 
     )
     chunks = engine.generate(request, stream=True)
     await anext(chunks)
-    assert processor(engine).cache.compute_free_capacity() < 1
+    pages, passes = batcher_of(engine).pages, computed(engine)
+    assert pages.available < pages.count
     await chunks.aclose()  # type: ignore[attr-defined]
     await idle(engine)
-    assert manager(engine).current_batch < 900, "it was not cancelled but ran to its end"
+    assert len(passes) < 890, "it was not cancelled but ran to its end"
     stopped = await generate(engine, PROMPT, temperature=0.0, max_tokens=900, stop=("e", "a", " "))
     assert len(stopped.ids) < 900
-    assert unused(await idle(engine))
+    assert (await idle(engine)).available == pages.count
     assert engine._workers["writer"]._jobs == {}
 
 
@@ -141,20 +131,13 @@ def test_a_gpu_that_is_not_there(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
-@pytest.mark.parametrize("own_attention", [True, False])
-async def test_grouped_heads_and_either_attention(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key_heads: int, own_attention: bool
-) -> None:
-    if not own_attention:
-        monkeypatch.setattr(_cpu_attention, "supported", lambda model: False)
+async def test_grouped_heads(tmp_path: Path, key_heads: int) -> None:
     folder = tiny_model(tmp_path / "model", seed=0, hidden=32, key_heads=key_heads)
     prompts = [list(range(5, 5 + length)) for length in (2, 90, 17)]
     async with running(folder) as engine:
         answers = await asyncio.gather(
             *(generate(engine, prompt, request_id=str(n)) for n, prompt in enumerate(prompts))
         )
-        implementation = engine._workers["writer"]._model.config._attn_implementation
-    assert (implementation == _cpu_attention.NAME) is own_attention
     model = load_model(folder)
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.logprobs == expected_logprobs(model, prompt, answer.ids)
@@ -202,40 +185,6 @@ async def test_an_update_leaves_alone_what_has_just_finished(engine: Transformer
         time.sleep(0.001)
     assert worker._interrupt(lambda: None) == {}
     assert len((await task).ids) == 3
-
-
-async def test_an_update_takes_back_what_the_thread_is_about_to_begin(
-    engine: TransformersEngine, folder: Path
-) -> None:
-    """The update comes after the thread took the request from its queue, before it is scheduled."""
-    await generate(engine, PROMPT, max_tokens=1)
-    worker, sampled = engine._workers["writer"], set[str]()
-    assert worker._batcher is not None
-    status, router = worker._batcher._status, worker._batcher._router
-    asked, receive, first = status.is_pause_requested, router._receive, threading.Event()
-
-    def until_an_update(local: bool = False) -> bool:
-        if not local and worker._jobs and not first.is_set():
-            first.set()  # it has taken the requests
-            while not asked():
-                time.sleep(0.001)
-        return asked(local)
-
-    def note(outputs: list[Any]) -> None:
-        sampled.update(output.request_id for output in outputs)
-        receive(outputs)
-
-    status.is_pause_requested = until_an_update  # type: ignore[method-assign]
-    router._receive = note
-    task = asyncio.create_task(generate(engine, PROMPT, max_tokens=5))
-    await asyncio.to_thread(first.wait, 30)
-    (taken,) = worker._jobs
-    await engine.update("writer", perturbed(load_model(folder), 1), 1)
-    answer = await task
-    await idle(engine)
-    assert answer.versions == [1] * len(answer.ids)
-    assert len(sampled) == 1
-    assert taken not in sampled
 
 
 async def test_threads_start_with_the_first_request_and_end_with_close(folder: Path) -> None:

@@ -21,7 +21,7 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 class Transformers(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the engine in the trainer's process, the default of `Trainer(engine=)`.
 
-    It samples with transformers' continuous batching.
+    It samples with continuous batching, through transformers' public interfaces.
 
     Raises:
         ConfigError: a value is out of range.

@@ -1,4 +1,4 @@
-"""The embedded engine: transformers' continuous batching, on a CPU or one GPU.
+"""The embedded engine: continuous batching of a transformers model, on a CPU or one GPU.
 
 Each policy has its own weights, key-value cache and generation thread. A thread starts with the
 first request for its policy and sleeps while there is none.
@@ -31,7 +31,6 @@ from typing import Any, Final
 
 import msgspec
 import torch
-from transformers.generation.continuous_batching.requests import GenerationOutput
 
 from lightspan.errors import (
     ConfigError,
@@ -53,8 +52,8 @@ from lightspan.protocols.engine import (
     ToolParserName,
 )
 from lightspan.schema.token_records import FinishReason
-from lightspan_torch.engine import _cpu_attention
-from lightspan_torch.engine._batcher import Batcher, BatchSettings
+from lightspan_torch.engine._attention import install_checked
+from lightspan_torch.engine._batcher import Batcher, BatchSettings, Output
 from lightspan_torch.engine.grammars import LIBRARY, GrammarMismatchError, Grammars, GrammarState
 from lightspan_torch.engine.lora import LowRank, check_ranks, is_low_rank
 from lightspan_torch.engine.oom import allocation, is_out_of_memory
@@ -75,16 +74,15 @@ from lightspan_torch.engine.weights import (
 
 BLOCK_TOKENS: Final = 64
 """Number of tokens in one block of the setting `num_blocks`."""
-CPU_PAGE: Final = 8
+CPU_PAGE: Final = 4
 """Tokens of a cache page on a CPU, the unit in which memory is allocated and prefixes are shared.
-Up to this many tokens of a shared prompt are recomputed. Pages of 4, 8 and 16 were equally fast."""
-GPU_PAGE: Final = 64
+Up to this many tokens of a shared prompt are recomputed."""
+GPU_PAGE: Final = 16
 CPU_BATCH: Final = (48, 512)
 """Default maximum numbers of requests and of tokens in one forward pass on a CPU; measured by
 `benchmarks/engine.py`."""
-MASKED_CPU_BATCH: Final = (12, 256)
-"""Replaces `CPU_BATCH` for models that `_cpu_attention` does not support. The cost of transformers'
-own attention is quadratic in the number of requests and of tokens."""
+GPU_BATCH: Final = (256, 4096)
+"""The same on a GPU. Not yet measured there."""
 CPU_CACHE_TOKENS: Final = 16_384
 """Minimum size of the key-value cache on a CPU, in tokens."""
 GPU_CACHE_TOKENS: Final = 131_072
@@ -128,8 +126,8 @@ class TransformersEngine(TokenEngine):
             length of a call; None for `default_cache_tokens`.
         prefix_sharing: whether requests whose prompts start with the same tokens share the keys and
             values of those tokens.
-        seed: seed of torch's global random generator, set when a generation thread starts; None to
-            leave the generator as it is.
+        seed: seed of each policy's sampling, set when its generation thread starts; None to sample
+            with torch's global random generator.
     """
 
     def __init__(
@@ -165,14 +163,6 @@ class TransformersEngine(TokenEngine):
         self._requests = 0
         self._tokens = 0
         self._workers: dict[str, _PolicyWorker] = {}
-        sizes = BatchSettings(
-            max_requests=batch_requests,
-            max_tokens=batch_tokens,
-            cache_tokens=None if num_blocks is None else num_blocks * BLOCK_TOKENS,
-            page_size=GPU_PAGE,
-            prefix_sharing=prefix_sharing,
-            seed=seed,
-        )
         load = partial(load_model, device=device, dtype=dtype)
         shared = SharedModels(load)
         for policy, source in models.items():
@@ -182,7 +172,17 @@ class TransformersEngine(TokenEngine):
             )
             own_context = model_context(model.config)
             context = min(own_context, context_length or own_context)
-            settings = _settings(model, context, sizes)
+            install_checked(model)
+            on_cpu = model.device.type == "cpu"
+            requests, tokens = CPU_BATCH if on_cpu else GPU_BATCH
+            settings = BatchSettings(
+                max_requests=batch_requests or requests,
+                max_tokens=batch_tokens or tokens,
+                cache_tokens=cache_tokens(model.device.type, context, num_blocks),
+                page_size=CPU_PAGE if on_cpu else GPU_PAGE,
+                prefix_sharing=prefix_sharing,
+                seed=seed,
+            )
             self._workers[policy] = _PolicyWorker(
                 policy,
                 model,
@@ -295,8 +295,7 @@ class _PolicyWorker:
         self.tokenizer = tokenizer
         self.version = version
         self._model: Any = model
-        cached = settings.cache_tokens or 0
-        self._context = min(context, tokenizer.context_length, cached)
+        self._context = min(context, tokenizer.context_length, settings.cache_tokens)
         self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._settings = settings
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -435,13 +434,13 @@ class _PolicyWorker:
             finally:
                 self._can_submit.set()
 
-    def _interrupt(self, change: Callable[[], None]) -> dict[str, GenerationOutput]:
+    def _interrupt(self, change: Callable[[], None]) -> dict[str, Output]:
         if self._batcher is None:
             change()
             return {}
         return self._batcher.interrupt(list(self._jobs), change)
 
-    def _resume(self, partial: Mapping[str, GenerationOutput]) -> None:
+    def _resume(self, partial: Mapping[str, Output]) -> None:
         for key, output in partial.items():
             job = self._jobs.pop(key, None)
             if job is None:  # dropped in the meantime
@@ -482,7 +481,7 @@ class _PolicyWorker:
             failure.__cause__ = error
         self._to_loop(self._fail, failure)
 
-    def _explain(self, error: BaseException | str, message: str) -> EngineError:
+    def _explain(self, error: BaseException, message: str) -> EngineError:
         """Return an error with `message`; if memory ran out, an `EngineMemoryError` with advice."""
         if not is_out_of_memory(error):
             return EngineError(message)
@@ -496,23 +495,20 @@ class _PolicyWorker:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _receive(self, outputs: Sequence[GenerationOutput]) -> None:
+    def _receive(self, outputs: Sequence[Output]) -> None:
         if self._batcher is None:  # closed
             return
         for output in outputs:
             key = output.request_id
-            if output.is_finished():
+            if output.is_finished:
                 self._batcher.settle(key)
             job = self._jobs.get(key)
             if job is None:
                 continue
-            if output.error is not None:
-                job.fail(self._explain(output.error, f"generation failed: {output.error}"))
-            else:
-                job.receive(output)
+            job.receive(output)
             if job.done:
                 del self._jobs[key]
-                if not output.is_finished():  # a stop string
+                if not output.is_finished:  # a stop string
                     self._batcher.cancel(key)
 
     def _mismatch(self, key: str, reason: str) -> None:
@@ -587,24 +583,19 @@ class _Job:
         """Record the id (`key`) of a submission and the `version` of its weights."""
         self.key, self._version, self._resumed = key, version, len(self._ids)
 
-    def receive(self, output: GenerationOutput) -> None:
+    def receive(self, output: Output) -> None:
         """Add the new tokens of `output`, which contains all tokens since the submission.
 
-        Depending on `output`, finish the job, fail it or send a chunk.
+        Depending on `output`, finish the job or send a chunk.
         """
-        if output.error is not None:
-            self.fail(EngineError(f"generation failed: {output.error}"))
-            return
         new = len(self._ids) - self._resumed
-        for token, logprob in zip(
-            output.generated_tokens[new:], output.logprobs[new:], strict=True
-        ):
+        for token, logprob in zip(output.ids[new:], output.logprobs[new:], strict=True):
             self._ids.append(token)
             self._logprobs.append(min(logprob, 0.0))  # rounding can exceed 0
             if self._stop is not None and self._stop.complete([token]):
                 self._finish(FinishReason.STOP)
                 return
-        if output.is_finished():
+        if output.is_finished:
             ended = bool(self._ids) and self._ids[-1] in self._eos_ids
             self._finish(FinishReason.STOP if ended else FinishReason.LENGTH)
         elif self._stream:
@@ -662,33 +653,13 @@ def cache_tokens(device: str, context: int, num_blocks: int | None) -> int:
     return blocks * BLOCK_TOKENS
 
 
-def _settings(model: Any, context: int, sizes: BatchSettings) -> BatchSettings:
-    """Return `sizes` with each None replaced by a default for the model's device.
-
-    On a GPU, the batch sizes stay None, so that transformers chooses them.
-    """
-    tokens = sizes.cache_tokens or cache_tokens(model.device.type, context, None)
-    if model.device.type != "cpu":
-        return msgspec.structs.replace(sizes, cache_tokens=tokens)
-    requests, batch = CPU_BATCH if _cpu_attention.supported(model) else MASKED_CPU_BATCH
-    return msgspec.structs.replace(
-        sizes,
-        max_requests=sizes.max_requests or requests,
-        max_tokens=sizes.max_tokens or batch,
-        cache_tokens=tokens,
-        page_size=CPU_PAGE,
-    )
-
-
 def _lower_engine(settings: BatchSettings, context: int) -> str:
     """Return advice on which of the engine's settings to lower when memory ran out."""
-    tokens = settings.cache_tokens or 0
+    tokens = settings.cache_tokens
     blocks = tokens // BLOCK_TOKENS
     now = f"num_blocks, now {blocks} ({tokens:,} tokens of keys and values)"
-    halved = {"num_blocks": max(1, blocks // 2)}
-    if settings.max_tokens is not None:
-        halved["batch_tokens"] = max(1, settings.max_tokens // 2)
-        now += f", and batch_tokens, now {settings.max_tokens}"
+    now += f", and batch_tokens, now {settings.max_tokens}"
+    halved = {"num_blocks": max(1, blocks // 2), "batch_tokens": max(1, settings.max_tokens // 2)}
     fewer = ", ".join(f"{name}={value}" for name, value in halved.items())
     return (
         f"Lower {now}: engine=Transformers({fewer}). If that is not enough: a shorter "

@@ -14,7 +14,7 @@ from lightspan_testing.engine_suite import TOLERANCE, generate, of_tokens, refer
 from lightspan_testing.tiny import tiny_model
 from lightspan_torch.engine.transformers import CPU_PAGE, TransformersEngine
 from lightspan_torch.engine.weights import load_model
-from packages.torch.tests.engine.engines import manager, running
+from packages.torch.tests.engine.engines import batcher_of, computed, running
 
 PROMPT = [5 + number * 7 % 300 for number in range(125)]
 
@@ -25,30 +25,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("prefixes") / "model", seed=4, context=1024)
 
 
-def computed(engine: TransformersEngine) -> list[int]:
-    """Return a list to which each later forward pass appends its number of tokens."""
-    scheduler = manager(engine).batch_processor.scheduler
-    schedule, passes = scheduler.schedule_batch, list[int]()
-
-    def note(*budgets: int) -> Any:
-        batch = schedule(*budgets)
-        if batch[0]:
-            passes.append(batch[2])
-        return batch
-
-    scheduler.schedule_batch = note
-    return passes
-
-
 async def together(engine: TransformersEngine, prompts: list[list[int]], **sampling: Any) -> Any:
     """Return the answers to prompts that reach the generation thread at the same moment."""
     tasks = [
         asyncio.create_task(generate(engine, prompt, request_id=str(number), **sampling))
         for number, prompt in enumerate(prompts)
     ]
-    with manager(engine).pause():  # by the event loop, which stands still meanwhile
+    batcher = batcher_of(engine)
+    with batcher._changed:  # the generation thread waits for the lock
         await asyncio.sleep(0)
-        assert manager(engine).input_queue.qsize() == len(prompts)
+        assert len(batcher._submitted) == len(prompts)
     return await asyncio.gather(*tasks)
 
 
@@ -56,9 +42,9 @@ async def test_a_group_computes_its_prompt_once(folder: Path) -> None:
     async with running(folder) as engine:
         passes = computed(engine)
         await together(engine, [PROMPT] * 8, max_tokens=1)
-    # what is left after whole pages: 125 - 15 * 8 = 5 tokens of each of the others
-    assert CPU_PAGE == 8
-    assert passes == [125, 7 * 5]
+    # what is left after whole pages: 125 - 31 * 4 = 1 token of each of the others
+    assert CPU_PAGE == 4
+    assert passes == [125, 7 * 1]
 
 
 async def test_it_can_be_switched_off(folder: Path) -> None:
@@ -88,7 +74,7 @@ async def test_a_turn_shares_the_turns_before_it(folder: Path) -> None:
         passes = computed(engine)
         await generate(engine, [*PROMPT[:20], *answer.ids, 9, 9], max_tokens=1)
     # 40 of its tokens were computed: the last one of an answer is never given to the model
-    assert passes == [len(answer.ids) + 22 - (20 + len(answer.ids) - 1) // 8 * 8]
+    assert passes == [len(answer.ids) + 22 - (20 + len(answer.ids) - 1) // 4 * 4]
 
 
 async def test_shared_prefixes_change_no_logprob(folder: Path) -> None:

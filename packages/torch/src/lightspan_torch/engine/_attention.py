@@ -1,0 +1,413 @@
+"""Attention over the pages of a key-value cache, through transformers' public interface.
+
+The new tokens of all requests of a step are concatenated in one row, [1, T]. The model gets no
+cache object, whose argument's name depends on the version of transformers. It hands the keyword
+argument `lightspan_plan` on to `attention`, which stores the new keys and values and computes each
+request's attention to its own. No mask function is registered for `NAME`, so the model makes none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from lightspan.errors import ModelError
+from lightspan_torch.engine._pages import Pages, PageTable, to_device
+
+NAME: Final = "lightspan_pages"
+
+
+class Chunk(NamedTuple):
+    """The next tokens of one request.
+
+    Fields: all its token ids, its pages, and how many tokens after the computed ones are next.
+    """
+
+    ids: Sequence[int]
+    table: PageTable
+    size: int
+
+
+@dataclass(slots=True)
+class _Group:
+    """G sequences with R queries each, which read K keys each."""
+
+    rows: Tensor
+    """[G * R] rows of the queries among the new tokens."""
+    slots: Tensor
+    """[G * K] cache slots of the keys."""
+    mask: Tensor
+    """[G, R, K], True where a query attends to a key."""
+    query_positions: Tensor
+    """[G, R]"""
+    key_positions: Tensor
+    """[G, K], or [1, K] if equal for all"""
+    _windows: dict[int, Tensor] = field(default_factory=dict)
+
+    def mask_within(self, window: int | None) -> Tensor:
+        """Return the mask for layers with a sliding window of `window` tokens; None: without."""
+        if not window:
+            return self.mask
+        if window not in self._windows:
+            distance = self.query_positions[:, :, None] - self.key_positions[:, None]
+            self._windows[window] = self.mask & (distance < window)
+        return self._windows[window]
+
+
+@dataclass(slots=True)
+class Plan:
+    """Which keys the new tokens of one step attend to; equal for all layers but their windows."""
+
+    pages: Pages
+    slots: Tensor
+    """[T] cache slots of the new tokens."""
+    prompts: list[slice]
+    """Rows of requests that begin with this step."""
+    groups: list[_Group]
+    windows: dict[int, int | None] = field(default_factory=dict)
+    """Layer that was computed → its sliding window."""
+
+
+class Step(NamedTuple):
+    """The model's inputs for one step."""
+
+    plan: Plan
+    ids: Tensor
+    """[T]"""
+    positions: Tensor
+    """[T]"""
+    ends: Tensor
+    """[chunks] row of each chunk's last token."""
+
+
+def install(model: Any) -> None:
+    """Replace the model's attention by `attention`."""
+    AttentionInterface.register(NAME, attention)
+    model.set_attn_implementation(NAME)
+
+
+def forward(model: Any, step: Step, rows: Tensor) -> Tensor:
+    """Compute a step, and return the float32 logits of the rows `rows`, [rows, vocabulary].
+
+    Raises:
+        ModelError: the model did not call `attention`, so the logits are wrong.
+    """
+    output = model(
+        input_ids=step.ids[None],
+        position_ids=step.positions[None],
+        use_cache=False,
+        logits_to_keep=rows,
+        lightspan_plan=step.plan,
+    )
+    if not step.plan.windows:
+        raise ModelError("the model does not call its attention through transformers' interface")
+    logits: Tensor = output.logits[0].float()
+    return logits
+
+
+def attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    lightspan_plan: Plan | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Compute the attention of each request's new tokens to the tokens of the same request.
+
+    Args:
+        module: the attention layer, with its index.
+        query: [1, heads, T, size], where T counts the new tokens of all requests.
+        key: [1, key heads, T, size]; `value` likewise, with a size of its own.
+        attention_mask: not used; transformers makes none.
+        scaling: factor of the scores; None for 1/√size.
+        lightspan_plan: which keys are attended to.
+        sliding_window: number of tokens that a query attends to; None for all.
+        softcap: bound of the scores, by tanh; None for none.
+        s_aux: [heads] attention sinks: scores without a value; None for none.
+
+    Returns:
+        The output, [1, T, heads, value size], and None in place of the attention weights.
+
+    Raises:
+        ModelError: the model does not hand its keyword arguments on.
+    """
+    plan = lightspan_plan
+    if plan is None:
+        raise ModelError("the model does not hand keyword arguments on to its attention")
+    plan.windows[module.layer_idx] = sliding_window
+    keys, values = plan.pages.store(module.layer_idx, plan.slots, key, value)
+    queries = query[0].transpose(0, 1)
+    output = query.new_empty(*queries.shape[:2], value.shape[-1])
+    attend = partial(_attend, scaling=scaling, softcap=softcap, sinks=s_aux)
+    for span in plan.prompts:
+        length = span.stop - span.start
+        q, k, v = query[:, :, span], key[:, :, span], value[:, :, span]
+        if softcap is None and s_aux is None and not (sliding_window and length > sliding_window):
+            repeat = q.shape[1] // k.shape[1]
+            if repeat > 1:
+                k, v = k.repeat_interleave(repeat, dim=1), v.repeat_interleave(repeat, dim=1)
+            attended = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
+            output[span] = attended[0].transpose(0, 1)
+        else:
+            places = torch.arange(length, device=q.device)
+            distance = places[:, None] - places
+            mask = ((distance >= 0) & (distance < (sliding_window or length)))[None]
+            own = (k[0].transpose(0, 1), v[0].transpose(0, 1))
+            output[span] = attend(queries[span], *own, mask)
+    for group in plan.groups:
+        mask = group.mask_within(sliding_window)
+        read = (keys[group.slots], values[group.slots])
+        output[group.rows] = attend(queries[group.rows], *read, mask)
+    return output[None], None
+
+
+def _attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    *,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Return the attention of G sequences, [G * R, heads, value size].
+
+    Args:
+        queries: [G * R, heads, size].
+        keys: [G * K, key heads, size]; `values` likewise, with a size of its own.
+        mask: [G, R, K], True where a query attends to a key.
+        scaling: factor of the scores; None for 1/√size.
+        softcap: bound of the scores; None for none.
+        sinks: [heads] scores without a value; None for none.
+    """
+    count, rows, places = mask.shape
+    heads, size = queries.shape[1:]
+    groups = keys.shape[1]
+    repeat = heads // groups
+    keys, values = (x.view(count, places, groups, -1).transpose(1, 2) for x in (keys, values))
+    # heads that share keys become further queries
+    queries = queries.view(count, rows, groups, repeat, size).permute(0, 2, 3, 1, 4)
+    queries = queries.reshape(count, groups, repeat * rows, size)
+    mask = (mask.repeat(1, repeat, 1) if repeat > 1 else mask)[:, None]
+    if softcap is None and sinks is None:
+        output = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
+    else:
+        scores = (queries @ keys.transpose(-1, -2)).float()
+        scores = scores * (size**-0.5 if scaling is None else scaling)
+        if softcap is not None:
+            scores = (scores / softcap).tanh() * softcap
+        scores = scores.masked_fill(~mask, -torch.inf)
+        if sinks is not None:
+            sink = sinks.float().view(1, groups, repeat, 1, 1).expand(count, -1, -1, rows, 1)
+            scores = torch.cat([scores, sink.reshape(count, groups, repeat * rows, 1)], dim=-1)
+        output = scores.softmax(-1)[..., :places].to(values.dtype) @ values
+    output = output.view(count, groups, repeat, rows, -1).permute(0, 3, 1, 2, 4)
+    return output.reshape(count * rows, heads, -1)
+
+
+# --- the plan of a step ---------------------------------------------------------------------
+def make_step(pages: Pages, chunks: Sequence[Chunk], device: torch.device) -> Step:
+    """Make the inputs of a step. The pages of each chunk must have been reserved."""
+    ids: list[int] = []
+    positions: list[int] = []
+    ends: list[int] = []
+    prompts: list[slice] = []
+    by_prefix: dict[int, list[tuple[int, Chunk]]] = defaultdict(list)
+    by_size: dict[tuple[int, int], list[tuple[int, Chunk]]] = defaultdict(list)
+    for chunk in chunks:
+        start, computed = len(ids), chunk.table.computed
+        ids += chunk.ids[computed : computed + chunk.size]
+        positions += range(computed, computed + chunk.size)
+        ends.append(len(ids) - 1)
+        shared = _shared_pages(pages, chunk.table)
+        if not computed:
+            prompts.append(slice(start, len(ids)))
+        elif shared:
+            by_prefix[chunk.table.pages[shared - 1]].append((start, chunk))
+        else:
+            by_size[_size(chunk)].append((start, chunk))
+    groups = []
+    for members in by_prefix.values():
+        common = _shared_pages(pages, members[0][1].table) * pages.page_size
+        own = sum(_length(chunk) - common for _, chunk in members)
+        if len(members) > 1 and own <= 2 * common:
+            groups.append(_prefix_group(members, common, device))
+        else:
+            for start, chunk in members:
+                by_size[_size(chunk)].append((start, chunk))
+    groups += [_padded_group(members, device) for members in by_size.values()]
+    slots = [each.table.slots[each.table.computed : _length(each)] for each in chunks]
+    plan = Plan(pages, to_device(np.concatenate(slots), device), prompts, groups)
+    return Step(plan, *(torch.tensor(each, device=device) for each in (ids, positions, ends)))
+
+
+def _length(chunk: Chunk) -> int:
+    """Return the number of a chunk's tokens with those before it."""
+    return chunk.table.computed + chunk.size
+
+
+def _size(chunk: Chunk) -> tuple[int, int]:
+    """Return the key of chunks that are padded together: padding at most doubles the work."""
+    return chunk.size, (_length(chunk) - 1).bit_length()
+
+
+def _shared_pages(pages: Pages, table: PageTable) -> int:
+    """Return the number of complete leading pages that other requests use too."""
+    complete = table.computed // pages.page_size
+    return bisect_left(table.pages, True, 0, complete, key=lambda page: not pages.is_shared(page))
+
+
+def _prefix_group(
+    members: Sequence[tuple[int, Chunk]], common: int, device: torch.device
+) -> _Group:
+    """Make a group of requests that read their common prefix once.
+
+    It is one sequence, with the queries of all members and the keys of the prefix and their own.
+
+    Args:
+        members: first row and chunk of each request.
+        common: number of tokens of the prefix.
+        device: device of the group's tensors.
+    """
+    rows = np.concatenate([np.arange(start, start + chunk.size) for start, chunk in members])
+    queries = [np.arange(chunk.table.computed, _length(chunk)) for _, chunk in members]
+    own = [np.arange(common, _length(chunk)) for _, chunk in members]
+    slots = [members[0][1].table.slots[:common]]
+    slots += [chunk.table.slots[common : _length(chunk)] for _, chunk in members]
+    mask = np.zeros((len(rows), common + sum(map(len, own))), np.bool_)
+    mask[:, :common] = True
+    row, column = 0, common
+    for query, keys in zip(queries, own, strict=True):
+        square = query[:, None] >= keys
+        mask[row : row + len(query), column : column + len(keys)] = square
+        row, column = row + len(query), column + len(keys)
+    key_positions = np.concatenate([np.arange(common), *own])
+    positions = (np.concatenate(queries)[None], key_positions[None])
+    return _group(device, rows, np.concatenate(slots), mask[None], *positions)
+
+
+def _padded_group(members: Sequence[tuple[int, Chunk]], device: torch.device) -> _Group:
+    """Make a group of requests with equally many new tokens, padded to the longest."""
+    count, longest = members[0][1].size, max(_length(chunk) for _, chunk in members)
+    new, places = np.arange(count), np.arange(longest)
+    rows = np.array([start for start, _ in members])[:, None] + new
+    queries = np.array([chunk.table.computed for _, chunk in members])[:, None] + new
+    slots = np.empty((len(members), longest), np.int64)
+    for row, (_, chunk) in enumerate(members):
+        length = _length(chunk)
+        slots[row, :length], slots[row, length:] = chunk.table.slots[:length], chunk.table.slots[0]
+    mask = places <= queries[:, :, None]
+    return _group(device, rows.ravel(), slots.ravel(), mask, queries, places[None])
+
+
+def _group(device: torch.device, *arrays: NDArray[Any]) -> _Group:
+    rows, slots, mask, queries, keys = (to_device(each, device) for each in arrays)
+    return _Group(rows, slots, mask, queries, keys)
+
+
+# --- whether a model can be served ----------------------------------------------------------
+_PROMPTS: Final = ((5, 6, 7, 8, 9, 10, 11), (5, 6, 7, 8, 12, 13, 14, 15, 16))
+"""Token ids of two sequences that share a page of four tokens."""
+_ORDER: Final = (((0, 7),), ((1, 2),), ((1, 3),), ((0, 1), (1, 1)))
+"""Steps of the check: (sequence, number of new tokens), …"""
+
+
+def install_checked(model: Any) -> None:
+    """Replace the model's attention, and check that the logits stay those of a plain forward pass.
+
+    Two sequences that share a page are computed in pieces.
+
+    Raises:
+        ModelError: the logits differ, or a layer cannot be computed in pieces.
+    """
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    prompts = [[token % vocabulary for token in ids] for ids in _PROMPTS]
+    try:
+        with torch.inference_mode():
+            plain = [_plain_logits(model, ids) for ids in prompts]
+            install(model)
+            worst, windows = _compare(model, prompts, plain)
+    except (ModelError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise _refusal(model, str(error)) from error
+    scale = max(float(each.abs().max()) for each in plain)
+    limit = (1e-4 if model.dtype == torch.float32 else 0.05) * max(1.0, scale)
+    if not worst <= limit:
+        raise _refusal(model, f"its logits differ by {worst:.2e} from those of a forward pass")
+    if layer := _layer_without_window(model.config.get_text_config(), windows):
+        raise _refusal(model, f"{layer} attends to fewer tokens than its attention is told")
+
+
+def _refusal(model: Any, reason: str) -> ModelError:
+    return ModelError(
+        f"{type(model).__name__} cannot be served by the embedded engine: {reason}. Use "
+        "engine=VLLM() (lightspan-vllm)"
+    )
+
+
+def _plain_logits(model: Any, ids: Sequence[int]) -> Tensor:
+    logits: Tensor = model(
+        input_ids=torch.tensor([list(ids)], device=model.device), use_cache=False
+    ).logits[0]
+    return logits.float()
+
+
+def _compare(
+    model: Any, prompts: Sequence[Sequence[int]], plain: Sequence[Tensor]
+) -> tuple[float, dict[int, int | None]]:
+    """Compute the prompts in the steps of `_ORDER`.
+
+    Returns:
+        The largest difference from `plain`, and the sliding window of each layer.
+    """
+    pages, tables = Pages(32, 4), [PageTable(), PageTable()]
+    pages.reserve(tables[0], len(prompts[0]) + 1)
+    worst, windows = 0.0, dict[int, int | None]()
+    for work in _ORDER:
+        for sequence, count in work:
+            table = tables[sequence]
+            if sequence and not table.pages:
+                pages.index(tables[0], prompts[0])
+                pages.share(table, pages.find(prompts[1]))
+                pages.reserve(table, len(prompts[1]))
+            table.computed = min(table.computed, len(prompts[sequence]) - count)
+        chunks = [Chunk(prompts[number], tables[number], count) for number, count in work]
+        step = make_step(pages, chunks, model.device)
+        logits = forward(model, step, torch.arange(len(step.ids), device=model.device))
+        starts = [chunk.table.computed for chunk in chunks]
+        expected = [plain[n][at : at + count] for at, (n, count) in zip(starts, work, strict=True)]
+        worst = max(worst, float((logits - torch.cat(expected)).abs().max()))
+        for chunk in chunks:
+            chunk.table.computed += chunk.size
+        windows |= step.plan.windows
+    return worst, windows
+
+
+def _layer_without_window(config: Any, windows: dict[int, int | None]) -> str:
+    """Return a layer that the configuration limits although no window reached its attention.
+
+    Prompts as short as those of the check cannot show that. Empty if there is no such layer.
+    """
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        window = getattr(config, "sliding_window", None)
+        return "a layer" if window and not any(windows.values()) else ""
+    limited = (n for n, kind in enumerate(kinds) if kind != "full_attention" and not windows.get(n))
+    return next((f"layer {n} ({kinds[n]})" for n in limited), "")
