@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import blocks  # type: ignore[import-not-found]
 
 from lightspan import Trainer
 from lightspan.stores import open_store
@@ -25,7 +26,8 @@ from packages.cluster.tests.test_hosts import join_of, plan_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-APPS = Path(__file__).parents[1] / "apps"
+ROOT = Path(__file__).parents[2]
+APPS = ROOT / "tests/apps"
 SOON_S = 120.0
 LINE = re.compile(r"lightspan runner --join (\S+/[\w-]{64}) far_app:answer")
 
@@ -231,6 +233,25 @@ async def test_a_wrong_token_ends_the_runner(
     assert message in programs.text(runner)
     assert "Traceback" not in programs.text(runner)
     assert "x" * 32 not in programs.text(runner)
+
+
+# --- the page ---------------------------------------------------------------------------------
+def test_a_gpu_box_and_four_cpu_boxes_take_fifteen_commands() -> None:
+    gpu, cpu = [text for kind, _, text in blocks("runners.md") if kind == "sh"]
+    assert len(gpu.splitlines()) + 4 * len(cpu.splitlines()) == 15
+    assert ".venv/bin/lightspan runner --join 10.0.0.5:41234/" in cpu
+
+
+def test_messages_on_the_page_are_those_that_are_printed() -> None:
+    sources = [
+        *ROOT.glob("packages/cluster/src/*/*.py"),
+        *ROOT.glob("packages/gateway/src/**/*.py"),
+    ]
+    texts = "".join(re.sub(r'"\s*f?"', "", path.read_text()) for path in sources)
+    rows = re.findall(r"^\| `(.*?)` \|", (ROOT / "docs/runners.md").read_text(), re.MULTILINE)
+    assert len(rows) == 5
+    for row in rows:
+        assert row.replace("HOST:PORT", "{join.place}").removesuffix("…") in texts, row
 
 
 # --- network namespaces -----------------------------------------------------------------------

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import re
 import stat
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from lightspan.errors import (
@@ -17,6 +20,7 @@ from lightspan.errors import (
     StoreError,
     StoreUnreachableError,
     UnsupportedError,
+    how_to_install,
 )
 from lightspan.runners.protocol import RunnerPlan, WatchedRunners
 from lightspan.stores import open_store, relay_url
@@ -167,15 +171,25 @@ async def test_no_server(unused_tcp_port: int) -> None:
         await count_by(join)
 
 
+async def test_a_model_call_without_a_server(unused_tcp_port: int) -> None:
+    """Check that clients of an app get an error in JSON, after which they may try again."""
+    join = JoinToken("127.0.0.1", unused_tcp_port, "k" * 32, "f" * 32)
+    async with Tunnel(join) as tunnel, aiohttp.ClientSession() as session:
+        url = relay_url(tunnel.keep())
+        async with session.post(f"{url}/v1/chat/completions", json={"n": "x" * 2**20}) as answer:
+            assert answer.status == 502
+            assert "cannot be reached" in (await answer.json())["error"]["message"]
+
+
 async def test_a_resumed_run_keeps_its_line(tmp_path: Path) -> None:
+    first, second = Hosts(address="127.0.0.1"), Hosts(address="127.0.0.1")
     joins = []
-    for _ in range(2):
-        hosts = Hosts(address="127.0.0.1")
+    for hosts in (first, second, second):
         await hosts.start(plan_of(tmp_path))
         joins.append(await join_of(hosts, plan_of(tmp_path)))
         await hosts.stop()
         await hosts.stop()
-    assert joins[0] == joins[1]
+    assert joins[0] == joins[1] == joins[2]
     for name in ("store.hosts.pem", "store.hosts.json"):
         assert stat.S_IMODE(os.stat(tmp_path / name).st_mode) == 0o600
 
@@ -223,6 +237,18 @@ async def test_the_token_is_in_no_other_message(tmp_path: Path) -> None:
 def test_options_that_cannot_be_honoured(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Hosts(**options)
+
+
+@pytest.mark.parametrize(
+    ("module", "missing"),
+    [("hosts", "cryptography"), ("hosts", "lightspan_gateway"), ("tunnel", "lightspan_gateway")],
+)
+def test_a_package_is_missing(module: str, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, f"lightspan_cluster.{module}")
+    with pytest.raises(ConfigError, match=f"needs .*{re.escape(how_to_install('hosts'))}"):
+        importlib.import_module(f"lightspan_cluster.{module}")
 
 
 async def test_a_store_that_has_a_server() -> None:

@@ -72,7 +72,8 @@ class Hosts(ExternalRunners):
         timeout_s: training fails after this many seconds without a runner; None for no limit.
 
     Raises:
-        ConfigError: an option is invalid, or a package is missing.
+        ConfigError: an option is invalid, this machine's address is not known, or a package is
+            missing.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Hosts(ExternalRunners):
             )
         if port is not None:
             check_whole("port", port, 1, 65_535)
-        self._address = address
+        self._address = _own_address() if address is None else address
         self._port = port
         self._join: JoinToken | None = None
         self._store: Store | None = None
@@ -102,8 +103,8 @@ class Hosts(ExternalRunners):
 
         Raises:
             AppError: runners cannot import the app.
-            ConfigError: the port is not available, this machine's address is not known, or a file
-                with the key or certificate is damaged.
+            ConfigError: the port is not available, or a file with the key or certificate is
+                damaged.
             UnsupportedError: the store is no file.
         """
         await super().start(plan)
@@ -115,8 +116,7 @@ class Hosts(ExternalRunners):
                 "leave store= out; or use ExternalRunners(), whose runners join by `lightspan "
                 "runner --store`"
             )
-        host = self._address or _own_address()
-        access = _Access.of(path)
+        host, access = self._address, _Access.of(path)
         raise_file_limit()
         self._store = await self._serving.enter_async_context(store)
         server = StoreServer(

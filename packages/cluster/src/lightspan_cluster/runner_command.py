@@ -28,9 +28,9 @@ SIGTERM, returns them to the training. If the runner is killed, they return when
 expires. No attempt is lost.
 
 With a served store (--store https://...) the key in LIGHTSPAN_STORE_KEY is removed from the
-environment before the app is loaded. But the app shares a process with the runner, which holds the
-key, even with --isolation process, so it could use the key. Only apps that are a Command, a
-separate program, cannot.
+environment before the app is loaded. But with it, and with --join, the app shares a process with
+the runner, which holds the key, even with --isolation process, so it could use the key. Only apps
+that are a Command, a separate program, cannot.
 
 Exit status: 0 ended normally; 1 the app is not in this environment, the versions of lightspan are
 incompatible, or the store cannot be used; 2 wrong arguments.
