@@ -176,7 +176,7 @@ async def test_a_model_call_without_a_server(unused_tcp_port: int) -> None:
     join = JoinToken("127.0.0.1", unused_tcp_port, "k" * 32, "f" * 32)
     async with Tunnel(join) as tunnel, aiohttp.ClientSession() as session:
         url = relay_url(tunnel.keep())
-        async with session.post(f"{url}/v1/chat/completions", json={"n": "x" * 2**20}) as answer:
+        async with session.post(f"{url}/v1/chat/completions", json={"n": "x" * 2**19}) as answer:
             assert answer.status == 502
             assert "cannot be reached" in (await answer.json())["error"]["message"]
 
