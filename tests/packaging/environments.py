@@ -164,7 +164,7 @@ def install_learning(session: nox.Session) -> None:
     install_torch(session)
     examples = [each["folder"] for each in EXAMPLES.values() if each["adapter"] in SHARED]
     ours = [f"packages/{name}" for name in (*PLAIN, *SHARED)]
-    ours += ["packages/cluster[postgres]", "packages/tools[parquet]", COMMON, DESK, *examples]
+    ours += ["packages/cluster[hosts,postgres]", "packages/tools[parquet]", COMMON, DESK, *examples]
     pins = [*PINS, "-cconstraints/examples.txt", "-cconstraints/pydantic_ai-latest.txt"]
     pins += [f"-rconstraints/{name}-latest.txt" for name in SHARED]
     others = [*GROUPS["learning"], *clients_of(SHARED), *FRAMEWORKS["pydantic_ai"]["packages"]]

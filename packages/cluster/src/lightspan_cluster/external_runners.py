@@ -87,13 +87,12 @@ class ExternalRunners:
             assert self._plan is not None
             raise LightspanError(
                 f"no runner for {self.missing_s:.0f} s: start one in the app's environment, "
-                f"`{command(self._plan)}`, and go on with resume=True"
+                f"`{self.command(self._plan)}`, and go on with resume=True"
             )
 
-
-def command(plan: RunnerPlan) -> str:
-    """Return the shell command that starts a runner, for the user to run."""
-    return shlex.join(["lightspan", "runner", "--store", plan.store_url, plan.app])
+    def command(self, plan: RunnerPlan) -> str:
+        """Return the shell command that starts a runner, for the user to run."""
+        return shlex.join(["lightspan", "runner", "--store", plan.store_url, plan.app])
 
 
 @dataclass(slots=True)
@@ -134,12 +133,12 @@ class RunnerWatch:
         self.runners.missing_s = now - self._alone_since
         if self._reminded is None or now - self._reminded >= REMIND_S:
             self._reminded = now
-            apps = sorted(
-                {peer.app for peer in peers if _is_runner(peer) and not self._is_own(peer)}
-            )
+            present = filter(_is_runner, peers)
+            apps = sorted({peer.app for peer in present if not is_runner_of(self.plan, peer)})
             others = f" (those that are there run {', '.join(apps)})" if apps else ""
             self.print_line(
-                f"waiting for runners{others}: in the app's environment, `{command(self.plan)}`"
+                f"waiting for runners{others}: in the app's environment, "
+                f"`{self.runners.command(self.plan)}`"
             )
 
     def _joined_of(self, peers: Sequence[Peer]) -> dict[str, Peer]:
@@ -148,7 +147,7 @@ class RunnerWatch:
         A runner of another protocol version is left out, and is printed once.
         """
         joined = {}
-        for peer in filter(self._is_own, peers):
+        for peer in (peer for peer in peers if is_runner_of(self.plan, peer)):
             name = peer.peer_id
             if is_compatible(peer):
                 joined[name] = peer
@@ -162,9 +161,10 @@ class RunnerWatch:
                 self.print_line(f"runner {name} cannot join: {incompatibility(peer)}")
         return joined
 
-    def _is_own(self, peer: Peer) -> bool:
-        is_wanted = peer.app == self.plan.app and peer.run_id in ("", self.plan.run_id)
-        return is_wanted and _is_runner(peer)
+
+def is_runner_of(plan: RunnerPlan, peer: Peer) -> bool:
+    """Return whether a peer is a runner that is present and works for the run of `plan`."""
+    return peer.app == plan.app and peer.run_id in ("", plan.run_id) and _is_runner(peer)
 
 
 def _is_runner(peer: Peer) -> bool:

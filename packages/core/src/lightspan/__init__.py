@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from lightspan.trainer import FitResult as FitResult, Trainer as Trainer
     from lightspan.training.data import tasks_from_store as tasks_from_store
     from lightspan_cluster.external_runners import ExternalRunners as ExternalRunners
+    from lightspan_cluster.hosts import Hosts as Hosts
     from lightspan_cluster.ray_runners import RayRunners as RayRunners
     from lightspan_prompts.alternate import Alternate as Alternate
     from lightspan_prompts.apo import APO as APO

@@ -143,6 +143,7 @@ class EngineClosedError(EngineError):
 
 EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "cluster": ("cluster",),
+    "hosts": ("cluster", "gateway"),
     "http": ("gateway",),
     "otel": ("otel",),
     "parquet": ("tools",),

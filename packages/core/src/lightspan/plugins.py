@@ -49,6 +49,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
         **dict.fromkeys(("APO", "Alternate", "GEPA", "Judge", "Price"), "prompts"),
         **dict.fromkeys(("DevReport", "SFT", "Torch", "Transformers", "count_parameters"), "train"),
         "ExternalRunners": "cluster",
+        "Hosts": "hosts",
         "RayRunners": "ray",
         "VLLM": "vllm",
         "Verl": "verl",

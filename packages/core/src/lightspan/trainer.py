@@ -39,8 +39,9 @@ class Trainer:
     Args:
         algorithm: algorithm that learns.
         runners: number of concurrent attempts, or runners: `LocalRunners(8, python=…)` for an app
-            in another environment, `ExternalRunners()` for runners started by hand,
-            `RayRunners(64, actors=8)` for actors of a Ray cluster, or the name of a plugin.
+            in another environment, `Hosts()` for runners on other machines, `ExternalRunners()`
+            for runners started by hand, `RayRunners(64, actors=8)` for actors of a Ray cluster, or
+            the name of a plugin.
         steps: number of iterations; None for `epochs`.
         epochs: passes over the training tasks if `steps` is None.
         folder: folder of the run; None for `runs/<date and time>`.

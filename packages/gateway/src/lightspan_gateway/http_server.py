@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -31,13 +32,23 @@ class HttpServer(ABC):
         port: port; 0 for any free port.
         limits: limits and times.
         shutdown_s: seconds for which handlers may continue after `close`.
+        tls: settings of TLS; None to serve plain HTTP.
     """
 
-    def __init__(self, host: str, port: int, limits: ServerLimits, *, shutdown_s: float) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        limits: ServerLimits,
+        *,
+        shutdown_s: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._host = host
         self._port = port
         self._limits = limits
         self._shutdown_s = shutdown_s
+        self._tls = tls
         self._app_runner: web.AppRunner | None = None
 
     @abstractmethod
@@ -65,7 +76,9 @@ class HttpServer(ABC):
         )
         await runner.setup()
         try:
-            await web.TCPSite(runner, self._host, self._port, backlog=BACKLOG).start()
+            await web.TCPSite(
+                runner, self._host, self._port, ssl_context=self._tls, backlog=BACKLOG
+            ).start()
         except OSError as error:
             await runner.cleanup()
             raise _cannot_listen(self._host, self._port, error) from error
@@ -89,7 +102,12 @@ class HttpServer(ABC):
     def url(self) -> str:
         """Origin of the server, such as `http://127.0.0.1:8123`."""
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}"
+        return f"{'https' if self._tls else 'http'}://{host}:{self._port}"
+
+    @property
+    def port(self) -> int:
+        """The port, once the server listens."""
+        return self._port
 
 
 def _is_server_error(record: logging.LogRecord) -> bool:

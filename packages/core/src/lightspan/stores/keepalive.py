@@ -17,11 +17,14 @@ after which the connection is closed: 70 s in all."""
 
 def keepalive_socket(address: Sequence[Any]) -> socket.socket:
     """Return an unconnected socket with keepalive for an address (an item of `getaddrinfo`)."""
-    family, kind, protocol, *_ = address
-    connection = socket.socket(family, kind, protocol)
+    connection = socket.socket(*address[:3])
+    keep_alive(connection)
+    return connection
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let a TCP connection send probes while it carries no data."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _OPTIONS.items():
-        option = getattr(socket, name, None)  # some systems lack some of them
-        if option is not None:
+        if (option := getattr(socket, name, None)) is not None:  # some systems lack some of them
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
-    return connection

@@ -318,6 +318,11 @@ class ServerConnection:
                 failure = rpc.decode(_failure_decoder, response.body, "the error")
             except DataError:
                 return StoreError(f"{where}: the server answered with status {response.status}")
+            if response.status == 401 and self._address.is_joined:
+                return StoreError(
+                    f"{where}: the training there has another token: copy the line that its "
+                    "trainer prints again (each run's folder has its own token)"
+                )
             if response.status == 401:
                 key = f"the key in ${self._address.key_variable}" if self._key else "no key"
                 return StoreError(f"{where}: {failure.message} (sent: {key})")

@@ -21,6 +21,7 @@ RELAY_PATH: Final = "/gateway"
 _OPTION: Final = "api_key_env"
 _FORM: Final = f"write https://HOST:PORT, or https://HOST:PORT?{_OPTION}=NAME"
 _KEY: Final = "api_key"
+_TUNNEL: Final = "tunnel"
 
 
 class RemoteAddress(NamedTuple):
@@ -33,6 +34,9 @@ class RemoteAddress(NamedTuple):
     key_variable: str
     is_named: bool
     """Whether the URL names the variable; if not, the key is optional."""
+    is_joined: bool = False
+    """Whether the server is reached by a tunnel of this machine, with a key that no variable has
+    (`lightspan runner --join`)."""
 
     def key(self) -> str:
         """Read the store's key from `key_variable`, or from an earlier call of this method.
@@ -43,7 +47,9 @@ class RemoteAddress(NamedTuple):
         Raises:
             ConfigError: the variable that the URL names is not set, or its value is not a key.
         """
-        key = os.environ.get(self.key_variable) or secrets_of(self.url).get(_KEY, "")
+        kept = secrets_of(self.url)
+        given = "" if self.is_joined else os.environ.get(self.key_variable, "")
+        key = given or kept.get(_KEY, "")
         add_key_variable(self.key_variable)
         if not key and self.is_named:
             raise ConfigError(
@@ -51,7 +57,7 @@ class RemoteAddress(NamedTuple):
             )
         check_key(key, self.key_variable)
         add_client_key(key)
-        keep_secrets(self.url, {_KEY: key} if key else {})
+        keep_secrets(self.url, {**kept, _KEY: key} if key else {})
         return key
 
 
@@ -92,7 +98,21 @@ def read_address(url: str) -> RemoteAddress:
     base = f"{parts.scheme.lower()}://{name}{'' if port is None else f':{port}'}"
     base += parts.path.rstrip("/")
     option = f"?{_OPTION}={variable}" if variable else ""
-    return RemoteAddress(base + option, base, variable or KEY_VARIABLE, bool(variable))
+    tunnel = secrets_of(base + option).get(_TUNNEL, "")
+    return RemoteAddress(
+        base + option, tunnel or base, variable or KEY_VARIABLE, bool(variable), bool(tunnel)
+    )
+
+
+def keep_tunnel(url: str, tunnel: str, key: str) -> None:
+    """Let this process, and the runner processes that it starts, reach a server by a tunnel.
+
+    Args:
+        url: URL of the store, which messages name.
+        tunnel: address of this machine to which requests are sent instead.
+        key: key of the store.
+    """
+    keep_secrets(read_address(url).url, {_KEY: key, _TUNNEL: tunnel})
 
 
 def take_key(url: str) -> None:

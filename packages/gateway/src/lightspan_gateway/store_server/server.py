@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
@@ -50,6 +51,7 @@ class StoreServer(HttpServer):
         host: address of the interface to listen on.
         port: port; 0 for any free port.
         limits: limits and times; None for the defaults.
+        tls: settings of TLS; None to serve plain HTTP.
 
     Raises:
         ConfigError: the store is not durable.
@@ -63,6 +65,7 @@ class StoreServer(HttpServer):
         host: str = "127.0.0.1",
         port: int = 0,
         limits: StoreServerLimits | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         limits = limits or StoreServerLimits()
         if not store.capabilities.durable:
@@ -70,7 +73,7 @@ class StoreServer(HttpServer):
                 f"store {store.url} is not durable, and its clients could not notice the loss of "
                 "acknowledged data: serve a file (sqlite:///path.db) or a database"
             )
-        super().__init__(host, port, limits, shutdown_s=limits.shutdown_s)
+        super().__init__(host, port, limits, shutdown_s=limits.shutdown_s, tls=tls)
         self._health_timeout_s = limits.health_timeout_s
         self._store = store
         self._keys = keys
