@@ -64,8 +64,8 @@ class Emits(agl.LitAgent[Any]):
         agl.emit_reward({"style": 0.25, "right": 0.75}, primary_key="right", attributes={"a": 1})
         agl.emit_annotation({"nested": {"deep": [1, 2], "flag": True}})
         agl.emit_message("hello", {"tag": "x"})
-        agl.emit_object({"some": "thing"})
-        agl.emit_exception(ValueError("handled"))
+        agl.emit_object({"some": "thing"}, {"tag": {"deep": "y"}})
+        agl.emit_exception(ValueError("handled"), {"tag": [1, "z"]})
         agl.emit_message("not this", propagate=False)
 
 
@@ -184,12 +184,17 @@ async def test_emitted_rewards_count_where_none_is_returned() -> None:
     _, spans = await run_once(AgentApp(_one(Emits()), {}), gateway="")
     kinds = [span.kind for span in spans if span.kind is not SpanKind.CHAIN]
     assert kinds == [
-        *(SpanKind.ANNOTATION, SpanKind.REWARD, SpanKind.ANNOTATION),
-        *(SpanKind.ANNOTATION, SpanKind.MESSAGE, SpanKind.OBJECT, SpanKind.EXCEPTION),
+        *(SpanKind.REWARD, SpanKind.ANNOTATION),
+        *(SpanKind.MESSAGE, SpanKind.OBJECT, SpanKind.EXCEPTION),
     ]
-    reward = next(span for span in spans if span.kind is SpanKind.REWARD)
+    by_kind = {span.kind: span for span in spans}
+    reward = by_kind[SpanKind.REWARD]
     assert reward.attributes["lightspan.reward.value"] == 0.75
-    nested = [s for s in spans if s.kind is SpanKind.ANNOTATION][1]
+    assert reward.attributes["a"] == 1
+    assert by_kind[SpanKind.MESSAGE].attributes["tag"] == "x"
+    assert by_kind[SpanKind.OBJECT].attributes["tag.deep"] == "y"
+    assert by_kind[SpanKind.EXCEPTION].attributes["tag"] == '[1,"z"]'
+    nested = by_kind[SpanKind.ANNOTATION]
     assert nested.attributes["lightspan.annotation.nested.deep"] == [1, 2]
     assert nested.attributes["lightspan.annotation.nested.flag"] is True
 
@@ -304,9 +309,9 @@ async def test_calls_of_main_llm_carry_the_agent_and_the_attempts_token() -> Non
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"store": object()}, "leave it out; the store is a SQLite file"),
+        ({"store": object()}, "leave it out; VERL's store is a SQLite file"),
         ({"max_rollouts": 3}, r"trainer\.total_training_steps of VERL\(config\) ends a run"),
-        ({"algorithm": object()}, r"use VERL\(config\) or APO\(client\)"),
+        ({"algorithm": object()}, r"use VERL\(config\), APO\(client\) or a function under @algo"),
         ({"adapter": {"reward_match": "first"}}, "'reward_match': 'first'"),
         ({"n_runners": 0}, "must be at least 1"),
         ({"initial_resources": {"main_llm": "gpt"}}, r"initial_resources\['main_llm'\] must be"),

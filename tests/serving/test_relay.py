@@ -22,6 +22,7 @@ from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan_gateway import Gateway
+from lightspan_gateway.api_errors import unknown_token
 from lightspan_gateway.limits import GatewayLimits, StoreServerLimits
 from lightspan_gateway.store_server.api_keys import Keys
 from lightspan_testing.scripted_engine import (
@@ -262,7 +263,7 @@ async def test_what_opens_nothing(place: Place) -> None:
         claim, other = await run.claim("a"), await run.claim("b")
         assert await place.said("") == (401, "a call token is missing")
         for token in ("nonsense", TRAINER, RUNNER, f"{claim.attempt.call_token}x"):
-            assert await place.said(token) == (401, "unknown call token")
+            assert await place.said(token) == (401, unknown_token().message)
         foreign = {c.HEADER_ATTEMPT: other.attempt.attempt_id}
         status, message = await place.said(claim, headers=foreign)
         assert (status, other.attempt.attempt_id in message) == (403, True)

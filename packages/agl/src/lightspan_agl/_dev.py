@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -13,9 +13,16 @@ from lightspan.lightning.rollout_checks import app_failed, check_rewards
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.routing import matches
 from lightspan_agl._agent_match import globs_of
+from lightspan_agl._hooks import HookCalls
 from lightspan_agl._local import local_runs
 from lightspan_agl.litagent import LitAgent
 from lightspan_agl.types import NamedResources
+
+_NO_CALL: Final = (
+    "calls are seen of the OpenAI and Anthropic SDKs, inside the rollout. For a framework call its "
+    "adapter's instrument() at the top of the script, such as lightspan_autogen.instrument(); "
+    "give any other client base_url=llm.get_base_url(…) and api_key=llm.api_key of `main_llm`"
+)
 
 
 class DevSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +51,7 @@ class DevSummary(msgspec.Struct, frozen=True, kw_only=True):
             what = "would be trained" if path in self.trained else "would not be trained"
             lines.append(f"  agent {path}: {count} calls, {what}")
         if not self.calls:
-            lines.append("  no agent called a model")
+            lines.append(f"  no agent called a model: {_NO_CALL}")
         elif not self.trained:
             lines.append(f"  agent_match={self.agent_match!r} matches no agent's name")
         return "\n".join(lines)
@@ -58,6 +65,7 @@ async def try_out(
     *,
     slots: int,
     agent_match: str | None,
+    hooks: HookCalls | None = None,
 ) -> DevSummary:
     """Run the agent once per task and summarize the rollouts.
 
@@ -68,11 +76,12 @@ async def try_out(
         val: held-out tasks.
         slots: maximum concurrent rollouts.
         agent_match: regular expression of the agents that would be trained; None for all.
+        hooks: hooks and tracer; None for no hooks.
 
     Raises:
         RewardError: the agent returned an invalid reward.
     """
-    async with local_runs(agent, resources, slots=slots) as runs:
+    async with local_runs(agent, resources, slots=slots, hooks=hooks) as runs:
         episodes = [
             *await runs.rollouts(train, mode=Mode.TRAIN),
             *await runs.rollouts(val, mode=Mode.VAL),

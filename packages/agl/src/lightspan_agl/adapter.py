@@ -11,7 +11,7 @@ from lightspan.schema.spans import Span, SpanKind
 from lightspan_agl._agent_match import globs_of
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 
-__all__ = ["TraceToMessages", "TracerTraceToTriplet"]
+__all__ = ["LlmProxyTraceToTriplet", "TraceToMessages", "TracerTraceToTriplet"]
 __getattr__ = _refuse_names(__name__)
 
 
@@ -31,6 +31,13 @@ class TracerTraceToTriplet:
         self.agent_match = agent_match
         self.repair_hierarchy = repair_hierarchy
         globs_of(agent_match)
+
+
+class LlmProxyTraceToTriplet(TracerTraceToTriplet):
+    """The adapter of `VERL` that selects every agent."""
+
+    def __init__(self) -> None:
+        super().__init__()
 
 
 class Conversation(TypedDict):

@@ -8,7 +8,7 @@ from typing import Final
 
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 
-__all__ = ["setup_logging"]
+__all__ = ["configure_logger", "setup_logging"]
 __getattr__ = _refuse_names(__name__)
 
 FORMAT: Final = "%(asctime)s [%(levelname)s] (process %(process)d %(name)s)  %(message)s"
@@ -37,3 +37,11 @@ def setup_logging(
         logger.handlers[:] = handlers  # replaced, or a second call would duplicate each line
         logger.setLevel(level)
         logger.propagate = False
+
+
+def configure_logger(
+    level: int | str = logging.INFO, name: str = "lightspan_agl"
+) -> logging.Logger:
+    """Print log lines of lightspan and of the logger `name`, and return that logger."""
+    setup_logging(level, apply_to=[name])
+    return logging.getLogger(name)
