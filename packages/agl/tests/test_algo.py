@@ -59,9 +59,8 @@ def test_a_function_gets_what_it_takes() -> None:
     def blocking(
         store: agl.LightningStore, train_dataset: Any, val_dataset: Any, initial_resources: Any
     ) -> None:
-        ids = []
-        for task in train_dataset:
-            ids.append(asyncio.run(store.enqueue_rollout(task, mode="train")).rollout_id)
+        queued = [asyncio.run(store.enqueue_rollout(task, mode="train")) for task in train_dataset]
+        ids = [rollout.rollout_id for rollout in queued]
         rollouts = asyncio.run(store.wait_for_rollouts(rollout_ids=ids))
         seen.update(status=[r.status for r in rollouts], val=val_dataset, own=initial_resources)
 

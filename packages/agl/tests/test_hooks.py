@@ -122,7 +122,7 @@ class _Recording(agl.OtelTracer):
 
 def test_what_would_never_be_called_is_refused_by_name() -> None:
     for make in (agl.Trainer, agl.LitAgentRunner):
-        with pytest.raises(UnsupportedError, match="_Recording.*: create_span, trace_context wo"):
+        with pytest.raises(UnsupportedError, match=r"_Recording.*: create_span, trace_context wo"):
             make(tracer=_Recording())
     with pytest.raises(UnsupportedError, match=r"use instances of subclasses of .*Hook"):
         agl.Trainer(hooks=[Watch])  # type: ignore[list-item]

@@ -46,7 +46,7 @@ def test_other_names_are_unknown() -> None:
         "from lightspan_agl.runner import LitAgentRunner",
         "from lightspan_agl.store import InMemoryLightningStore",
         "from lightspan_agl.tracer import AgentOpsTracer, OtelTracer",
-        "from lightspan_agl.types import Dataset, Hook, LLM, NamedResources, PromptTemplate, Rollout",
+        "from lightspan_agl.types import Dataset, Hook, LLM, NamedResources, Rollout, Span",
     ],
 )
 def test_modules_have_their_paths(statement: str) -> None:

@@ -408,4 +408,6 @@ def _plain(value: Any) -> Any:
 def _device() -> str:
     import torch
 
+    import lightspan_torch  # noqa: F401  # before torch, whose threads it keeps from spinning
+
     return "cuda" if torch.cuda.is_available() else "cpu"
