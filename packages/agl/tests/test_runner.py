@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 import lightspan_agl as agl
 from lightspan.errors import ConfigError
+from lightspan.production.redact import map_text
+from lightspan.schema.spans import SpanKind
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 TOOLS: Any = [{"type": "function", "function": {"name": "rooms", "parameters": {"type": "object"}}}]
@@ -55,6 +59,63 @@ async def test_a_step_leaves_messages_and_the_reward() -> None:
     [call] = assistant["tool_calls"]
     assert (call["id"], call["function"]["name"]) == ("c1", "rooms")
     assert conversation["tools"] == TOOLS
+
+
+def vllm(request: httpx.Request) -> httpx.Response:
+    """Answer as vLLM does with `return_token_ids`."""
+    head = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m"}
+    if not json.loads(request.content).get("stream"):
+        message = {"role": "assistant", "content": "hi you"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "token_ids": [7, 8]}
+        return httpx.Response(
+            200, json={**head, "prompt_token_ids": [1, 2, 3], "choices": [choice]}
+        )
+    parts = [("hi", [7], None), (" you", [8], None), ("", [], "stop")]
+    chunks = [
+        {
+            **head,
+            "object": "chat.completion.chunk",
+            **({"prompt_token_ids": [1, 2, 3]} if text == "hi" else {}),
+            "choices": [
+                {"index": 0, "delta": {"content": text}, "finish_reason": end, "token_ids": ids}
+            ],
+        }
+        for text, ids, end in parts
+    ]
+    lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+    return httpx.Response(
+        200, text="".join([*lines, "data: [DONE]\n\n"]), headers={"content-type": STREAM}
+    )
+
+
+STREAM = "text/event-stream"
+
+
+@agl.rollout
+def asks_vllm(task: Any) -> float:
+    http = httpx.Client(transport=httpx.MockTransport(vllm))
+    with openai.OpenAI(base_url="http://localhost/v1", api_key="k", http_client=http) as client:
+        answer = client.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": "hello"}],
+            stream=task,
+            extra_body={"return_token_ids": True},
+        )
+        if task:
+            list(answer)
+    return 1.0
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_token_ids_of_endpoints_are_recorded(streamed: bool) -> None:
+    runner, store = agl.LitAgentRunner[Any](), agl.InMemoryLightningStore()
+    with runner.run_context(agent=asks_vllm, store=store):
+        rollout = await runner.step(streamed)
+    spans = await store.query_spans(rollout.rollout_id)
+    [call] = [span for span in spans if span.kind is SpanKind.LLM]
+    assert call.attributes["lightspan.call.token_ids"] == "[[1,2,3],[7,8]]"
+    redacted = map_text(call, str.upper)
+    assert redacted.attributes["lightspan.call.token_ids"] == "[]"
 
 
 async def test_emitted_rewards_and_failures() -> None:

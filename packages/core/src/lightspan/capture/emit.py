@@ -67,16 +67,16 @@ def emit_reward(
     reward = parse_reward(value, primary)
     if reward is None:
         return None
-    fields: Attributes = {c.REWARD_DIMENSION + name: n for name, n in reward.dimensions.items()}
-    if reward.value is not None:
-        fields[c.REWARD_VALUE] = reward.value
-    if call is not None:
-        for prefix in RESPONSE_ID_PREFIXES:
-            call = call.removeprefix(prefix)
-        fields[c.REWARD_CALL_ID] = call
-    if span is not None:
-        fields[c.REWARD_SPAN_ID] = span if isinstance(span, str) else span.span_id
-    return _emit("lightspan.reward", SpanKind.REWARD, {**attributes, **fields})
+    for prefix in RESPONSE_ID_PREFIXES:
+        call = call and call.removeprefix(prefix)
+    fields = {
+        **attributes,
+        **{c.REWARD_DIMENSION + name: number for name, number in reward.dimensions.items()},
+        c.REWARD_VALUE: reward.value,
+        c.REWARD_CALL_ID: call,
+        c.REWARD_SPAN_ID: span.span_id if isinstance(span, Span) else span,
+    }
+    return _emit("lightspan.reward", SpanKind.REWARD, fields)
 
 
 def emit_annotation(values: Mapping[str, AttributeValue]) -> Span | None:
@@ -105,7 +105,7 @@ def emit_exception(
     return _emit("lightspan.exception", SpanKind.EXCEPTION, fields, status=SpanStatus.ERROR)
 
 
-def _emit(name: str, kind: SpanKind, attributes: Attributes, **fields: Any) -> Span | None:
+def _emit(name: str, kind: SpanKind, attributes: dict[str, Any], **fields: Any) -> Span | None:
     current = context.current_agent()
     if current is None:
         return None
@@ -274,8 +274,7 @@ def agent(name: str, *, input: Any = None) -> _Block:
         name: name of the agent or team.
         input: input of the agent or team, recorded in its span; None if unknown.
     """
-    attributes = _input_attributes(input)
-    return _Block(f"invoke_agent {name}", SpanKind.AGENT, attributes, input, agent=name)
+    return replace(agent_span(name, input=input), attributes=_input_attributes(input))
 
 
 def agent_span(name: str, *, input: Any = None) -> _Block:
