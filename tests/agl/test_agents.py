@@ -451,7 +451,9 @@ def test_dev_says_that_no_agent_matches(capsys: pytest.CaptureFixture[str]) -> N
             initial_resources={"main_llm": llm}, adapter={"agent_match": "^write"}
         )
         trainer.dev(Dev(), dev_dataset=[{"n": 1}])
-    assert "agent_match='^write' matches no agent's name" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "agent_match='^write' matches no agent's name: call " in text
+    assert "instrument()" in text
 
 
 def test_a_notebooks_loop_does_not_hinder_dev() -> None:

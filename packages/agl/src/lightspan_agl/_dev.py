@@ -5,24 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from lightspan.lightning.rollout_checks import app_failed, check_rewards
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.routing import matches
-from lightspan_agl._agent_match import globs_of
+from lightspan_agl._agent_match import globs_of, instrument_advice
 from lightspan_agl._hooks import HookCalls
 from lightspan_agl._local import local_runs
 from lightspan_agl.litagent import LitAgent
 from lightspan_agl.types import NamedResources
-
-_NO_CALL: Final = (
-    "calls are seen of the OpenAI and Anthropic SDKs, inside the rollout. For a framework call its "
-    "adapter's instrument() at the top of the script, such as lightspan_autogen.instrument(); "
-    "give any other client base_url=llm.get_base_url(…) and api_key=llm.api_key of `main_llm`"
-)
 
 
 class DevSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,9 +45,15 @@ class DevSummary(msgspec.Struct, frozen=True, kw_only=True):
             what = "would be trained" if path in self.trained else "would not be trained"
             lines.append(f"  agent {path}: {count} calls, {what}")
         if not self.calls:
-            lines.append(f"  no agent called a model: {_NO_CALL}")
+            lines.append(
+                "  no agent called a model with an OpenAI or Anthropic SDK inside the rollout: give "
+                "another client base_url=llm.get_base_url(…) and api_key=llm.api_key; for a "
+                f"framework {instrument_advice()}"
+            )
         elif not self.trained:
-            lines.append(f"  agent_match={self.agent_match!r} matches no agent's name")
+            lines.append(
+                f"  agent_match={self.agent_match!r} matches no agent's name: {instrument_advice()}"
+            )
         return "\n".join(lines)
 
 

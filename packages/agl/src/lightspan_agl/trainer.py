@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from asyncio import create_task
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from lightspan.errors import ConfigError, DataError, UnsupportedError
+from lightspan.errors import ConfigError, DataError, UnknownAgentError, UnsupportedError
 from lightspan.progress import print_line
 from lightspan.schema.records import Json
 from lightspan.stores.aio import run_sync
-from lightspan_agl._agent_match import globs_of
+from lightspan_agl._agent_match import globs_of, instrument_advice
 from lightspan_agl._hooks import HookCalls, check_hooks
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.adapter import TracerTraceToTriplet, TraceToMessages
@@ -172,7 +173,11 @@ class Trainer:
             if len(held_out) < len(tasks):
                 repeated = len(tasks) - len(held_out)
                 trainer.reporter.line(f"val_dataset: {repeated} repeated tasks are evaluated once")
-        return trainer.fit(_as_app(agent, plan), train, held_out, resume=plan.resume)
+        try:
+            return trainer.fit(_as_app(agent, plan), train, held_out, resume=plan.resume)
+        except UnknownAgentError as error:
+            error.add_note(f"For agent_match, {instrument_advice()}.")
+            raise
 
     def dev(
         self,
@@ -406,8 +411,7 @@ def _plain(value: Any) -> Any:
 
 
 def _device() -> str:
+    import_module("lightspan_torch")  # before torch: it lets torch's threads sleep while they wait
     import torch
-
-    import lightspan_torch  # noqa: F401  # before torch, whose threads it keeps from spinning
 
     return "cuda" if torch.cuda.is_available() else "cpu"
