@@ -456,6 +456,18 @@ def test_dev_says_that_no_agent_matches(capsys: pytest.CaptureFixture[str]) -> N
     assert "instrument()" in text
 
 
+def test_dev_says_what_to_write_if_no_agent_calls(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "autogen_core", types.ModuleType("autogen_core"))
+    resources: Any = {"main_llm": agl.LLM(endpoint=NEVER, model="m")}
+    agl.Trainer(initial_resources=resources).dev(Remembers(), [{"n": 2}])
+    text = capsys.readouterr().out
+    assert "no agent called a model" in text
+    assert "api_key=llm.api_key" in text
+    assert "lightspan_autogen.instrument()" in text
+
+
 def test_a_notebooks_loop_does_not_hinder_dev() -> None:
     resources: Any = {"main_llm": agl.LLM(endpoint=NEVER, model="m")}
 

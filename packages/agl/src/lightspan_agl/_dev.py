@@ -46,7 +46,7 @@ class DevSummary(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(f"  agent {path}: {count} calls, {what}")
         if not self.calls:
             lines.append(
-                "  no agent called a model with an OpenAI or Anthropic SDK inside the rollout: give "
+                "  no agent called a model by OpenAI's or Anthropic's SDK in the rollout: give "
                 "another client base_url=llm.get_base_url(…) and api_key=llm.api_key; for a "
                 f"framework {instrument_advice()}"
             )
