@@ -312,7 +312,7 @@ async def test_calls_of_main_llm_carry_the_agent_and_the_attempts_token() -> Non
         ({"store": object()}, "leave it out; VERL's store is a SQLite file"),
         ({"max_rollouts": 3}, r"trainer\.total_training_steps of VERL\(config\) ends a run"),
         ({"algorithm": object()}, r"use VERL\(config\), APO\(client\) or a function under @algo"),
-        ({"adapter": {"reward_match": "first"}}, "'reward_match': 'first'"),
+        ({"adapter": {"reward_match": "first"}}, r"reward_match='first'\): leave it out"),
         ({"n_runners": 0}, "must be at least 1"),
         ({"initial_resources": {"main_llm": "gpt"}}, r"initial_resources\['main_llm'\] must be"),
     ],

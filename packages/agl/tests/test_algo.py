@@ -35,7 +35,7 @@ async def choose(*, store: agl.LightningStore) -> list[tuple[float, str]]:
             ):
                 break
         assert ended[0].status == "succeeded"
-        reward = agl.find_final_reward(await store.query_spans(rollout.rollout_id))
+        reward = agl.find_final_reward(await store.query_spans(rollout.rollout_id, "latest"))
         assert reward is not None
         results.append((reward, prompt))
     return results

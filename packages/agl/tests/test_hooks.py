@@ -124,10 +124,19 @@ def test_what_would_never_be_called_is_refused_by_name() -> None:
     for make in (agl.Trainer, agl.LitAgentRunner):
         with pytest.raises(UnsupportedError, match=r"_Recording.*: create_span, trace_context wo"):
             make(tracer=_Recording())
+    with pytest.raises(UnsupportedError, match=r"reward_match='first'.*: leave it out"):
+        agl.TracerTraceToTriplet(reward_match="first")
     with pytest.raises(UnsupportedError, match=r"use instances of subclasses of .*Hook"):
         agl.Trainer(hooks=[Watch])  # type: ignore[list-item]
 
 
 def test_options_without_effect_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    llm = agl.LLM(endpoint="http://127.0.0.1:9", model="m")
+    trainer = agl.Trainer(
+        initial_resources={"main_llm": llm}, adapter={"repair_hierarchy": False}, port=1
+    )
+    trainer.dev(asks, [{"calls": 0}])
+    text = "Trainer: without effect: port=1, adapter={'repair_hierarchy': False} ("
+    assert text in capsys.readouterr().out
     agl.LitAgentRunner(poll_interval=1.0, max_rollouts=None)
     assert "LitAgentRunner: without effect: poll_interval=1.0" in capsys.readouterr().out

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
+from lightspan.errors import UnsupportedError
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.spans import Span, SpanKind
 from lightspan_agl._agent_match import globs_of
@@ -21,13 +22,24 @@ class TracerTraceToTriplet:
     Args:
         agent_match: a regular expression searched in agents' names, of plain text, `^`, `$`, `.*`
             and `|`; None for all agents.
-        repair_hierarchy: ignored; each model call is recorded with its agent.
+        repair_hierarchy: without effect; each model call is recorded with its agent. False is
+            named when training starts.
+        options: other options of Agent Lightning, all of which are refused.
 
     Raises:
-        UnsupportedError: `agent_match` has other syntax.
+        UnsupportedError: `agent_match` has other syntax, or there is another option.
     """
 
-    def __init__(self, agent_match: str | None = None, repair_hierarchy: bool = True) -> None:
+    def __init__(
+        self, agent_match: str | None = None, repair_hierarchy: bool = True, **options: Any
+    ) -> None:
+        if options:
+            names = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            raise UnsupportedError(
+                f"TracerTraceToTriplet({names}): leave it out. Calls are recorded with their "
+                "agents and tokens, and the reward is the rollout's; lightspan.LightningRL(credit=) has "
+                "rewards of single calls"
+            )
         self.agent_match = agent_match
         self.repair_hierarchy = repair_hierarchy
         globs_of(agent_match)

@@ -172,9 +172,15 @@ class LightningStore:
                 return ended
             await asyncio.sleep(min(_POLL_INTERVAL_S, rest_s or _POLL_INTERVAL_S))
 
-    async def query_spans(self, rollout_id: str) -> list[Span]:
-        """Return the spans of a rollout by start time; empty if the rollout is unknown."""
-        return self._spans.get(rollout_id, [])
+    async def query_spans(self, rollout_id: str, attempt_id: str | None = None) -> list[Span]:
+        """Return the spans of a rollout by start time; empty if the rollout is unknown.
+
+        Args:
+            rollout_id: id of the rollout.
+            attempt_id: id of its attempt; None or `latest` for the only one that it has.
+        """
+        spans = self._spans.get(rollout_id, [])
+        return [span for span in spans if attempt_id in (None, "latest", span.attempt_id)]
 
     # --- of runners -----------------------------------------------------------------------
     def start_next(self) -> Rollout | None:

@@ -315,6 +315,8 @@ class Trainer:
         is_verl = isinstance(self.algorithm, VERL)
         if is_verl and type(self.tracer) not in (Tracer, AgentOpsTracer, OtelTracer):
             no_effect.append(f"tracer={type(self.tracer).__qualname__}(…) in the agents of VERL")
+        if not getattr(self.adapter, "repair_hierarchy", True):
+            no_effect.append("adapter={'repair_hierarchy': False}")
         if no_effect:
             yield (
                 f"Trainer: without effect: {', '.join(no_effect)} (runners end with "
