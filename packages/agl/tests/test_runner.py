@@ -34,6 +34,12 @@ async def emits(task: Any) -> None:
 
 
 @agl.rollout
+def emits_and_returns(task: Any) -> float:
+    agl.emit_reward(0.25)
+    return 0.5
+
+
+@agl.rollout
 def fails(task: Any) -> float:
     raise ValueError("no")
 
@@ -123,6 +129,11 @@ async def test_emitted_rewards_and_failures() -> None:
     with runner.run_context(agent=emits, store=store):
         rollout = await runner.step({"n": 0.25})
     assert agl.find_final_reward(await store.query_spans(rollout.rollout_id)) == 0.25
+    with runner.run_context(agent=emits_and_returns, store=store):
+        rollout = await runner.step({})
+    spans = await store.query_spans(rollout.rollout_id)
+    assert [s.attributes.get("lightspan.reward.value") for s in spans][-2:] == [0.25, 0.5]
+    assert agl.find_final_reward(spans) == 0.5
     with runner.run_context(agent=fails, store=store):
         rollout = await runner.step({"n": 1})
     assert rollout.status == "failed"

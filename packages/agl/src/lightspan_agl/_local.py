@@ -141,10 +141,16 @@ class LocalRuns:
             spans = list((await self.store.spans([episode.attempt_id]))[episode.attempt_id])
             check_rewards([episode])
             if episode.reward_source == "returned":
-                fields = {"kind": SpanKind.REWARD, "attributes": {REWARD_VALUE: episode.reward}}
-                spans.append(
-                    spans[-1].replace(span_id=new_span_id(), name="lightspan.reward", **fields)
+                end_ns = max(span.end_ns for span in spans)
+                reward = spans[-1].replace(
+                    span_id=new_span_id(),
+                    name="lightspan.reward",
+                    kind=SpanKind.REWARD,
+                    start_ns=end_ns,
+                    end_ns=end_ns,
+                    attributes={REWARD_VALUE: episode.reward},
                 )
+                spans.append(reward)
             if episode.message or not episode.finished:
                 log.warning("rollout %s failed: %s", rollout.rollout_id, episode.message)
             else:

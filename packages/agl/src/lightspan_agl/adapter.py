@@ -37,8 +37,8 @@ class TracerTraceToTriplet:
             names = ", ".join(f"{name}={value!r}" for name, value in options.items())
             raise UnsupportedError(
                 f"TracerTraceToTriplet({names}): leave it out. Calls are recorded with their "
-                "agents and tokens, and the reward is the rollout's; lightspan.LightningRL(credit=) has "
-                "rewards of single calls"
+                "agents and tokens, and the reward is the rollout's; for rewards of single calls "
+                "there is lightspan.LightningRL(credit=)"
             )
         self.agent_match = agent_match
         self.repair_hierarchy = repair_hierarchy
