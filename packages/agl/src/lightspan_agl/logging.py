@@ -45,3 +45,16 @@ def configure_logger(
     """Print log lines of lightspan and of the logger `name`, and return that logger."""
     setup_logging(level, apply_to=[name])
     return logging.getLogger(name)
+
+
+def copy_to_original(record: logging.LogRecord) -> bool:
+    """Hand a log record to the handlers of Agent Lightning's logger of the same module, too.
+
+    Scripts add a file's handler to `agentlightning.algorithm.apo`. It is a logger's filter, and
+    lets every record pass.
+    """
+    name = record.name.replace("lightspan_agl", "agentlightning", 1)
+    for handler in logging.getLogger(name).handlers:
+        if record.levelno >= handler.level:
+            handler.handle(record)
+    return True
