@@ -310,14 +310,13 @@ def tool(name: str, arguments: str = "", call_id: str = "") -> _Block:
         arguments: arguments of the call, as JSON.
         call_id: id of the tool call in the model's answer; empty if unknown.
     """
-    attributes: Attributes = {
+    attributes: dict[str, Any] = {
         c.OPERATION_NAME: "execute_tool",
         c.TOOL_NAME: name,
         c.TOOL_CALL_ARGUMENTS: arguments,
+        c.TOOL_CALL_ID: call_id or None,
         c.OPENINFERENCE_KIND: "TOOL",
     }
-    if call_id:
-        attributes[c.TOOL_CALL_ID] = call_id
     return _Block(f"execute_tool {name}", SpanKind.TOOL, attributes)
 
 
