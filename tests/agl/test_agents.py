@@ -359,7 +359,8 @@ def test_hooks_of_an_agent_are_refused() -> None:
 def test_logs_go_where_they_are_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     logger = logging.getLogger("mine")
     try:
-        agl.setup_logging("WARNING", apply_to=["mine"])
+        agl.setup_logging("WARNING", apply_to=["mine"], color=False)
+        assert "setup_logging: without effect: color=False" in capsys.readouterr().out
         agl.setup_logging("WARNING", apply_to=["mine"], files=str(tmp_path / "log"))
         logger.warning("seen")
         logger.info("nothing")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
+from lightspan.progress import print_line
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 
 __all__ = ["configure_logger", "setup_logging"]
@@ -19,6 +20,7 @@ def setup_logging(
     *,
     apply_to: Iterable[str] | None = None,
     files: str | None = None,
+    **options: Any,
 ) -> None:
     """Print log lines of lightspan, and of the loggers in `apply_to`, to standard error.
 
@@ -26,7 +28,12 @@ def setup_logging(
         level: minimum level.
         apply_to: names of further loggers; None for none.
         files: path of an additional log file; None for none.
+        options: further options of Agent Lightning, such as `color`; without effect, and named in
+            a line.
     """
+    names = [f"{name}={value!r}" for name, value in options.items()]
+    if names:
+        print_line(f"setup_logging: without effect: {', '.join(names)}")
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     if files is not None:
         handlers.append(logging.FileHandler(files, encoding="utf-8"))
