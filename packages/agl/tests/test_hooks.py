@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import openai
@@ -10,6 +11,7 @@ import pytest
 import lightspan_agl as agl
 from lightspan.errors import UnsupportedError
 from lightspan.schema.spans import SpanKind
+from lightspan_agl._dev import DevSummary
 from lightspan_testing.scripted import ScriptedServer
 
 
@@ -79,6 +81,24 @@ async def test_a_hook_sees_the_rollout_that_it_ends(agent: Any) -> None:
                 assert _calls(tracer.get_last_trace()) == calls  # also after the rollout
                 spans = await store.query_spans(rollout.rollout_id)
                 assert agl.find_final_reward(spans) == float(calls)
+
+
+@agl.rollout
+def keeps_a_loop(task: Any) -> float:
+    if task["n"] == 0:
+        asyncio.set_event_loop(asyncio.new_event_loop())
+    loop = asyncio.get_event_loop()
+    reward = loop.run_until_complete(asyncio.sleep(0, task["n"]))
+    if task["n"] == 1:
+        loop.close()
+    return float(reward)
+
+
+def test_an_agent_may_keep_a_loop_in_its_thread() -> None:
+    resources: agl.NamedResources = {"p": agl.PromptTemplate(template="x")}
+    summary = agl.Trainer(initial_resources=resources).dev(keeps_a_loop, [{"n": 0}, {"n": 1}])
+    assert isinstance(summary, DevSummary)
+    assert summary.rewards == [0.0, 1.0]
 
 
 async def test_a_failed_rollout_has_an_end_too(caplog: pytest.LogCaptureFixture) -> None:

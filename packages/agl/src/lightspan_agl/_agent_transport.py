@@ -6,7 +6,6 @@ A runner imports its app by `module:name`. For an agent, `module` is this module
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 import time
@@ -191,13 +190,13 @@ class AgentApp(App):
             work = partial(method, task, self._resources_of(view, llm, resources), view)
             if hooks is None:
                 return work()
-            asyncio.run(hooks.before(agent, view))
+            hooks.run(hooks.before(agent, view))
             try:
                 value = work()
             except BaseException:
-                asyncio.run(hooks.after(agent, view, has_failed=True))
+                hooks.run(hooks.after(agent, view, has_failed=True))
                 raise
-            asyncio.run(hooks.after(agent, view, has_failed=False))
+            hooks.run(hooks.after(agent, view, has_failed=False))
             return value
 
     async def _run_async(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +38,15 @@ class HookCalls:
         spans = self.tracer.get_last_trace()
         self.tracer._last_trace = spans
         await self._call("on_rollout_end", agent=agent, rollout=rollout, spans=spans)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `before` or `after` in the thread of a synchronous agent."""
+        if self.hooks:
+            asyncio.run(work)
+            return
+        # `asyncio.run` would take the event loop away that the agent may have set for its thread.
+        with suppress(StopIteration):
+            work.send(None)
 
     async def _call(self, name: str, **arguments: Any) -> None:
         for hook in self.hooks:
