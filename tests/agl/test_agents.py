@@ -64,8 +64,8 @@ class Emits(agl.LitAgent[Any]):
         agl.emit_reward({"style": 0.25, "right": 0.75}, primary_key="right", attributes={"a": 1})
         agl.emit_annotation({"nested": {"deep": [1, 2], "flag": True}})
         agl.emit_message("hello", {"tag": "x"})
-        agl.emit_object({"some": "thing"})
-        agl.emit_exception(ValueError("handled"))
+        agl.emit_object({"some": "thing"}, {"tag": {"deep": "y"}})
+        agl.emit_exception(ValueError("handled"), {"tag": [1, "z"]})
         agl.emit_message("not this", propagate=False)
 
 
@@ -184,12 +184,17 @@ async def test_emitted_rewards_count_where_none_is_returned() -> None:
     _, spans = await run_once(AgentApp(_one(Emits()), {}), gateway="")
     kinds = [span.kind for span in spans if span.kind is not SpanKind.CHAIN]
     assert kinds == [
-        *(SpanKind.ANNOTATION, SpanKind.REWARD, SpanKind.ANNOTATION),
-        *(SpanKind.ANNOTATION, SpanKind.MESSAGE, SpanKind.OBJECT, SpanKind.EXCEPTION),
+        *(SpanKind.REWARD, SpanKind.ANNOTATION),
+        *(SpanKind.MESSAGE, SpanKind.OBJECT, SpanKind.EXCEPTION),
     ]
-    reward = next(span for span in spans if span.kind is SpanKind.REWARD)
+    by_kind = {span.kind: span for span in spans}
+    reward = by_kind[SpanKind.REWARD]
     assert reward.attributes["lightspan.reward.value"] == 0.75
-    nested = [s for s in spans if s.kind is SpanKind.ANNOTATION][1]
+    assert reward.attributes["a"] == 1
+    assert by_kind[SpanKind.MESSAGE].attributes["tag"] == "x"
+    assert by_kind[SpanKind.OBJECT].attributes["tag.deep"] == "y"
+    assert by_kind[SpanKind.EXCEPTION].attributes["tag"] == '[1,"z"]'
+    nested = by_kind[SpanKind.ANNOTATION]
     assert nested.attributes["lightspan.annotation.nested.deep"] == [1, 2]
     assert nested.attributes["lightspan.annotation.nested.flag"] is True
 
@@ -304,10 +309,10 @@ async def test_calls_of_main_llm_carry_the_agent_and_the_attempts_token() -> Non
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"store": object()}, "leave it out; the store is a SQLite file"),
+        ({"store": object()}, "leave it out; VERL's store is a SQLite file"),
         ({"max_rollouts": 3}, r"trainer\.total_training_steps of VERL\(config\) ends a run"),
-        ({"algorithm": object()}, r"use VERL\(config\) or APO\(client\)"),
-        ({"adapter": {"reward_match": "first"}}, "'reward_match': 'first'"),
+        ({"algorithm": object()}, r"use VERL\(config\), APO\(client\) or a function under @algo"),
+        ({"adapter": {"reward_match": "first"}}, r"reward_match='first'\): leave it out"),
         ({"n_runners": 0}, "must be at least 1"),
         ({"initial_resources": {"main_llm": "gpt"}}, r"initial_resources\['main_llm'\] must be"),
     ],
@@ -354,7 +359,8 @@ def test_hooks_of_an_agent_are_refused() -> None:
 def test_logs_go_where_they_are_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     logger = logging.getLogger("mine")
     try:
-        agl.setup_logging("WARNING", apply_to=["mine"])
+        agl.setup_logging("WARNING", apply_to=["mine"], color=False)
+        assert "setup_logging: without effect: color=False" in capsys.readouterr().out
         agl.setup_logging("WARNING", apply_to=["mine"], files=str(tmp_path / "log"))
         logger.warning("seen")
         logger.info("nothing")
@@ -446,7 +452,21 @@ def test_dev_says_that_no_agent_matches(capsys: pytest.CaptureFixture[str]) -> N
             initial_resources={"main_llm": llm}, adapter={"agent_match": "^write"}
         )
         trainer.dev(Dev(), dev_dataset=[{"n": 1}])
-    assert "agent_match='^write' matches no agent's name" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "agent_match='^write' matches no agent's name: call " in text
+    assert "instrument()" in text
+
+
+def test_dev_says_what_to_write_if_no_agent_calls(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "autogen_core", types.ModuleType("autogen_core"))
+    resources: Any = {"main_llm": agl.LLM(endpoint=NEVER, model="m")}
+    agl.Trainer(initial_resources=resources).dev(Remembers(), [{"n": 2}])
+    text = capsys.readouterr().out
+    assert "no agent called a model" in text
+    assert "api_key=llm.api_key" in text
+    assert "lightspan_autogen.instrument()" in text
 
 
 def test_a_notebooks_loop_does_not_hinder_dev() -> None:

@@ -14,6 +14,7 @@ import pytest
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
 from lightspan.stores.protocol import Store
+from lightspan_gateway.api_errors import call_token_error
 from lightspan_gateway.dialects.anthropic import parse_message
 from lightspan_gateway.dialects.chat import parse_chat
 from lightspan_gateway.grammars import grammar_of
@@ -180,7 +181,7 @@ async def test_the_token_in_either_header(store: Store, header: str) -> None:
                 "type": "error",
                 "error": {
                     "type": "authentication_error",
-                    "message": "unknown call token",
+                    "message": call_token_error(token).message,
                     "details": {"error_code": "invalid_api_key"},
                 },
                 "request_id": None,

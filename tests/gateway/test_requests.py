@@ -21,6 +21,7 @@ from lightspan.schema.spans import SpanStatus
 from lightspan.schema.token_records import CallOutcome, Sampling
 from lightspan.stores.protocol import Store
 from lightspan_gateway import Gateway
+from lightspan_gateway.api_errors import call_token_error
 from lightspan_gateway.limits import GatewayLimits
 from lightspan_testing.gateway_suite import MESSAGES, POLICY, make_rig
 from tests.gateway.posting import ask, error, post
@@ -150,7 +151,10 @@ async def test_a_wrong_token(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
         for token in ("Bearer wrong", "Basic abc"):
             status, body = await post(rig, ask(), Authorization=token)
-            message = "unknown call token" if "wrong" in token else "a call token is missing"
+            message = call_token_error("wrong" if "wrong" in token else "").message
+            assert message.startswith(("unknown call token: ", "a call token is missing: "))
+            assert "api_key=llm.api_key" in message
+            assert "lightspan_autogen.instrument()" in message
             assert (status, body) == (401, error(message, code="invalid_api_key"))
         assert await rig.spans() == []
 

@@ -22,6 +22,7 @@ from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan_gateway import Gateway
+from lightspan_gateway.api_errors import call_token_error
 from lightspan_gateway.limits import GatewayLimits, StoreServerLimits
 from lightspan_gateway.store_server.api_keys import Keys
 from lightspan_testing.scripted_engine import (
@@ -260,9 +261,9 @@ async def test_what_opens_nothing(place: Place) -> None:
     """Check a missing token, a wrong one, a store's key, and tokens of other and ended attempts."""
     async with training(place.store, "never") as run:
         claim, other = await run.claim("a"), await run.claim("b")
-        assert await place.said("") == (401, "a call token is missing")
+        assert await place.said("") == (401, call_token_error("").message)
         for token in ("nonsense", TRAINER, RUNNER, f"{claim.attempt.call_token}x"):
-            assert await place.said(token) == (401, "unknown call token")
+            assert await place.said(token) == (401, call_token_error(token).message)
         foreign = {c.HEADER_ATTEMPT: other.attempt.attempt_id}
         status, message = await place.said(claim, headers=foreign)
         assert (status, other.attempt.attempt_id in message) == (403, True)

@@ -69,7 +69,7 @@ def test_it_has_the_arguments_of_the_original() -> None:
     assert {name: each.default for name, each in parameters.items()} == ORIGINAL
 
 
-def test_the_tutorials_listing() -> None:
+def test_the_tutorials_listing(tmp_path: Path) -> None:
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
     with ScriptedServer(books) as server:
         done = subprocess.run(
@@ -77,6 +77,7 @@ def test_the_tutorials_listing() -> None:
             env={**environment, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"},
             capture_output=True,
             text=True,
+            cwd=tmp_path,
             timeout=110,
             check=False,
         )
@@ -92,6 +93,9 @@ def test_the_tutorials_listing() -> None:
     assert temperatures == {None, 1.0}
     assert "round 1 of 2: 1 new candidate of 4 expansions" in done.stderr
     assert "Traceback" not in done.stderr
+    logged = (tmp_path / "apo.log").read_text().splitlines()
+    assert any(line.startswith("[INFO] round 1 of 2: 1 new candidate") for line in logged)
+    assert sum("round 1 of 2: 1 new" in line for line in logged) == 1
 
 
 # --- what it does better ---------------------------------------------------------------------

@@ -37,16 +37,16 @@ def test_other_names_are_unknown() -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "from lightspan_agl import Trainer, setup_logging",
+        "from lightspan_agl import LightningStore, Span, Trainer, configure_logger, setup_logging",
         "from lightspan_agl.adapter import TraceToMessages, TracerTraceToTriplet",
-        "from lightspan_agl.algorithm import APO, VERL",
+        "from lightspan_agl.algorithm import APO, VERL, algo",
         "from lightspan_agl.env_var import LightningEnvVar, resolve_bool_env_var",
         "from lightspan_agl.litagent import LitAgent, rollout",
         "from lightspan_agl.reward import emit_reward, find_final_reward",
         "from lightspan_agl.runner import LitAgentRunner",
         "from lightspan_agl.store import InMemoryLightningStore",
         "from lightspan_agl.tracer import AgentOpsTracer, OtelTracer",
-        "from lightspan_agl.types import Dataset, LLM, NamedResources, PromptTemplate, Rollout",
+        "from lightspan_agl.types import Dataset, Hook, LLM, NamedResources, Rollout, Span",
     ],
 )
 def test_modules_have_their_paths(statement: str) -> None:
@@ -54,8 +54,8 @@ def test_modules_have_their_paths(statement: str) -> None:
 
 
 def test_modules_refuse_names_too() -> None:
-    with pytest.raises(ImportError, match=r"lightspan_agl.types has no 'Hook': do the work in"):
-        from lightspan_agl.types import Hook  # noqa: F401
+    with pytest.raises(ImportError, match=r"lightspan_agl.types has no 'Task': use Rollout"):
+        from lightspan_agl.types import Task  # noqa: F401
 
 
 def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import openai
@@ -9,6 +13,8 @@ import pytest
 
 import lightspan_agl as agl
 from lightspan.errors import ConfigError
+from lightspan.production.redact import map_text
+from lightspan.schema.spans import SpanKind
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 TOOLS: Any = [{"type": "function", "function": {"name": "rooms", "parameters": {"type": "object"}}}]
@@ -27,6 +33,12 @@ def books(task: Any, llm: agl.LLM, prompt_template: agl.PromptTemplate) -> float
 @agl.rollout
 async def emits(task: Any) -> None:
     agl.emit_reward(task["n"])
+
+
+@agl.rollout
+def emits_and_returns(task: Any) -> float:
+    agl.emit_reward(0.25)
+    return 0.5
 
 
 @agl.rollout
@@ -57,11 +69,97 @@ async def test_a_step_leaves_messages_and_the_reward() -> None:
     assert conversation["tools"] == TOOLS
 
 
+class VLLM(BaseHTTPRequestHandler):
+    """A server that answers as vLLM does with `return_token_ids`."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        head = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m"}
+        if body.get("stream"):
+            head["object"] = "chat.completion.chunk"
+            parts: list[Any] = [("hi", [7], None), (" you", [8], None), ("", [], "stop")]
+            chunks = [
+                {
+                    **head,
+                    **({"prompt_token_ids": [1, 2, 3]} if text == "hi" else {}),
+                    "choices": [
+                        {
+                            "index": 0,
+                            "delta": {"content": text},
+                            "finish_reason": end,
+                            "token_ids": ids,
+                        }
+                    ],
+                }
+                for text, ids, end in parts
+            ]
+            lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+            self.answer("text/event-stream", "".join([*lines, "data: [DONE]\n\n"]))
+            return
+        message = {"role": "assistant", "content": "hi you"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "token_ids": [7, 8]}
+        whole = {**head, "prompt_token_ids": [1, 2, 3], "choices": [choice]}
+        self.answer("application/json", json.dumps(whole))
+
+    def answer(self, kind: str, text: str) -> None:
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[str]:
+    """Start `VLLM`; return its base URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), VLLM) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        thread.join()
+
+
+@agl.rollout
+def asks_vllm(task: Any, llm: agl.LLM) -> float:
+    with openai.OpenAI(base_url=llm.endpoint, api_key="k", max_retries=0) as client:
+        answer = client.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": "hello"}],
+            stream=task,
+            extra_body={"return_token_ids": True},
+        )
+        if task:
+            list(answer)
+    return 1.0
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_token_ids_of_endpoints_are_recorded(streamed: bool, vllm: str) -> None:
+    runner, store = agl.LitAgentRunner[Any](), agl.InMemoryLightningStore()
+    with runner.run_context(agent=asks_vllm, store=store):
+        resources: agl.NamedResources = {"main_llm": agl.LLM(endpoint=vllm, model="m")}
+        rollout = await runner.step(streamed, resources=resources)
+    spans = await store.query_spans(rollout.rollout_id)
+    [call] = [span for span in spans if span.kind is SpanKind.LLM]
+    assert call.attributes["lightspan.call.token_ids"] == "[[1,2,3],[7,8]]"
+    redacted = map_text(call, str.upper)
+    assert redacted.attributes["lightspan.call.token_ids"] == "[]"
+
+
 async def test_emitted_rewards_and_failures() -> None:
     runner, store = agl.LitAgentRunner[Any](agl.OtelTracer()), agl.InMemoryLightningStore()
     with runner.run_context(agent=emits, store=store):
         rollout = await runner.step({"n": 0.25})
     assert agl.find_final_reward(await store.query_spans(rollout.rollout_id)) == 0.25
+    with runner.run_context(agent=emits_and_returns, store=store):
+        rollout = await runner.step({})
+    spans = await store.query_spans(rollout.rollout_id)
+    assert [s.attributes.get("lightspan.reward.value") for s in spans][-2:] == [0.25, 0.5]
+    assert agl.find_final_reward(spans) == 0.5
     with runner.run_context(agent=fails, store=store):
         rollout = await runner.step({"n": 1})
     assert rollout.status == "failed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from openai import AsyncOpenAI
 from room_selector import (  # type: ignore[import-not-found]
     RoomTask,
@@ -15,8 +17,17 @@ from lightspan_agl.adapter import TraceToMessages
 from lightspan_agl.algorithm.apo import APO
 
 
+def setup_apo_logger(file_path: str = "apo.log") -> None:
+    """Write what the algorithm logs into a file, too."""
+    file_handler = logging.FileHandler(file_path)
+    file_handler.setLevel(logging.INFO)
+    file_handler.setFormatter(logging.Formatter("[%(levelname)s] %(message)s"))
+    logging.getLogger("agentlightning.algorithm.apo").addHandler(file_handler)
+
+
 def main() -> None:
     setup_logging()
+    setup_apo_logger()
     openai_client = AsyncOpenAI()
     algo = APO[RoomTask](
         openai_client,

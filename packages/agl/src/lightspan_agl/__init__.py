@@ -10,8 +10,8 @@ names of Agent Lightning raise an ImportError with a hint (`_unsupported`). See
 from __future__ import annotations
 
 from lightspan_agl._unsupported import refuse_names as _refuse_names
-from lightspan_agl.adapter import TracerTraceToTriplet, TraceToMessages
-from lightspan_agl.algorithm import APO, VERL
+from lightspan_agl.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToMessages
+from lightspan_agl.algorithm import APO, VERL, algo
 from lightspan_agl.emitter import (
     emit_annotation,
     emit_exception,
@@ -21,10 +21,10 @@ from lightspan_agl.emitter import (
 )
 from lightspan_agl.env_var import LightningEnvVar, resolve_bool_env_var, resolve_str_env_var
 from lightspan_agl.litagent import LitAgent, rollout
-from lightspan_agl.logging import setup_logging
+from lightspan_agl.logging import configure_logger, setup_logging
 from lightspan_agl.reward import find_final_reward
 from lightspan_agl.runner import LitAgentRunner
-from lightspan_agl.store import InMemoryLightningStore
+from lightspan_agl.store import InMemoryLightningStore, LightningStore
 from lightspan_agl.tracer import AgentOpsTracer, OtelTracer, Tracer
 from lightspan_agl.trainer import Trainer
 from lightspan_agl.types import (
@@ -32,11 +32,14 @@ from lightspan_agl.types import (
     Attempt,
     AttemptedRollout,
     Dataset,
+    Hook,
     NamedResources,
     PromptTemplate,
     ProxyLLM,
+    ResourcesUpdate,
     Rollout,
     RolloutMode,
+    Span,
 )
 
 __all__ = [
@@ -47,20 +50,27 @@ __all__ = [
     "Attempt",
     "AttemptedRollout",
     "Dataset",
+    "Hook",
     "InMemoryLightningStore",
     "LightningEnvVar",
+    "LightningStore",
     "LitAgent",
     "LitAgentRunner",
+    "LlmProxyTraceToTriplet",
     "NamedResources",
     "OtelTracer",
     "PromptTemplate",
     "ProxyLLM",
+    "ResourcesUpdate",
     "Rollout",
     "RolloutMode",
+    "Span",
     "TraceToMessages",
     "Tracer",
     "TracerTraceToTriplet",
     "Trainer",
+    "algo",
+    "configure_logger",
     "emit_annotation",
     "emit_exception",
     "emit_message",

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Final
 
 from lightspan.errors import UnsupportedError
 
 _PARTS: Final = re.compile(r"(\.\*)|\\([^\w*])|([^\\.^$*+?{}\[\]()|])")
 """`.*`, an escaped character or a plain character."""
+
+
+_ADAPTERS: Final = {
+    "agents.models.interface": "lightspan_openai_agents",
+    "autogen_core": "lightspan_autogen",
+    "crewai": "lightspan_crewai",
+    "langgraph": "lightspan_langgraph",
+}
+"""Module of a framework → the package whose `instrument()` names its agents."""
+
+
+def instrument_advice() -> str:
+    """Say what to write so that the agents of the imported frameworks have names."""
+    names = [adapter for framework, adapter in _ADAPTERS.items() if framework in sys.modules]
+    calls = " and ".join(f"{name}.instrument()" for name in names)
+    return (
+        f"call {calls or 'instrument() of its adapter'} at the top of the agent's "
+        "module, which gives its agents their names"
+    )
 
 
 def globs_of(agent_match: str | None) -> list[str]:

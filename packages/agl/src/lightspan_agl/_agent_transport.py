@@ -24,6 +24,7 @@ from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, Mode, Rollout
 from lightspan.schema.resources import NamedResources as StoredResources
+from lightspan_agl._hooks import HookCalls
 from lightspan_agl.litagent import (
     Construction,
     FunctionalLitAgent,
@@ -155,16 +156,25 @@ class AgentApp(App):
         resources: resources for the agents, or the `MainLLM` from which each attempt gets its
             `main_llm`.
         name: value of the property `reference`.
+        hooks: hooks and tracer of the agents; None for those of a runner's process: none.
     """
 
     follows_urls = True
 
     def __init__(
-        self, pool: AgentPool, resources: MainLLM | NamedResources, name: str = ""
+        self,
+        pool: AgentPool,
+        resources: MainLLM | NamedResources,
+        name: str = "",
+        *,
+        hooks: HookCalls | None = None,
     ) -> None:
         self._pool = pool
         self._resources = resources
         self._name = name
+        self._hooks = hooks
+        self.resources_by_rollout: dict[str, NamedResources] = {}
+        """Rollout id → resources in place of `resources`."""
         super().__init__(self._run_async if pool.is_async else self._run)
 
     @property
@@ -174,31 +184,52 @@ class AgentApp(App):
     def _run(
         self, task: Json, rollout: Rollout, llm: LLM | None, resources: StoredResources
     ) -> Any:
-        view = _attempted(rollout)
+        view, hooks = _attempted(rollout), self._hooks
         with self._pool.agent() as agent:
             method = rollout_method(agent, view.mode)
-            return method(task, self._resources_of(view, llm, resources), view)
+            work = partial(method, task, self._resources_of(view, llm, resources), view)
+            if hooks is None:
+                return work()
+            hooks.run(hooks.before(agent, view))
+            try:
+                value = work()
+            except BaseException:
+                hooks.run(hooks.after(agent, view, has_failed=True))
+                raise
+            hooks.run(hooks.after(agent, view, has_failed=False))
+            return value
 
     async def _run_async(
         self, task: Json, rollout: Rollout, llm: LLM | None, resources: StoredResources
     ) -> Any:
-        view = _attempted(rollout)
+        view, hooks = _attempted(rollout), self._hooks
         with self._pool.agent() as agent:
             method = rollout_method(agent, view.mode)
-            return await method(task, self._resources_of(view, llm, resources), view)
+            work = partial(method, task, self._resources_of(view, llm, resources), view)
+            if hooks is None:
+                return await work()
+            await hooks.before(agent, view)
+            try:
+                value = await work()
+            except BaseException:
+                await hooks.after(agent, view, has_failed=True)
+                raise
+            await hooks.after(agent, view, has_failed=False)
+            return value
 
     def _resources_of(
         self, view: AttemptedRollout, llm: LLM | None, resources: StoredResources
     ) -> NamedResources:
-        if not isinstance(self._resources, MainLLM):
+        own = self.resources_by_rollout.get(view.rollout_id, self._resources)
+        if not isinstance(own, MainLLM):
             prompts = {k: v for k, v in resources.items() if isinstance(v, PromptTemplate)}
-            return {**self._resources, **prompts}
+            return {**own, **prompts}
         assert llm is not None
         main = ProxyLLM(
             endpoint=llm.base_url,
-            model=self._resources.model,
+            model=own.model,
             api_key=llm.api_key,
-            sampling_parameters=dict(self._resources.sampling[view.mode or "train"]),
+            sampling_parameters=dict(own.sampling[view.mode or "train"]),
             rollout_id=view.rollout_id,
             attempt_id=view.attempt.attempt_id,
         )

@@ -12,7 +12,8 @@ import msgspec
 from lightspan.lightning.rollout_checks import app_failed, check_rewards
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.routing import matches
-from lightspan_agl._agent_match import globs_of
+from lightspan_agl._agent_match import globs_of, instrument_advice
+from lightspan_agl._hooks import HookCalls
 from lightspan_agl._local import local_runs
 from lightspan_agl.litagent import LitAgent
 from lightspan_agl.types import NamedResources
@@ -44,9 +45,15 @@ class DevSummary(msgspec.Struct, frozen=True, kw_only=True):
             what = "would be trained" if path in self.trained else "would not be trained"
             lines.append(f"  agent {path}: {count} calls, {what}")
         if not self.calls:
-            lines.append("  no agent called a model")
+            lines.append(
+                "  no agent called a model by OpenAI's or Anthropic's SDK in the rollout: give "
+                "another client base_url=llm.get_base_url(…) and api_key=llm.api_key; for a "
+                f"framework {instrument_advice()}"
+            )
         elif not self.trained:
-            lines.append(f"  agent_match={self.agent_match!r} matches no agent's name")
+            lines.append(
+                f"  agent_match={self.agent_match!r} matches no agent's name: {instrument_advice()}"
+            )
         return "\n".join(lines)
 
 
@@ -58,6 +65,7 @@ async def try_out(
     *,
     slots: int,
     agent_match: str | None,
+    hooks: HookCalls | None = None,
 ) -> DevSummary:
     """Run the agent once per task and summarize the rollouts.
 
@@ -68,11 +76,12 @@ async def try_out(
         val: held-out tasks.
         slots: maximum concurrent rollouts.
         agent_match: regular expression of the agents that would be trained; None for all.
+        hooks: hooks and tracer; None for no hooks.
 
     Raises:
         RewardError: the agent returned an invalid reward.
     """
-    async with local_runs(agent, resources, slots=slots) as runs:
+    async with local_runs(agent, resources, slots=slots, hooks=hooks) as runs:
         episodes = [
             *await runs.rollouts(train, mode=Mode.TRAIN),
             *await runs.rollouts(val, mode=Mode.VAL),

@@ -10,23 +10,29 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 from lightspan.lightning.episode import Episode
+from lightspan.lightning.rollout_checks import check_rewards
 from lightspan.progress import print_line
 from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import PLACEHOLDER_KEY, Runner
 from lightspan.schema.records import Json, Mode, Rollout, new_id, task_id
 from lightspan.schema.resources import Resources
+from lightspan.schema.semconv import REWARD_VALUE
+from lightspan.schema.spans import Span, SpanKind, new_span_id
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 from lightspan.training.collector import read_episodes
 from lightspan_agl._agent_transport import AgentApp, AgentPool, factory_of
+from lightspan_agl._hooks import HookCalls
 from lightspan_agl.litagent import LitAgent
-from lightspan_agl.types import NamedResources
+from lightspan_agl.store import LightningStore
+from lightspan_agl.types import NamedResources, Rollout as AglRollout
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 600.0
 """Seconds per rollout if `LocalRuns` has no `timeout_s`."""
 _POLL_TIMEOUT_S: Final = 0.5
+_QUEUE_INTERVAL_S: Final = 0.05
 _KEY: Final = "OPENAI_API_KEY"
 
 
@@ -35,13 +41,17 @@ class LocalRuns:
 
     Args:
         store: an open store.
+        app: the agent's app, which the runner runs.
         work: the asyncio task that runs the runner.
         timeout_s: seconds for all rollouts of one `rollouts` call; if None, each rollout gets
             `TIMEOUT_S`.
     """
 
-    def __init__(self, store: Store, work: asyncio.Task[None], timeout_s: float | None) -> None:
+    def __init__(
+        self, store: Store, app: AgentApp, work: asyncio.Task[None], timeout_s: float | None
+    ) -> None:
         self.store = store
+        self._app = app
         self._work = work
         self._timeout_s = timeout_s
 
@@ -94,6 +104,61 @@ class LocalRuns:
         states = {state.rollout.rollout_id: state for state in await self.store.rollouts(ids)}
         return await read_episodes(self.store, [states[rollout_id] for rollout_id in ids])
 
+    async def serve(self, store: LightningStore) -> None:
+        """Run the rollouts that are queued in `store`, one by one, until cancelled."""
+        while True:
+            rollout = store.start_next()
+            if rollout is None:
+                await asyncio.sleep(_QUEUE_INTERVAL_S)
+            else:
+                await self.run(rollout, store)
+
+    async def run(self, rollout: AglRollout, store: LightningStore) -> None:
+        """Run a rollout of `store` to its end, and write its spans and status there.
+
+        A reward that the agent returned becomes the last span.
+
+        Raises:
+            RewardError: the agent returned an invalid reward.
+        """
+        resources = store.resources_of(rollout.rollout_id)
+        self._app.resources_by_rollout[rollout.rollout_id] = resources
+        queued = Rollout(
+            rollout_id=rollout.rollout_id,
+            task=rollout.input,
+            task_id=rollout.rollout_id,
+            mode=Mode.VAL if rollout.mode == "val" else Mode.TRAIN,
+            timeout_s=TIMEOUT_S if self._timeout_s is None else self._timeout_s,
+        )
+        spans: list[Span] = []
+        status = "failed"
+        try:
+            await self.store.enqueue([queued])
+            await self._wait([queued.rollout_id])
+            [episode] = await read_episodes(
+                self.store, await self.store.rollouts([queued.rollout_id])
+            )
+            spans = list((await self.store.spans([episode.attempt_id]))[episode.attempt_id])
+            check_rewards([episode])
+            if episode.reward_source == "returned":
+                end_ns = max(span.end_ns for span in spans)
+                reward = spans[-1].replace(
+                    span_id=new_span_id(),
+                    name="lightspan.reward",
+                    kind=SpanKind.REWARD,
+                    start_ns=end_ns,
+                    end_ns=end_ns,
+                    attributes={REWARD_VALUE: episode.reward},
+                )
+                spans.append(reward)
+            if episode.message or not episode.finished:
+                log.warning("rollout %s failed: %s", rollout.rollout_id, episode.message)
+            else:
+                status = "succeeded"
+        finally:
+            del self._app.resources_by_rollout[rollout.rollout_id]
+            store.finish(rollout, status, spans)
+
     async def _wait(self, ids: Sequence[str]) -> None:
         cursor = 0
         while True:
@@ -112,6 +177,7 @@ async def local_runs(
     *,
     slots: int,
     timeout_s: float | None = None,
+    hooks: HookCalls | None = None,
 ) -> AsyncIterator[LocalRuns]:
     """Start a runner for an agent in this process, and stop it at the end of the block.
 
@@ -120,6 +186,7 @@ async def local_runs(
         resources: the agent's resources.
         slots: maximum concurrent rollouts; 1 is used if the agent cannot be recreated.
         timeout_s: see `LocalRuns`.
+        hooks: hooks and tracer; None for no hooks and a tracer of the default class.
     """
     factory = factory_of(agent)
     if factory is None and slots > 1:
@@ -127,13 +194,13 @@ async def local_runs(
             f"one rollout at a time, not {slots}: {type(agent).__qualname__} was changed after "
             "construction and cannot be recreated; set its attributes in __init__"
         )
-    app = AgentApp(AgentPool(factory or (lambda: agent)), resources)
+    app = AgentApp(AgentPool(factory or (lambda: agent)), resources, hooks=hooks or HookCalls())
     async with open_store("memory:") as store:
         with _same_environment():
             runner = Runner(store, app, RunnerConfig(slots=slots if factory else 1))
             work = asyncio.create_task(runner.run())
             try:
-                yield LocalRuns(store, work, timeout_s)
+                yield LocalRuns(store, app, work, timeout_s)
             finally:
                 runner.stop()
                 await work

@@ -6,14 +6,18 @@ from collections.abc import Callable
 from typing import Any, Final
 
 _ALGORITHM: Final = (
-    "implement lightspan.algorithms.protocol.Algorithm for lightspan.Trainer; VERL and APO are "
-    "the algorithms of lightspan_agl"
+    "implement lightspan.algorithms.protocol.Algorithm for lightspan.Trainer, or write a function "
+    "under @algo; VERL and APO are the algorithms of lightspan_agl"
 )
 _CLIENT: Final = "use Trainer.fit; the client and server of 0.1 do not exist"
 _ENVIRONMENT: Final = "use os.environ"
 _EVENT: Final = "use threading.Event or multiprocessing.Event"
 _HOOK: Final = "do the work in the agent's rollout, before and after the rest"
 _LOGGING: Final = "use setup_logging(level, apply_to=[…], files=…)"
+_ONE_PROGRAM: Final = (
+    "use Trainer(algorithm=algo(…)).fit(agent), which runs algorithm and runners in one program; "
+    "`lightspan serve --store URL` and lightspan.open_store(url) are for lightspan.Trainer"
+)
 _RECORD: Final = (
     "use the spans of lightspan: InMemoryLightningStore.query_spans, `lightspan export`"
 )
@@ -28,35 +32,32 @@ _TRIPLETS: Final = "use Trainer(adapter={'agent_match': …}); tokens are record
 _TYPE: Final = "use dict, or a type of your own"
 
 _NAMES_BY_HINT: Final = {
-    _TRIPLETS: (
-        "Adapter LlmProxyTraceToTriplet OtelTraceAdapter TraceAdapter TraceToTripletBase Triplet"
-    ),
+    _TRIPLETS: ("Adapter OtelTraceAdapter TraceAdapter TraceToTripletBase Triplet"),
     _CLIENT: "AgentLightningClient AgentLightningServer",
-    _ALGORITHM: "Algorithm FastAlgorithm algo",
+    _ALGORITHM: "Algorithm FastAlgorithm",
     _TYPE: "AttemptStatus AttributeValue Attributes RolloutStatus SpanLike StatusCode TraceState",
     "call Trainer.dev(agent, tasks)": "Baseline",
     _RUNNERS: "ClientServerExecutionStrategy ExecutionStrategy SharedMemoryExecutionStrategy",
     _STORE: (
         "CollectionBasedLightningStore EnqueueRolloutRequest FilterField FilterOptions "
-        "LightningStore LightningStoreCapabilities LightningStoreClient "
-        "LightningStoreStatistics LightningStoreThreaded PaginatedResult ResourcesUpdate "
-        "SortOptions"
+        "LightningStoreCapabilities LightningStoreStatistics LightningStoreThreaded "
+        "PaginatedResult SortOptions"
     ),
     "give the tasks to Trainer.dev(agent, dev_dataset=[…])": "DevTaskLoader",
     _TRACER: "DummyTracer clear_active_tracer get_active_tracer set_active_tracer",
     _RECORD: "Event Link OtelResource SpanContext TraceStatus",
     _EVENT: "ExecutionEvent MultiprocessingEvent ThreadingEvent",
     "use the exceptions that methods raise": "GenericResponse",
-    _HOOK: "Hook ParallelWorkerBase",
+    _HOOK: "ParallelWorkerBase",
     "leave llm_proxy= out; the gateway of lightspan serves main_llm": "LLMProxy",
     "use LitAgentRunner": "LegacyAgentRunner Runner",
-    "use `lightspan serve --store URL` and lightspan.open_store(url)": "LightningStoreServer",
+    _ONE_PROGRAM: "LightningStoreClient LightningStoreServer",
     "use LLM or PromptTemplate": "Resource",
     "use LLM | PromptTemplate": "ResourceUnion",
     "use lightspan.LightningRL(timeout_s=…)": "RolloutConfig",
     "use Rollout": "RolloutLegacy Task",
     "use float | None": "RolloutRawResult RolloutRawResultLegacy",
-    "use emit_reward, emit_annotation, emit_message or lightspan.operation": "Span SpanCoreFields",
+    "use emit_reward, emit_annotation, emit_message or lightspan.operation": "SpanCoreFields",
     _SPANS: (
         "SpanAttributeNames SpanNames find_reward_spans get_message_value get_object_value "
         "get_reward_value get_rewards_from_span is_reward_span"
@@ -66,7 +67,7 @@ _NAMES_BY_HINT: Final = {
     "use Any": "TaskInput",
     "use `lightspan inspect`": "Worker WorkerStatus",
     "call the class": "build_component",
-    _LOGGING: "configure_logger setup_module_logging",
+    _LOGGING: "setup_module_logging",
     "read the options with argparse and hand them to Trainer": "lightning_cli",
     "use rollout": "llm_rollout prompt_rollout",
     _ENVIRONMENT: "resolve_int_env_var",

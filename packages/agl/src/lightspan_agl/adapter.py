@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
+from lightspan.errors import UnsupportedError
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.spans import Span, SpanKind
 from lightspan_agl._agent_match import globs_of
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 
-__all__ = ["TraceToMessages", "TracerTraceToTriplet"]
+__all__ = ["LlmProxyTraceToTriplet", "TraceToMessages", "TracerTraceToTriplet"]
 __getattr__ = _refuse_names(__name__)
 
 
@@ -21,16 +22,34 @@ class TracerTraceToTriplet:
     Args:
         agent_match: a regular expression searched in agents' names, of plain text, `^`, `$`, `.*`
             and `|`; None for all agents.
-        repair_hierarchy: ignored; each model call is recorded with its agent.
+        repair_hierarchy: without effect; each model call is recorded with its agent. False is
+            named when training starts.
+        options: other options of Agent Lightning, all of which are refused.
 
     Raises:
-        UnsupportedError: `agent_match` has other syntax.
+        UnsupportedError: `agent_match` has other syntax, or there is another option.
     """
 
-    def __init__(self, agent_match: str | None = None, repair_hierarchy: bool = True) -> None:
+    def __init__(
+        self, agent_match: str | None = None, repair_hierarchy: bool = True, **options: Any
+    ) -> None:
+        if options:
+            names = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            raise UnsupportedError(
+                f"TracerTraceToTriplet({names}): leave it out. Calls are recorded with their "
+                "agents and tokens, and the reward is the rollout's; for rewards of single calls "
+                "there is lightspan.LightningRL(credit=)"
+            )
         self.agent_match = agent_match
         self.repair_hierarchy = repair_hierarchy
         globs_of(agent_match)
+
+
+class LlmProxyTraceToTriplet(TracerTraceToTriplet):
+    """The adapter of `VERL` that selects every agent."""
+
+    def __init__(self) -> None:
+        super().__init__()
 
 
 class Conversation(TypedDict):

@@ -27,15 +27,14 @@ def emit_reward(
             trained; the others are only recorded.
         primary_key: name of the number that is trained. None for the name `reward`, or for the
             first name if there is no `reward`.
-        attributes: named values to record as an annotation; None for none.
+        attributes: further attributes of the reward's span; None for none.
         propagate: False records nothing.
 
     Raises:
         RewardError: `reward` is not a number or mapping of numbers, or lacks `primary_key`.
     """
     if propagate:
-        emit_annotation(attributes or {})
-        emit.emit_reward(reward, primary=primary_key)
+        emit.emit_reward(reward, primary=primary_key, attributes=dict(_flat(attributes or {})))
 
 
 def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> None:
@@ -54,12 +53,11 @@ def emit_message(
 
     Args:
         message: the text.
-        attributes: named values to record as well; None for none.
+        attributes: further attributes of the span; None for none.
         propagate: False records nothing.
     """
     if propagate:
-        emit_annotation(attributes or {})
-        emit.emit_message(message)
+        emit.emit_message(message, dict(_flat(attributes or {})))
 
 
 def emit_object(
@@ -69,12 +67,11 @@ def emit_object(
 
     Args:
         object: the object.
-        attributes: named values to record as well; None for none.
+        attributes: further attributes of the span; None for none.
         propagate: False records nothing.
     """
     if propagate:
-        emit_annotation(attributes or {})
-        emit.emit_object(object)
+        emit.emit_object(object, dict(_flat(attributes or {})))
 
 
 def emit_exception(
@@ -84,12 +81,11 @@ def emit_exception(
 
     Args:
         exception: the exception.
-        attributes: named values to record as well; None for none.
+        attributes: further attributes of the span; None for none.
         propagate: False records nothing.
     """
     if propagate:
-        emit_annotation(attributes or {})
-        emit.emit_exception(exception)
+        emit.emit_exception(exception, dict(_flat(attributes or {})))
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,7 +6,7 @@ import os
 from enum import StrEnum
 from typing import Final
 
-from lightspan.errors import ConfigError
+from lightspan.errors import ConfigError, UnsupportedError
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 
 __all__ = ["LightningEnvVar", "resolve_bool_env_var", "resolve_str_env_var"]
@@ -19,10 +19,33 @@ _BOOLEANS: Final = {
 
 
 class LightningEnvVar(StrEnum):
-    """Variables of Agent Lightning; lightspan itself reads none of them."""
+    """Variables of Agent Lightning. None has an effect; `Trainer.fit` names those that are set."""
 
+    AGL_EMITTER_DEBUG = "AGL_EMITTER_DEBUG"
     AGL_MANAGED_STORE = "AGL_MANAGED_STORE"
     AGL_CURRENT_ROLE = "AGL_CURRENT_ROLE"
+    AGL_SERVER_HOST = "AGL_SERVER_HOST"
+    AGL_SERVER_PORT = "AGL_SERVER_PORT"
+
+
+def check_role() -> None:
+    """Check that the environment does not restrict this process to one role.
+
+    Raises:
+        UnsupportedError: `AGL_CURRENT_ROLE` is set to another value than `both`.
+    """
+    role = os.environ.get(LightningEnvVar.AGL_CURRENT_ROLE) or "both"
+    if role != "both":
+        raise UnsupportedError(
+            f"$AGL_CURRENT_ROLE={role!r}: Trainer runs the algorithm and its runners in one "
+            "program. Unset the variable; for runners on other machines use lightspan.Trainer and "
+            "`lightspan runner`"
+        )
+
+
+def without_effect() -> list[str]:
+    """Return the variables of Agent Lightning that are set, as `$NAME='value'`."""
+    return [f"${name}={os.environ[name]!r}" for name in LightningEnvVar if os.environ.get(name)]
 
 
 def resolve_str_env_var(

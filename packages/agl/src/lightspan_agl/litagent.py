@@ -31,13 +31,16 @@ class Construction:
         self._fields = dict(vars(agent))
 
     def changes(self, agent: LitAgent[Any]) -> list[str]:
-        """Return the names of the attributes that changed since `agent` was constructed."""
-        internal = (_CONSTRUCTION, "__orig_class__")
+        """Return the names of the attributes that changed since `agent` was constructed.
+
+        `tracer` is not among them, because runs in this process set it.
+        """
+        internal = (_CONSTRUCTION, "__orig_class__", "tracer")
         fields = {name: value for name, value in vars(agent).items() if name not in internal}
         missing = object()
         return sorted(
             name
-            for name in fields.keys() | self._fields.keys()
+            for name in fields.keys() | self._fields.keys() - {"tracer"}
             if fields.get(name, missing) is not self._fields.get(name, missing)
         )
 

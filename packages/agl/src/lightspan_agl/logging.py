@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
+from lightspan.progress import print_line
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 
-__all__ = ["setup_logging"]
+__all__ = ["configure_logger", "setup_logging"]
 __getattr__ = _refuse_names(__name__)
 
 FORMAT: Final = "%(asctime)s [%(levelname)s] (process %(process)d %(name)s)  %(message)s"
@@ -19,6 +20,7 @@ def setup_logging(
     *,
     apply_to: Iterable[str] | None = None,
     files: str | None = None,
+    **options: Any,
 ) -> None:
     """Print log lines of lightspan, and of the loggers in `apply_to`, to standard error.
 
@@ -26,7 +28,12 @@ def setup_logging(
         level: minimum level.
         apply_to: names of further loggers; None for none.
         files: path of an additional log file; None for none.
+        options: further options of Agent Lightning, such as `color`; without effect, and named in
+            a line.
     """
+    names = [f"{name}={value!r}" for name, value in options.items()]
+    if names:
+        print_line(f"setup_logging: without effect: {', '.join(names)}")
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     if files is not None:
         handlers.append(logging.FileHandler(files, encoding="utf-8"))
@@ -37,3 +44,24 @@ def setup_logging(
         logger.handlers[:] = handlers  # replaced, or a second call would duplicate each line
         logger.setLevel(level)
         logger.propagate = False
+
+
+def configure_logger(
+    level: int | str = logging.INFO, name: str = "lightspan_agl"
+) -> logging.Logger:
+    """Print log lines of lightspan and of the logger `name`, and return that logger."""
+    setup_logging(level, apply_to=[name])
+    return logging.getLogger(name)
+
+
+def copy_to_original(record: logging.LogRecord) -> bool:
+    """Hand a log record to the handlers of Agent Lightning's logger of the same module, too.
+
+    Scripts add a file's handler to `agentlightning.algorithm.apo`. It is a logger's filter, and
+    lets every record pass.
+    """
+    name = record.name.replace("lightspan_agl", "agentlightning", 1)
+    for handler in logging.getLogger(name).handlers:
+        if record.levelno >= handler.level:
+            handler.handle(record)
+    return True

@@ -2,84 +2,132 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from lightspan.errors import ConfigError
-from lightspan.lightning.rollout_checks import check_rewards
-from lightspan.schema.records import Mode
-from lightspan.schema.semconv import REWARD_VALUE
-from lightspan.schema.spans import SpanKind, new_span_id
+from lightspan.progress import print_line
+from lightspan_agl._hooks import HookCalls, check_hooks
 from lightspan_agl._local import local_runs
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.litagent import LitAgent
-from lightspan_agl.store import InMemoryLightningStore
-from lightspan_agl.tracer import Tracer
-from lightspan_agl.types import NamedResources, Rollout, RolloutMode, check_resources
+from lightspan_agl.store import LightningStore
+from lightspan_agl.tracer import Tracer, check_tracer
+from lightspan_agl.types import Hook, NamedResources, Rollout, RolloutMode
 
 __all__ = ["LitAgentRunner"]
 __getattr__ = _refuse_names(__name__)
 
 T = TypeVar("T")
+_STOP_INTERVAL_S: Final = 0.1
+
+
+class StopEvent(Protocol):
+    """An event that ends `LitAgentRunner.iter`, such as a `threading.Event`."""
+
+    def is_set(self) -> bool: ...
 
 
 class LitAgentRunner(Generic[T]):
     """Run an agent task by task in this process, for debugging.
 
     Args:
-        tracer: ignored; lightspan records without a tracer.
+        tracer: tracer for hooks and for the agent's attribute `tracer`; None for a new `Tracer`.
+        options: further options of Agent Lightning, such as `poll_interval`; without effect, and
+            named in a line.
+
+    Raises:
+        UnsupportedError: the tracer's class overrides a method that lightspan never calls.
     """
 
-    def __init__(self, tracer: Tracer | None = None) -> None:
-        self._context: tuple[LitAgent[T], InMemoryLightningStore] | None = None
+    def __init__(self, tracer: Tracer | None = None, **options: Any) -> None:
+        self.tracer = check_tracer(tracer, "LitAgentRunner")
+        self._context: tuple[LitAgent[T], LightningStore, HookCalls] | None = None
+        names = [f"{name}={value!r}" for name, value in options.items() if value is not None]
+        if names:
+            print_line(f"LitAgentRunner: without effect: {', '.join(names)}")
 
     @contextmanager
     def run_context(
-        self, *, agent: LitAgent[T], store: InMemoryLightningStore
+        self,
+        *,
+        agent: LitAgent[T],
+        store: LightningStore,
+        hooks: Sequence[Hook] | Hook | None = None,
+        worker_id: int | None = None,
     ) -> Iterator[LitAgentRunner[T]]:
-        """Set the agent that `step` runs and the store for its spans, within a `with` block."""
-        self._context = agent, store
+        """Set the agent and the store of this runner, within a `with` block.
+
+        Args:
+            agent: the agent.
+            store: queue of `iter`, and where spans are stored.
+            hooks: hooks that are called around each rollout; None for none.
+            worker_id: ignored; a number in the log lines of Agent Lightning.
+
+        Raises:
+            UnsupportedError: one of `hooks` is no `Hook`.
+        """
+        calls = HookCalls(hooks=check_hooks(hooks, "run_context"), tracer=self.tracer, runner=self)
+        self._context = agent, store, calls
         try:
             yield self
         finally:
             self._context = None
 
+    async def iter(self, *, event: StopEvent | None = None) -> None:
+        """Run the rollouts that are queued in the store, one at a time.
+
+        Args:
+            event: ends the loop when it is set, after the rollout under way; None to go on until
+                cancelled.
+
+        Raises:
+            ConfigError: `iter` was called outside `run_context`.
+            RewardError: the agent returned an invalid reward.
+        """
+        agent, store, hooks = self._entered("iter")
+        async with local_runs(agent, {}, slots=1, hooks=hooks) as runs:
+            while event is None or not event.is_set():
+                if (rollout := store.start_next()) is not None:
+                    await runs.run(rollout, store)
+                else:
+                    await asyncio.sleep(_STOP_INTERVAL_S)
+
     async def step(
-        self, input: T, *, resources: NamedResources | None = None, mode: RolloutMode | None = None
+        self,
+        input: T,
+        *,
+        resources: NamedResources | None = None,
+        mode: RolloutMode | None = None,
+        event: StopEvent | None = None,
     ) -> Rollout:
         """Run the agent on one task and store its spans.
 
         Args:
             input: the task.
-            resources: the agent's resources; None for none.
+            resources: the agent's resources; None for the latest of the store, if any.
             mode: mode of the rollout; None is the same as `train` for the agent.
+            event: ignored, as in Agent Lightning.
+
+        Returns:
+            The rollout. Its status is `failed` if the agent raised an exception, which is logged.
 
         Raises:
             ConfigError: `step` was called outside `run_context`.
             RewardError: the agent returned an invalid reward.
         """
+        agent, store, hooks = self._entered("step")
+        resources_id = None
+        if resources is not None:
+            resources_id = (await store.add_resources(resources)).resources_id
+        rollout = await store.start_rollout(input, mode, resources_id)
+        async with local_runs(agent, {}, slots=1, hooks=hooks) as runs:
+            await runs.run(rollout, store)
+        return rollout
+
+    def _entered(self, method: str) -> tuple[LitAgent[T], LightningStore, HookCalls]:
         if self._context is None:
-            raise ConfigError("call step inside `with runner.run_context(agent=…, store=…):`")
-        agent, store = self._context
-        start_time = time.time()
-        store_mode = Mode.VAL if mode == "val" else Mode.TRAIN
-        async with local_runs(agent, check_resources(resources), slots=1) as runs:
-            [episode] = await runs.rollouts([input], mode=store_mode)
-            spans = list((await runs.store.spans([episode.attempt_id]))[episode.attempt_id])
-        check_rewards([episode])
-        if episode.reward_source == "returned":
-            fields = {"kind": SpanKind.REWARD, "attributes": {REWARD_VALUE: episode.reward}}
-            spans.append(
-                spans[-1].replace(span_id=new_span_id(), name="lightspan.reward", **fields)
-            )
-        store.add(episode.rollout_id, spans)
-        failed = episode.message or not episode.finished
-        return Rollout(
-            rollout_id=episode.rollout_id,
-            input=input,
-            start_time=start_time,
-            mode=mode,
-            status="failed" if failed else "succeeded",
-        )
+            raise ConfigError(f"call {method} inside `with runner.run_context(agent=…, store=…):`")
+        return self._context

@@ -1,26 +1,201 @@
-"""`InMemoryLightningStore`: spans of the rollouts of a `LitAgentRunner`."""
+"""`InMemoryLightningStore`: rollouts, resources and spans in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Any, Final
 
+from lightspan.errors import NotFoundError, UnsupportedError
+from lightspan.schema.records import new_id
 from lightspan.schema.spans import Span
 from lightspan_agl._unsupported import refuse_names as _refuse_names
+from lightspan_agl.types import (
+    NamedResources,
+    ResourcesUpdate,
+    Rollout,
+    RolloutMode,
+    check_resources,
+)
 
-__all__ = ["InMemoryLightningStore"]
+__all__ = ["InMemoryLightningStore", "LightningStore"]
 __getattr__ = _refuse_names(__name__)
 
+_POLL_INTERVAL_S: Final = 0.05
+FINAL: Final = ("succeeded", "failed", "cancelled")
+"""Statuses of rollouts that have ended."""
 
-class InMemoryLightningStore:
-    """An in-memory store of spans."""
+
+class LightningStore:
+    """Rollouts, resources and spans of algorithms and of `LitAgentRunner`, in this process."""
 
     def __init__(self) -> None:
         self._spans: dict[str, list[Span]] = {}
+        self._rollouts: dict[str, Rollout] = {}
+        self._queue: deque[str] = deque()
+        self._resources: dict[str, NamedResources] = {}
+        """By id, the latest last."""
+        self._resources_ids: dict[str, str] = {}
+        """Rollout id → resources id, for rollouts that name one."""
 
-    def add(self, rollout_id: str, spans: Sequence[Span]) -> None:
-        """Store the spans of a rollout, in place of earlier spans of that rollout."""
-        self._spans[rollout_id] = sorted(spans, key=lambda span: span.start_ns)
+    # --- resources ------------------------------------------------------------------------
+    async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
+        """Store resources under a new id, as the latest.
 
-    async def query_spans(self, rollout_id: str) -> list[Span]:
-        """Return the spans of a rollout by start time; empty if the rollout is unknown."""
-        return self._spans.get(rollout_id, [])
+        Raises:
+            ConfigError: a value is neither an `LLM` nor a `PromptTemplate`.
+        """
+        return await self.update_resources(new_id("resources"), resources)
+
+    async def update_resources(
+        self, resources_id: str, resources: NamedResources
+    ) -> ResourcesUpdate:
+        """Store resources under an id, as the latest.
+
+        Raises:
+            ConfigError: a value is neither an `LLM` nor a `PromptTemplate`.
+        """
+        self._resources.pop(resources_id, None)
+        self._resources[resources_id] = check_resources(resources)
+        return ResourcesUpdate(resources_id=resources_id, resources=dict(resources))
+
+    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
+        """Return the resources with an id; None if the id is unknown."""
+        if resources_id not in self._resources:
+            return None
+        resources = self._resources[resources_id]
+        return ResourcesUpdate(resources_id=resources_id, resources=dict(resources))
+
+    async def get_latest_resources(self) -> ResourcesUpdate | None:
+        """Return the resources that were stored last; None if there are none."""
+        return await self.get_resources_by_id(next(reversed(self._resources), ""))
+
+    def resources_of(self, rollout_id: str) -> NamedResources:
+        """Return the resources of a rollout, or else the latest; empty if there are none."""
+        latest = next(reversed(self._resources), "")
+        return dict(self._resources.get(self._resources_ids.get(rollout_id, latest), {}))
+
+    # --- rollouts -------------------------------------------------------------------------
+    async def enqueue_rollout(
+        self,
+        input: Any,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Rollout:
+        """Queue a rollout for the runners.
+
+        Args:
+            input: the task.
+            mode: mode of the rollout; None is the same as `train` for the agent.
+            resources_id: id of its resources; None for the latest when it begins.
+            config: None; rollouts are not retried.
+            metadata: stored with the rollout; None for nothing.
+
+        Raises:
+            NotFoundError: `resources_id` is unknown.
+            UnsupportedError: `config` is not None.
+        """
+        if config is not None:
+            raise UnsupportedError("enqueue_rollout(config=): leave it out; nothing is retried")
+        rollout = self._add(input, mode, resources_id, metadata, status="queuing")
+        self._queue.append(rollout.rollout_id)
+        return rollout
+
+    async def start_rollout(
+        self,
+        input: Any,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+    ) -> Rollout:
+        """Create a rollout that the caller runs. The arguments are those of `enqueue_rollout`."""
+        return self._add(input, mode, resources_id, None, status="running")
+
+    def _add(
+        self,
+        input: Any,
+        mode: RolloutMode | None,
+        resources_id: str | None,
+        metadata: dict[str, Any] | None,
+        status: str,
+    ) -> Rollout:
+        rollout = Rollout(
+            rollout_id=new_id("rollout"),
+            input=input,
+            start_time=time.time(),
+            mode=mode,
+            status=status,
+            metadata=dict(metadata or {}),
+        )
+        if resources_id is not None:
+            if resources_id not in self._resources:
+                raise NotFoundError(f"the store has no resources {resources_id!r}: add them first")
+            self._resources_ids[rollout.rollout_id] = resources_id
+        self._rollouts[rollout.rollout_id] = rollout
+        return rollout
+
+    async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
+        """Return a rollout; None if the id is unknown."""
+        return self._rollouts.get(rollout_id)
+
+    async def query_rollouts(
+        self,
+        *,
+        status_in: Collection[str] | None = None,
+        rollout_id_in: Collection[str] | None = None,
+    ) -> list[Rollout]:
+        """Return the rollouts with these statuses and ids, in order; None for any."""
+        return [
+            rollout
+            for rollout in self._rollouts.values()
+            if (status_in is None or rollout.status in status_in)
+            and (rollout_id_in is None or rollout.rollout_id in rollout_id_in)
+        ]
+
+    async def wait_for_rollouts(
+        self, *, rollout_ids: Sequence[str], timeout: float | None = None
+    ) -> list[Rollout]:
+        """Return those of the rollouts that have ended.
+
+        Args:
+            rollout_ids: ids to wait for.
+            timeout: seconds to wait for all of them at most; None for no limit.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            ended = await self.query_rollouts(status_in=FINAL, rollout_id_in=rollout_ids)
+            rest_s = None if end is None else end - time.monotonic()
+            if len(ended) == len(set(rollout_ids)) or (rest_s is not None and rest_s <= 0):
+                return ended
+            await asyncio.sleep(min(_POLL_INTERVAL_S, rest_s or _POLL_INTERVAL_S))
+
+    async def query_spans(self, rollout_id: str, attempt_id: str | None = None) -> list[Span]:
+        """Return the spans of a rollout by start time; empty if the rollout is unknown.
+
+        Args:
+            rollout_id: id of the rollout.
+            attempt_id: id of its attempt; None or `latest` for the only one that it has.
+        """
+        spans = self._spans.get(rollout_id, [])
+        return [span for span in spans if attempt_id in (None, "latest", span.attempt_id)]
+
+    # --- of runners -----------------------------------------------------------------------
+    def start_next(self) -> Rollout | None:
+        """Return the next queued rollout, which then runs; None if none is queued."""
+        if not self._queue:
+            return None
+        rollout = self._rollouts[self._queue.popleft()]
+        rollout.status = "running"
+        return rollout
+
+    def finish(self, rollout: Rollout, status: str, spans: Sequence[Span]) -> None:
+        """Store the spans of a rollout, and its status after them."""
+        self._spans[rollout.rollout_id] = sorted(spans, key=lambda span: span.start_ns)
+        rollout.status = status
+
+
+class InMemoryLightningStore(LightningStore):
+    """`LightningStore` under another name."""

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from asyncio import create_task
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from lightspan.errors import ConfigError, DataError, UnsupportedError
+from lightspan.errors import ConfigError, DataError, UnknownAgentError, UnsupportedError
 from lightspan.progress import print_line
 from lightspan.schema.records import Json
 from lightspan.stores.aio import run_sync
-from lightspan_agl._agent_match import globs_of
+from lightspan_agl._agent_match import globs_of, instrument_advice
+from lightspan_agl._hooks import HookCalls, check_hooks
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.adapter import TracerTraceToTriplet, TraceToMessages
 from lightspan_agl.algorithm.apo import APO, distinct_tasks, first_prompt
+from lightspan_agl.algorithm.decorator import FunctionalAlgorithm
 from lightspan_agl.algorithm.verl import VERL, Plan
+from lightspan_agl.env_var import check_role, without_effect
 from lightspan_agl.litagent import ASYNC_METHODS, SYNC_METHODS, LitAgent, overrides
-from lightspan_agl.tracer import Tracer
-from lightspan_agl.types import Dataset, NamedResources, check_resources
+from lightspan_agl.store import InMemoryLightningStore, LightningStore
+from lightspan_agl.tracer import AgentOpsTracer, OtelTracer, Tracer, check_tracer
+from lightspan_agl.types import Dataset, Hook, NamedResources, check_resources
 
 if TYPE_CHECKING:
     from lightspan.algorithms.lightning_rl import LightningRL
@@ -36,13 +43,20 @@ class Trainer:
     Args:
         n_runners: maximum concurrent rollouts; None for 1.
         n_workers: older name of `n_runners`.
-        algorithm: `VERL(config)` or `APO(client)`; None if only `Trainer.dev` is called.
+        algorithm: `VERL(config)`, `APO(client)` or a function under `@algo`; None if only
+            `Trainer.dev` is called.
         adapter: `{"agent_match": "regular expression"}` for `VERL`; None trains all agents.
         initial_resources: resources by name: with `APO` the initial prompt; for `Trainer.dev` all
             resources of the agents, such as `{"main_llm": LLM(…)}`.
-        tracer: without effect; None or a `Tracer`.
+        tracer: tracer for hooks and for the agents' attribute `tracer`; None for a new `Tracer`.
+            Agents that `VERL` trains have a `Tracer` of their own.
+        hooks: hooks that are called around each rollout; refused by `fit` with `VERL`, whose agents
+            run in other processes.
+        store: `InMemoryLightningStore` for a function under `@algo`; None for a new one. Refused
+            with other algorithms.
         options: further options of Agent Lightning. `strategy`, `port`, `daemon` and `dev` are
-            accepted without effect, and `fit` prints a note; any other option is refused.
+            accepted without effect, except that `n_runners` of `strategy` counts if it is a
+            mapping; `fit` and `dev` print a note. Any other option is refused.
 
     Raises:
         ConfigError: `n_runners` or `initial_resources` is invalid.
@@ -54,10 +68,12 @@ class Trainer:
         *,
         n_runners: int | None = None,
         n_workers: int | None = None,
-        algorithm: VERL | APO[Any] | None = None,
+        algorithm: VERL | APO[Any] | FunctionalAlgorithm | None = None,
         adapter: TracerTraceToTriplet | TraceToMessages | Mapping[str, Any] | None = None,
         initial_resources: NamedResources | None = None,
         tracer: Tracer | None = None,
+        hooks: Hook | Sequence[Hook] | None = None,
+        store: LightningStore | None = None,
         **options: Any,
     ) -> None:
         other_options = {name: value for name, value in options.items() if value not in (None, ())}
@@ -68,22 +84,29 @@ class Trainer:
         ]
         if refused:
             raise UnsupportedError("; ".join(refused))
-        if tracer is not None and not isinstance(tracer, Tracer):
-            raise UnsupportedError(f"Trainer(tracer={tracer!r}): leave it out")
-        if algorithm is not None and not isinstance(algorithm, VERL | APO):
+        if algorithm is not None and not isinstance(algorithm, VERL | APO | FunctionalAlgorithm):
             raise UnsupportedError(
-                f"Trainer(algorithm={type(algorithm).__name__}): use VERL(config) or APO(client); "
-                "lightspan.Trainer takes other algorithms"
+                f"Trainer(algorithm={type(algorithm).__name__}): use VERL(config), APO(client) or "
+                "a function under @algo; lightspan.Trainer takes other algorithms"
             )
+        if store is not None and not isinstance(algorithm, FunctionalAlgorithm):
+            raise UnsupportedError(f"Trainer(store={store!r:.100}): {_HINTS['store']}")
+        strategy = other_options.get("strategy")
         self.n_runners = 1
-        for count in (n_workers, n_runners):
+        for count in (
+            strategy.get("n_runners") if isinstance(strategy, Mapping) else None,
+            n_workers,
+            n_runners,
+        ):
             self.n_runners = self.n_runners if count is None else count
         if self.n_runners < 1:
             raise ConfigError(f"Trainer(n_runners={self.n_runners}) must be at least 1")
         self.algorithm = algorithm
         self.adapter = _make_adapter(adapter)
         self.initial_resources = check_resources(initial_resources)
-        self.tracer = tracer or Tracer()
+        self.tracer = check_tracer(tracer, "Trainer")
+        self.hooks = check_hooks(hooks, "Trainer")
+        self.store = store
         self._no_effect = [f"{name}={value!r}" for name, value in other_options.items()]
 
     def fit(
@@ -105,6 +128,7 @@ class Trainer:
 
         Raises:
             AppError: the agent cannot be recreated in the runners' processes.
+            UnsupportedError: `AGL_CURRENT_ROLE` is set to one role, or `VERL` has `hooks`.
             ConfigError: the algorithm or required tasks are missing, or a batch is larger than
                 `train_dataset`.
             UnknownAgentError: no agent that acted in the first batch matches `agent_match`.
@@ -112,15 +136,25 @@ class Trainer:
         """
         if self.algorithm is None:
             raise ConfigError("fit needs an algorithm: Trainer(algorithm=agl.VERL(config))")
+        check_role()
         _check_agent(agent)
+        if isinstance(self.algorithm, FunctionalAlgorithm):
+            data = {"train_dataset": train_dataset, "val_dataset": val_dataset}
+            self._print_notes()
+            run_sync(self._run_function(self.algorithm, agent, data))
+            return None
         if isinstance(self.algorithm, APO):
             first_prompt(self.initial_resources)
             train = as_tasks(train_dataset, "train_dataset")
             val = as_tasks(val_dataset, "val_dataset")
-            for line in self._notes():
-                print_line(line)
+            self._print_notes()
             run_sync(self._search(self.algorithm, agent, train, val))
             return None
+        if self.hooks:
+            raise UnsupportedError(
+                f"Trainer(hooks=[{type(self.hooks[0]).__qualname__}(), …]) with VERL: agents run "
+                f"in other processes; {_HINTS['hooks']}"
+            )
         plan = self.algorithm.plan
         train = as_tasks(train_dataset, "train_dataset")
         per_step = plan.algorithm["tasks_per_step"]
@@ -139,7 +173,11 @@ class Trainer:
             if len(held_out) < len(tasks):
                 repeated = len(tasks) - len(held_out)
                 trainer.reporter.line(f"val_dataset: {repeated} repeated tasks are evaluated once")
-        return trainer.fit(_as_app(agent, plan), train, held_out, resume=plan.resume)
+        try:
+            return trainer.fit(_as_app(agent, plan), train, held_out, resume=plan.resume)
+        except UnknownAgentError as error:
+            error.add_note(f"For agent_match, {instrument_advice()}.")
+            raise
 
     def dev(
         self,
@@ -162,9 +200,12 @@ class Trainer:
 
         Raises:
             ConfigError: there are neither `initial_resources` nor `VERL`, or there is no task.
+            UnsupportedError: `AGL_CURRENT_ROLE` is set to one role.
             And the errors of `lightspan.Trainer.dev`.
         """
+        check_role()
         _check_agent(agent)
+        self._print_notes()
         by_name = {"train_dataset": train_dataset, "dev_dataset": dev_dataset}
         datasets = {name: data for name, data in by_name.items() if data is not None}
         train = [task for name, data in datasets.items() for task in as_tasks(data, name)]
@@ -174,6 +215,38 @@ class Trainer:
         summary = self._try_out(agent, train, val)
         print_line(summary.text())
         return summary
+
+    async def _run_function(
+        self, algorithm: FunctionalAlgorithm, agent: LitAgent[Any], data: Mapping[str, Any]
+    ) -> None:
+        """Run a function under `@algo`, and the rollouts that it queues, until it returns."""
+        from lightspan_agl._local import local_runs
+
+        store = self.store or InMemoryLightningStore()
+        if self.initial_resources:
+            await store.add_resources(self.initial_resources)
+        function = algorithm.bind(
+            {
+                **data,
+                "store": store,
+                "adapter": self.adapter,
+                "initial_resources": self.initial_resources or None,
+            }
+        )
+        hooks = HookCalls(hooks=self.hooks, tracer=self.tracer)
+        async with local_runs(agent, {}, slots=self.n_runners, hooks=hooks) as runs:
+            work = asyncio.ensure_future(
+                function() if algorithm.is_async() else asyncio.to_thread(function)
+            )
+            tasks = [work, *(create_task(runs.serve(store)) for _ in range(self.n_runners))]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    await task  # raises its error
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _search(
         self, algorithm: APO[Any], agent: LitAgent[Any], train: list[Json], val: list[Json]
@@ -185,6 +258,7 @@ class Trainer:
             self.initial_resources,
             slots=self.n_runners,
             timeout_s=algorithm.rollout_batch_timeout,
+            hooks=HookCalls(hooks=self.hooks, tracer=self.tracer),
         ) as runs:
             await algorithm.search(runs, self.initial_resources, train, val)
 
@@ -201,6 +275,7 @@ class Trainer:
                 val,
                 slots=self.n_runners,
                 agent_match=self._agent_match,
+                hooks=HookCalls(hooks=self.hooks, tracer=self.tracer),
             )
             return run_sync(work)
         if not isinstance(self.algorithm, VERL):
@@ -231,13 +306,23 @@ class Trainer:
     def _agent_match(self) -> str | None:
         return getattr(self.adapter, "agent_match", None)
 
+    def _print_notes(self) -> None:
+        for line in self._notes():
+            print_line(line)
+
     def _notes(self) -> Iterable[str]:
-        if self._no_effect:
+        no_effect = [*self._no_effect, *without_effect()]
+        is_verl = isinstance(self.algorithm, VERL)
+        if is_verl and type(self.tracer) not in (Tracer, AgentOpsTracer, OtelTracer):
+            no_effect.append(f"tracer={type(self.tracer).__qualname__}(…) in the agents of VERL")
+        if not getattr(self.adapter, "repair_hierarchy", True):
+            no_effect.append("adapter={'repair_hierarchy': False}")
+        if no_effect:
             yield (
-                f"Trainer: without effect: {', '.join(self._no_effect)} (runners end with "
+                f"Trainer: without effect: {', '.join(no_effect)} (runners end with "
                 "this process; a dry run is Trainer.dev())"
             )
-        if self.initial_resources and isinstance(self.algorithm, VERL):
+        if self.initial_resources and is_verl:
             yield "Trainer: initial_resources are for dev; in fit the algorithm makes main_llm"
 
 
@@ -263,7 +348,7 @@ _NO_EFFECT: Final = ("strategy", "port", "daemon", "dev")
 _HINTS: Final = {
     "max_rollouts": "trainer.total_training_steps of VERL(config) ends a run",
     "max_tasks": "trainer.total_training_steps of VERL(config) ends a run",
-    "store": "leave it out; the store is a SQLite file in the run's folder",
+    "store": "leave it out; VERL's store is a SQLite file in the run's folder, APO's in memory",
     "llm_proxy": "leave it out; the gateway of lightspan serves main_llm",
     "hooks": "do the work in the agent's rollout, before and after the rest",
     "triplet_exporter": "use adapter={'agent_match': …}",
@@ -328,6 +413,7 @@ def _plain(value: Any) -> Any:
 
 
 def _device() -> str:
+    import_module("lightspan_torch")  # before torch: it lets torch's threads sleep while they wait
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"

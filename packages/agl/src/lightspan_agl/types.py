@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 
 from lightspan.errors import ConfigError
 from lightspan.schema.prompts import PromptTemplate
+from lightspan.schema.spans import Span
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 
 __all__ = [
@@ -15,11 +16,14 @@ __all__ = [
     "Attempt",
     "AttemptedRollout",
     "Dataset",
+    "Hook",
     "NamedResources",
     "PromptTemplate",
     "ProxyLLM",
+    "ResourcesUpdate",
     "Rollout",
     "RolloutMode",
+    "Span",
 ]
 __getattr__ = _refuse_names(__name__)
 
@@ -104,6 +108,43 @@ class AttemptedRollout(Rollout):
     """A rollout with its attempt; agents receive it as the argument `rollout`."""
 
     attempt: Attempt
+
+
+@dataclass(kw_only=True)
+class ResourcesUpdate:
+    """Resources in a store, with their id."""
+
+    resources_id: str
+    resources: NamedResources
+
+
+class Hook:
+    """Methods that are called around each rollout in this process; override any of them.
+
+    An exception in a hook is logged. Each method gets the `agent`, the `runner` (None in a
+    `Trainer`) and the `rollout`.
+    """
+
+    async def on_rollout_start(self, *, agent: Any, runner: Any, rollout: Any) -> None:
+        """Do something before a rollout."""
+
+    async def on_trace_start(self, *, agent: Any, runner: Any, tracer: Any, rollout: Any) -> None:
+        """Do something before the agent runs; what happens here is recorded."""
+
+    async def on_trace_end(self, *, agent: Any, runner: Any, tracer: Any, rollout: Any) -> None:
+        """Do something after the agent has returned. `tracer.get_last_trace()` has its spans."""
+
+    async def on_rollout_end(
+        self, *, agent: Any, runner: Any, rollout: Any, spans: list[Span]
+    ) -> None:
+        """Do something after a rollout, also after one that failed.
+
+        Args:
+            agent: the agent.
+            runner: the runner; None in a `Trainer`.
+            rollout: the rollout.
+            spans: spans of the rollout; a reward that the agent returned is not among them.
+        """
 
 
 class Dataset(Protocol[T_co]):

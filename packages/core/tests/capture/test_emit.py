@@ -112,6 +112,21 @@ def test_annotations_messages_objects(scope: AttemptContext) -> None:
     assert only(scope).attributes[c.OBJECT_JSON] == '{"a":[1,null]}'
 
 
+def test_attributes_are_those_of_the_same_span(scope: AttemptContext) -> None:
+    own = {"a": 1, "b": [True], c.MESSAGE_BODY: "no", c.OBJECT_JSON: "no", c.REWARD_VALUE: 9.0}
+    emit.emit_reward(0.5, attributes=own)
+    emit.emit_message("text", own)
+    emit.emit_object(1, own)
+    emit.emit_exception(ValueError("x"), own)
+    reward, message, thing, error = scope.recorder.drain()
+    for span in (reward, message, thing, error):
+        assert (span.attributes["a"], span.attributes["b"]) == (1, [True])
+    assert reward.attributes[c.REWARD_VALUE] == 0.5
+    assert message.attributes[c.MESSAGE_BODY] == "text"
+    assert thing.attributes[c.OBJECT_JSON] == "1"
+    assert error.attributes[c.EXCEPTION_TYPE] == "ValueError"
+
+
 def test_exceptions(scope: AttemptContext) -> None:
     emit.emit_exception(KeyError("column"))
     span = only(scope)

@@ -40,6 +40,19 @@ def openai_error(error: ApiError, request_id: str | None = None) -> bytes:
     return msgspec.json.encode({"error": details})
 
 
+def call_token_error(token: str) -> ApiError:
+    """Return the HTTP 401 error for a request with `token`, which is empty or no call token."""
+    problem = "unknown call token" if token else "a call token is missing"
+    return ApiError(
+        401,
+        f"{problem}: the key must be the attempt's own. Give the client api_key=llm.api_key, of "
+        "the app's argument `llm` (OPENAI_API_KEY is a placeholder in runners), or use the OpenAI "
+        "SDK inside the rollout. For a framework, call its adapter's instrument() first, such as "
+        "lightspan_autogen.instrument()",
+        code="invalid_api_key",
+    )
+
+
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """Return an HTTP 400 error.
 

@@ -20,7 +20,7 @@ from lightspan.schema.spans import Span
 from lightspan.schema.token_records import TokenRecord
 from lightspan.stores.protocol import Store
 from lightspan_gateway.access_policy import AccessPolicy, token_of
-from lightspan_gateway.api_errors import ApiError, bad_request, no_model
+from lightspan_gateway.api_errors import ApiError, bad_request, call_token_error, no_model
 from lightspan_gateway.call_recorder import CallRecorder
 from lightspan_gateway.calls import CallerSession, RecordedCall
 from lightspan_gateway.limits import GatewayLimits
@@ -58,7 +58,7 @@ class TrainingAccess(AccessPolicy):
         """
         token = token_of(request)
         if not token:
-            raise ApiError(401, "a call token is missing", code="invalid_api_key")
+            raise call_token_error(token)
         session = self._open.get(token)
         if session is None:
             session = await self._look_up(token)
@@ -79,7 +79,7 @@ class TrainingAccess(AccessPolicy):
         try:
             claim = await self._store.claim_of_token(token)
             if claim is None:
-                raise ApiError(401, "unknown call token", code="invalid_api_key")
+                raise call_token_error(token)
             if claim.attempt.sealed:
                 return CallerSession(claim, Routing())
             fresh = await self._read(claim)

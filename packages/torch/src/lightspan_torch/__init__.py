@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lightspan.plugins import lazy_exports
+from lightspan_torch.threads import sleep_while_waiting as _sleep_while_waiting
 
 if TYPE_CHECKING:
     from lightspan_torch.engine.config import Transformers as Transformers
     from lightspan_torch.engine.parameter_count import count_parameters as count_parameters
     from lightspan_torch.learner.config import Torch as Torch
     from lightspan_torch.sft.algorithm import SFT as SFT
+
+_sleep_while_waiting()
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,

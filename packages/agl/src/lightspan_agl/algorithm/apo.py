@@ -12,6 +12,7 @@ from lightspan.schema.prompts import filled_as
 from lightspan.schema.records import Json, Mode, task_id
 from lightspan.schema.validation import check_number, check_whole
 from lightspan_agl._unsupported import refuse_names as _refuse_names
+from lightspan_agl.logging import copy_to_original
 from lightspan_agl.types import NamedResources, PromptTemplate
 from lightspan_prompts.apo.search import BeamPlan, Models, Search
 from lightspan_prompts.endpoint_client import EndpointClient
@@ -27,6 +28,7 @@ __getattr__ = _refuse_names(__name__)
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+log.addFilter(copy_to_original)
 
 BUSY_TIMEOUT_S: Final = 1800.0
 """Total seconds of waiting on rate limits (429) per request."""

@@ -1,12 +1,16 @@
-"""Tracers without function: lightspan records every agent itself."""
+"""Tracers, which record nothing: lightspan records every agent itself."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import logging
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
+from lightspan.capture.context import current_context
+from lightspan.errors import UnsupportedError
+from lightspan.schema.spans import Span
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 
 __all__ = ["AgentOpsTracer", "OtelTracer", "Tracer"]
@@ -17,6 +21,17 @@ log = logging.getLogger(__name__)
 
 class Tracer:
     """The class of `LitAgent.tracer`. It records nothing, because lightspan records by itself."""
+
+    _last_trace: Sequence[Span] = ()
+
+    def get_last_trace(self) -> list[Span]:
+        """Return the spans that the current rollout has recorded so far.
+
+        In `Hook.on_trace_end` those are all spans of the agent. Outside a rollout, return the spans
+        of the rollout of this tracer that ended last; empty if there is none.
+        """
+        current = current_context()
+        return list(self._last_trace) if current is None else current.scope.recorder.spans
 
     def get_langchain_handler(self, tags: list[str] | None = None) -> Any | None:
         """Return a LangChain callback handler; None if `lightspan-langgraph` is not installed.
@@ -39,3 +54,34 @@ class OtelTracer(Tracer):
 
 class AgentOpsTracer(Tracer):
     """`Tracer` under another name; nothing of AgentOps is used."""
+
+
+_METHODS: Final = (
+    *("create_span", "init", "init_worker", "lifespan", "operation_context", "teardown"),
+    *("teardown_worker", "trace_context", "trace_run", "trace_run_async"),
+)
+"""Methods of Agent Lightning's tracers that lightspan never calls."""
+
+
+def check_tracer(tracer: Any, owner: str) -> Tracer:
+    """Return `tracer`, or a new `Tracer` for None.
+
+    Args:
+        tracer: a tracer of lightspan_agl, an instance of a subclass, or None.
+        owner: the class that takes the tracer, for messages.
+
+    Raises:
+        UnsupportedError: it is no `Tracer`, or its class overrides a method that is never called.
+    """
+    if tracer is None:
+        return Tracer()
+    if not isinstance(tracer, Tracer):
+        raise UnsupportedError(f"{owner}(tracer={tracer!r:.100}): leave it out")
+    methods = [name for name in _METHODS if hasattr(tracer, name)]
+    if methods:
+        raise UnsupportedError(
+            f"{owner}(tracer={type(tracer).__qualname__}(…)): {', '.join(methods)} would "
+            "never be called, because lightspan records by itself. Read spans by get_last_trace() "
+            "in Hook.on_trace_end, or with InMemoryLightningStore.query_spans"
+        )
+    return tracer

@@ -46,6 +46,7 @@ def emit_reward(
     primary: str | None = None,
     call: str | None = None,
     span: Span | str | None = None,
+    attributes: Mapping[str, AttributeValue] = {},
 ) -> Span | None:
     """Emit a reward for the attempt, or for one model call (`call`) or span (`span`) in it.
 
@@ -55,6 +56,7 @@ def emit_reward(
             the first name if there is no `"reward"`.
         call: a call id, or the `id` of an OpenAI response.
         span: a span or its id.
+        attributes: further attributes of the reward's span; empty for none.
 
     Raises:
         RewardError: the value is text or another type that is no reward, or both `call` and `span`
@@ -65,18 +67,16 @@ def emit_reward(
     reward = parse_reward(value, primary)
     if reward is None:
         return None
-    attributes: Attributes = {
-        c.REWARD_DIMENSION + name: number for name, number in reward.dimensions.items()
+    for prefix in RESPONSE_ID_PREFIXES:
+        call = call and call.removeprefix(prefix)
+    fields = {
+        **attributes,
+        **{c.REWARD_DIMENSION + name: number for name, number in reward.dimensions.items()},
+        c.REWARD_VALUE: reward.value,
+        c.REWARD_CALL_ID: call,
+        c.REWARD_SPAN_ID: span.span_id if isinstance(span, Span) else span,
     }
-    if reward.value is not None:
-        attributes[c.REWARD_VALUE] = reward.value
-    if call is not None:
-        for prefix in RESPONSE_ID_PREFIXES:
-            call = call.removeprefix(prefix)
-        attributes[c.REWARD_CALL_ID] = call
-    if span is not None:
-        attributes[c.REWARD_SPAN_ID] = span if isinstance(span, str) else span.span_id
-    return _emit("lightspan.reward", SpanKind.REWARD, attributes)
+    return _emit("lightspan.reward", SpanKind.REWARD, fields)
 
 
 def emit_annotation(values: Mapping[str, AttributeValue]) -> Span | None:
@@ -85,27 +85,27 @@ def emit_annotation(values: Mapping[str, AttributeValue]) -> Span | None:
     return _emit("lightspan.annotation", SpanKind.ANNOTATION, attributes)
 
 
-def emit_message(text: str) -> Span | None:
+def emit_message(text: str, attributes: Mapping[str, AttributeValue] = {}) -> Span | None:
     """Attach a line of text to the attempt, for the people who inspect the attempt."""
-    return _emit("lightspan.message", SpanKind.MESSAGE, {c.MESSAGE_BODY: text})
+    fields = {**attributes, c.MESSAGE_BODY: text}
+    return _emit("lightspan.message", SpanKind.MESSAGE, fields)
 
 
-def emit_object(value: Any) -> Span | None:
+def emit_object(value: Any, attributes: Mapping[str, AttributeValue] = {}) -> Span | None:
     """Attach a value to the attempt as JSON; a part that JSON cannot express becomes its `str`."""
-    attributes: Attributes = {
-        c.OBJECT_TYPE: type(value).__qualname__,
-        c.OBJECT_JSON: dump_json(value),
-    }
-    return _emit("lightspan.object", SpanKind.OBJECT, attributes)
+    fields = {c.OBJECT_TYPE: type(value).__qualname__, c.OBJECT_JSON: dump_json(value)}
+    return _emit("lightspan.object", SpanKind.OBJECT, {**attributes, **fields})
 
 
-def emit_exception(error: BaseException) -> Span | None:
+def emit_exception(
+    error: BaseException, attributes: Mapping[str, AttributeValue] = {}
+) -> Span | None:
     """Attach an exception that the app handled to the attempt."""
-    attributes = exception_attributes(error)
-    return _emit("lightspan.exception", SpanKind.EXCEPTION, attributes, status=SpanStatus.ERROR)
+    fields = {**attributes, **exception_attributes(error)}
+    return _emit("lightspan.exception", SpanKind.EXCEPTION, fields, status=SpanStatus.ERROR)
 
 
-def _emit(name: str, kind: SpanKind, attributes: Attributes, **fields: Any) -> Span | None:
+def _emit(name: str, kind: SpanKind, attributes: dict[str, Any], **fields: Any) -> Span | None:
     current = context.current_agent()
     if current is None:
         return None
@@ -274,8 +274,7 @@ def agent(name: str, *, input: Any = None) -> _Block:
         name: name of the agent or team.
         input: input of the agent or team, recorded in its span; None if unknown.
     """
-    attributes = _input_attributes(input)
-    return _Block(f"invoke_agent {name}", SpanKind.AGENT, attributes, input, agent=name)
+    return replace(agent_span(name, input=input), attributes=_input_attributes(input))
 
 
 def agent_span(name: str, *, input: Any = None) -> _Block:
@@ -311,14 +310,13 @@ def tool(name: str, arguments: str = "", call_id: str = "") -> _Block:
         arguments: arguments of the call, as JSON.
         call_id: id of the tool call in the model's answer; empty if unknown.
     """
-    attributes: Attributes = {
+    attributes: dict[str, Any] = {
         c.OPERATION_NAME: "execute_tool",
         c.TOOL_NAME: name,
         c.TOOL_CALL_ARGUMENTS: arguments,
+        c.TOOL_CALL_ID: call_id or None,
         c.OPENINFERENCE_KIND: "TOOL",
     }
-    if call_id:
-        attributes[c.TOOL_CALL_ID] = call_id
     return _Block(f"execute_tool {name}", SpanKind.TOOL, attributes)
 
 

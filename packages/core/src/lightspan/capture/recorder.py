@@ -97,6 +97,11 @@ class Recorder:
         for give_up in list(self._pending.values()):
             give_up()
 
+    @property
+    def spans(self) -> list[Span]:
+        """The spans added since the last drain."""
+        return list(self._spans)
+
     def drain(self) -> list[Span]:
         """Return the spans added since the last drain."""
         with self._lock:

@@ -101,6 +101,8 @@ def _changed(attributes: Attributes, change: Callable[[str], str]) -> Attributes
 def _change_value(key: str, value: AttributeValue, change: Callable[[str], str]) -> Any:
     if key in _IDENTITY:
         return value
+    if key == c.TOKEN_IDS:  # the text itself, as numbers
+        return "[]"
     if isinstance(value, str):
         keys = _STRUCTURE_KEYS if key in _MESSAGE_ATTRIBUTES else frozenset()
         return _change_json(value, change, keys) if key in _JSON_ATTRIBUTES else change(value)

@@ -42,7 +42,7 @@ class StreamedAnswer:
         if self._events is not None:
             self._events.add(data)
             return
-        for key in ("id", "model", "usage"):
+        for key in ("id", "model", "usage", "prompt_token_ids"):
             if data.get(key) is not None:
                 self._top[key] = data[key]
         for choice in data.get("choices") or ():
@@ -60,6 +60,7 @@ class StreamedAnswer:
             _add_tool_call(whole["calls"], call)
         if choice.get("finish_reason"):
             whole["finish_reason"] = choice["finish_reason"]
+        whole["token_ids"] = [*whole.get("token_ids", ()), *(choice.get("token_ids") or ())]
 
     @property
     def complete(self) -> bool:
@@ -77,7 +78,7 @@ class StreamedAnswer:
         for index, whole in sorted(self._choices.items()):
             calls = [call for _, call in sorted(whole["calls"].items())]
             message = {**whole["message"], **({"tool_calls": calls} if calls else {})}
-            choice = {"index": index, "message": message}
+            choice = {"index": index, "message": message, "token_ids": whole["token_ids"] or None}
             choices.append({**choice, "finish_reason": whole.get("finish_reason")})
         return {**self._top, "choices": choices}
 
@@ -170,10 +171,8 @@ def _prompts_of(prompt: Any) -> list[dict[str, Any]]:
 
 
 ANSWER_FIELDS: Final[dict[str, Any]] = {
-    "id": True,
-    "model": True,
-    "usage": True,
-    "choices": {"__all__": {"index", "message", "text", "finish_reason"}},  # of a completion
+    **dict.fromkeys(("id", "model", "usage", "prompt_token_ids"), True),
+    "choices": {"__all__": {"index", "message", "text", "finish_reason", "token_ids"}},
     **dict.fromkeys(("output", "status", "incomplete_details"), True),  # of a response
     **dict.fromkeys(("type", "content", "stop_reason"), True),  # of a message
 }
@@ -198,6 +197,9 @@ def answer_attributes(answer: Mapping[str, Any]) -> Attributes:
     }
     attributes: Attributes = {key: value for key, value in plain.items() if value is not None}
     if choices:
+        ids = [answer.get("prompt_token_ids"), *(choice.get("token_ids") for choice in choices)]
+        if any(ids):
+            attributes[c.TOKEN_IDS] = genai_messages.dump_json(ids)
         if any(reasons):
             attributes[c.FINISH_REASONS] = [*reasons]
         attributes[c.OUTPUT_MESSAGES] = genai_messages.dump(

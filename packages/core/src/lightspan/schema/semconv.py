@@ -88,6 +88,9 @@ CHAT_ONLY: Final = "chat_only"
 CALL_RESAMPLED: Final = "lightspan.call.resampled"
 """True if the call was sampled again after a try whose tokens are lost. Unlike the outcome, it
 never changes."""
+TOKEN_IDS: Final = "lightspan.call.token_ids"
+"""JSON list: the ids of the prompt, then those of each choice, from an endpoint that returns ids as
+vLLM does (`prompt_token_ids`, `token_ids`); null where there are none."""
 REQUEST_HASH: Final = "lightspan.request.hash"
 """Hash of the request's body. After a restart of the gateway it distinguishes a retry of a call
 from a new call."""

@@ -31,7 +31,7 @@ from lightspan.schema.semconv import HEADER_RELAYED
 from lightspan.stores.keepalive import keepalive_socket
 from lightspan.stores.protocol import Store
 from lightspan_gateway.access_policy import token_of
-from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError
+from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError, call_token_error
 from lightspan_gateway.dialects import DIALECTS
 from lightspan_gateway.limits import StoreServerLimits
 from lightspan_gateway.remote_store.url import RELAY_PATH
@@ -121,11 +121,11 @@ class GatewayProxy:
         """
         token = token_of(request)
         if not token:
-            raise ApiError(401, "a call token is missing", code="invalid_api_key")
+            raise call_token_error(token)
         try:
             claim = await self._store.claim_of_token(token) if token.isascii() else None
             if claim is None:
-                raise ApiError(401, "unknown call token", code="invalid_api_key")
+                raise call_token_error(token)
             attempt, resources_id = claim.attempt, claim.rollout.resources_id
             if attempt.sealed and path != _HEALTH:
                 raise ApiError(403, f"attempt {attempt.attempt_id} has ended ({attempt.status})")

@@ -71,6 +71,7 @@ from lightspan_torch.engine.weights import (
     load_model,
     weight_change,
 )
+from lightspan_torch.threads import limit_threads
 
 BLOCK_TOKENS: Final = 64
 """Number of tokens in one block of the setting `num_blocks`."""
@@ -153,6 +154,7 @@ class TransformersEngine(TokenEngine):
         if tool_parser is not None and tokenizers:
             raise ConfigError("tokenizers= have their own tool parsers: leave tool_parser= out")
         check_device(device)
+        limit_threads(device)
         ranks = dict(lora or {})
         check_ranks(ranks, models)
         self._capabilities = msgspec.structs.replace(

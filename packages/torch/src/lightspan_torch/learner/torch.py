@@ -80,6 +80,7 @@ from lightspan_torch.learner.prefix_tree import Tree, plain as each_by_itself, s
 from lightspan_torch.learner.token_losses import SelectedTokens, scoring_head, training_head
 from lightspan_torch.learner.tree_forward import Pass, decoder, pair_cost, plan, sweep, tree_refusal
 from lightspan_torch.learner.validation import check_loss, check_names, check_rows, ordered
+from lightspan_torch.threads import limit_threads
 
 CAPABILITIES: Final = LearnerCapabilities(
     policies=None,
@@ -137,6 +138,7 @@ class TorchLearner(Learner):
         self._optimizer = optimizer or Optimizer()
         check_kind("critic", critic, Critic)
         check_device(device)
+        limit_threads(device)
         self._device = torch.device(device)
         self._budget = token_budget or default_token_budget(device)
         self._seed = seed

@@ -1,0 +1,71 @@
+"""Calls of `Hook` around rollouts in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightspan.errors import UnsupportedError
+from lightspan_agl.tracer import Tracer
+from lightspan_agl.types import AttemptedRollout, Hook
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookCalls:
+    """The hooks, tracer and runner of rollouts in this process."""
+
+    hooks: Sequence[Hook] = ()
+    tracer: Tracer = field(default_factory=Tracer)
+    runner: Any = None
+    """The `LitAgentRunner`; None in a `Trainer`."""
+
+    async def before(self, agent: Any, rollout: AttemptedRollout) -> None:
+        """Give the agent its tracer, and call what hooks do before a rollout."""
+        agent.tracer = self.tracer
+        await self._call("on_rollout_start", agent=agent, rollout=rollout)
+        await self._call("on_trace_start", agent=agent, rollout=rollout, tracer=self.tracer)
+
+    async def after(self, agent: Any, rollout: AttemptedRollout, *, has_failed: bool) -> None:
+        """Call what hooks do after a rollout."""
+        if not has_failed:
+            await self._call("on_trace_end", agent=agent, rollout=rollout, tracer=self.tracer)
+        spans = self.tracer.get_last_trace()
+        self.tracer._last_trace = spans
+        await self._call("on_rollout_end", agent=agent, rollout=rollout, spans=spans)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `before` or `after` in the thread of a synchronous agent."""
+        if self.hooks:
+            asyncio.run(work)
+            return
+        # `asyncio.run` would take the event loop away that the agent may have set for its thread.
+        with suppress(StopIteration):
+            work.send(None)
+
+    async def _call(self, name: str, **arguments: Any) -> None:
+        for hook in self.hooks:
+            try:
+                await getattr(hook, name)(runner=self.runner, **arguments)
+            except Exception:
+                log.exception("%s.%s failed", type(hook).__qualname__, name)
+
+
+def check_hooks(hooks: Any, owner: str) -> list[Hook]:
+    """Return the hooks as a list: one hook, several, or None for none.
+
+    Raises:
+        UnsupportedError: one of them is no `Hook`.
+    """
+    several = [hooks] if isinstance(hooks, Hook) else list(hooks or ())
+    for hook in several:
+        if not isinstance(hook, Hook):
+            raise UnsupportedError(
+                f"{owner}(hooks=[{hook!r:.100}]): use instances of subclasses of lightspan_agl.Hook"
+            )
+    return several
