@@ -173,8 +173,8 @@ def attention(
             output[span] = attend(queries[span], *own, mask)
     for group in plan.groups:
         mask = group.mask_within(sliding_window)
-        read = (keys[group.slots], values[group.slots])
-        output[group.rows] = attend(queries[group.rows], *read, mask)
+        read = (keys.index_select(0, group.slots), values.index_select(0, group.slots))
+        output.index_copy_(0, group.rows, attend(queries.index_select(0, group.rows), *read, mask))
     return output[None], None
 
 
