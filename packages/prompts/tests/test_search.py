@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from packages.prompts.tests.made_up import (
     pool,
     reflects,
     search,
+    text_of,
 )
 
 Make = partial[Any]
@@ -367,3 +369,25 @@ def test_without_the_library(kind: Any, module: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("lightspan_prompts.search.validation.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=rf" needs '{module}': .*core\[prompts\]"):
         kind({"p": TEXT}, NOWHERE)
+
+
+async def test_a_date_of_today_in_a_text_is_named(
+    make: Make, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """In the app's prompt, and where a reflection model copied it from the rollouts."""
+    day = datetime.now(UTC)
+    server.script = lambda request: (
+        f"it lacks x\n<prompt>\n{text_of(request)} ALPHA {day:%d %B %Y}\n</prompt>"
+    )
+    world = World(tmp_path)
+    prompts = {
+        "first": PromptTemplate(f"Do {{q}}, it is {day:%A}."),
+        "second": PromptTemplate("Then {q}."),
+    }
+    await search(make(prompts=prompts), world)
+    assert world.notes[0] == (
+        f"the text of 'first' contains '{day:%A}', which looks like today: it stays in the learned "
+        "text as it is: write a {placeholder} for it"
+    )
+    copied = [note for note in world.notes if "which looks like today, and its first" in note]
+    assert f"contains '{day:%d %B %Y}'" in copied[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -16,7 +17,7 @@ from lightspan.algorithms.protocol import (
 )
 from lightspan.lightning.episode import Episode
 from lightspan.schema.llm import LLM
-from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
+from lightspan.schema.prompts import LearnedPrompt, PromptPlace, PromptTemplate
 from lightspan.schema.records import Json
 from lightspan.schema.resources import Resources
 from lightspan.schema.routing import Routing
@@ -24,8 +25,9 @@ from lightspan.schema.validation import check_number, check_whole
 from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.pricing import Price
 from lightspan_prompts.search.candidates import SearchResult, Split, split_tasks, write_found
+from lightspan_prompts.search.dates import date_literals, days_around
 from lightspan_prompts.search.evaluator import Evaluator
-from lightspan_prompts.search.prompt_discovery import survey
+from lightspan_prompts.search.prompt_discovery import date_warnings, survey
 from lightspan_prompts.search.search_log import SearchLog
 from lightspan_prompts.search.selected_prompts import SelectedPrompts
 from lightspan_prompts.search.validation import (
@@ -193,16 +195,39 @@ class PromptSearch(Algorithm):
 
     # --- for a dry run ----------------------------------------------------------------------
     def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
-        return survey(episodes, self.patterns).lines() if self.patterns else []
+        found = survey(episodes, self.patterns).lines() if self.patterns else []
+        return [*self._dated_arguments(), *found]
+
+    def _dated_arguments(self) -> list[str]:
+        """Warn of prompts that the app takes as arguments and that contain today's date."""
+        days = days_around({datetime.now(UTC).date()})
+        return [
+            line
+            for name, prompt in self.prompts.items()
+            for line in date_warnings(name, date_literals(prompt, days), PromptPlace.ARGUMENT)
+        ]
 
     # --- the step ---------------------------------------------------------------------------
     async def run_step(self, context: TrainerContext) -> Metrics:
         """Run the whole search."""
+        for text in self._dated_arguments() if self.begun is None else ():
+            context.note(text)
         self.found = found = await self.search(context, self.split(context.tasks))
         write_found(found, context.path)
-        for text in found.notes():
+        for text in [*found.notes(), *self._dated_results()]:
             context.note(text)
         return found.metrics()
+
+    def _dated_results(self) -> list[str]:
+        """Warn of learned texts into which today's date was copied from the rollouts."""
+        days = days_around({datetime.now(UTC).date()})
+        return [
+            f"the learned text of {name!r} contains {literal!r}, which looks like today, and its "
+            "first text does not: take it out before the text is used on another day"
+            for name, learned in self.learned_prompts().items()
+            for literal in date_literals(learned.after, days)
+            if literal not in learned.before.text
+        ]
 
     def split(self, tasks: Sequence[Json]) -> Split:
         """Split the training tasks in two parts; duplicates count once.
