@@ -20,7 +20,7 @@ from lightspan.capture.prompt_overrides import record_prompt
 from lightspan.errors import ConfigError, RewardError, UnknownAgentError
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.schema import semconv as c
-from lightspan.schema.prompts import PromptPlace, PromptTemplate
+from lightspan.schema.prompts import PromptPlace
 from lightspan.schema.system_prompts import (
     ASKS,
     NEW_AGENT,
@@ -118,7 +118,7 @@ def test_what_is_true_of_today_alone_is_a_placeholder(ask: Any) -> None:
     discovered = surveyed(app, "router")
     template = discovered.components["router"].template
     assert template == "You route mails. It is {date_1}. Say which desk it is."
-    assert discovered.lines() == ["found the text of 'router': 58 characters, with {date_1} in it"]
+    assert discovered.lines() == ["found the text of 'router': 54 characters, with {date_1} in it"]
     [episode] = played(app, discovered.instructions({"router": f"Anew: {template}"}), 1)
     assert evidence_of(episode, None, discovered.concerns).applied == 1
 

@@ -21,7 +21,7 @@ from lightspan.schema.prompts import PromptTemplate
 MAX_ATOMS: Final = 9
 """Maximum numbers and names in one date."""
 MIN_SOLO_LENGTH: Final = 3
-"""Minimum characters of a name that is found without a number beside it. In scripts without spaces
+"""Minimum characters of a name that is found without a number next to it. In scripts without spaces
 between words the minimum is 2."""
 
 LANGUAGES: Final = (
@@ -91,7 +91,7 @@ class _Meaning(NamedTuple):
     is_period: bool = False
     """Whether it is a part of the day, such as `PM`."""
     is_weak: bool = False
-    """Whether the name is so short that it counts only beside a whole date, as `so` for Sunday."""
+    """Whether the name is so short that it counts only next to a whole date, as `so` for Sunday."""
     is_solo: bool = False
     """Whether the name alone is enough for a date."""
 
@@ -312,7 +312,7 @@ def _is_date(run: Sequence[_Atom], days: Collection[date]) -> bool:
 def _is_whole(
     atoms: Sequence[_Atom], meanings: Sequence[_Meaning], numbers: Sequence[_Atom]
 ) -> bool:
-    """Return whether there are a month's name, a day and a year, and only a weekday beside."""
+    """Return whether there are a month's name, a day and a year, and at most a weekday more."""
     days = [meaning.number for meaning in meanings if meaning.number]
     months = [place for place, atom in enumerate(atoms) if atom.meaning.months]
     others = [m for m in meanings if not m.months and not m.number]
@@ -452,7 +452,7 @@ def _names() -> _Names:
 
 
 _SMALL_WORDS: Final = ("of", "the", "de", "del", "des", "in", "im", "di", "da", "do", "den", "van")
-"""Words that stand beside the word for a week."""
+"""Words next to the word for a week."""
 
 
 def _add_name(
