@@ -61,6 +61,9 @@ class APO(PromptSearch):
         selection: fraction of the training tasks on which candidates are compared (the selection
             split, chosen by `seed`); reflections show rollouts of all other training tasks. No
             choice depends on held-out tasks.
+        significance: probability above which the best candidate's gain on the selection split is
+            taken for chance (t-tests over its tasks, corrected for the number of candidates). The
+            initial prompts are kept then. None to choose the best candidate in any case.
         perfect_reward: reward at which a task counts as solved; None if there is no such reward.
             The search ends if a candidate solves every task of the selection split. No critique is
             requested for a batch whose tasks are all solved.

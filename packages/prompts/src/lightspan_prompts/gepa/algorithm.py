@@ -56,6 +56,9 @@ class GEPA(PromptSearch):
             the end, as far as budgets allow. The best finalist by the mean of both runs is chosen,
             or the initial prompts if they are better. With 0 the first run decides.
         merge: also combine two candidates, if there are several prompts.
+        significance: probability above which the best candidate's gain on the selection split is
+            taken for chance (t-tests over its tasks, corrected for the number of candidates). The
+            initial prompts are kept then. None to choose the best candidate in any case.
         perfect_reward: reward at which a task counts as solved; None if there is no such reward.
             The search ends if a candidate solves every task of the selection split. No reflection
             is requested for a minibatch whose tasks are all solved.

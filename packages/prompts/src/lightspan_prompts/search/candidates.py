@@ -50,8 +50,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
     candidates: list[Candidate]
     chosen: int
-    """Number of the candidate with the highest mean on the whole selection split; with finalists,
-    only they and the initial prompts (number 0) compete."""
+    """Number of the candidate whose prompts are used: `best`, or 0 for the initial prompts, if the
+    gain of `best` cannot be told from chance."""
     ended: str
     """Reason for the end of the search."""
     rollouts: int
@@ -76,6 +76,39 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     only key is `ANY_CALL` if all texts are arguments."""
     asked: dict[str, list[str]] = msgspec.field(default_factory=dict)
     """Task → agents called in its first rollout of the run."""
+    best: int = 0
+    """Number of the candidate with the highest mean on the whole selection split; with finalists,
+    only they and the initial prompts (number 0) compete."""
+    chance: float | None = None
+    """Probability that one of the candidates is as far ahead as `best` by chance; None if `best` is
+    0 or if it was not computed."""
+    significance: float | None = None
+    """Highest probability at which `best` is chosen; None for no limit."""
+
+    def verdict(self) -> str:
+        """Say whether the best candidate's gain can be told from chance."""
+        best, first = self.candidates[self.best], self.candidates[0]
+        scores = f"{first.mean:.3f} -> {best.mean:.3f} on {plural(len(best.rewards), 'task')}"
+        others = plural(len(self.candidates) - 1, "new candidate")
+        if not self.best:
+            return (
+                f"the prompts stay unchanged: none of {others} is better than they are, "
+                f"{first.mean:.3f} on the selection split"
+            )
+        if self.chance is None:
+            return f"candidate {self.best} is chosen: {scores} of the selection split"
+        if self.chosen:
+            return (
+                f"candidate {self.best} is chosen, the best of {others}: {scores} of the selection "
+                f"split, by chance with probability {self.chance:.2g}; the maximum of several is "
+                "biased upwards: judge by the held-out reward"
+            )
+        return (
+            f"no gain that can be told from chance, so the prompts stay unchanged: candidate "
+            f"{self.best}, the best of {others}, has {scores} of the selection split, by chance "
+            f"with probability {self.chance:.2g}. Its text is in {JOURNAL}/{CANDIDATES}; more "
+            "tasks tell smaller gains from chance, and significance=None takes it in any case"
+        )
 
     def texts(self) -> str:
         """Describe in which calls candidates' texts were sent, and in which they were not.
@@ -107,8 +140,11 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
             "reflections/unusable": self.unusable,
             "tokens": self.tokens,
             "selection/before": self.candidates[0].mean,
-            "selection/best": self.candidates[self.chosen].mean,
+            "selection/best": self.candidates[self.best].mean,
+            "selection/chosen": self.candidates[self.chosen].mean,
         }
+        if self.chance is not None:
+            metrics["selection/chance"] = self.chance
         if self.cost is not None:
             metrics["cost"] = self.cost
         if self.surveyed is not None:
@@ -119,13 +155,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def notes(self) -> list[str]:
         """Return messages for the user."""
-        best = self.candidates[self.chosen]
-        what = f"candidate {self.chosen} is chosen" if self.chosen else "the prompts stay unchanged"
-        notes = [
-            f"{self.ended}. Of {plural(len(self.candidates), 'candidate')} {what}: {best.mean:.3f} "
-            f"on the selection split, {self.candidates[0].mean:.3f} before; the maximum of several "
-            "is biased upwards: judge by the held-out reward"
-        ]
+        notes = [self.ended, self.verdict()]
         if self.cost is not None:
             notes.append(f"this cost {self.cost:.4g}, by prices=")
         if texts := self.texts():

@@ -37,6 +37,7 @@ from lightspan_prompts.search.validation import (
     check_prompts,
     check_reflection,
 )
+from lightspan_prompts.search.verdict import judged
 
 
 @dataclass(kw_only=True, eq=False)
@@ -56,6 +57,7 @@ class PromptSearch(Algorithm):
     max_cost: float | None = None
     prices: Mapping[str, Price] = field(default_factory=dict)
     selection: float = 0.5
+    significance: float | None = 0.05
     perfect_reward: float | None = 1.0
     failure_reward: float = 0.0
     timeout_s: float | None = 600.0
@@ -101,6 +103,8 @@ class PromptSearch(Algorithm):
             check_number("timeout_s", self.timeout_s, above=0)
         if self.perfect_reward is not None:
             check_number("perfect_reward", self.perfect_reward)
+        if self.significance is not None:
+            check_number("significance", self.significance, above=0, below=1)
         if self.max_tokens is not None:
             check_whole("max_tokens", self.max_tokens, 1)
 
@@ -123,6 +127,7 @@ class PromptSearch(Algorithm):
             "optimize": list(self.optimize),
             "reflection": msgspec.to_builtins(reflection),
             "budget": {**limits, "prices": msgspec.to_builtins(dict(self.prices))},
+            "significance": self.significance,
             "selection_share": self.selection,  # `selection` is the key of the data
             **{name: getattr(self, name) for name in options},
         }
@@ -212,7 +217,8 @@ class PromptSearch(Algorithm):
         """Run the whole search."""
         for text in self._dated_arguments() if self.begun is None else ():
             context.note(text)
-        self.found = found = await self.search(context, self.split(context.tasks))
+        found = await self.search(context, self.split(context.tasks))
+        self.found = found = judged(found, self.failure_reward, self.significance)
         write_found(found, context.path)
         for text in [*found.notes(), *self._dated_results()]:
             context.note(text)
