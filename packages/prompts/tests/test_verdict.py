@@ -94,8 +94,8 @@ def test_what_cannot_be_told() -> None:
     found = judged(result(candidates), 0.0, 0.05)
     assert (found.best, found.chosen) == (1, 0)
     assert found.verdict().startswith(
-        "no gain that can be told from chance, so the prompts stay unchanged: candidate 1, the best "
-        "of 1 new candidate, has 0.333 -> 0.667 on 3 tasks of the selection split, by chance with "
+        "no gain that can be told from chance, so the prompts stay unchanged: candidate 1, the "
+        "best of 1 new candidate, has 0.333 -> 0.667 on 3 tasks of the selection split, by chance with "
         "probability 0."
     )
     assert judged(result(candidates), 0.0, None).chosen == 1
@@ -115,6 +115,7 @@ def test_students_distribution(t: float, freedom: int, tail: float) -> None:
     assert student_tail(t, freedom) == pytest.approx(tail, rel=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [gepa, apo])
 async def test_a_search_in_noise_keeps_the_first_prompts(
     make: Any, tmp_path: Path, server: ScriptedServer

@@ -51,7 +51,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     candidates: list[Candidate]
     chosen: int
     """Number of the candidate whose prompts are used: `best`, or 0 for the initial prompts, if the
-    gain of `best` cannot be told from chance."""
+    gain of `best` is no more than chance would give."""
     ended: str
     """Reason for the end of the search."""
     rollouts: int
@@ -86,7 +86,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Highest probability at which `best` is chosen; None for no limit."""
 
     def verdict(self) -> str:
-        """Say whether the best candidate's gain can be told from chance."""
+        """Say whether the best candidate is better by more than chance."""
         best, first = self.candidates[self.best], self.candidates[0]
         scores = f"{first.mean:.3f} -> {best.mean:.3f} on {plural(len(best.rewards), 'task')}"
         others = plural(len(self.candidates) - 1, "new candidate")

@@ -1,4 +1,4 @@
-"""The verdict of a search: whether its gain can be told from chance."""
+"""The verdict of a search: whether its gain is more than chance would give."""
 
 from __future__ import annotations
 
