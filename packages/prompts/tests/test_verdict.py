@@ -95,8 +95,8 @@ def test_what_cannot_be_told() -> None:
     assert (found.best, found.chosen) == (1, 0)
     assert found.verdict().startswith(
         "no gain that can be told from chance, so the prompts stay unchanged: candidate 1, the "
-        "best of 1 new candidate, has 0.333 -> 0.667 on 3 tasks of the selection split, by chance with "
-        "probability 0."
+        "best of 1 new candidate, has 0.333 -> 0.667 on 3 tasks of the selection split, by chance "
+        "with probability 0."
     )
     assert judged(result(candidates), 0.0, None).chosen == 1
     assert judged(result(candidates[:1]), 0.0, 0.05).verdict() == (
