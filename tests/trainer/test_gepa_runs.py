@@ -15,6 +15,7 @@ import pytest
 
 from lightspan import GEPA, LLM, PromptTemplate, Trainer
 from lightspan.cli import main
+from lightspan.errors import ConfigError, DataError
 from lightspan.progress import SilentReporter
 from lightspan.training.collector import stored_episodes
 from lightspan_prompts.search.candidates import read_found
@@ -158,3 +159,72 @@ def test_held_out_tasks_that_choose_too_are_told_of(
     trainer.fit(prompt_apps.styled, train, [*train[:2], *toy.tasks(model.url, 20)])
     said = "2 of the 3 held-out tasks are training tasks too: prompts may be chosen by them"
     assert next(line for line in lines.texts if "held-out tasks" in line).startswith(said)
+
+
+def held_out_asked(model: ScriptedServer) -> int:
+    return sum("word20" in request.last_text for request in model.requests)
+
+
+@pytest.mark.parametrize(
+    ("options", "tasks", "error"),
+    [
+        ({"max_rollouts": 5}, 8, r"GEPA\(max_rollouts=5\) is too few for one new candidate"),
+        ({}, 1, r"selection=0.5 of 1 distinct training task leaves none to reflect on"),
+        ({"prompts": {}, "optimize": ["speeker"]}, 8, r"Did you mean 'speaker'\?"),
+    ],
+)
+def test_what_cannot_be_searched_is_known_before_held_out_tasks_are_run(
+    model: ScriptedServer,
+    thinker: ScriptedServer,
+    tmp_path: Path,
+    options: dict[str, Any],
+    tasks: int,
+    error: str,
+) -> None:
+    before = held_out_asked(model)
+    prompts = {"style": PromptTemplate("Say it. Q: {q}")}
+    llm = LLM(base_url=thinker.url, model="thinker")
+    algorithm = GEPA(**{"prompts": prompts, "reflection": llm, "max_rollouts": 60, **options})
+    trainer = Trainer(algorithm, runners=1, folder=tmp_path / "run", reporter=SilentReporter())
+    app = prompt_apps.styled if algorithm.prompts else prompt_apps.echo
+    with pytest.raises((ConfigError, DataError), match=error):
+        trainer.fit(app, toy.tasks(model.url, *range(tasks)), toy.tasks(model.url, 20))
+    assert held_out_asked(model) == before
+
+
+def test_a_selection_split_of_the_trainer_is_refused(
+    model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path
+) -> None:
+    """It would be run twice and choose nothing: the search has one step."""
+    llm = LLM(base_url=thinker.url, model="thinker")
+    algorithm = GEPA({"style": PromptTemplate("Say it. Q: {q}")}, llm)
+    trainer = Trainer(algorithm, folder=tmp_path / "run", validate_every=1)
+    train, selection = toy.tasks(model.url, 1, 2), toy.tasks(model.url, 3)
+    for kind in (trainer.fit, trainer.dev):
+        with pytest.raises(ConfigError, match=r"selection= compares steps, and GEPA has one"):
+            kind(prompt_apps.styled, train, selection=selection)
+
+
+def test_a_finished_search_goes_on_with_a_larger_budget(
+    model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    toy.train(folder, model.url, thinker.url, max_rollouts=18)
+    first, asked = read_found(folder), len(model.requests)
+    toy.train(folder, model.url, thinker.url, max_rollouts=18)
+    toy.train(folder, model.url, thinker.url, max_rollouts=12)
+    assert (read_found(folder), len(model.requests)) == (first, asked)
+    result = toy.train(folder, model.url, thinker.url, max_rollouts=60)
+    found = read_found(folder)
+    assert first is not None
+    assert found is not None
+    assert 18 < found.rollouts <= 60
+    assert found.candidates[: len(first.candidates)][0] == first.candidates[0]
+    assert [evaluation.mean for evaluation in result.evaluations] == [0.0, 1.0]
+    log = (folder / "journal" / "gepa.jsonl").read_text().splitlines()
+    runs = [len(json.loads(line).get("seen", ())) for line in log]
+    assert found.rollouts == sum(runs)
+    whole = toy.train(tmp_path / "whole", model.url, thinker.url, max_rollouts=60)
+    assert {name: each.after for name, each in whole.prompts.items()} == {
+        name: each.after for name, each in result.prompts.items()
+    }

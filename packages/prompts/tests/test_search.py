@@ -113,6 +113,84 @@ async def test_it_resumes_from_any_cut(make: Make, server: ScriptedServer, tmp_p
         )
 
 
+async def test_duplicates_are_not_run_again(tmp_path: Path, server: ScriptedServer) -> None:
+    """Neither a copy of the first prompt nor a text that was dropped before."""
+    server.script = lambda request: f"<prompt>\nSay {{q}} {len(server.requests) // 9}\n</prompt>"
+    world = World(tmp_path, lambda task, texts: 0.25)
+    found = await search(gepa(server), world)
+    runs = [json.loads(line) for line in journal(tmp_path).read_text().splitlines()]
+    tried = [json.dumps(run["candidate"]) for run in runs if run["type"] == "evaluation"]
+    first = json.dumps(found.candidates[0].templates)
+    others = [one for one in tried if one != first]
+    assert len(others) == len(set(others)) > 2
+    assert found.unusable == found.reflections - len(others) > 5
+    assert sum("is unusable: it equals the proposal of" in note for note in world.notes) > 5
+
+
+@pytest.mark.parametrize("answer", ["refused", "empty"])
+async def test_a_question_without_an_answer_does_not_end_the_run(
+    make: Make, server: ScriptedServer, tmp_path: Path, answer: str
+) -> None:
+    """Such as one that a filter refuses, which it would do again after a resume."""
+
+    def filters(request: Request) -> Any:
+        if len(server.requests) % 3:
+            return reflects(request)
+        return Reply(status=400, text="a policy") if answer == "refused" else Reply(text="")
+
+    server.script = filters
+    world = World(tmp_path)
+    whole = await search(make(reflections_at_once=1) if make.func is apo else make(), world)
+    asked = len(server.requests)
+    assert whole.unusable >= asked // 3 > 2
+    assert whole.reflections == asked - (asked // 3 if answer == "refused" else 0)
+    assert any("was refused" in note for note in world.notes) == (answer == "refused")
+    again = await search(
+        make(reflections_at_once=1) if make.func is apo else make(), World(tmp_path)
+    )
+    assert len(server.requests) == asked
+    assert (pool(again), again.reflections, again.unusable) == (
+        pool(whole),
+        whole.reflections,
+        whole.unusable,
+    )
+
+
+@pytest.mark.parametrize("answer", ["refused", "empty"])
+async def test_a_model_that_answers_nothing_ends_the_run_before_its_budget(
+    make: Make, server: ScriptedServer, tmp_path: Path, answer: str
+) -> None:
+    server.script = lambda request: (
+        Reply(status=422, text="no temperature") if answer == "refused" else Reply(text=" ")
+    )
+    why = "no temperature" if answer == "refused" else r"no text \(stop\)"
+    with pytest.raises(EngineError, match=f"thinker answered 3 questions in a row .*{why}"):
+        await search(make(), World(tmp_path))
+    assert 3 <= len(server.requests) <= 6
+    server.script = reflects
+    result = await search(make(), World(tmp_path))
+    assert result.reflections > 10
+    assert result.candidates[result.chosen].mean > 0.3
+
+
+async def test_rewards_above_the_perfect_one(
+    make: Make, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """37 of 100 is nothing solved: with such rewards there is no perfect one."""
+
+    def percent(task: Any, texts: Mapping[str, str]) -> float:
+        return 37.0 + 10 * ("ALPHA" in texts["first"])
+
+    world = World(tmp_path, percent)
+    result = await search(make(perfect_reward=1.0), world)
+    assert result.reflections > 5
+    assert result.candidates[result.chosen].mean == 47.0
+    assert [note for note in world.notes if "is above" in note] == [
+        "a reward of 37 is above perfect_reward=1, so no task counts as solved: give the highest "
+        "reward there is, or perfect_reward=None"
+    ]
+
+
 async def test_it_resumes_after_a_failure(
     make: Make, server: ScriptedServer, tmp_path: Path
 ) -> None:
@@ -121,11 +199,12 @@ async def test_it_resumes_after_a_failure(
 
     def fails(request: Request) -> Any:
         tired = len(server.requests) > number + 10
-        return Reply(status=400, text="no more") if tired else reflects(request)
+        return Reply(status=403, text="no more") if tired else reflects(request)
 
     server.script = fails
     world = World(tmp_path / "run")
-    with pytest.raises(EngineError, match=r"thinker at http.* failed: BadRequestError: .*no more"):
+    error = r"thinker at http.* failed: PermissionDeniedError: .*no more"
+    with pytest.raises(EngineError, match=error):
         await search(make(), world)
     done = world.rollouts_done
     server.script = reflects
@@ -377,9 +456,9 @@ async def test_a_date_of_today_in_a_text_is_named(
     """In the app's prompt, and where a reflection model copied it from the rollouts."""
     day = datetime.now(UTC)
     server.script = lambda request: (
-        f"it lacks x\n<prompt>\n{text_of(request)} ALPHA {day:%d %B %Y}\n</prompt>"
+        f"it lacks x\n<prompt>\n{text_of(request)} ALPHA BETA {day:%d %B %Y}\n</prompt>"
     )
-    world = World(tmp_path)
+    world = World(tmp_path, lambda task, texts: len(texts["first"]) / 1000)
     prompts = {
         "first": PromptTemplate(f"Do {{q}}, it is {day:%A}."),
         "second": PromptTemplate("Then {q}."),

@@ -300,6 +300,24 @@ class Algorithm(Protocol):
         """Maximum number of rollouts in all search iterations (`searches`) together."""
         return 0
 
+    async def prepare(self, trainer: TrainerContext) -> None:
+        """Check a new run's tasks and app, by rollouts if needed, before its first evaluation.
+
+        Raises:
+            ConfigError: the run would fail later.
+        """
+        return
+
+    def reopened(self, before: Mapping[str, Json]) -> dict[str, Json] | None:
+        """Return the state in which a complete run starts again, because its budget has grown.
+
+        None if nothing is left to do.
+
+        Args:
+            before: the settings of the complete run, as `config` returned them.
+        """
+        return None
+
     @property
     def base_model(self) -> str:
         """Starting weights that serve agents with `frozen="base"`."""

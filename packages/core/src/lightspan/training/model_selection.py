@@ -86,6 +86,11 @@ def split_tasks(
                 "train"
             )
         return Splits(train, None, held_out)
+    if settings.algorithm.total_steps == 1:
+        raise ConfigError(
+            f"selection= compares steps, and {settings.algorithm.name} has one: leave it out; "
+            "prompts are compared on a share of train, GEPA(selection=0.5)"
+        )
     if settings.validate_every is None:
         raise ConfigError(
             "selection= is evaluated between steps: give Trainer(validate_every=) too, such as a "

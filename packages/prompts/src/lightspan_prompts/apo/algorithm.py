@@ -9,7 +9,7 @@ from lightspan.algorithms.protocol import TrainerContext
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json
 from lightspan.schema.validation import check_whole
-from lightspan_prompts.apo.search import LIBRARY, BeamPlan, Models, Search
+from lightspan_prompts.apo.search import LIBRARY, BeamPlan, Models, Search, check_budget
 from lightspan_prompts.search.candidates import JOURNAL, SearchResult, Split
 from lightspan_prompts.search.search import PromptSearch
 from lightspan_prompts.search.search_log import SearchLog
@@ -110,11 +110,20 @@ class APO(PromptSearch):
         return self._common_config(models, ("max_tokens", "max_cost"), options)
 
     async def search(self, context: TrainerContext, split: Split) -> SearchResult:
-        plan = BeamPlan(**{option.name: getattr(self, option.name) for option in fields(BeamPlan)})
+        plan = self._plan
         async with (
             aclosing(self._open_client(self.reflection, context)) as critic,
             aclosing(self._open_client(self.edits or self.reflection, context)) as editor,
         ):
-            journal = SearchLog(context.path / JOURNAL / "apo.jsonl", LIBRARY)
-            trials, models = self.make_evaluator(context, journal), Models(critic, editor)
-            return await Search(plan, trials, split, models, context.note).run()
+            trials = self.make_evaluator(context, self.open_log(context))
+            return await Search(plan, trials, split, Models(critic, editor), context.note).run()
+
+    def open_log(self, context: TrainerContext) -> SearchLog:
+        return SearchLog(context.path / JOURNAL / "apo.jsonl", LIBRARY)
+
+    def check_budget(self, split: Split) -> None:
+        check_budget(self._plan, split)
+
+    @property
+    def _plan(self) -> BeamPlan:
+        return BeamPlan(**{option.name: getattr(self, option.name) for option in fields(BeamPlan)})

@@ -41,7 +41,6 @@ class BeamPlan:
     val_batch_size: int
     max_rollouts: int | None
     max_reflections: int | None
-    perfect_reward: float | None
     reflections_at_once: int
     seed: int
 
@@ -113,7 +112,7 @@ class Search:
             EngineError: a reflection model fails.
             And the errors of rollouts and of the log.
         """
-        self._check_budget()
+        check_budget(self._plan, self._split)
         selection, patterns = self._split.selection, self._plan.optimize
         self._prompts = await self._trials.begin(selection, patterns, self._note)
         self._beam = [self._add(self._initial)]
@@ -166,20 +165,6 @@ class Search:
         batch = self._selection.size(self._plan.val_batch_size)
         return gradients + compared * batch + len(self._split.selection)
 
-    def _check_budget(self) -> None:
-        most, whole = self._plan.max_rollouts, len(self._split.selection)
-        batch = self._selection.size(self._plan.val_batch_size)
-        gradient = self._feedback.size(self._plan.gradient_batch_size)
-        least = whole + gradient + 2 * batch + whole
-        if most is not None and most < least:
-            raise TooFewRolloutsError(
-                f"APO(max_rollouts={most}) is too few for one new candidate: "
-                f"{plural(whole, 'task')} of the selection split twice, "
-                f"{plural(gradient, 'task')} for reflection, and {plural(batch, 'task')} for each "
-                f"of two prompts to compare; give at least {least}, or a smaller selection=, "
-                "gradient_batch_size= or val_batch_size="
-            )
-
     def _expansions(self) -> int:
         """Return the maximum number of new candidates in the next round."""
         plan, trials = self._plan, self._trials
@@ -211,13 +196,9 @@ class Search:
 
     def _perfect(self) -> str:
         rewards = self._candidates[self.chosen].rewards.values()
-        if all(map(self._is_perfect, rewards)):
+        if all(map(self._trials.is_perfect, rewards)):
             return "the selection split has the perfect reward on every task"
         return ""
-
-    def _is_perfect(self, reward: float | None) -> bool:
-        perfect = self._plan.perfect_reward
-        return perfect is not None and reward is not None and reward >= perfect
 
     # --- a round ----------------------------------------------------------------------------
     async def _round(self, number: int) -> None:
@@ -272,7 +253,7 @@ class Search:
         open_slots = [
             (slot, run)
             for slot, run in zip(slots, runs, strict=True)
-            if not all(self._is_perfect(evidence.reward) for evidence in run.seen)
+            if not all(self._trials.is_perfect(evidence.reward) for evidence in run.seen)
         ]
         critiques = await self._reflected(
             [
@@ -403,6 +384,21 @@ class Search:
         self._candidates.append(new)
         self._turns.append(0 if slot is None else self._names.index(slot.prompt) + 1)
         return len(self._candidates) - 1
+
+
+def check_budget(plan: BeamPlan, split: Split) -> None:
+    """Raise `TooFewRolloutsError` if the budget is too small for one new candidate."""
+    most, whole = plan.max_rollouts, len(split.selection)
+    batch = min(plan.val_batch_size, whole)
+    gradient = min(plan.gradient_batch_size, len(split.feedback))
+    least = whole + gradient + 2 * batch + whole
+    if most is not None and most < least:
+        raise TooFewRolloutsError(
+            f"APO(max_rollouts={most}) is too few for one new candidate: {plural(whole, 'task')} "
+            f"of the selection split twice, {plural(gradient, 'task')} for reflection, and "
+            f"{plural(batch, 'task')} for each of two prompts to compare; give at least {least}, "
+            "or a smaller selection=, gradient_batch_size= or val_batch_size="
+        )
 
 
 class _Batches:

@@ -10,7 +10,7 @@ from lightspan.algorithms.protocol import TrainerContext
 from lightspan.errors import ConfigError
 from lightspan.schema.records import Json
 from lightspan.schema.validation import check_whole
-from lightspan_prompts.gepa.search import Search
+from lightspan_prompts.gepa.search import Search, check_budget
 from lightspan_prompts.search.candidates import JOURNAL, SearchResult, Split
 from lightspan_prompts.search.search import PromptSearch
 from lightspan_prompts.search.search_log import SearchLog
@@ -104,7 +104,11 @@ class GEPA(PromptSearch):
         )
 
     async def search(self, context: TrainerContext, split: Split) -> SearchResult:
-        library = f"gepa {version('gepa')}"
         async with aclosing(self._open_client(self.reflection, context)) as reflector:
-            journal = SearchLog(context.path / JOURNAL / "gepa.jsonl", library)
-            return await Search(self, context, split, journal, reflector).run()
+            return await Search(self, context, split, self.open_log(context), reflector).run()
+
+    def open_log(self, context: TrainerContext) -> SearchLog:
+        return SearchLog(context.path / JOURNAL / "gepa.jsonl", f"gepa {version('gepa')}")
+
+    def check_budget(self, split: Split) -> None:
+        check_budget(self, split)

@@ -96,6 +96,8 @@ class Search:
         self._candidates: list[Candidate] = []
         self._compared: dict[tuple[str, ...], Evaluation] = {}
         """Candidate → its last evaluation on the selection split."""
+        self._proposed: dict[tuple[str, ...], str] = {}
+        """Proposed texts → what they were proposed by."""
         self._ended = ""
 
     async def run(self) -> SearchResult:
@@ -109,9 +111,11 @@ class Search:
             EngineError: the reflection model fails.
             And the errors of rollouts, of the log and of the library.
         """
-        self._check_budget()
+        check_budget(self._settings, self._split)
         selection, patterns = self._split.selection, self._settings.patterns
         self._prompts = await self._trials.begin(selection, patterns, self._context.note)
+        first = tuple(prompt.template for prompt in self._prompts.values())
+        self._proposed[first] = "the initial prompts"
         over: asyncio.Future[None] = self._loop.create_future()
 
         def end() -> None:
@@ -157,7 +161,10 @@ class Search:
         best = sorted(range(len(candidates)), key=lambda number: -candidates[number].mean)[:count]
         if best in ([], [0]) or self._trials.spent():
             return self._chosen
-        trials = [Trial("selection", candidates[n].templates, selection, "again") for n in best]
+        trials = [
+            Trial("selection", candidates[n].templates, selection, "again", is_final=True)
+            for n in best
+        ]
         if not self._trials.may_evaluate(trials):  # a budget was lowered: the log continued here
             return self._chosen
         for number, evaluation in zip(best, await self._trials.evaluate(trials), strict=True):
@@ -172,9 +179,7 @@ class Search:
     @property
     def _iteration(self) -> int:
         """Return the maximum rollouts of an iteration."""
-        minibatch, selection = self._settings.minibatch, len(self._split.selection)
-        mutated = self._settings.proposals * (2 * minibatch + selection)
-        return max(mutated, MERGE_TASKS + selection) if self._settings.merge else mutated
+        return _iteration(self._settings, self._split)
 
     @property
     def _reserved(self) -> int:
@@ -186,23 +191,11 @@ class Search:
         most = min(self._settings.finalists, count + self._settings.proposals)
         return 0 if count == 1 else most * len(self._split.selection)
 
-    def _check_budget(self) -> None:
-        least = len(self._split.selection) + self._iteration
-        if self._settings.max_rollouts < least:
-            raise TooFewRolloutsError(
-                f"GEPA(max_rollouts={self._settings.max_rollouts}) is too few for one new "
-                f"candidate: {plural(len(self._split.selection), 'task')} of the selection split "
-                f"twice, and {plural(self._settings.minibatch, 'task')} twice to propose from; "
-                f"give at least {least}, or a smaller selection= or minibatch="
-            )
-
     def _stops(self, state: Any) -> bool:
         """Return whether the search must end before another iteration (called by the library)."""
         settings, trials, best = self._settings, self._trials, self._candidates[self._chosen]
         remaining = settings.max_rollouts - trials.rollouts - self._reserved
-        perfect = settings.perfect_reward
-        rewards = best.rewards.values()
-        if perfect is not None and all(r is not None and r >= perfect for r in rewards):
+        if all(map(trials.is_perfect, best.rewards.values())):
             self._ended = "the selection split has the perfect reward on every task"
         elif remaining < self._iteration:
             self._ended = (
@@ -225,7 +218,6 @@ class Search:
         from gepa.strategies.proposal_sampling import IndependentSampling
 
         settings = self._settings
-        perfect = settings.perfect_reward
         # its protocols declare `str` where a number works, and name their arguments
         adapter: Any = self
         stops: Any = self._stops
@@ -238,8 +230,7 @@ class Search:
             valset=[_Item("selection", task) for task in self._split.selection],
             adapter=adapter,
             reflection_minibatch_size=settings.minibatch,
-            skip_perfect_score=perfect is not None,
-            perfect_score=math.inf if perfect is None else _score(perfect),
+            skip_perfect_score=False,  # `propose_new_texts` does
             use_merge=settings.merge and len(self._names) > 1,
             merge_val_overlap_floor=min(MERGE_TASKS, len(self._split.selection)),
             stop_callbacks=[stops],
@@ -307,16 +298,22 @@ class Search:
 
         Return component → text. A component is left out if the model's answer has no usable text.
         """
-        texts = {}
+        texts: dict[int, str] = {}
         for number in components_to_update:
             name = self._names[number]
             template = self._trials.template(name, candidate[number])
             evidence = [record["seen"] for record in reflective_dataset[number]]
+            if all(self._trials.is_perfect(one.reward) for one in evidence):
+                continue
             request = Question(name, question(name, template, evidence), self._reflector)
             is_replaying = self._trials.is_replaying
             [entry] = self._run_in_loop(self._trials.reflect([request]))
             try:
                 changed = proposed_template(template, entry.answer, entry.finish_reason)
+                whole = _name(self._named({**candidate, **texts, number: changed.template}))
+                if whole in self._proposed:
+                    raise Unusable(f"it equals {self._proposed[whole]}")
+                self._proposed[whole] = f"the proposal of reflection {self._trials.reflections}"
                 texts[number] = changed.template
             except Unusable as why:
                 self._trials.unusable += 1
@@ -390,6 +387,25 @@ class Search:
 
     def _named(self, texts: Texts) -> dict[str, str]:
         return {name: texts[number] for number, name in enumerate(self._names)}
+
+
+def check_budget(settings: GEPA, split: Split) -> None:
+    """Raise `TooFewRolloutsError` if the budget is too small for one new candidate."""
+    least = len(split.selection) + _iteration(settings, split)
+    if settings.max_rollouts < least:
+        raise TooFewRolloutsError(
+            f"GEPA(max_rollouts={settings.max_rollouts}) is too few for one new candidate: "
+            f"{plural(len(split.selection), 'task')} of the selection split twice, and "
+            f"{plural(settings.minibatch, 'task')} twice to propose from; give at least {least}, "
+            "or a smaller selection= or minibatch="
+        )
+
+
+def _iteration(settings: GEPA, split: Split) -> int:
+    """Return the maximum rollouts of an iteration."""
+    selection = len(split.selection)
+    mutated = settings.proposals * (2 * settings.minibatch + selection)
+    return max(mutated, MERGE_TASKS + selection) if settings.merge else mutated
 
 
 class _Log:

@@ -7,15 +7,15 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
 
-from lightspan.errors import ConfigError, RewardError
+from lightspan.errors import ConfigError, EngineError, RewardError
 from lightspan.lightning.episode import Episode
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, Mode, task_id
 from lightspan.schema.resources import Resources
-from lightspan_prompts.endpoint_client import EndpointClient
+from lightspan_prompts.endpoint_client import Answer, EndpointClient, is_refusal
 from lightspan_prompts.pricing import Price
 from lightspan_prompts.search.candidates import ANY_CALL, Candidate, SearchResult
 from lightspan_prompts.search.feedback import Evidence, evidence_of
@@ -24,6 +24,8 @@ from lightspan_prompts.search.search_log import E, Entry, Evaluation, Reflection
 from lightspan_prompts.search.selected_prompts import SelectedPrompts
 
 Prompts = Mapping[str, PromptTemplate]
+MAX_UNANSWERED: Final = 3
+"""Number of questions in a row without a text after which the search stops."""
 
 
 class Runs(Protocol):
@@ -51,6 +53,8 @@ class Trial(NamedTuple):
     tasks: Sequence[Json]
     place: str = ""
     """Text that distinguishes trials with equal prompts and tasks; empty if there are none."""
+    is_final: bool = False
+    """Whether only the end of the search follows."""
 
 
 class Question(NamedTuple):
@@ -87,6 +91,8 @@ class Evaluator:
         max_cost: maximum cost of these tokens (see `GEPA`); None for no maximum.
         prices: model → price of its tokens, for `max_cost`.
         begun: prompts selected by an earlier search of the run; None for the first search.
+        perfect_reward: reward at which a task counts as solved; None if there is no such reward.
+        note: called with messages for the user.
     """
 
     def __init__(
@@ -100,6 +106,8 @@ class Evaluator:
         max_cost: float | None = None,
         prices: Mapping[str, Price] | None = None,
         begun: SelectedPrompts | None = None,
+        perfect_reward: float | None = None,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._runs = runs
         self._prompts = prompts
@@ -113,6 +121,10 @@ class Evaluator:
         self._journal = journal
         self._failure_reward = failure_reward
         self._modes = {"feedback": Mode.TRAIN, "selection": selection_mode}
+        self._perfect_reward = perfect_reward
+        self._note = note
+        self._unanswered = 0
+        """Number of questions in a row that this process asked and that got no text."""
         self._rewards: list[float] = []
         self.rollouts = 0
         self.unscored = 0
@@ -235,7 +247,11 @@ class Evaluator:
         for place, evidence in zip(missing, fresh, strict=True):
             trial = trials[place]
             evaluation = Evaluation(
-                key=keys[place], split=trial.split, candidate=dict(trial.templates), seen=evidence
+                key=keys[place],
+                split=trial.split,
+                candidate=dict(trial.templates),
+                seen=evidence,
+                is_final=trial.is_final,
             )
             self._log(evaluation)
             evaluated[place] = evaluation
@@ -283,7 +299,29 @@ class Evaluator:
         return reflections
 
     async def _ask(self, question: Question, key: str) -> Reflection:
-        answer = await question.reflector.ask(question.asked)
+        """Ask a question and log the answer; a question that the model refuses has an empty one.
+
+        Raises:
+            EngineError: the model fails, or `MAX_UNANSWERED` questions in a row got no text. The
+                last of them is not logged, so a resumed run asks it again.
+        """
+        reflector = question.reflector
+        try:
+            answer = await reflector.ask(question.asked)
+            problem = "" if answer.text.strip() else f"no text ({answer.finish_reason})"
+        except EngineError as error:
+            if not is_refusal(error):
+                raise
+            answer, problem = Answer("", "refused", 0, 0), str(error)
+        self._unanswered = self._unanswered + 1 if problem else 0
+        if self._unanswered >= MAX_UNANSWERED:
+            raise EngineError(
+                f"the model {reflector.model} answered {MAX_UNANSWERED} questions in a row without "
+                f"a text, the last with: {problem}; give another model or other sampling, and "
+                "continue with resume=True"
+            )
+        if answer.finish_reason == "refused":
+            self._note(f"a question about {question.prompt!r} was refused: {problem}")
         reflection = Reflection(
             key=key,
             prompt=question.prompt,
@@ -328,6 +366,7 @@ class Evaluator:
         rewards = [evidence.reward for evidence in evaluation.seen]
         scored = [reward for reward in rewards if reward is not None]
         self._rewards += scored
+        self._check_perfect(scored)
         self.rollouts += len(rewards)
         self.unscored += len(rewards) - len(scored)
         self.failed += sum(evidence.failed for evidence in evaluation.seen)
@@ -348,6 +387,8 @@ class Evaluator:
             self._unasked.update(() if evidence.failed else set(before) - set(agents))
 
     def _count_answer(self, answer: Reflection, question: Question) -> None:
+        if answer.finish_reason == "refused":
+            return
         self.reflections += 1
         self.tokens += answer.input_tokens + answer.output_tokens
         model = answer.model or question.reflector.model  # older logs have no model
@@ -404,6 +445,23 @@ class Evaluator:
     def reward(self, evidence: Evidence) -> float:
         """Return the reward of a rollout in comparisons; `failure_reward` if it is unscored."""
         return self._failure_reward if evidence.reward is None else evidence.reward
+
+    def is_perfect(self, reward: float | None) -> bool:
+        """Return whether a task with this reward counts as solved.
+
+        No task does if another reward is above the perfect one, which is none then.
+        """
+        perfect = self._perfect_reward
+        return perfect is not None and reward is not None and reward >= perfect
+
+    def _check_perfect(self, rewards: Iterable[float]) -> None:
+        highest = max(rewards, default=-math.inf)
+        if self._perfect_reward is not None and highest > self._perfect_reward:
+            self._note(
+                f"a reward of {highest:g} is above perfect_reward={self._perfect_reward:g}, so no "
+                "task counts as solved: give the highest reward there is, or perfect_reward=None"
+            )
+            self._perfect_reward = None
 
     def mean_of(self, evidence: Sequence[Evidence]) -> float:
         """Return the mean reward of all rollouts, by which candidates are compared."""

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -151,7 +152,43 @@ class PromptSearch(Algorithm):
             max_cost=self.max_cost,
             prices=self.prices,
             begun=self.begun,
+            perfect_reward=self.perfect_reward,
+            note=context.note,
         )
+
+    @abstractmethod
+    def open_log(self, context: TrainerContext) -> SearchLog:
+        """Open the search's log in the run's folder."""
+
+    @abstractmethod
+    def check_budget(self, split: Split) -> None:
+        """Raise `TooFewRolloutsError` if the budget is too small for one new candidate."""
+
+    async def prepare(self, trainer: TrainerContext) -> None:
+        """Check the budget and the tasks, and find the app's texts, before held-out tasks are run.
+
+        The rollouts are those of the first evaluation, which the search reads from its log.
+
+        Raises:
+            ConfigError: a text cannot be learned, or the budget is too small.
+            DataError: there are too few tasks.
+            UnknownAgentError: a pattern matches nothing.
+            RewardError: no rollout has a reward.
+        """
+        split = self.split(trainer.tasks)
+        self.check_budget(split)
+        if self.patterns:
+            evaluator = self.make_evaluator(trainer, self.open_log(trainer))
+            await evaluator.begin(split.selection, self.patterns, trainer.note)
+
+    def reopened(self, before: Mapping[str, Json]) -> dict[str, Json] | None:
+        """Return the state to search on in if a budget has grown since the run was completed."""
+        earlier: Any = before.get("budget", {})
+        for name, limit in self.config()["budget"].items():  # type: ignore[union-attr]
+            old = earlier.get(name)
+            if name != "prices" and old is not None and (limit is None or limit > old):
+                return {"found": None}
+        return None
 
     # --- for the trainer --------------------------------------------------------------------
     @property
