@@ -300,7 +300,7 @@ class Algorithm(Protocol):
         """Maximum number of rollouts in all search iterations (`searches`) together."""
         return 0
 
-    async def prepare(self, trainer: TrainerContext) -> None:
+    async def check_run(self, trainer: TrainerContext) -> None:
         """Check a new run's tasks and app, by rollouts if needed, before its first evaluation.
 
         Raises:

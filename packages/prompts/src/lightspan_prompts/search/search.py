@@ -164,7 +164,7 @@ class PromptSearch(Algorithm):
     def check_budget(self, split: Split) -> None:
         """Raise `TooFewRolloutsError` if the budget is too small for one new candidate."""
 
-    async def prepare(self, trainer: TrainerContext) -> None:
+    async def check_run(self, trainer: TrainerContext) -> None:
         """Check the budget and the tasks, and find the app's texts, before held-out tasks are run.
 
         The rollouts are those of the first evaluation, which the search reads from its log.
@@ -184,7 +184,7 @@ class PromptSearch(Algorithm):
     def reopened(self, before: Mapping[str, Json]) -> dict[str, Json] | None:
         """Return the state to search on in if a budget has grown since the run was completed."""
         earlier: Any = before.get("budget", {})
-        for name, limit in self.config()["budget"].items():  # type: ignore[union-attr]
+        for name, limit in self.config()["budget"].items():
             old = earlier.get(name)
             if name != "prices" and old is not None and (limit is None or limit > old):
                 return {"found": None}
