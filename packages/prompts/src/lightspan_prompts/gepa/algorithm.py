@@ -42,10 +42,11 @@ class GEPA(PromptSearch):
             exceed it, and there are several if `proposals` is more than 1. When the maximum is
             reached, the search ends with the best candidate so far.
         max_cost: maximum cost of these tokens, in the currency of `prices`; checked like
-            `max_tokens`. Calls of trained models (policies) cost nothing. Calls whose endpoint
-            counts no tokens cost nothing either.
-        prices: model → its `Price`, for every model that is called; needed for `max_cost`. A model
-            is named as in the request, or as in the response if its span has no request model.
+            `max_tokens`. Calls of trained models (policies) cost nothing. Where an
+            endpoint counts no tokens, they are estimated.
+        prices: model → its `Price`, for every model that is called; needed for
+            `max_cost`, without which the cost is only reported. A model is named as in the request,
+            or as in the response if its span has no request model.
         selection: fraction of the training tasks on which candidates are compared (the selection
             split, chosen by `seed`); reflections show rollouts of all other training tasks. No
             choice depends on held-out tasks.

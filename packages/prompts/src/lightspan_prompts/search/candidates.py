@@ -65,6 +65,12 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     cost: float | None = None
     """Cost of calls outside of policies, in the currency of the prices; None without prices."""
+    usage: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
+    """Model outside of policies → (tokens sent, tokens received)."""
+    estimated: int = 0
+    """Number of calls and reflections whose endpoints count no tokens, which are estimated."""
+    unpriced: list[str] = msgspec.field(default_factory=list)
+    """Models without a price, which are not in `cost`."""
     surveyed: Surveyed | None = None
     """Texts discovered in the app; None if `optimize` was empty."""
     applied: int = 0
@@ -153,11 +159,33 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
             metrics["texts/unasked"] = sum(self.unasked.values())
         return metrics if self.mean is None else {**metrics, "reward": self.mean}
 
+    def spending(self) -> list[str]:
+        """Describe tokens and cost, without held-out tasks."""
+        lines = []
+        used = [
+            f"{name} {sent:,} in, {received:,} out"
+            for name, (sent, received) in self.usage.items()
+            if sent + received
+        ]
+        if used:
+            lines.append(f"tokens: {'; '.join(used)}")
+        if self.cost is not None:
+            lines.append(f"this cost {self.cost:.4g}, by prices=")
+        if self.unpriced:
+            names = ", ".join(map(repr, self.unpriced))
+            lines.append(f"prices= has no price for {names}, so the cost is without them")
+        if self.estimated:
+            lines.append(
+                f"{plural(self.estimated, 'model call')} came without a count of tokens, as "
+                'streams do unless the app asks for it (stream_options={"include_usage": True}): '
+                "theirs are estimated from their text, about 4 bytes each"
+            )
+        return lines
+
     def notes(self) -> list[str]:
         """Return messages for the user."""
         notes = [self.ended, self.verdict()]
-        if self.cost is not None:
-            notes.append(f"this cost {self.cost:.4g}, by prices=")
+        notes += self.spending()
         if texts := self.texts():
             notes.append(texts)
         if self.unusable:

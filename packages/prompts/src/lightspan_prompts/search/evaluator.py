@@ -18,7 +18,7 @@ from lightspan.schema.resources import Resources
 from lightspan_prompts.endpoint_client import Answer, EndpointClient, is_refusal
 from lightspan_prompts.pricing import Price
 from lightspan_prompts.search.candidates import ANY_CALL, Candidate, SearchResult
-from lightspan_prompts.search.feedback import Evidence, evidence_of
+from lightspan_prompts.search.feedback import Evidence, estimated_tokens, evidence_of
 from lightspan_prompts.search.prompt_discovery import Surveyed, Text, survey
 from lightspan_prompts.search.search_log import E, Entry, Evaluation, Reflection, SearchLog, Survey
 from lightspan_prompts.search.selected_prompts import SelectedPrompts
@@ -135,8 +135,10 @@ class Evaluator:
         self.tokens = 0
         """Tokens of the app's calls and of reflections, as far as endpoints count them."""
         self._max_tokens = max_tokens
+        self.estimated = 0
+        """Number of calls and reflections whose endpoints count no tokens."""
         self._max_cost = max_cost
-        self._prices = None if max_cost is None else prices
+        self._prices = prices or None
         self._used: dict[str, tuple[int, int]] = {}
         """Model → (tokens sent, tokens received)."""
         self._applied = 0
@@ -322,15 +324,20 @@ class Evaluator:
             )
         if answer.finish_reason == "refused":
             self._note(f"a question about {question.prompt!r} was refused: {problem}")
+        tokens, is_counted = (answer.input_tokens, answer.output_tokens), True
+        if not any(tokens) and answer.finish_reason != "refused":
+            is_counted = False
+            tokens = estimated_tokens(question.asked), estimated_tokens(answer.text)
         reflection = Reflection(
             key=key,
             prompt=question.prompt,
             asked=question.asked,
             answer=answer.text,
             finish_reason=answer.finish_reason,
-            input_tokens=answer.input_tokens,
-            output_tokens=answer.output_tokens,
+            input_tokens=tokens[0],
+            output_tokens=tokens[1],
             model=question.reflector.model,
+            is_estimated=not is_counted,
         )
         self._log(reflection)
         return reflection
@@ -372,12 +379,13 @@ class Evaluator:
         self.failed += sum(evidence.failed for evidence in evaluation.seen)
         self.tokens += sum(evidence.tokens for evidence in evaluation.seen)
         for evidence in evaluation.seen:
-            if self._prices is not None and evidence.usage is None and evidence.tokens:
+            if self._max_cost is not None and evidence.usage is None and evidence.tokens:
                 raise ConfigError(
                     "max_cost= cannot be applied: this run's log is from a version that did not "
                     "record the app's models; continue without it, or start anew"
                 )
             self._use(evidence.usage or {})
+            self.estimated += evidence.estimated
             self._applied += evidence.applied
             self._kept.update(evidence.kept)
             agents = evidence.asked
@@ -393,6 +401,7 @@ class Evaluator:
         self.tokens += answer.input_tokens + answer.output_tokens
         model = answer.model or question.reflector.model  # older logs have no model
         self._use({model: (answer.input_tokens, answer.output_tokens)})
+        self.estimated += answer.is_estimated
 
     def _use(self, usage: Mapping[str, tuple[int, int]]) -> None:
         """Count the tokens of each model.
@@ -403,7 +412,8 @@ class Evaluator:
             ConfigError: a model has no price, and `max_cost` is set.
         """
         for model, (sent, received) in usage.items():
-            if self._prices is not None and model not in self._prices and sent + received:
+            is_priced = self._prices is not None and model in self._prices
+            if self._max_cost is not None and not is_priced and sent + received:
                 if not model:
                     raise ConfigError(
                         "max_cost= cannot be applied: a call of the app has tokens but no model "
@@ -422,7 +432,10 @@ class Evaluator:
         """Return the cost of all tokens so far; None without prices."""
         if self._prices is None:
             return None
-        return math.fsum(self._prices[model].of(*used) for model, used in self._used.items())
+        priced = [
+            (self._prices[name], used) for name, used in self._used.items() if name in self._prices
+        ]
+        return math.fsum(price.of(*used) for price, used in priced)
 
     def spent(self) -> str:
         """Return which budget is used up; empty if none is.
@@ -486,6 +499,11 @@ class Evaluator:
             unusable=self.unusable,
             tokens=self.tokens,
             cost=self.cost,
+            usage=dict(self._used),
+            estimated=self.estimated,
+            unpriced=[
+                name for name in self._used if self._prices is not None and name not in self._prices
+            ],
             surveyed=self._surveyed,
             applied=self._applied,
             kept=dict(self._kept),

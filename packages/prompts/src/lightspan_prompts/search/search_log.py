@@ -55,6 +55,8 @@ class Reflection(msgspec.Struct, frozen=True, kw_only=True, tag="reflection"):
     output_tokens: int
     model: str = ""
     """The model's name."""
+    is_estimated: bool = False
+    """Whether the endpoint counts no tokens, so they are estimated."""
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
