@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lightspan import APO, GEPA, LLM, Price, PromptTemplate
@@ -171,6 +172,50 @@ async def test_a_model_that_answers_nothing_ends_the_run_before_its_budget(
     result = await search(make(), World(tmp_path))
     assert result.reflections > 10
     assert result.candidates[result.chosen].mean > 0.3
+
+
+async def test_every_proposal_has_a_line(
+    make: Make, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """With its parent, both scores and the reason; dropped texts are kept; a resume adds none."""
+    numbers = {"reflections_at_once": 1} if make.func is apo else {"merge": False}
+
+    def adds(request: Request) -> str:
+        if make.func is apo and not is_edit(request):
+            return "vague"
+        text, number = text_of(request), len(server.requests)
+        return "no" if number % 5 == 1 else f"<prompt>\n{text} {number}\n</prompt>"
+
+    server.script = adds
+    world = World(tmp_path, lambda task, texts: (len(texts["first"]) % 7) / 10)
+    found = await search(make(**numbers), world)
+    proposals = found.proposals
+    assert list(map(msgspec.to_builtins, proposals)) == [
+        json.loads(line) for line in (tmp_path / "proposals.jsonl").read_text().splitlines()
+    ]
+    usable = [each for each in proposals if each.text]
+    assert len(proposals) - len(usable) == found.unusable > 0
+    dropped = [each for each in usable if each.candidate is None]
+    assert dropped
+    for each in usable:
+        parent = found.candidates[each.parents[0]].templates
+        assert each.text != parent[each.prompt]
+        if each.candidate is not None:
+            new = found.candidates[each.candidate]
+            assert (new.templates[each.prompt], new.parents) == (each.text, each.parents)
+        assert (each.why == "") == (each.candidate is not None)
+        assert (each.before is None) == (each.after is None) == ("ended" in each.why)
+        assert each.line() in world.notes
+    assert [each.rollouts for each in proposals] == sorted(each.rollouts for each in proposals)
+    one = next(each for each in dropped if each.after is not None)
+    assert one.line().startswith(
+        f"a text for {one.prompt!r} in place of candidate {one.parents[0]}'s: {one.before:.3f} -> "
+        f"{one.after:.3f} on {one.tasks} tasks; dropped, it is no"
+    )
+    again = World(tmp_path, world.reward)
+    assert (await search(make(**numbers), again)).proposals == proposals
+    assert not any("in place of" in note for note in again.notes)
+    assert len((tmp_path / "proposals.jsonl").read_text().splitlines()) == len(proposals)
 
 
 async def test_rewards_above_the_perfect_one(

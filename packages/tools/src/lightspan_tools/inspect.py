@@ -290,7 +290,11 @@ def _candidate_lines(search: SearchResult) -> Iterator[str]:
         if candidate.again:
             rewards += f"; again {' '.join(map(_number, candidate.again.values()))}"
         yield f"candidate {number}, {origin}: {split} {candidate.mean:.3f} ({rewards}){chosen}"
+    for proposal in search.proposals:
+        if proposal.candidate is None:
+            yield f"proposal: {proposal.line()}"
     yield search.verdict()
+    yield from search.spending()
     if texts := search.texts():
         yield texts
 

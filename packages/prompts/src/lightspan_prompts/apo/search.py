@@ -13,7 +13,13 @@ from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, task_id
 from lightspan_prompts.apo.reflection_prompts import ANGLES, WAYS, critique, edit
 from lightspan_prompts.endpoint_client import EndpointClient
-from lightspan_prompts.search.candidates import Candidate, SearchResult, Split, TooFewRolloutsError
+from lightspan_prompts.search.candidates import (
+    Candidate,
+    Proposal,
+    SearchResult,
+    Split,
+    TooFewRolloutsError,
+)
 from lightspan_prompts.search.evaluator import Evaluator, Question, SpentError, Trial
 from lightspan_prompts.search.reflection import Unusable, proposed_template
 from lightspan_prompts.search.search_log import Evaluation, Reflection
@@ -100,6 +106,8 @@ class Search:
         """Per candidate, the index of the prompt that its next expansion changes. A candidate that
         changed one prompt continues with the next."""
         self._beam: list[int] = []
+        self._open_prompts: dict[int, str] = {}
+        """New candidate that was not compared yet → name of its changed prompt."""
 
     async def run(self) -> SearchResult:
         """Search until the rounds are done or a budget is used up.
@@ -267,11 +275,11 @@ class Search:
             ]
         )
         criticised = []
-        for (slot, _), (reflection, is_fresh) in zip(open_slots, critiques, strict=True):
+        for (slot, _), reflection in zip(open_slots, critiques, strict=True):
             if reflection.answer.strip():
                 criticised.append((slot, reflection.answer))
             else:
-                self._reject(slot, "the critique is empty", is_fresh)
+                self._reject(slot, "the critique is empty")
         edits = await self._reflected(
             [
                 Question(
@@ -284,11 +292,11 @@ class Search:
             ]
         )
         fresh = []
-        for (slot, _), (reflection, is_fresh) in zip(criticised, edits, strict=True):
+        for (slot, _), reflection in zip(criticised, edits, strict=True):
             try:
                 fresh.append(self._add(self._changed(slot, reflection), slot))
             except Unusable as why:
-                self._reject(slot, str(why), is_fresh)
+                self._reject(slot, str(why))
         return fresh
 
     def _changed(self, slot: _Slot, reflection: Reflection) -> dict[str, str]:
@@ -306,10 +314,11 @@ class Search:
                 raise Unusable(f"it equals candidate {number}")
         return templates
 
-    def _reject(self, slot: _Slot, why: str, is_fresh: bool) -> None:
+    def _reject(self, slot: _Slot, why: str) -> None:
         self._trials.unusable += 1
-        if is_fresh:
-            self._note(f"reflection {slot.place} on {slot.prompt!r} is unusable: {why}")
+        why = f"reflection {slot.place} is unusable: {why}"
+        made = Proposal(prompt=slot.prompt, parents=[slot.parent], why=why)
+        self._trials.add_proposal(made, self._candidates)
 
     async def _select(self, numbers: Sequence[int], number: int) -> None:
         """Keep the best candidates on the next batch of the selection split, for the next round.
@@ -331,6 +340,26 @@ class Search:
         self._beam = sorted(numbers, key=lambda n: (-means[n], n))[: self._plan.beam_width]
         if not self._candidates[self._beam[0]].is_whole:
             await self._compare_whole(self._beam[0])
+        for n in numbers:
+            if n in self._open_prompts:
+                self._add_proposal(n, means, len(batch))
+
+    def _add_proposal(self, number: int, means: Mapping[int, float], tasks: int) -> None:
+        """Record what became of a new candidate in its first round."""
+        prompt, candidate = self._open_prompts.pop(number), self._candidates[number]
+        [parent] = candidate.parents
+        is_kept = number in self._beam
+        made = Proposal(
+            prompt=prompt,
+            parents=[parent],
+            text=candidate.templates[prompt],
+            before=means.get(parent),
+            after=means[number],
+            tasks=tasks,
+            candidate=number if is_kept else None,
+            why="" if is_kept else f"it is not among the best {self._plan.beam_width} of the round",
+        )
+        self._trials.add_proposal(made, self._candidates)
 
     async def _compare_whole(self, number: int) -> None:
         templates = self._candidates[number].templates
@@ -358,11 +387,8 @@ class Search:
             done += await self._trials.evaluate(some[:count])
         return done
 
-    async def _reflected(self, questions: Sequence[Question]) -> list[tuple[Reflection, bool]]:
-        """Ask the questions; return each answer, and whether it is new rather than replayed."""
-        is_replaying = self._trials.is_replaying
-        answers = await self._trials.reflect(questions, self._plan.reflections_at_once)
-        return [(answer, not is_replaying) for answer in answers]
+    async def _reflected(self, questions: Sequence[Question]) -> list[Reflection]:
+        return await self._trials.reflect(questions, self._plan.reflections_at_once)
 
     def _template(self, slot: _Slot) -> PromptTemplate:
         text = self._candidates[slot.parent].templates[slot.prompt]
@@ -382,6 +408,8 @@ class Search:
             is_whole=False,
         )
         self._candidates.append(new)
+        if slot is not None:
+            self._open_prompts[len(self._candidates) - 1] = slot.prompt
         self._turns.append(0 if slot is None else self._names.index(slot.prompt) + 1)
         return len(self._candidates) - 1
 

@@ -25,7 +25,13 @@ from lightspan.errors import RewardError
 from lightspan.progress import plural
 from lightspan.schema.records import Json
 from lightspan_prompts.gepa.reflection_prompts import question
-from lightspan_prompts.search.candidates import Candidate, SearchResult, Split, TooFewRolloutsError
+from lightspan_prompts.search.candidates import (
+    Candidate,
+    Proposal,
+    SearchResult,
+    Split,
+    TooFewRolloutsError,
+)
 from lightspan_prompts.search.evaluator import Question, SpentError, Trial
 from lightspan_prompts.search.feedback import Evidence
 from lightspan_prompts.search.reflection import Unusable, proposed_template
@@ -98,6 +104,8 @@ class Search:
         """Candidate → its last evaluation on the selection split."""
         self._proposed: dict[tuple[str, ...], str] = {}
         """Proposed texts → what they were proposed by."""
+        self._open_proposals: dict[tuple[str, ...], Proposal] = {}
+        """Candidate → its proposal, until it is dropped or on the selection split."""
         self._ended = ""
 
     async def run(self) -> SearchResult:
@@ -143,6 +151,9 @@ class Search:
         thread.join()
         if self._error is not None:
             raise self._error
+        for made in self._open_proposals.values():
+            why = "the search ended before it was compared"
+            self._trials.add_proposal(msgspec.structs.replace(made, why=why), self._candidates)
         return self._trials.result(self._candidates, await self._confirmed(), self._ended)
 
     @property
@@ -258,11 +269,27 @@ class Search:
         batches = []
         for evaluation in self._run_in_loop(self._trials.evaluate(trials)):
             self._store(evaluation)
+            self._compare_proposal(evaluation)
             scores = [_score(self._trials.reward(evidence)) for evidence in evaluation.seen]
             outputs = [None] * len(scores)
             batch = EvaluationBatch(outputs=outputs, scores=scores, trajectories=evaluation.seen)
             batches.append(batch)
         return batches
+
+    def _compare_proposal(self, evaluation: Evaluation) -> None:
+        """Record the score of a proposal on its minibatch, and that it is dropped if so."""
+        name = _name(evaluation.candidate)
+        made = self._open_proposals.get(name)
+        if made is None or made.before is None or evaluation.split != "feedback":
+            return
+        after = self._trials.mean_of(evaluation.seen)
+        made = msgspec.structs.replace(made, after=after)
+        if _score(after) > _score(made.before):
+            self._open_proposals[name] = made  # the library compares it on the selection split
+            return
+        del self._open_proposals[name]
+        why = "it is no better on its minibatch"
+        self._add_proposal(msgspec.structs.replace(made, why=why))
 
     def _store(self, evaluation: Evaluation) -> None:
         """Store an evaluation of the selection split.
@@ -306,21 +333,46 @@ class Search:
             if all(self._trials.is_perfect(one.reward) for one in evidence):
                 continue
             request = Question(name, question(name, template, evidence), self._reflector)
-            is_replaying = self._trials.is_replaying
             [entry] = self._run_in_loop(self._trials.reflect([request]))
             try:
                 changed = proposed_template(template, entry.answer, entry.finish_reason)
                 whole = _name(self._named({**candidate, **texts, number: changed.template}))
+                made = Proposal(
+                    prompt=name,
+                    parents=[self._number_of(candidate)],
+                    text=changed.template,
+                    before=self._trials.mean_of(evidence),
+                    tasks=len(evidence),
+                )
                 if whole in self._proposed:
                     raise Unusable(f"it equals {self._proposed[whole]}")
                 self._proposed[whole] = f"the proposal of reflection {self._trials.reflections}"
+                self._open_proposals[whole] = made
                 texts[number] = changed.template
             except Unusable as why:
                 self._trials.unusable += 1
-                if not is_replaying:
-                    count = self._trials.reflections
-                    self._note(f"reflection {count} on {name!r} is unusable: {why}")
+                self._add_proposal(
+                    Proposal(
+                        prompt=name,
+                        parents=[self._number_of(candidate)],
+                        why=f"reflection {self._trials.reflections} is unusable: {why}",
+                    )
+                )
         return texts
+
+    def _number_of(self, texts: Texts) -> int:
+        """Return the number of the candidate with these texts."""
+        named = self._named(texts)
+        return [candidate.templates for candidate in self._candidates].index(named)
+
+    def _add_proposal(self, proposal: Proposal) -> None:
+        self._loop.call_soon_threadsafe(self._trials.add_proposal, proposal, list(self._candidates))
+
+    def on_merge_rejected(self, event: Mapping[str, Any]) -> None:
+        """Record a merge that the library dropped (called by the library)."""
+        parents = [parent for parent in event["parent_ids"] if parent is not None]
+        why = "it is worse than both on some tasks"
+        self._add_proposal(Proposal(prompt="", parents=parents, why=why))
 
     def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
         """Record a candidate that the library added to its pool (called by the library)."""
@@ -338,6 +390,10 @@ class Search:
                 rollouts=trials.rollouts,
             )
         )
+        if parents:
+            made = self._open_proposals.pop(_name(self._named(event["candidate"])), None)
+            made = made or Proposal(prompt="", parents=parents)
+            self._add_proposal(msgspec.structs.replace(made, candidate=number))
         if trials.is_replaying:
             return
         what = f"candidate {number}, of {parents}" if parents else "the initial prompts"

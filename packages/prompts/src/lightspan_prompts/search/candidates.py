@@ -16,6 +16,8 @@ from lightspan_prompts.search.prompt_discovery import Surveyed
 
 JOURNAL: Final = "journal"
 """Folder of logs in the run's folder."""
+PROPOSALS: Final = "proposals.jsonl"
+"""File with one line per proposal, in the run's folder; written during the search."""
 CANDIDATES: Final = "candidates.json"
 """File in the folder `JOURNAL` with the result of the search."""
 ANY_CALL: Final = ""
@@ -45,6 +47,42 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """Whether all tasks of the selection split were run; a partial result is never chosen."""
 
 
+class Proposal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A proposed text and what became of it."""
+
+    prompt: str
+    """Name of the changed prompt; empty for a merge of two candidates."""
+    parents: list[int]
+    text: str = ""
+    """The proposed text; empty if the answer had none."""
+    before: float | None = None
+    """Mean reward of the parent on the tasks of `tasks`; None if it was not compared."""
+    after: float | None = None
+    """Mean reward of the proposal on the same tasks; None if it was not compared."""
+    tasks: int = 0
+    candidate: int | None = None
+    """Number of the candidate that it became; None if it was dropped."""
+    why: str = ""
+    """Reason why it was dropped."""
+    rollouts: int = 0
+    """Rollouts of the search so far; `reflections`, `tokens` and `cost` likewise."""
+    reflections: int = 0
+    tokens: int = 0
+    cost: float | None = None
+    best: float | None = None
+    """Highest mean on the selection split so far."""
+
+    def line(self) -> str:
+        """Describe the proposal in one line."""
+        what = f"a text for {self.prompt!r}" if self.prompt else "a merge"
+        parents = " and ".join(map(str, self.parents))
+        scores = ""
+        if self.before is not None and self.after is not None:
+            scores = f": {self.before:.3f} -> {self.after:.3f} on {plural(self.tasks, 'task')}"
+        end = f"dropped, {self.why}" if self.candidate is None else f"candidate {self.candidate}"
+        return f"{what} in place of candidate {parents}'s{scores}; {end}"
+
+
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a search."""
 
@@ -65,6 +103,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     cost: float | None = None
     """Cost of calls outside of policies, in the currency of the prices; None without prices."""
+    proposals: list[Proposal] = msgspec.field(default_factory=list)
+    """Every proposed text, dropped ones too."""
     usage: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
     """Model outside of policies → (tokens sent, tokens received)."""
     estimated: int = 0

@@ -10,14 +10,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
+import msgspec
+
 from lightspan.errors import ConfigError, EngineError, RewardError
 from lightspan.lightning.episode import Episode
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, Mode, task_id
 from lightspan.schema.resources import Resources
+from lightspan.training.jsonl_log import append, read_bytes
 from lightspan_prompts.endpoint_client import Answer, EndpointClient, is_refusal
 from lightspan_prompts.pricing import Price
-from lightspan_prompts.search.candidates import ANY_CALL, Candidate, SearchResult
+from lightspan_prompts.search.candidates import (
+    ANY_CALL,
+    PROPOSALS,
+    Candidate,
+    Proposal,
+    SearchResult,
+)
 from lightspan_prompts.search.feedback import Evidence, estimated_tokens, evidence_of
 from lightspan_prompts.search.prompt_discovery import Surveyed, Text, survey
 from lightspan_prompts.search.search_log import E, Entry, Evaluation, Reflection, SearchLog, Survey
@@ -141,6 +150,9 @@ class Evaluator:
         self._prices = prices or None
         self._used: dict[str, tuple[int, int]] = {}
         """Model → (tokens sent, tokens received)."""
+        self._proposals: list[Proposal] = []
+        self._earlier_proposals = 0
+        """Number of proposals that an earlier process recorded."""
         self._applied = 0
         self._kept: Counter[str] = Counter()
         self._unasked: Counter[str] = Counter()
@@ -454,6 +466,31 @@ class Evaluator:
         if why := self.spent():
             raise SpentError(why)
 
+    # --- proposals --------------------------------------------------------------------------
+    def add_proposal(self, proposal: Proposal, candidates: Sequence[Candidate]) -> None:
+        """Record what became of a proposal, with the budgets used so far.
+
+        A note tells of it, unless the file has it from before a resume.
+        """
+        means = [candidate.mean for candidate in candidates if candidate.is_whole]
+        proposal = msgspec.structs.replace(
+            proposal,
+            rollouts=self.rollouts,
+            reflections=self.reflections,
+            tokens=self.tokens,
+            cost=self.cost,
+            best=max(means, default=None),
+        )
+        self._proposals.append(proposal)
+        path = None if self._journal is None else self._journal.path.parent.parent / PROPOSALS
+        if path is not None and len(self._proposals) == 1:
+            self._earlier_proposals = len((read_bytes(path) or b"").splitlines())
+            path.unlink(missing_ok=True)
+        if len(self._proposals) > self._earlier_proposals:
+            self._note(proposal.line())
+        if path is not None:
+            append(path, [proposal])
+
     # --- results ----------------------------------------------------------------------------
     def reward(self, evidence: Evidence) -> float:
         """Return the reward of a rollout in comparisons; `failure_reward` if it is unscored."""
@@ -499,6 +536,7 @@ class Evaluator:
             unusable=self.unusable,
             tokens=self.tokens,
             cost=self.cost,
+            proposals=self._proposals,
             usage=dict(self._used),
             estimated=self.estimated,
             unpriced=[
