@@ -95,11 +95,12 @@ async def test_a_stream_without_usage_is_estimated(tmp_path: Path) -> None:
         open_scope(scope),
     ):
         for options in ({}, {"stream_options": {"include_usage": True}}):
-            stream: Any = client.chat.completions.create(
+            create: Any = client.chat.completions.create
+            stream = create(
                 model="small",
                 messages=[{"role": "system", "content": told}],
                 stream=True,
-                **options,  # type: ignore[arg-type]
+                **options,
             )
             for _ in stream:
                 pass

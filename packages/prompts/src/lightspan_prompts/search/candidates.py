@@ -24,6 +24,12 @@ ANY_CALL: Final = ""
 """Key for any model call in place of an agent's path, if no texts of agents are learned."""
 
 
+NO_CALLS: Final = (
+    "no model call of the app was seen, so reflections show tasks, messages and rewards, and not "
+    "what was asked and answered: they would with the SDK of OpenAI or Anthropic, or an adapter"
+)
+
+
 class TooFewRolloutsError(ConfigError):
     """The search's budget of rollouts is too small for one new candidate."""
 
@@ -107,6 +113,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Every proposed text, dropped ones too."""
     usage: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
     """Model outside of policies → (tokens sent, tokens received)."""
+    calls: int | None = None
+    """Number of the app's model calls that were seen; None in older results."""
     estimated: int = 0
     """Number of calls and reflections whose endpoints count no tokens, which are estimated."""
     unpriced: list[str] = msgspec.field(default_factory=list)
@@ -228,6 +236,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         notes += self.spending()
         if texts := self.texts():
             notes.append(texts)
+        if self.calls == 0:
+            notes.append(NO_CALLS)
         if self.unusable:
             answers = plural(self.reflections, "answer")
             notes.append(f"{self.unusable} of {answers} of the reflection model were unusable")

@@ -153,6 +153,7 @@ class Evaluator:
         self._proposals: list[Proposal] = []
         self._earlier_proposals = 0
         """Number of proposals that an earlier process recorded."""
+        self._calls = 0
         self._applied = 0
         self._kept: Counter[str] = Counter()
         self._unasked: Counter[str] = Counter()
@@ -397,6 +398,7 @@ class Evaluator:
                     "record the app's models; continue without it, or start anew"
                 )
             self._use(evidence.usage or {})
+            self._calls += evidence.calls
             self.estimated += evidence.estimated
             self._applied += evidence.applied
             self._kept.update(evidence.kept)
@@ -470,7 +472,7 @@ class Evaluator:
     def add_proposal(self, proposal: Proposal, candidates: Sequence[Candidate]) -> None:
         """Record what became of a proposal, with the budgets used so far.
 
-        A note tells of it, unless the file has it from before a resume.
+        A note describes it, unless the file has it from before a resume.
         """
         means = [candidate.mean for candidate in candidates if candidate.is_whole]
         proposal = msgspec.structs.replace(
@@ -537,6 +539,7 @@ class Evaluator:
             tokens=self.tokens,
             cost=self.cost,
             proposals=self._proposals,
+            calls=self._calls,
             usage=dict(self._used),
             estimated=self.estimated,
             unpriced=[

@@ -25,7 +25,13 @@ from lightspan.schema.routing import Routing
 from lightspan.schema.validation import check_number, check_whole
 from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.pricing import Price
-from lightspan_prompts.search.candidates import SearchResult, Split, split_tasks, write_found
+from lightspan_prompts.search.candidates import (
+    NO_CALLS,
+    SearchResult,
+    Split,
+    split_tasks,
+    write_found,
+)
 from lightspan_prompts.search.dates import date_literals, days_around
 from lightspan_prompts.search.evaluator import Evaluator
 from lightspan_prompts.search.prompt_discovery import date_warnings, survey
@@ -190,6 +196,15 @@ class PromptSearch(Algorithm):
                 return {"found": None}
         return None
 
+    # --- for a dry run's plan ---------------------------------------------------------------
+    @property
+    def searches(self) -> int:
+        return 1
+
+    @property
+    def search_rollouts(self) -> int:
+        return self.max_rollouts
+
     # --- for the trainer --------------------------------------------------------------------
     @property
     def tasks_per_step(self) -> int:
@@ -238,7 +253,8 @@ class PromptSearch(Algorithm):
     # --- for a dry run ----------------------------------------------------------------------
     def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
         found = survey(episodes, self.patterns).lines() if self.patterns else []
-        return [*self._dated_arguments(), *found]
+        is_silent = episodes and not any(episode.calls for episode in episodes)
+        return [*self._dated_arguments(), *found, *([NO_CALLS] if is_silent else [])]
 
     def _dated_arguments(self) -> list[str]:
         """Warn of prompts that the app takes as arguments and that contain today's date."""
