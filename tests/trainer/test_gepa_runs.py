@@ -201,7 +201,9 @@ def test_a_selection_split_of_the_trainer_is_refused(
     trainer = Trainer(algorithm, folder=tmp_path / "run", validate_every=1)
     train, selection = toy.tasks(model.url, 1, 2), toy.tasks(model.url, 3)
     for kind in (trainer.fit, trainer.dev):
-        with pytest.raises(ConfigError, match=r"selection= compares steps, and GEPA has one"):
+        with pytest.raises(
+            ConfigError, match="leave it out, as with GEPA and APO: they have one step"
+        ):
             kind(prompt_apps.styled, train, selection=selection)
 
 

@@ -308,15 +308,13 @@ class Algorithm(Protocol):
         """
         return
 
-    def reopened(self, before: Mapping[str, Json]) -> dict[str, Json] | None:
-        """Return the state in which a complete run starts again, because its budget has grown.
-
-        None if nothing is left to do.
+    def starts_again(self, before: Mapping[str, Json]) -> bool:
+        """Return whether a resumed run starts with step 1 again, because its budget has grown.
 
         Args:
-            before: the settings of the complete run, as `config` returned them.
+            before: the earlier settings of the run, as `config` returned them.
         """
-        return None
+        return False
 
     @property
     def base_model(self) -> str:

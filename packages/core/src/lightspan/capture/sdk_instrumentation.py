@@ -330,7 +330,8 @@ class SdkCall:
         if self.reading is None:
             return options
         try:
-            sent = with_text(options, self.reading) if self.reading.is_changed else options
+            is_changed = self.reading.sent not in (None, self.reading.original)
+            sent = with_text(options, self.reading) if is_changed else options
             if self.is_recorded_elsewhere:  # the gateway's record has only the text that was sent
                 attributes = reading_attributes(self.reading)
                 record_prompt(self.context, {c.PROMPT_CALL: self.call_id, **attributes})

@@ -144,10 +144,8 @@ def read_prompts(path: Path) -> dict[str, LearnedPrompt]:
     try:
         prompts = msgspec.json.decode(file.read_bytes(), type=dict[str, LearnedPrompt])
     except FileNotFoundError:
-        problem = "has learned no prompts, or is incomplete" if path.is_dir() else "does not exist"
-        raise ConfigError(
-            f"{path} {problem}: name the folder of a run, with its {PROMPTS}"
-        ) from None
+        why = "has learned no prompts, or is incomplete" if path.is_dir() else "does not exist"
+        raise ConfigError(f"{path} {why}: name the folder of a run, with its {PROMPTS}") from None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     if not prompts:

@@ -138,9 +138,8 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
         if missing:
             raise ConfigError(f"the text has no {' and no '.join(missing)}")
         pieces = _split(text, self.fields)
-        if _pieces(text) == pieces:  # needs no doubled braces: an app may use it without filling it
-            return PromptTemplate(text, engine=self.engine)
-        return PromptTemplate(_escaped(pieces), engine=self.engine)
+        # without doubled braces where possible: an app may use the text without filling it
+        return PromptTemplate(text if _pieces(text) == pieces else _escaped(pieces))
 
 
 @lru_cache(maxsize=1024)

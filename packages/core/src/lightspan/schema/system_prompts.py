@@ -115,11 +115,6 @@ class Reading(NamedTuple):
     """The reason for which the original is sent although a replacement was wanted; else empty."""
     slot: Slot | None = None
 
-    @property
-    def is_changed(self) -> bool:
-        """Whether the text to send differs from the original."""
-        return self.sent is not None and self.sent != self.original
-
 
 class Instructions(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="instructions"
@@ -136,11 +131,6 @@ class Instructions(
     surveyed: list[str] = msgspec.field(default_factory=list)
     prompts: dict[str, LearnedPrompt] = msgspec.field(default_factory=dict)
     left_out: dict[str, str] = msgspec.field(default_factory=dict)
-
-    @property
-    def is_survey(self) -> bool:
-        """Whether texts are only recorded, and none replaced."""
-        return bool(self.surveyed) and not self.prompts
 
     def concerns(self, path: str) -> bool:
         """Return whether the agent at the path `path` is recorded or replaced.
@@ -162,7 +152,7 @@ class Instructions(
         if isinstance(slot, str):
             return Reading(None, reason=slot)
         if learned is None:
-            reason = "" if self.is_survey else self.left_out.get(path, NEW_AGENT)
+            reason = self.left_out.get(path, NEW_AGENT) if self.prompts else ""
             return Reading(slot.text, reason=reason, slot=slot)
         sent = learned.apply(slot.text)
         return Reading(slot.text, sent, "" if sent is not None else OTHER_TEXT, slot)
@@ -179,7 +169,7 @@ class Instructions(
         """
         learned = self.prompts.get(name)
         if learned is None or learned.place is PromptPlace.AGENT:
-            return Reading(text) if self.is_survey else None
+            return Reading(text) if self.surveyed and not self.prompts else None
         if learned.before.template != text:
             return Reading(text, reason=OTHER_PROMPT)
         if learned.after == learned.before:

@@ -171,10 +171,8 @@ class Session:
         before = self.folder.read_config() if resume and self.folder.is_used else {}
         start = find_start(self.folder, config, self.reporter, resume=resume)
         self.state, self.checkpoint = start
-        if training and before and self.state.step == self.settings.algorithm.total_steps:
-            reopened = self.algorithm.reopened(before)
-            if reopened is not None:
-                self.state.step, self.state.algorithm = 0, reopened
+        if training and before and self.algorithm.starts_again(before):
+            self.state.step = 0
         if training or self.checkpoint is None:
             self.folder.rewind(self.state.step if self.checkpoint else -1)
             self.folder.write_config({**config, "run_id": self.state.run_id})

@@ -187,14 +187,15 @@ class PromptSearch(Algorithm):
             evaluator = self.make_evaluator(trainer, self.open_log(trainer))
             await evaluator.begin(split.selection, self.patterns, trainer.note)
 
-    def reopened(self, before: Mapping[str, Json]) -> dict[str, Json] | None:
-        """Return the state to search on in if a budget has grown since the run was completed."""
+    def starts_again(self, before: Mapping[str, Json]) -> bool:
+        """Return whether a budget has grown, so that a complete search goes on by its log."""
         earlier: Any = before.get("budget", {})
-        for name, limit in self.config()["budget"].items():
-            old = earlier.get(name)
-            if name != "prices" and old is not None and (limit is None or limit > old):
-                return {"found": None}
-        return None
+        budget: Any = self.config()["budget"]
+        return any(
+            earlier.get(name) is not None and (limit is None or limit > earlier[name])
+            for name, limit in budget.items()
+            if name != "prices"
+        )
 
     # --- for a dry run's plan ---------------------------------------------------------------
     @property
