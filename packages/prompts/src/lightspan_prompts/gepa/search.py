@@ -282,9 +282,9 @@ class Search:
         made = self._open_proposals.get(name)
         if made is None or made.before is None or evaluation.split != "feedback":
             return
-        after = self._trials.mean_of(evaluation.seen)
+        before, after = made.before, self._trials.mean_of(evaluation.seen)
         made = msgspec.structs.replace(made, after=after)
-        if _score(after) > _score(made.before):
+        if _score(after) > _score(before):
             self._open_proposals[name] = made  # the library compares it on the selection split
             return
         del self._open_proposals[name]
