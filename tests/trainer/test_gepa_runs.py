@@ -18,7 +18,7 @@ from lightspan.cli import main
 from lightspan.errors import ConfigError, DataError
 from lightspan.progress import SilentReporter
 from lightspan.training.collector import stored_episodes
-from lightspan_prompts.search.candidates import read_found
+from lightspan_prompts.search.candidates import NO_CALLS, read_found
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_tools.inspect import inspect_run
 
@@ -230,3 +230,41 @@ def test_a_finished_search_goes_on_with_a_larger_budget(
     assert {name: each.after for name, each in whole.prompts.items()} == {
         name: each.after for name, each in result.prompts.items()
     }
+
+
+def searching(thinker: ScriptedServer, folder: Path, reporter: Any) -> Trainer:
+    llm = LLM(base_url=thinker.url, model="thinker")
+    prompts = {"style": PromptTemplate("SHOUT it. Q: {q}")}
+    algorithm = GEPA(prompts, llm, max_rollouts=40, minibatch=2)
+    return Trainer(algorithm, runners=2, folder=folder, reporter=reporter)
+
+
+def test_an_app_needs_no_sdk(
+    model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path, lines: Any
+) -> None:
+    """The reward suffices; that reflections show no calls is said in `dev` and in `fit`."""
+    trainer = searching(thinker, tmp_path / "run", lines)
+    app, tasks, held_out = (
+        prompt_apps.styled_by_http,
+        toy.tasks(model.url, *range(8)),
+        toy.tasks(model.url, 20, 21),
+    )
+    report = trainer.dev(app, tasks, held_out)
+    assert report.warnings == []
+    assert NO_CALLS in report.text()
+    result = trainer.fit(app, tasks, held_out)
+    assert [evaluation.mean for evaluation in result.evaluations] == [0.0, 1.0]
+    assert "REVERSE" in result.prompts["style"].template
+    assert any(NO_CALLS in line for line in lines.texts)
+
+
+def test_a_dry_run_of_a_search_reads_as_one(
+    model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path
+) -> None:
+    trainer = searching(thinker, tmp_path / "run", SilentReporter())
+    tasks, held_out = toy.tasks(model.url, *range(8)), toy.tasks(model.url, 20, 21)
+    text = trainer.dev(prompt_apps.styled, tasks, held_out).text()
+    assert "44 rollouts: 40 at most in 1 search phase + 2 x 2 evaluated" in text
+    assert "answered by" in text
+    for word in ("trains", "trained ", "frozen,", "rejected", "teaches", "vary"):
+        assert word not in text

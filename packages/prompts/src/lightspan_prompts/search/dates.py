@@ -66,7 +66,8 @@ _YEAR_DAY: Final = re.compile(r"day (?:no\. ?|number |#)?(\d{1,3})(?!\w)", re.IG
 _WEEK: Final = re.compile(r"(?:W|KW|CW|WK)[. ]{0,2}(\d{1,2})(?!\w)", re.IGNORECASE)
 _PUNCTUATION: Final = re.compile(r"[ \t\u00a0\u202f\u200e\u200f]+|[,./()（）·'’،、–—-]")
 _ANNOUNCED: Final = re.compile(
-    r"(?:\btoday(?:['’]s date)? is\b|\b(?:current|local) (?:date|time|day|week|month|season)\b"
+    r"(?:\btoday(?:['’]s date)? is\b"
+    r"|\b(?:current|local) (?:date|time|day|week|month|season)(?: is\b|:)"
     r"|\b(?:date|time|now|today):|\bit is (?:now|currently)\b)[^\n.!?]{0,40}",
     re.IGNORECASE,
 )
