@@ -99,6 +99,9 @@ def test_what_cannot_be_told() -> None:
         "with probability 0."
     )
     assert judged(result(candidates), 0.0, None).chosen == 1
+    assert result(candidates).verdict() == (  # as of a search for which nobody asks the verdict
+        "candidate 1 is chosen: 0.333 -> 0.667 on 3 tasks of the selection split"
+    )
     assert judged(result(candidates[:1]), 0.0, 0.05).verdict() == (
         "the prompts stay unchanged: none of 0 new candidates is better than they are, 0.333 on "
         "the selection split"

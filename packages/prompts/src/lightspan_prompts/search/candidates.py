@@ -141,25 +141,26 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def verdict(self) -> str:
         """Say whether the best candidate is better by more than chance."""
-        best, first = self.candidates[self.best], self.candidates[0]
+        number = self.best or self.chosen  # not every result was judged
+        best, first = self.candidates[number], self.candidates[0]
         scores = f"{first.mean:.3f} -> {best.mean:.3f} on {plural(len(best.rewards), 'task')}"
         others = plural(len(self.candidates) - 1, "new candidate")
-        if not self.best:
+        if not number:
             return (
                 f"the prompts stay unchanged: none of {others} is better than they are, "
                 f"{first.mean:.3f} on the selection split"
             )
         if self.chance is None:
-            return f"candidate {self.best} is chosen: {scores} of the selection split"
+            return f"candidate {number} is chosen: {scores} of the selection split"
         if self.chosen:
             return (
-                f"candidate {self.best} is chosen, the best of {others}: {scores} of the selection "
+                f"candidate {number} is chosen, the best of {others}: {scores} of the selection "
                 f"split, by chance with probability {self.chance:.2g}; the maximum of several is "
                 "biased upwards: judge by the held-out reward"
             )
         return (
             f"no gain that can be told from chance, so the prompts stay unchanged: candidate "
-            f"{self.best}, the best of {others}, has {scores} of the selection split, by chance "
+            f"{number}, the best of {others}, has {scores} of the selection split, by chance "
             f"with probability {self.chance:.2g}. Its text is in {JOURNAL}/{CANDIDATES}; more "
             "tasks tell smaller gains from chance, and significance=None takes it in any case"
         )
@@ -194,7 +195,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
             "reflections/unusable": self.unusable,
             "tokens": self.tokens,
             "selection/before": self.candidates[0].mean,
-            "selection/best": self.candidates[self.best].mean,
+            "selection/best": self.candidates[self.best or self.chosen].mean,
             "selection/chosen": self.candidates[self.chosen].mean,
         }
         if self.chance is not None:
