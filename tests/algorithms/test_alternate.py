@@ -104,6 +104,19 @@ def text_of(algorithm: Alternate) -> str:
     return algorithm.resources()["style"].template
 
 
+# --- before the run -------------------------------------------------------------------------
+async def test_a_share_that_is_too_small_is_known_before_any_rollout(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    algorithm, world = alternate(server, "GEPA", cycles=5), World(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"this search may use 12: GEPA\(max_rollouts=12\) is too"
+    ):
+        await algorithm.check_run(world)  # type: ignore[arg-type]
+    await alternate(server, "GEPA").check_run(world)  # type: ignore[arg-type]
+    assert world.rollouts_done == 0
+
+
 # --- turns ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["APO", "GEPA"])
 async def test_it_takes_turns(server: ScriptedServer, tmp_path: Path, kind: str) -> None:

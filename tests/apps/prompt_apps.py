@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from typing import Any
 
 import openai
@@ -31,6 +33,18 @@ def echo(task: dict[str, Any]) -> float:
 def styled(task: dict[str, Any], style: PromptTemplate) -> float:
     """Fill in the prompt `style`, which the app takes as an argument."""
     return float(ask(task["url"], style.format(q=task["q"])) == task["want"])
+
+
+@lightspan.rollout
+def styled_by_http(task: dict[str, Any], style: PromptTemplate) -> float:
+    """Do what `styled` does, without an SDK."""
+    messages = [{"role": "user", "content": style.format(q=task["q"])}]
+    data = json.dumps({"model": "own", "messages": messages}).encode()
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{task['url']}/chat/completions", data, headers)
+    with urllib.request.urlopen(request) as reply:
+        answer = json.load(reply)["choices"][0]["message"]["content"]
+    return float(answer == task["want"])
 
 
 @lightspan.rollout

@@ -15,9 +15,10 @@ import pytest
 
 from lightspan import GEPA, LLM, PromptTemplate, Trainer
 from lightspan.cli import main
+from lightspan.errors import ConfigError, DataError
 from lightspan.progress import SilentReporter
 from lightspan.training.collector import stored_episodes
-from lightspan_prompts.search.candidates import read_found
+from lightspan_prompts.search.candidates import NO_CALLS, read_found
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_tools.inspect import inspect_run
 
@@ -160,3 +161,112 @@ def test_held_out_tasks_that_choose_too_are_told_of(
     trainer.fit(prompt_apps.styled, train, [*train[:2], *toy.tasks(model.url, 20)])
     said = "2 of the 3 held-out tasks are training tasks too: prompts may be chosen by them"
     assert next(line for line in lines.texts if "held-out tasks" in line).startswith(said)
+
+
+def held_out_asked(model: ScriptedServer) -> int:
+    return sum("word20" in request.last_text for request in model.requests)
+
+
+@pytest.mark.parametrize(
+    ("options", "tasks", "error"),
+    [
+        ({"max_rollouts": 5}, 8, r"GEPA\(max_rollouts=5\) is too few for one new candidate"),
+        ({}, 1, r"selection=0.5 of 1 distinct training task leaves none to reflect on"),
+        ({"prompts": {}, "optimize": ["speeker"]}, 8, r"Did you mean 'speaker'\?"),
+    ],
+)
+def test_what_cannot_be_searched_is_known_before_held_out_tasks_are_run(
+    model: ScriptedServer,
+    thinker: ScriptedServer,
+    tmp_path: Path,
+    options: dict[str, Any],
+    tasks: int,
+    error: str,
+) -> None:
+    before = held_out_asked(model)
+    prompts = {"style": PromptTemplate("Say it. Q: {q}")}
+    llm = LLM(base_url=thinker.url, model="thinker")
+    algorithm = GEPA(**{"prompts": prompts, "reflection": llm, "max_rollouts": 60, **options})
+    trainer = Trainer(algorithm, runners=1, folder=tmp_path / "run", reporter=SilentReporter())
+    app = prompt_apps.styled if algorithm.prompts else prompt_apps.echo
+    with pytest.raises((ConfigError, DataError), match=error):
+        trainer.fit(app, toy.tasks(model.url, *range(tasks)), toy.tasks(model.url, 20))
+    assert held_out_asked(model) == before
+
+
+def test_a_selection_split_of_the_trainer_is_refused(
+    model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path
+) -> None:
+    """It would be run twice and choose nothing: the search has one step."""
+    llm = LLM(base_url=thinker.url, model="thinker")
+    algorithm = GEPA({"style": PromptTemplate("Say it. Q: {q}")}, llm)
+    trainer = Trainer(algorithm, folder=tmp_path / "run", validate_every=1)
+    train, selection = toy.tasks(model.url, 1, 2), toy.tasks(model.url, 3)
+    for kind in (trainer.fit, trainer.dev):
+        with pytest.raises(
+            ConfigError, match="leave it out, as with GEPA and APO: they have one step"
+        ):
+            kind(prompt_apps.styled, train, selection=selection)
+
+
+def test_a_finished_search_goes_on_with_a_larger_budget(
+    model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    toy.train(folder, model.url, thinker.url, max_rollouts=18)
+    first, asked = read_found(folder), len(model.requests)
+    toy.train(folder, model.url, thinker.url, max_rollouts=18)
+    toy.train(folder, model.url, thinker.url, max_rollouts=12)
+    assert (read_found(folder), len(model.requests)) == (first, asked)
+    result = toy.train(folder, model.url, thinker.url, max_rollouts=60)
+    found = read_found(folder)
+    assert first is not None
+    assert found is not None
+    assert 18 < found.rollouts <= 60
+    assert found.candidates[: len(first.candidates)][0] == first.candidates[0]
+    assert [evaluation.mean for evaluation in result.evaluations] == [0.0, 1.0]
+    log = (folder / "journal" / "gepa.jsonl").read_text().splitlines()
+    runs = [len(json.loads(line).get("seen", ())) for line in log]
+    assert found.rollouts == sum(runs)
+    whole = toy.train(tmp_path / "whole", model.url, thinker.url, max_rollouts=60)
+    assert {name: each.after for name, each in whole.prompts.items()} == {
+        name: each.after for name, each in result.prompts.items()
+    }
+
+
+def searching(thinker: ScriptedServer, folder: Path, reporter: Any) -> Trainer:
+    llm = LLM(base_url=thinker.url, model="thinker")
+    prompts = {"style": PromptTemplate("SHOUT it. Q: {q}")}
+    algorithm = GEPA(prompts, llm, max_rollouts=40, minibatch=2)
+    return Trainer(algorithm, runners=2, folder=folder, reporter=reporter)
+
+
+def test_an_app_needs_no_sdk(
+    model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path, lines: Any
+) -> None:
+    """The reward suffices; that reflections show no calls is said in `dev` and in `fit`."""
+    trainer = searching(thinker, tmp_path / "run", lines)
+    app, tasks, held_out = (
+        prompt_apps.styled_by_http,
+        toy.tasks(model.url, *range(8)),
+        toy.tasks(model.url, 20, 21),
+    )
+    report = trainer.dev(app, tasks, held_out)
+    assert report.warnings == []
+    assert NO_CALLS in report.text()
+    result = trainer.fit(app, tasks, held_out)
+    assert [evaluation.mean for evaluation in result.evaluations] == [0.0, 1.0]
+    assert "REVERSE" in result.prompts["style"].template
+    assert any(NO_CALLS in line for line in lines.texts)
+
+
+def test_a_dry_run_of_a_search_reads_as_one(
+    model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path
+) -> None:
+    trainer = searching(thinker, tmp_path / "run", SilentReporter())
+    tasks, held_out = toy.tasks(model.url, *range(8)), toy.tasks(model.url, 20, 21)
+    text = trainer.dev(prompt_apps.styled, tasks, held_out).text()
+    assert "44 rollouts: 40 at most in 1 search phase + 2 x 2 evaluated" in text
+    assert "answered by" in text
+    for word in ("trains", "trained ", "frozen,", "rejected", "teaches", "vary"):
+        assert word not in text

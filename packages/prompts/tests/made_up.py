@@ -113,7 +113,7 @@ def reflects(request: Request) -> str:
 def _options(server: ScriptedServer) -> dict[str, Any]:
     prompts = {"first": PromptTemplate("Do {q}."), "second": PromptTemplate("Then {q}.")}
     llm = LLM(base_url=server.url, model="thinker")
-    return {"prompts": prompts, "reflection": llm, "perfect_reward": None}
+    return {"prompts": prompts, "reflection": llm, "perfect_reward": None, "significance": None}
 
 
 def gepa(server: ScriptedServer, **options: Any) -> GEPA:

@@ -414,15 +414,21 @@ async def test_no_question_is_asked_twice(server: ScriptedServer, tmp_path: Path
         await scored(judge(server), *groups, folder=tmp_path)
 
 
-async def test_a_useless_answer_is_not_asked_for_again(
+async def test_a_useless_answer_is_asked_for_again_on_resume(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    server.script = lambda request: Reply(text="I th", finish_reason="length")
+    """Within a process it is not, and a usable one never is."""
     why = "the judge's answer was cut off (finish_reason=length): 'I th'"
-    for _ in range(2):
+    server.script = lambda request: Reply(text="I th", finish_reason="length")
+    for count in (1, 2):
         [one], _ = await scored(judge(server), group(["3"]), folder=tmp_path)
         assert one == [Scored(why=why)]
-    assert len(server.requests) == 1
+        assert len(server.requests) == count
+    server.script = lambda request: 'Good. {"A": 7}'
+    for _ in range(2):
+        [[one]], _ = await scored(judge(server), group(["3"]), folder=tmp_path)
+        assert one.value is not None
+        assert len(server.requests) == 3
 
 
 async def test_budgets(server: ScriptedServer, tmp_path: Path) -> None:

@@ -6,12 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from lightspan import Price
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.context import AttemptContext
+from lightspan.capture.entry import open_scope
 from lightspan.errors import ConfigError
-from lightspan_testing.scripted import ScriptedServer
-from packages.prompts.tests.made_up import World, call, gepa, pool, search
+from lightspan.lightning.episode import build_episode
+from lightspan_prompts.search.feedback import evidence_of
+from lightspan_testing.scripted import Reply, ScriptedServer
+from lightspan_testing.strategies import make_attempt, make_rollout
+from packages.prompts.tests.made_up import World, call, gepa, pool, reflects, search
 
 PRICES = {"thinker": Price(input=2000.0, output=10_000.0), "small": Price(input=50.0, output=500.0)}
 
@@ -62,6 +69,64 @@ async def test_a_missing_price_ends_the_search(server: ScriptedServer, tmp_path:
     assert (pool(whole), whole.cost) == (pool(result), result.cost)
 
 
+async def test_a_cost_is_reported_without_a_cap(server: ScriptedServer, tmp_path: Path) -> None:
+    """A model without a price is named, and ends nothing."""
+    app = [call(1, "small", 90, 10), call(2, "large", 20, 2)]
+    world = World(tmp_path, calls=app)
+    result = await search(gepa(server, prices=PRICES, max_rollouts=40), world)
+    asked, answered = result.usage["thinker"]
+    rollouts = result.rollouts * (90 * 50.0 + 10 * 500.0) / 1e6
+    cost = rollouts + (asked * 2000.0 + answered * 10_000.0) / 1e6
+    assert result.cost == pytest.approx(cost, rel=1e-12)
+    assert result.usage["large"] == (20 * result.rollouts, 2 * result.rollouts)
+    assert "prices= has no price for 'large', so the cost is without them" in world.notes
+    assert any(note.startswith("tokens: small ") for note in world.notes)
+    plain = await search(gepa(server, max_rollouts=40), World(tmp_path / "plain", calls=app))
+    assert (plain.cost, plain.usage) == (None, result.usage)
+
+
+async def test_a_stream_without_usage_is_estimated(tmp_path: Path) -> None:
+    """A streaming app would be free otherwise; its calls are recorded with their text alone."""
+    scope = AttemptContext(rollout_id="ro-1", attempt_id="at-1")
+    told = "You answer in German, in full sentences, and never with a list." * 10
+    with (
+        ScriptedServer("Sehr gerne, das ist eine Antwort in ganzen Sätzen. " * 10) as model,
+        openai.OpenAI(base_url=model.url, api_key="key", max_retries=0) as client,
+        open_scope(scope),
+    ):
+        for options in ({}, {"stream_options": {"include_usage": True}}):
+            create: Any = client.chat.completions.create
+            stream = create(
+                model="small",
+                messages=[{"role": "system", "content": told}],
+                stream=True,
+                **options,
+            )
+            for _ in stream:
+                pass
+    sdk_instrumentation.uninstall()
+    sdk_instrumentation.close()
+    spans = scope.recorder.drain()
+    attempt, rollout = make_attempt("1", reward=1.0), make_rollout("1")
+    one, two = (build_episode(attempt, rollout, [span], []) for span in spans)
+    silent, counted = evidence_of(one, None), evidence_of(two, None)
+    assert (silent.estimated, counted.estimated) == (1, 0)
+    assert silent.usage is not None
+    [(sent, received)] = silent.usage.values()
+    assert len(told) // 5 < sent < len(told) // 3
+    assert 100 < received < 170
+    assert counted.tokens > 0
+
+
+async def test_a_reflection_without_usage_is_estimated(tmp_path: Path) -> None:
+    script = lambda request: Reply(text=reflects(request), counts_tokens=False)  # noqa: E731
+    with ScriptedServer(script) as server:
+        result = await search(gepa(server, max_tokens=3_000), World(tmp_path))
+    assert result.estimated == result.reflections > 1
+    assert result.ended.startswith("max_tokens=3000 is used up")
+    assert any("came without a count of tokens" in note for note in result.notes())
+
+
 async def test_policies_cost_nothing(server: ScriptedServer, tmp_path: Path) -> None:
     silent, own = call(2, "who knows", 0, 0), call(3, "policy", 50, 50)
     # like a call whose client disconnected before any token: it has no record
@@ -88,7 +153,6 @@ async def test_a_call_without_a_model_has_no_price(server: ScriptedServer, tmp_p
     [
         ({"max_cost": 0, "prices": PRICES}, "max_cost=0 must be a finite number above 0"),
         ({"max_cost": 1.0}, r"max_cost=1 needs the price .* has none for 'thinker'"),
-        ({"prices": PRICES}, "prices= needs max_cost="),
         ({"max_cost": 1.0, "prices": None}, "prices=None: use {model: Price"),
         ({"max_cost": 1.0, "prices": {"thinker": 2.0}}, r"prices\['thinker'\]=2.0: use Price"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,39 @@ def test_agents_are_found_by_name_by_path_and_by_pattern(ask: Any) -> None:
         assert discovered.left_out == {}
     template = discovered.components["team/router"].template
     assert template == "You are the router of a desk. It is {date_1}. Say which desk it is."
+
+
+def test_what_is_true_of_today_alone_is_a_placeholder(ask: Any) -> None:
+    """A weekday and a month are no whole date, and differ on another day."""
+    now = datetime.now(UTC)
+
+    def app(n: int) -> None:
+        ask("router", f"You route mails. It is {now:%A}, in {now:%B %Y}. Say which desk it is.")
+
+    discovered = surveyed(app, "router")
+    template = discovered.components["router"].template
+    assert template == "You route mails. It is {date_1}. Say which desk it is."
+    assert discovered.lines() == ["found the text of 'router': 54 characters, with {date_1} in it"]
+    [episode] = played(app, discovered.instructions({"router": f"Anew: {template}"}), 1)
+    assert evidence_of(episode, None, discovered.concerns).applied == 1
+
+
+def test_what_looks_like_today_is_named(ask: Any) -> None:
+    now = datetime.now(UTC)
+
+    def app(n: int) -> None:
+        prompt("mails", f"Be kind: it is {now:%A}. Founded on 3 March 1998.")
+        ask("router", "You route mails. Current date: the last Friday before the feast.\nBe brief")
+
+    assert [line for line in surveyed(app, "mails", "router").lines() if "looks like" in line] == [
+        f"the text of 'mails' contains '{now:%A}', which looks like today: once it changes, the "
+        "learned text is no longer sent: write a {placeholder} for it, and fill it in the text "
+        "that lightspan.prompt returns",
+        "the text of 'router' contains 'Current date: the last Friday before the feast', which "
+        "looks like today: if it changes from day to day, the learned text is sent today only: "
+        "request the text by name in the app, lightspan.prompt(name, text), with a {placeholder} "
+        "for it",
+    ]
 
 
 def test_a_pattern_that_matches_nothing(ask: Any) -> None:

@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lightspan import APO, GEPA, LLM, Price, PromptTemplate
@@ -27,6 +29,7 @@ from packages.prompts.tests.made_up import (
     pool,
     reflects,
     search,
+    text_of,
 )
 
 Make = partial[Any]
@@ -77,7 +80,7 @@ async def test_it_ends_when_all_is_solved(make: Make, tmp_path: Path) -> None:
     result = await search(make(perfect_reward=1.0), world)
     assert (result.rollouts, result.reflections, result.chosen) == (5, 0, 0)
     assert result.ended == "the selection split has the perfect reward on every task"
-    assert "the prompts stay unchanged" in world.notes[-1]
+    assert any("the prompts stay unchanged" in note for note in world.notes)
 
 
 # --- going on -------------------------------------------------------------------------------
@@ -111,6 +114,128 @@ async def test_it_resumes_from_any_cut(make: Make, server: ScriptedServer, tmp_p
         )
 
 
+async def test_duplicates_are_not_run_again(tmp_path: Path, server: ScriptedServer) -> None:
+    """Neither a copy of the first prompt nor a text that was dropped before."""
+    server.script = lambda request: f"<prompt>\nSay {{q}} {len(server.requests) // 9}\n</prompt>"
+    world = World(tmp_path, lambda task, texts: 0.25)
+    found = await search(gepa(server), world)
+    runs = [json.loads(line) for line in journal(tmp_path).read_text().splitlines()]
+    tried = [json.dumps(run["candidate"]) for run in runs if run["type"] == "evaluation"]
+    first = json.dumps(found.candidates[0].templates)
+    others = [one for one in tried if one != first]
+    assert len(others) == len(set(others)) > 2
+    assert found.unusable == found.reflections - len(others) > 5
+    assert sum("is unusable: it equals the proposal of" in note for note in world.notes) > 5
+
+
+@pytest.mark.parametrize("answer", ["refused", "empty"])
+async def test_a_question_without_an_answer_does_not_end_the_run(
+    make: Make, server: ScriptedServer, tmp_path: Path, answer: str
+) -> None:
+    """Such as one that a filter refuses, which it would do again after a resume."""
+
+    def filters(request: Request) -> Any:
+        if len(server.requests) % 3:
+            return reflects(request)
+        return Reply(status=400, text="a policy") if answer == "refused" else Reply(text="")
+
+    server.script = filters
+    world = World(tmp_path)
+    whole = await search(make(reflections_at_once=1) if make.func is apo else make(), world)
+    asked = len(server.requests)
+    assert whole.unusable >= asked // 3 > 2
+    assert whole.reflections == asked - (asked // 3 if answer == "refused" else 0)
+    assert any("was refused" in note for note in world.notes) == (answer == "refused")
+    again = await search(
+        make(reflections_at_once=1) if make.func is apo else make(), World(tmp_path)
+    )
+    assert len(server.requests) == asked
+    assert (pool(again), again.reflections, again.unusable) == (
+        pool(whole),
+        whole.reflections,
+        whole.unusable,
+    )
+
+
+@pytest.mark.parametrize("answer", ["refused", "empty"])
+async def test_a_model_that_answers_nothing_ends_the_run_before_its_budget(
+    make: Make, server: ScriptedServer, tmp_path: Path, answer: str
+) -> None:
+    server.script = lambda request: (
+        Reply(status=422, text="no temperature") if answer == "refused" else Reply(text=" ")
+    )
+    why = "no temperature" if answer == "refused" else r"no text \(stop\)"
+    with pytest.raises(EngineError, match=f"thinker answered 3 questions in a row .*{why}"):
+        await search(make(), World(tmp_path))
+    assert 3 <= len(server.requests) <= 6
+    server.script = reflects
+    result = await search(make(), World(tmp_path))
+    assert result.reflections > 10
+    assert result.candidates[result.chosen].mean > 0.3
+
+
+async def test_every_proposal_has_a_line(
+    make: Make, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """With its parent, both scores and the reason; dropped texts are kept; a resume adds none."""
+    numbers = {"reflections_at_once": 1} if make.func is apo else {"merge": False}
+
+    def adds(request: Request) -> str:
+        if make.func is apo and not is_edit(request):
+            return "vague"
+        text, number = text_of(request), len(server.requests)
+        return "no" if number % 5 == 1 else f"<prompt>\n{text} {number}\n</prompt>"
+
+    server.script = adds
+    world = World(tmp_path, lambda task, texts: (len(texts["first"]) % 7) / 10)
+    found = await search(make(**numbers), world)
+    proposals = found.proposals
+    assert list(map(msgspec.to_builtins, proposals)) == [
+        json.loads(line) for line in (tmp_path / "proposals.jsonl").read_text().splitlines()
+    ]
+    usable = [each for each in proposals if each.text]
+    assert len(proposals) - len(usable) == found.unusable > 0
+    dropped = [each for each in usable if each.candidate is None]
+    assert dropped
+    for each in usable:
+        parent = found.candidates[each.parents[0]].templates
+        assert each.text != parent[each.prompt]
+        if each.candidate is not None:
+            new = found.candidates[each.candidate]
+            assert (new.templates[each.prompt], new.parents) == (each.text, each.parents)
+        assert (each.why == "") == (each.candidate is not None)
+        assert (each.before is None) == (each.after is None) == ("ended" in each.why)
+        assert each.line() in world.notes
+    assert [each.rollouts for each in proposals] == sorted(each.rollouts for each in proposals)
+    one = next(each for each in dropped if each.after is not None)
+    assert one.line().startswith(
+        f"a text for {one.prompt!r} in place of candidate {one.parents[0]}'s: {one.before:.3f} -> "
+        f"{one.after:.3f} on {one.tasks} tasks; dropped, it is no"
+    )
+    again = World(tmp_path, world.reward)
+    assert (await search(make(**numbers), again)).proposals == proposals
+    assert not any("in place of" in note for note in again.notes)
+    assert len((tmp_path / "proposals.jsonl").read_text().splitlines()) == len(proposals)
+
+
+async def test_rewards_above_the_perfect_one(
+    make: Make, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """37 of 100 is nothing solved: with such rewards there is no perfect one."""
+
+    def percent(task: Any, texts: Mapping[str, str]) -> float:
+        return 37.0 + 10 * ("ALPHA" in texts["first"])
+
+    world = World(tmp_path, percent)
+    result = await search(make(perfect_reward=1.0), world)
+    assert result.reflections > 5
+    assert result.candidates[result.chosen].mean == 47.0
+    assert [note for note in world.notes if "is above" in note] == [
+        "a reward of 37 is above perfect_reward=1, so no task counts as solved: give the highest "
+        "reward there is, or perfect_reward=None"
+    ]
+
+
 async def test_it_resumes_after_a_failure(
     make: Make, server: ScriptedServer, tmp_path: Path
 ) -> None:
@@ -119,11 +244,12 @@ async def test_it_resumes_after_a_failure(
 
     def fails(request: Request) -> Any:
         tired = len(server.requests) > number + 10
-        return Reply(status=400, text="no more") if tired else reflects(request)
+        return Reply(status=403, text="no more") if tired else reflects(request)
 
     server.script = fails
     world = World(tmp_path / "run")
-    with pytest.raises(EngineError, match=r"thinker at http.* failed: BadRequestError: .*no more"):
+    error = r"thinker at http.* failed: PermissionDeniedError: .*no more"
+    with pytest.raises(EngineError, match=error):
         await search(make(), world)
     done = world.rollouts_done
     server.script = reflects
@@ -367,3 +493,25 @@ def test_without_the_library(kind: Any, module: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("lightspan_prompts.search.validation.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=rf" needs '{module}': .*core\[prompts\]"):
         kind({"p": TEXT}, NOWHERE)
+
+
+async def test_a_date_of_today_in_a_text_is_named(
+    make: Make, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """In the app's prompt, and where a reflection model copied it from the rollouts."""
+    day = datetime.now(UTC)
+    server.script = lambda request: (
+        f"it lacks x\n<prompt>\n{text_of(request)} ALPHA BETA {day:%d %B %Y}\n</prompt>"
+    )
+    world = World(tmp_path, lambda task, texts: len(texts["first"]) / 1000)
+    prompts = {
+        "first": PromptTemplate(f"Do {{q}}, it is {day:%A}."),
+        "second": PromptTemplate("Then {q}."),
+    }
+    await search(make(prompts=prompts), world)
+    assert world.notes[0] == (
+        f"the text of 'first' contains '{day:%A}', which looks like today: it stays in the learned "
+        "text as it is: write a {placeholder} for it"
+    )
+    copied = [note for note in world.notes if "which looks like today, and its first" in note]
+    assert f"contains '{day:%d %B %Y}'" in copied[0]

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan.errors import ConfigError
-from lightspan.schema.prompts import PromptTemplate
-from lightspan.schema.system_prompts import Rewrite
+from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
 from lightspan_prompts.search.template_inference import SeveralPrompts, infer_template
 from lightspan_prompts.search.template_variables import variable_parts
 from packages.prompts.tests.prompt_kinds import KINDS
@@ -25,9 +24,9 @@ def test_every_kind(name: str) -> None:
     candidate = template.rewritten(f"ANEW {' '.join(fields)} {given_as} {{of_its_own}}")
     for n in range(100, 120):
         text = kind.text(n)
-        same = Rewrite(agent="a", template=template.template, text=template.template)
+        same = LearnedPrompt(before=template, after=template)
         assert same.apply(text) == text
-        other = Rewrite(agent="a", template=template.template, text=candidate.template)
+        other = LearnedPrompt(before=template, after=candidate)
         sent = other.apply(text)
         assert sent is not None
         assert sent.startswith("ANEW ")
@@ -88,7 +87,7 @@ def test_a_text_that_is_no_match_is_sent_as_it_is(name: str, at: int, other: str
     template, text = found(name), KINDS[name].text(3)
     broken = text[:at] + other + text[at + 1 :]
     values = template.match(broken)
-    rewrite = Rewrite(agent="a", template=template.template, text=f"Anew: {template.template}")
+    rewrite = LearnedPrompt(before=template, after=PromptTemplate(f"Anew: {template.template}"))
     if values is None:
         assert rewrite.apply(broken) is None
     else:

@@ -18,7 +18,7 @@ from lightspan.capture.context import AttemptContext
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
 from lightspan.schema import genai_messages, semconv as c
-from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
+from lightspan.schema.prompts import LearnedPrompt, PromptPlace, PromptTemplate
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.system_prompts import (
     COMPLETION,
@@ -30,7 +30,6 @@ from lightspan.schema.system_prompts import (
     SEVERAL_PARTS,
     STORED,
     Instructions,
-    Rewrite,
 )
 from lightspan_testing.scripted import ScriptedServer
 from packages.core.tests.capture.clients import client_of, llm_spans, text_of
@@ -40,13 +39,14 @@ pytestmark = pytest.mark.usefixtures("unwrapped")
 OLD, NEW = "You are router. Today is Monday.", "Route well. Today is Monday."
 TOLD = Instructions(
     surveyed=["router", "other"],
-    rewrites=[
-        Rewrite(
+    prompts={
+        "router": LearnedPrompt(
+            before=PromptTemplate("You are router. Today is {date_1}."),
+            after=PromptTemplate("Route well. Today is {date_1}."),
+            place=PromptPlace.AGENT,
             agent="router",
-            template="You are router. Today is {date_1}.",
-            text="Route well. Today is {date_1}.",
         )
-    ],
+    },
 )
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 SYSTEM: dict[str, Any] = {"role": "system", "content": OLD}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import json
 import logging
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
@@ -24,17 +26,20 @@ from lightspan.capture import (
 )
 from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
+from lightspan.capture.prompt_overrides import PromptNotAppliedError
 from lightspan.errors import ConfigError
 from lightspan.production import apply_prompts as module
 from lightspan.production.record import hold, release
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.prompts import LearnedPrompt, PromptPlace
 from lightspan.schema.spans import SpanKind
+from lightspan.schema.system_prompts import NO_INSTRUCTIONS, OTHER_TEXT
 from lightspan.training.folder import RunFolder
 from lightspan_testing.attempts import read_recorded
 from lightspan_testing.scripted import ScriptedServer
 
 OLD, NEW = "You route. Today is 2026-11-24.", "Route well! Today is 2026-11-24."
+RULES = PromptTemplate("Speak.")
 TOLD = {"role": "system", "content": OLD}
 USER = {"role": "user", "content": "hi"}
 AGENT, CODE, ARGUMENT = PromptPlace.AGENT, PromptPlace.CODE, PromptPlace.ARGUMENT
@@ -179,7 +184,78 @@ def test_another_text_is_left_alone_and_said_once(
         "is sent: the text is not one that was found before (logged once)",
         "lightspan.apply_prompts: the learned text for 'mails' is not applied, and the app's own "
         "is sent: the app gives another text than in the first evaluation (logged once)",
+        "lightspan.apply_prompts: 3 of 4 requests for 'router' got the app's own text",
+        "lightspan.apply_prompts: 1 of 1 requests for 'mails' got the app's own text",
     ]
+
+
+def test_what_was_sent_is_counted(client: openai.OpenAI, run: Path) -> None:
+    with apply_prompts(run) as applied:
+        assert applied.sent == {"router": 0, "mails": 0, "rules": 0}
+        with agent("router"):
+            ask(client)
+            ask(client)
+            ask(client, {"role": "system", "content": "You write."})
+            ask(client, USER)
+        prompt("mails", "Which {mail}?")
+    assert applied.sent == {"router": 2, "mails": 1, "rules": 0}
+    assert applied.not_sent == {
+        "router": {OTHER_TEXT: 1, NO_INSTRUCTIONS: 1},
+        "mails": {},
+        "rules": {},
+    }
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+async def test_strictly_another_text_is_an_error(
+    server: ScriptedServer, client: openai.OpenAI, run: Path, url: str, recorded: bool
+) -> None:
+    count = len(server.requests)
+    scope = record(url) if recorded else contextlib.nullcontext()
+    other = openai.AsyncOpenAI(base_url=server.url, api_key="key", max_retries=0)
+    with apply_prompts(run, strict=True) as applied, scope, agent("router"):
+        ask(client)
+        for _ in range(2):
+            with pytest.raises(PromptNotAppliedError, match=r"'router' is not applied, and strict"):
+                ask(client, {"role": "system", "content": "You write."})
+        with pytest.raises(PromptNotAppliedError):
+            await other.responses.create(model="m", input="hi", instructions="You write.")
+        with pytest.raises(PromptNotAppliedError, match="the app gives another text than in"):
+            prompt("mails", "Who {mail}?")
+        with agent("clerk"):
+            ask(client, {"role": "system", "content": "You write."})
+    await other.close()
+    assert len(server.requests) == count + 2
+    assert applied.sent["router"] == 1
+    assert applied.not_sent["router"] == {OTHER_TEXT: 3}
+
+
+@lightspan.rollout
+def speak(task: str, rules: PromptTemplate = RULES) -> str:
+    return f"{task}: {rules.format()}"
+
+
+@lightspan.rollout
+async def speak_alone(task: str, *, prompt: PromptTemplate = RULES) -> str:
+    return f"{task}: {prompt.format()}"
+
+
+async def test_prompts_that_are_arguments(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A caller who leaves the prompt out gets the learned one; no SDK of a model is needed."""
+    assert speak("a") == "a: Speak."
+    with apply_prompts(run) as applied:
+        assert speak("a") == speak(task="a") == "a: Shout."
+        assert speak("a", RULES) == speak("a", rules=RULES) == "a: Speak."
+        assert await speak_alone("a") == "a: Speak."  # which of the three is not known
+    assert applied.sent["rules"] == 2
+    alone = tmp_path / "prompts.json"
+    alone.write_bytes(msgspec.json.encode({"rules": LEARNED["rules"]}))
+    with apply_prompts(alone):
+        assert await speak_alone("a") == "a: Shout."
+    assert speak("a") == "a: Speak."
+    assert caplog.records == []
 
 
 def test_an_agent_that_is_not_there(

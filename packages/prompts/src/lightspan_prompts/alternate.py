@@ -240,10 +240,7 @@ class Alternate(Algorithm):
         try:
             metrics = await search.run_step(_overridden(context, path=self._folder(context)))
         except TooFewRolloutsError as error:
-            raise ConfigError(
-                f"Alternate(cycles={self.cycles}): of max_rollouts={half.max_rollouts} this search "
-                f"may use {search.max_rollouts}: {error}; each cycle has an equal share"
-            ) from error
+            raise self._too_few(search.max_rollouts, error) from error
         context.explain({})  # its calls were answered by the trained model but train nothing
         result = search.found
         assert result is not None
@@ -255,6 +252,26 @@ class Alternate(Algorithm):
         state.tokens += result.tokens
         state.cost += result.cost or 0.0
         return metrics
+
+    async def check_run(self, trainer: TrainerContext) -> None:
+        """Check the tasks, and the share of rollouts of the first search, before any rollout.
+
+        Raises:
+            ConfigError: the share is too small for one new candidate.
+            DataError: there are too few tasks.
+        """
+        half = self.prompts
+        first = replace(half, max_rollouts=half.max_rollouts // self.cycles)
+        try:
+            first.check_budget(half.split(trainer.tasks))
+        except TooFewRolloutsError as error:
+            raise self._too_few(first.max_rollouts, error) from error
+
+    def _too_few(self, rollouts: int, error: TooFewRolloutsError) -> ConfigError:
+        return ConfigError(
+            f"Alternate(cycles={self.cycles}): of max_rollouts={self.prompts.max_rollouts} this "
+            f"search may use {rollouts}: {error}; each cycle has an equal share"
+        )
 
     def _folder(self, context: TrainerContext) -> Path:
         """Create the folder for the log of this step's search with the current weights.

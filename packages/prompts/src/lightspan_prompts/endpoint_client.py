@@ -156,6 +156,16 @@ class EndpointClient:
         )
 
 
+def is_refusal(error: EngineError) -> bool:
+    """Return whether an endpoint refused a request for its content (400 or 422).
+
+    The next question may be answered.
+    """
+    import openai
+
+    return isinstance(error.__cause__, openai.BadRequestError | openai.UnprocessableEntityError)
+
+
 def _text_of(message: Any) -> str:
     """Return the text of an answer; empty if it has none.
 

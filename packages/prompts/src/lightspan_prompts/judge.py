@@ -140,6 +140,8 @@ class _OpenJudge:
             self._path = place.folder / JOURNAL / f"{judge.name}.jsonl"
         judgements = [] if self._path is None else read(self._path, Judgement)
         self._judgements = {judgement.key: judgement for judgement in judgements}
+        self._earlier = set(self._judgements)
+        """Keys of answers of an earlier process; unusable ones are asked for again."""
         self._calls = len(judgements)
         self._tokens = sum(one.input_tokens + one.output_tokens for one in judgements)
         self._before = (self._calls, self._tokens)
@@ -183,6 +185,11 @@ class _OpenJudge:
     async def _answers(self, requests: Sequence[Ballot]) -> dict[str, _Answer]:
         """Return the answer to each request, from the log or the endpoint."""
         keys = {ballot.prompt: _key(self._judge.llm, ballot.prompt) for ballot in requests}
+        for ballot in requests:
+            key = keys[ballot.prompt]
+            if key in self._earlier and self._is_unusable(ballot, self._judgements[key]):
+                del self._judgements[key]
+        self._earlier -= set(keys.values())
         fresh = [text for text, key in keys.items() if key not in self._judgements]
         was_answered = bool(self._judgements)
         self._check_calls(len(fresh))
@@ -215,6 +222,11 @@ class _OpenJudge:
                 values = scores(ballot, judgement.answer, judgement.finish_reason)
                 results[ballot.prompt] = _Answer(values, comment(judgement.answer))
         return results
+
+    @staticmethod
+    def _is_unusable(ballot: Ballot, judgement: Judgement) -> bool:
+        values = scores(ballot, judgement.answer, judgement.finish_reason)
+        return any(isinstance(value, str) for value in values)
 
     async def _ask(self, key: str, text: str) -> str | None:
         """Send the request `text` and log the answer under `key`.

@@ -49,6 +49,8 @@ class Reply:
     chunk.
     """
     headers: Mapping[str, str] = field(default_factory=dict)
+    counts_tokens: bool = True
+    """Whether the answer of a chat completion that is not streamed has `usage`."""
     compressed: bool = False
     """Whether to compress the answer by gzip."""
     before_chunk: Callable[[int], None] | None = None
@@ -281,7 +283,8 @@ def completion(body: Mapping[str, Json], replies: Sequence[Reply]) -> dict[str, 
         {"index": index, "message": _message(reply), "finish_reason": _finish(reply)}
         for index, reply in enumerate(replies)
     ]
-    return {**_head(body, "chat.completion"), "choices": choices, "usage": _usage(body, replies)}
+    counts = {"usage": _usage(body, replies)} if replies[0].counts_tokens else {}
+    return {**_head(body, "chat.completion"), "choices": choices, **counts}
 
 
 def chunks(body: Mapping[str, Json], replies: Sequence[Reply]) -> Iterator[dict[str, Json]]:

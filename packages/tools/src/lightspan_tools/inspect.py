@@ -284,12 +284,17 @@ def _candidate_lines(search: SearchResult) -> Iterator[str]:
     for number, candidate in enumerate(search.candidates):
         parents = ", ".join(map(str, candidate.parents))
         origin = f"of {parents}" if parents else "as given"
-        chosen = ", chosen" if number == search.chosen else ""
+        chosen = ", chosen" if number == search.chosen else ", best" * (number == search.best)
         split = "selection" if candidate.is_whole else "a batch of selection"
         rewards = " ".join(map(_number, candidate.rewards.values()))
         if candidate.again:
             rewards += f"; again {' '.join(map(_number, candidate.again.values()))}"
         yield f"candidate {number}, {origin}: {split} {candidate.mean:.3f} ({rewards}){chosen}"
+    for proposal in search.proposals:
+        if proposal.candidate is None:
+            yield f"proposal: {proposal.line()}"
+    yield search.verdict()
+    yield from search.spending()
     if texts := search.texts():
         yield texts
 

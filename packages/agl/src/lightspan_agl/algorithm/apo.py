@@ -146,7 +146,6 @@ class APO(Generic[T]):
             **{name: getattr(self, name) for name in _SIZES},
             max_rollouts=None,
             max_reflections=None,
-            perfect_reward=None,
             reflections_at_once=MAX_CONCURRENT_QUESTIONS,
             seed=self.seed,
         )

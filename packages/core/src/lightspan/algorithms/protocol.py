@@ -300,6 +300,22 @@ class Algorithm(Protocol):
         """Maximum number of rollouts in all search iterations (`searches`) together."""
         return 0
 
+    async def check_run(self, trainer: TrainerContext) -> None:
+        """Check a new run's tasks and app, by rollouts if needed, before its first evaluation.
+
+        Raises:
+            ConfigError: the run would fail later.
+        """
+        return
+
+    def starts_again(self, before: Mapping[str, Json]) -> bool:
+        """Return whether a resumed run starts with step 1 again, because its budget has grown.
+
+        Args:
+            before: the earlier settings of the run, as `config` returned them.
+        """
+        return False
+
     @property
     def base_model(self) -> str:
         """Starting weights that serve agents with `frozen="base"`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
@@ -25,12 +26,13 @@ class ActivePrompts:
     """Learned prompts that `lightspan.apply_prompts` applies outside rollouts."""
 
     instructions: Instructions
+    is_strict: bool = False
+    """Whether it is an error in the app if a learned text cannot be used."""
     calls: int = 0
     """Number of model calls that were checked for a learned prompt."""
-    used_names: set[str] = field(default_factory=set)
-    """Agents and prompts for which the app asked for a learned text."""
-    warnings: set[str] = field(default_factory=set)
-    """Warnings that were logged already."""
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    """Agent or prompt → reason why the learned text was not used → requests. The reason is empty
+    where it was used."""
 
 
 @dataclass(slots=True)
@@ -38,7 +40,7 @@ class State:
     """The capture state of a process."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Guards `sdk_patches` and `clients`."""
+    """Guards `sdk_patches`, `clients` and the counts of `active_prompts`."""
     sdk_patches: dict[str, list[Patch]] = field(default_factory=dict)
     """Name of an SDK → patches of the `request` methods of its clients."""
     import_hooks: dict[str, ImportHook] = field(default_factory=dict)

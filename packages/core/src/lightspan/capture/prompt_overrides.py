@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
 from lightspan.capture._globals import ActivePrompts, state
 from lightspan.capture.context import AgentContext, current_agent, make_span
+from lightspan.errors import ConfigError
 from lightspan.schema import semconv as c
+from lightspan.schema.prompts import PromptPlace, PromptTemplate
 from lightspan.schema.records import Mode
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
 from lightspan.schema.system_prompts import Body, Instructions, Reading
@@ -17,6 +20,10 @@ log = logging.getLogger(__name__)
 
 PROMPTS_VARIABLE: Final = "LIGHTSPAN_PROMPTS"
 """Environment variable that names the run whose prompts are applied."""
+
+
+class PromptNotAppliedError(ConfigError):
+    """The app's own text is not one that was learned (`apply_prompts(strict=True)`)."""
 
 
 def prompt(name: str, text: str) -> str:
@@ -38,11 +45,9 @@ def prompt(name: str, text: str) -> str:
     """
     try:
         current = current_agent()
-        instructions = _instructions_of(current)
+        instructions, active = _instructions_of(current)
         reading = None if instructions is None else instructions.text_of(name, text)
-        active = _active_prompts(current)
-        if active is not None:
-            _warn_unless_applied(active, name, reading)
+        _count(active, name, reading)
         if reading is None:
             return text
         if current is not None:
@@ -53,7 +58,25 @@ def prompt(name: str, text: str) -> str:
         current = current_agent()
         if current is not None:
             current.add_capture_error(f"the prompt {name!r} could not be read", error)
+        if isinstance(error, PromptNotAppliedError):
+            raise
         return text
+
+
+def prompt_argument(name: str) -> PromptTemplate | None:
+    """Return the learned prompt for an argument of an app that its caller leaves out.
+
+    None unless `lightspan.apply_prompts` applies a prompt that was learned as an argument `name`.
+    """
+    _, active = _instructions_of(current_agent())
+    prompts = {} if active is None else active.instructions.prompts
+    if name == "prompt" and len(prompts) == 1:  # as in a rollout
+        [name] = prompts
+    learned = prompts.get(name)
+    if learned is None or learned.place is not PromptPlace.ARGUMENT:
+        return None
+    _count(active, name, Reading(None, learned.template))
+    return learned.after
 
 
 def record_prompt(current: AgentContext, attributes: Attributes) -> None:
@@ -62,22 +85,22 @@ def record_prompt(current: AgentContext, attributes: Attributes) -> None:
     current.scope.recorder.add(span)
 
 
-def _instructions_of(current: AgentContext | None) -> Instructions | None:
-    """Return the prompts that replace the app's in the context `current`; None if none do."""
+def _instructions_of(
+    current: AgentContext | None,
+) -> tuple[Instructions | None, ActivePrompts | None]:
+    """Return the prompts that replace the app's, and those of `lightspan.apply_prompts`.
+
+    None if no prompts replace the app's in the context `current`, or if they are a rollout's.
+    """
     if current is not None and current.scope.instructions is not None:
-        return current.scope.instructions
-    active = _active_prompts(current)
-    return None if active is None else active.instructions
-
-
-def _active_prompts(current: AgentContext | None) -> ActivePrompts | None:
-    """Return the prompts that `lightspan.apply_prompts` set; None if none apply in `current`."""
+        return current.scope.instructions, None
     # In a runner's process a call outside every attempt may belong to a rollout.
     if not state.active_prompts or state.thread_patches:
-        return None
+        return None, None
     if current is None or current.scope.is_outside or current.scope.mode is Mode.PRODUCTION:
-        return state.active_prompts[-1]
-    return None
+        active = state.active_prompts[-1]
+        return active.instructions, active
+    return None, None
 
 
 def reading_of(current: AgentContext, body: Body) -> Reading | None:
@@ -88,38 +111,41 @@ def reading_of(current: AgentContext, body: Body) -> Reading | None:
     Args:
         current: context of the agent.
         body: body of the request.
+
+    Raises:
+        PromptNotAppliedError: see `_count`.
     """
-    instructions = _instructions_of(current)
+    instructions, active = _instructions_of(current)
     reading = None if instructions is None else instructions.read(current.path, body)
-    active = _active_prompts(current)
     if active is not None:
         active.calls += 1
-        _warn_unless_applied(active, current.path, reading)
+    _count(active, current.path, reading)
     return reading
 
 
-def _warn_unless_applied(active: ActivePrompts, name: str, reading: Reading | None) -> None:
-    """Count a request for a learned text, and log a warning if the text is not applied.
-
-    Each reason is logged once.
+def _count(active: ActivePrompts | None, name: str, reading: Reading | None) -> None:
+    """Count a request for a learned text, and log each reason why it is not applied once.
 
     Args:
-        active: the learned prompts, in which the request is counted.
-        name: name of the agent.
-        reading: the agent's instructions and their replacement; None if there are none.
+        active: the learned prompts, in which the request is counted; None for those of a rollout.
+        name: name of the prompt, or path of the agent.
+        reading: the app's text and its replacement; None if there are none.
+
+    Raises:
+        PromptNotAppliedError: the text is not applied, and `active` is strict.
     """
-    if reading is None:
+    if active is None or reading is None:
         return
-    active.used_names.add(name)
-    warning = f"{name}: {reading.reason}"
-    if reading.sent is None and warning not in active.warnings:
-        active.warnings.add(warning)
-        log.warning(
-            "lightspan.apply_prompts: the learned text for %r is not applied, and the app's own is "
-            "sent: %s (logged once)",
-            name,
-            reading.reason,
-        )
+    reason = reading.reason if reading.sent is None else ""
+    with state.lock:
+        counts = active.counts.setdefault(name, Counter())
+        counts[reason] += 1
+        is_first = counts[reason] == 1
+    message = f"lightspan.apply_prompts: the learned text for {name!r} is not applied, "
+    if reason and active.is_strict:
+        raise PromptNotAppliedError(f"{message}and strict=True: {reason}")
+    if reason and is_first:
+        log.warning("%sand the app's own is sent: %s (logged once)", message, reason)
 
 
 def reading_attributes(reading: Reading) -> Attributes:

@@ -45,6 +45,7 @@ from lightspan.capture.gateway_clients import (
 from lightspan.capture.import_hooks import ImportHook
 from lightspan.capture.patch import Patch
 from lightspan.capture.prompt_overrides import (
+    PromptNotAppliedError,
     reading_attributes,
     reading_of,
     record_prompt,
@@ -188,7 +189,11 @@ def _async_wrapper(
 
 
 def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
-    """Begin the capture of a request; return None if the request is not captured. Never raises."""
+    """Begin the capture of a request; return None if the request is not captured.
+
+    Raises:
+        PromptNotAppliedError: see `reading_of`. No other error is raised.
+    """
     current, attempt = current_context(), None
     if is_clean(client) or (current is None and not state.thread_patches):
         return None
@@ -225,6 +230,8 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
             current.add_capture_error("a model call could not be captured", error)
         if attempt is not None:
             attempt.close()
+        if isinstance(error, PromptNotAppliedError):
+            raise
         return None
 
 
@@ -323,7 +330,8 @@ class SdkCall:
         if self.reading is None:
             return options
         try:
-            sent = with_text(options, self.reading) if self.reading.is_changed else options
+            is_changed = self.reading.sent not in (None, self.reading.original)
+            sent = with_text(options, self.reading) if is_changed else options
             if self.is_recorded_elsewhere:  # the gateway's record has only the text that was sent
                 attributes = reading_attributes(self.reading)
                 record_prompt(self.context, {c.PROMPT_CALL: self.call_id, **attributes})

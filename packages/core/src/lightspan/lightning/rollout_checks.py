@@ -56,7 +56,6 @@ class RolloutChecks:
         self._agents: set[str] = set()
         self._agents_checked = agents is not None
         self._calls_checked = False
-        self._called = False
         self._untrainable_tasks: set[str] = set()
         self._unscored_tasks: set[str] = set()
         """Tasks that a message about missing rewards has named so far."""
@@ -91,16 +90,9 @@ class RolloutChecks:
         At first the error is printed and not raised: one task with a picture, for example, must not
         stop the training of the other tasks.
 
-        A batch without any call is ignored if the gateway serves no agent and the app made calls in
-        an earlier batch. The app may have answered from a cache.
-
         Raises:
             UnsupportedError: `ENOUGH_TASKS` tasks, or all tasks, have no trainable call.
         """
-        silent = not any(episode.calls for episode in episodes)
-        if silent and self._called and not self._routing.serves:
-            return False
-        self._called = self._called or not silent
         try:
             return check_trainable(self._routing, episodes)
         except UnsupportedError as error:
@@ -227,11 +219,13 @@ def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
     """Return whether any call of an agent to train can be trained.
 
     If no call can be trained, the result is False if the reason may be temporary. Otherwise an
-    error is raised.
+    error is raised. If the gateway serves no agent, calls need not be seen, and the result is True.
 
     Raises:
         UnsupportedError: no call can be trained, for permanent reasons.
     """
+    if not routing.serves:
+        return True
     whys: Counter[tuple[str, str | None]] = Counter()
     for episode in episodes:
         for call in episode.calls:

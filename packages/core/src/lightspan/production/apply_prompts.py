@@ -21,7 +21,7 @@ from lightspan.capture._globals import ActivePrompts
 from lightspan.capture.prompt_overrides import PROMPTS_VARIABLE
 from lightspan.errors import ConfigError
 from lightspan.schema.prompts import LearnedPrompt, PromptPlace
-from lightspan.schema.system_prompts import Instructions, Rewrite
+from lightspan.schema.system_prompts import Instructions
 
 log = logging.getLogger(__name__)
 
@@ -32,22 +32,61 @@ PROMPTS: Final = "prompts.json"
 class AppliedPrompts:
     """The result of `apply_prompts`. In a `with` statement, the prompts apply until its end."""
 
-    def __init__(self, prompts: Mapping[str, LearnedPrompt]) -> None:
+    def __init__(self, prompts: Mapping[str, LearnedPrompt], *, strict: bool = False) -> None:
         self.prompts = dict(prompts)
         """Name → prompt: `applied.prompts["router"].template` is the learned text. Empty if nothing
         is applied."""
-        self._active = ActivePrompts(_instructions(prompts)) if prompts else None
-        if self._active is not None:
+        self._active = ActivePrompts(Instructions(prompts=self.prompts), strict)
+        self._is_open = bool(prompts)
+        if prompts:
             context.push_prompts(self._active)
             atexit.register(self.close)
 
+    @property
+    def sent(self) -> dict[str, int]:
+        """Name → number of requests in which the learned text was sent."""
+        return {name: counts.get("", 0) for name, counts in self._counts().items()}
+
+    @property
+    def not_sent(self) -> dict[str, dict[str, int]]:
+        """Name → reason why the app's own text was sent → number of requests."""
+        return {
+            name: {reason: count for reason, count in counts.items() if reason}
+            for name, counts in self._counts().items()
+        }
+
+    def _counts(self) -> dict[str, Mapping[str, int]]:
+        counts = self._active.counts
+        return {name: counts.get(each.agent or name, {}) for name, each in self.prompts.items()}
+
     def close(self) -> None:
-        """Stop applying the prompts. Idempotent."""
-        active, self._active = self._active, None
-        if active is not None:
+        """Stop applying the prompts. Idempotent.
+
+        Logs a warning if the app's own text was sent instead of a learned one, or if an agent was
+        not seen.
+        """
+        if self._is_open:
+            self._is_open = False
             atexit.unregister(self.close)
-            context.pop_prompts(active)
-            _warn_of_missing_agents(active)
+            context.pop_prompts(self._active)
+            self._warn()
+
+    def _warn(self) -> None:
+        for name, counts in self._counts().items():
+            if counts.keys() - {""}:
+                log.warning(
+                    "lightspan.apply_prompts: %d of %d requests for %r got the app's own text",
+                    sum(counts.values()) - counts.get("", 0),
+                    sum(counts.values()),
+                    name,
+                )
+            elif self._active.calls and self.prompts[name].agent and not counts:
+                log.warning(
+                    "lightspan.apply_prompts: no model call of %r was seen, so its learned text "
+                    "changed nothing: does the agent have the same name as in training, and was "
+                    "the adapter's instrument() called?",
+                    name,
+                )
 
     def __enter__(self) -> Self:
         return self
@@ -56,16 +95,21 @@ class AppliedPrompts:
         self.close()
 
 
-def apply_prompts(run: str | os.PathLike[str] | None = None) -> AppliedPrompts:
+def apply_prompts(
+    run: str | os.PathLike[str] | None = None, *, strict: bool = False
+) -> AppliedPrompts:
     """Apply the prompts that a run learned, in this process until it ends.
 
     Rollouts are not affected. If an agent's own text has changed since the training, its own text
-    is sent and a warning is logged once. Once the prompts are applied, no error reaches the app.
+    is sent and a warning is logged once. Once the prompts are applied, no error reaches the app,
+    unless `strict` is set.
 
     Args:
         run: folder of the run, or the path of its `prompts.json`. None for the value of the
             environment variable `LIGHTSPAN_PROMPTS`; if that is not set, nothing is applied. If it
             is set, an adapter's `instrument()` applies the prompts too.
+        strict: whether a request whose own text is not the one of the training raises
+            `PromptNotAppliedError` in the app, instead of being sent as it is.
 
     Raises:
         ConfigError: the file is missing or damaged, or no client of OpenAI or Anthropic is
@@ -83,7 +127,7 @@ def apply_prompts(run: str | os.PathLike[str] | None = None) -> AppliedPrompts:
         )
     if agents:
         sdk_instrumentation.install()
-    return AppliedPrompts(prompts)
+    return AppliedPrompts(prompts, strict=strict)
 
 
 def read_prompts(path: Path) -> dict[str, LearnedPrompt]:
@@ -100,10 +144,8 @@ def read_prompts(path: Path) -> dict[str, LearnedPrompt]:
     try:
         prompts = msgspec.json.decode(file.read_bytes(), type=dict[str, LearnedPrompt])
     except FileNotFoundError:
-        problem = "has learned no prompts, or is incomplete" if path.is_dir() else "does not exist"
-        raise ConfigError(
-            f"{path} {problem}: name the folder of a run, with its {PROMPTS}"
-        ) from None
+        why = "has learned no prompts, or is incomplete" if path.is_dir() else "does not exist"
+        raise ConfigError(f"{path} {why}: name the folder of a run, with its {PROMPTS}") from None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     if not prompts:
@@ -116,29 +158,6 @@ def read_prompts(path: Path) -> dict[str, LearnedPrompt]:
                 f"{', '.join(sorted(fields))} is in only one of them"
             )
     return prompts
-
-
-def _instructions(prompts: Mapping[str, LearnedPrompt]) -> Instructions:
-    agents = [prompt for prompt in prompts.values() if prompt.place is PromptPlace.AGENT]
-    return Instructions(
-        rewrites=[
-            Rewrite(agent=prompt.agent, template=prompt.before.template, text=prompt.after.template)
-            for prompt in agents
-        ],
-        prompts={name: prompt for name, prompt in prompts.items() if prompt not in agents},
-    )
-
-
-def _warn_of_missing_agents(active: ActivePrompts) -> None:
-    names = [rewrite.agent for rewrite in active.instructions.rewrites]
-    missing = [name for name in names if name not in active.used_names] if active.calls else []
-    if missing:
-        log.warning(
-            "lightspan.apply_prompts: no model call of %s was seen, so its learned text changed "
-            "nothing: do the agents have the same names as in training, and was the adapter's "
-            "instrument() called?",
-            ", ".join(map(repr, missing)),
-        )
 
 
 # --- by the environment ---------------------------------------------------------------------

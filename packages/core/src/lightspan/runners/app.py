@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, overload
 
 from lightspan.capture import context
+from lightspan.capture.prompt_overrides import prompt_argument
 from lightspan.errors import AppError
 from lightspan.runners.command.command import PREFIX, Command
 from lightspan.schema.llm import LLM
@@ -115,8 +116,15 @@ class App:
         self._arguments = _arguments(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function as usual. While `lightspan.record` is on, the call is an attempt."""
+        """Call the function as usual. While `lightspan.record` is on, the call is an attempt.
+
+        After `lightspan.apply_prompts`, prompts that are not passed are the learned ones.
+        """
         task = kwargs.get("task", args[0] if args else None)
+        for argument in self._arguments[len(args) :]:
+            learned = None if argument.name in kwargs else prompt_argument(argument.source)
+            if learned is not None and not argument.is_positional:
+                kwargs[argument.name] = learned
         current = context.current_context()
         root = None if current is None else context.start_attempt(current, self.__name__, task)[1]
         if root is None:

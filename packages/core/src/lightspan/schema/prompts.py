@@ -19,9 +19,6 @@ import msgspec
 
 from lightspan.errors import ConfigError, UnsupportedError
 
-ENGINES: Final = ("f-string",)
-"""Supported template syntaxes."""
-
 _NAME: Final = re.compile(r"[^\W\d]\w*")
 """The name at the start of a placeholder, such as `customer` in `{customer.name}`."""
 _OPENED: Final = re.compile(rf"\{{({_NAME.pattern})")
@@ -62,9 +59,9 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
     engine: str = "f-string"
 
     def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
+        if self.engine != "f-string":
             raise UnsupportedError(
-                f"PromptTemplate(engine={self.engine!r}): only {ENGINES[0]!r} is supported; "
+                f"PromptTemplate(engine={self.engine!r}): only 'f-string' is supported; "
                 "render `template` in the app itself, and learn a template of that kind"
             )
 
@@ -120,8 +117,8 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
         literals = _between(pieces)
         if literals is None:
             return None
-        first, last = _first_places(literals, text), _last_places(literals, text)
-        if first is None or first != last:
+        first = _first_places(literals, text)
+        if first is None or first != _last_places(literals, text):
             return None
         ends = [at + len(literal) for at, literal in zip(first, literals, strict=True)]
         values = (text[end:at] for end, at in zip(ends, first[1:], strict=False))
@@ -141,9 +138,8 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
         if missing:
             raise ConfigError(f"the text has no {' and no '.join(missing)}")
         pieces = _split(text, self.fields)
-        if _pieces(text) == pieces:  # needs no doubled braces: an app may use it without filling it
-            return PromptTemplate(text, engine=self.engine)
-        return PromptTemplate(_escaped(pieces), engine=self.engine)
+        # without doubled braces where possible: an app may use the text without filling it
+        return PromptTemplate(text if _pieces(text) == pieces else _escaped(pieces))
 
 
 @lru_cache(maxsize=1024)
@@ -261,16 +257,9 @@ def _last_places(literals: Sequence[str], text: str) -> list[int] | None:
 
     The text must have the literals, as checked by `_first_places`.
     """
-    if len(literals) == 1:
-        return _first_places(literals, text)
-    begin, last = len(literals[0]), len(text) - len(literals[-1])
-    places, end = [last], last
-    for literal in reversed(literals[1:-1]):
-        end = text.rfind(literal, begin, end)
-        if end < 0:
-            return None
-        places.insert(0, end)
-    return [0, *places]
+    mirrored = [literal[::-1] for literal in reversed(literals)]
+    places = reversed(_first_places(mirrored, text[::-1]) or ())
+    return [len(text) - at - len(lit) for at, lit in zip(places, literals, strict=True)]
 
 
 def filled_as(original: str, learned: str) -> str:
@@ -301,6 +290,13 @@ class LearnedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     @property
     def is_changed(self) -> bool:
         return self.after != self.before
+
+    def apply(self, text: str) -> str | None:
+        """Return the learned text in place of the app's `text`; None if `before` does not match."""
+        values = self.before.match(text)
+        if values is None or not self.is_changed:
+            return None if values is None else text
+        return self.after.format(**values)
 
     def diff(self) -> str:
         """Return the unified diff from `before` to `after`; empty if they are equal."""

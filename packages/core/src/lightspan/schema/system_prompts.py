@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from lightspan.schema.prompts import LearnedPrompt, PromptTemplate, filled_as
+from lightspan.schema.prompts import LearnedPrompt, PromptPlace, filled_as
 from lightspan.schema.routing import matches
 
 Body = Mapping[str, Any]
@@ -104,24 +104,6 @@ def _slot(key: str, item: int | None, content: Any) -> Slot | str:
     return Slot(key, item, 0, part["text"])
 
 
-class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
-    """A replacement of the instructions of one agent."""
-
-    agent: str
-    """Path of the agent."""
-    template: str
-    """Template of the app's instructions."""
-    text: str
-    """Template that replaces `template`, with the same placeholders."""
-
-    def apply(self, text: str) -> str | None:
-        """Return the replacement of the instructions `text`; None if `template` does not match."""
-        values = PromptTemplate(self.template).match(text)
-        if values is None or self.text == self.template:
-            return None if values is None else text
-        return PromptTemplate(self.text).format(**values)
-
-
 class Reading(NamedTuple):
     """The instructions in a request, and their replacement."""
 
@@ -133,11 +115,6 @@ class Reading(NamedTuple):
     """The reason for which the original is sent although a replacement was wanted; else empty."""
     slot: Slot | None = None
 
-    @property
-    def is_changed(self) -> bool:
-        """Whether the text to send differs from the original."""
-        return self.sent is not None and self.sent != self.original
-
 
 class Instructions(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="instructions"
@@ -146,47 +123,38 @@ class Instructions(
 
     Args:
         surveyed: patterns of the agents and prompts whose texts are recorded.
-        rewrites: replacements of agents' instructions, at most one per agent path.
-        prompts: name of a prompt in the app's code (`lightspan.prompt`) → its replacement.
-        left_out: path of an agent that matches a pattern but has no rewrite → the reason.
+        prompts: name → replacement of an agent's instructions, at most one per agent path, or of
+            a prompt in the app's code (`lightspan.prompt`).
+        left_out: path of an agent that matches a pattern but has no replacement → the reason.
     """
 
     surveyed: list[str] = msgspec.field(default_factory=list)
-    rewrites: list[Rewrite] = msgspec.field(default_factory=list)
     prompts: dict[str, LearnedPrompt] = msgspec.field(default_factory=dict)
     left_out: dict[str, str] = msgspec.field(default_factory=dict)
-
-    @property
-    def is_survey(self) -> bool:
-        """Whether texts are only recorded, and none replaced."""
-        return bool(self.surveyed) and not self.rewrites and not self.prompts
 
     def concerns(self, path: str) -> bool:
         """Return whether the agent at the path `path` is recorded or replaced.
 
         `path` may also be the name of a prompt in the app's code.
         """
-        return (
-            any(rewrite.agent == path for rewrite in self.rewrites)
-            or path in self.prompts
-            or any(matches(pattern, path) for pattern in self.surveyed)
-        )
+        names = (learned.agent or name for name, learned in self.prompts.items())
+        return path in names or any(matches(pattern, path) for pattern in self.surveyed)
 
     def read(self, path: str, body: Body) -> Reading | None:
         """Return the instructions in a request of the agent at `path`, and their replacement.
 
         None if they are neither recorded nor replaced.
         """
-        rewrite = next((rewrite for rewrite in self.rewrites if rewrite.agent == path), None)
-        if rewrite is None and not any(matches(pattern, path) for pattern in self.surveyed):
+        learned = next((each for each in self.prompts.values() if each.agent == path), None)
+        if learned is None and not any(matches(pattern, path) for pattern in self.surveyed):
             return None
         slot = find(body)
         if isinstance(slot, str):
             return Reading(None, reason=slot)
-        if rewrite is None:
-            reason = "" if self.is_survey else self.left_out.get(path, NEW_AGENT)
+        if learned is None:
+            reason = self.left_out.get(path, NEW_AGENT) if self.prompts else ""
             return Reading(slot.text, reason=reason, slot=slot)
-        sent = rewrite.apply(slot.text)
+        sent = learned.apply(slot.text)
         return Reading(slot.text, sent, "" if sent is not None else OTHER_TEXT, slot)
 
     def text_of(self, name: str, text: str) -> Reading | None:
@@ -200,8 +168,8 @@ class Instructions(
             text: the text that the app passes to `lightspan.prompt`.
         """
         learned = self.prompts.get(name)
-        if learned is None:
-            return Reading(text) if self.is_survey else None
+        if learned is None or learned.place is PromptPlace.AGENT:
+            return Reading(text) if self.surveyed and not self.prompts else None
         if learned.before.template != text:
             return Reading(text, reason=OTHER_PROMPT)
         if learned.after == learned.before:

@@ -94,6 +94,7 @@ class TrainingLoop:
         session, budget = self._session, self._session.budget
         if is_new:
             await self._save()
+            await session.algorithm.check_run(session)
         else:
             await budget.count_earlier(session.store, self._state.run_id)
             budget.check(self._state.step)

@@ -86,10 +86,11 @@ def split_tasks(
                 "train"
             )
         return Splits(train, None, held_out)
-    if settings.validate_every is None:
+    if settings.validate_every is None or settings.algorithm.total_steps == 1:
         raise ConfigError(
             "selection= is evaluated between steps: give Trainer(validate_every=) too, such as a "
-            "tenth of the steps, or leave it out"
+            "tenth of the steps, or leave it out, as with GEPA and APO: they have one step, and "
+            "compare prompts on a share of train of their own, GEPA(selection=0.5)"
         )
     if isinstance(selection, int | float):
         train, tasks = _split_off(train, selection, settings.algorithm.seed)

@@ -168,8 +168,11 @@ class Session:
             config |= data_config(self.tasks, self.val, self.selection)
         self.folder.create()
         self._stack.callback(self.folder.release)
+        before = self.folder.read_config() if resume and self.folder.is_used else {}
         start = find_start(self.folder, config, self.reporter, resume=resume)
         self.state, self.checkpoint = start
+        if training and before and self.algorithm.starts_again(before):
+            self.state.step = 0
         if training or self.checkpoint is None:
             self.folder.rewind(self.state.step if self.checkpoint else -1)
             self.folder.write_config({**config, "run_id": self.state.run_id})

@@ -9,7 +9,7 @@ from lightspan.algorithms.protocol import TrainerContext
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json
 from lightspan.schema.validation import check_whole
-from lightspan_prompts.apo.search import LIBRARY, BeamPlan, Models, Search
+from lightspan_prompts.apo.search import LIBRARY, BeamPlan, Models, Search, check_budget
 from lightspan_prompts.search.candidates import JOURNAL, SearchResult, Split
 from lightspan_prompts.search.search import PromptSearch
 from lightspan_prompts.search.search_log import SearchLog
@@ -54,13 +54,17 @@ class APO(PromptSearch):
             Checked before each request and before each batch of about 64 rollouts; only requests in
             flight may exceed it. A round that is cut short adds no candidate that was not compared.
         max_cost: maximum cost of these tokens, in the currency of `prices`; checked like
-            `max_tokens`. Calls of trained models (policies) cost nothing. Calls whose endpoint
-            counts no tokens cost nothing either.
-        prices: model → its `Price`, for every model that is called; needed for `max_cost`. A model
-            is named as in the request, or as in the response if its span has no request model.
+            `max_tokens`. Calls of trained models (policies) cost nothing. Where an
+            endpoint counts no tokens, they are estimated.
+        prices: model → its `Price`, for every model that is called; needed for
+            `max_cost`, without which the cost is only reported. A model is named as in the request,
+            or as in the response if its span has no request model.
         selection: fraction of the training tasks on which candidates are compared (the selection
             split, chosen by `seed`); reflections show rollouts of all other training tasks. No
             choice depends on held-out tasks.
+        significance: probability above which the best candidate's gain on the selection split is
+            taken for chance (t-tests over its tasks, corrected for the number of candidates). The
+            initial prompts are kept then. None to choose the best candidate in any case.
         perfect_reward: reward at which a task counts as solved; None if there is no such reward.
             The search ends if a candidate solves every task of the selection split. No critique is
             requested for a batch whose tasks are all solved.
@@ -107,11 +111,20 @@ class APO(PromptSearch):
         return self._common_config(models, ("max_tokens", "max_cost"), options)
 
     async def search(self, context: TrainerContext, split: Split) -> SearchResult:
-        plan = BeamPlan(**{option.name: getattr(self, option.name) for option in fields(BeamPlan)})
+        plan = self._plan
         async with (
             aclosing(self._open_client(self.reflection, context)) as critic,
             aclosing(self._open_client(self.edits or self.reflection, context)) as editor,
         ):
-            journal = SearchLog(context.path / JOURNAL / "apo.jsonl", LIBRARY)
-            trials, models = self.make_evaluator(context, journal), Models(critic, editor)
-            return await Search(plan, trials, split, models, context.note).run()
+            trials = self.make_evaluator(context, self.open_log(context))
+            return await Search(plan, trials, split, Models(critic, editor), context.note).run()
+
+    def open_log(self, context: TrainerContext) -> SearchLog:
+        return SearchLog(context.path / JOURNAL / "apo.jsonl", LIBRARY)
+
+    def check_budget(self, split: Split) -> None:
+        check_budget(self._plan, split)
+
+    @property
+    def _plan(self) -> BeamPlan:
+        return BeamPlan(**{option.name: getattr(self, option.name) for option in fields(BeamPlan)})

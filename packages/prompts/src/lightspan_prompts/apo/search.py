@@ -13,7 +13,13 @@ from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, task_id
 from lightspan_prompts.apo.reflection_prompts import ANGLES, WAYS, critique, edit
 from lightspan_prompts.endpoint_client import EndpointClient
-from lightspan_prompts.search.candidates import Candidate, SearchResult, Split, TooFewRolloutsError
+from lightspan_prompts.search.candidates import (
+    Candidate,
+    Proposal,
+    SearchResult,
+    Split,
+    TooFewRolloutsError,
+)
 from lightspan_prompts.search.evaluator import Evaluator, Question, SpentError, Trial
 from lightspan_prompts.search.reflection import Unusable, proposed_template
 from lightspan_prompts.search.search_log import Evaluation, Reflection
@@ -41,7 +47,6 @@ class BeamPlan:
     val_batch_size: int
     max_rollouts: int | None
     max_reflections: int | None
-    perfect_reward: float | None
     reflections_at_once: int
     seed: int
 
@@ -101,6 +106,8 @@ class Search:
         """Per candidate, the index of the prompt that its next expansion changes. A candidate that
         changed one prompt continues with the next."""
         self._beam: list[int] = []
+        self._open_prompts: dict[int, str] = {}
+        """New candidate that was not compared yet → name of its changed prompt."""
 
     async def run(self) -> SearchResult:
         """Search until the rounds are done or a budget is used up.
@@ -113,7 +120,7 @@ class Search:
             EngineError: a reflection model fails.
             And the errors of rollouts and of the log.
         """
-        self._check_budget()
+        check_budget(self._plan, self._split)
         selection, patterns = self._split.selection, self._plan.optimize
         self._prompts = await self._trials.begin(selection, patterns, self._note)
         self._beam = [self._add(self._initial)]
@@ -166,20 +173,6 @@ class Search:
         batch = self._selection.size(self._plan.val_batch_size)
         return gradients + compared * batch + len(self._split.selection)
 
-    def _check_budget(self) -> None:
-        most, whole = self._plan.max_rollouts, len(self._split.selection)
-        batch = self._selection.size(self._plan.val_batch_size)
-        gradient = self._feedback.size(self._plan.gradient_batch_size)
-        least = whole + gradient + 2 * batch + whole
-        if most is not None and most < least:
-            raise TooFewRolloutsError(
-                f"APO(max_rollouts={most}) is too few for one new candidate: "
-                f"{plural(whole, 'task')} of the selection split twice, "
-                f"{plural(gradient, 'task')} for reflection, and {plural(batch, 'task')} for each "
-                f"of two prompts to compare; give at least {least}, or a smaller selection=, "
-                "gradient_batch_size= or val_batch_size="
-            )
-
     def _expansions(self) -> int:
         """Return the maximum number of new candidates in the next round."""
         plan, trials = self._plan, self._trials
@@ -211,13 +204,9 @@ class Search:
 
     def _perfect(self) -> str:
         rewards = self._candidates[self.chosen].rewards.values()
-        if all(map(self._is_perfect, rewards)):
+        if all(map(self._trials.is_perfect, rewards)):
             return "the selection split has the perfect reward on every task"
         return ""
-
-    def _is_perfect(self, reward: float | None) -> bool:
-        perfect = self._plan.perfect_reward
-        return perfect is not None and reward is not None and reward >= perfect
 
     # --- a round ----------------------------------------------------------------------------
     async def _round(self, number: int) -> None:
@@ -272,7 +261,7 @@ class Search:
         open_slots = [
             (slot, run)
             for slot, run in zip(slots, runs, strict=True)
-            if not all(self._is_perfect(evidence.reward) for evidence in run.seen)
+            if not all(self._trials.is_perfect(evidence.reward) for evidence in run.seen)
         ]
         critiques = await self._reflected(
             [
@@ -286,11 +275,11 @@ class Search:
             ]
         )
         criticised = []
-        for (slot, _), (reflection, is_fresh) in zip(open_slots, critiques, strict=True):
+        for (slot, _), reflection in zip(open_slots, critiques, strict=True):
             if reflection.answer.strip():
                 criticised.append((slot, reflection.answer))
             else:
-                self._reject(slot, "the critique is empty", is_fresh)
+                self._reject(slot, "the critique is empty")
         edits = await self._reflected(
             [
                 Question(
@@ -303,11 +292,11 @@ class Search:
             ]
         )
         fresh = []
-        for (slot, _), (reflection, is_fresh) in zip(criticised, edits, strict=True):
+        for (slot, _), reflection in zip(criticised, edits, strict=True):
             try:
                 fresh.append(self._add(self._changed(slot, reflection), slot))
             except Unusable as why:
-                self._reject(slot, str(why), is_fresh)
+                self._reject(slot, str(why))
         return fresh
 
     def _changed(self, slot: _Slot, reflection: Reflection) -> dict[str, str]:
@@ -325,10 +314,11 @@ class Search:
                 raise Unusable(f"it equals candidate {number}")
         return templates
 
-    def _reject(self, slot: _Slot, why: str, is_fresh: bool) -> None:
+    def _reject(self, slot: _Slot, why: str) -> None:
         self._trials.unusable += 1
-        if is_fresh:
-            self._note(f"reflection {slot.place} on {slot.prompt!r} is unusable: {why}")
+        why = f"reflection {slot.place} is unusable: {why}"
+        made = Proposal(prompt=slot.prompt, parents=[slot.parent], why=why)
+        self._trials.add_proposal(made, self._candidates)
 
     async def _select(self, numbers: Sequence[int], number: int) -> None:
         """Keep the best candidates on the next batch of the selection split, for the next round.
@@ -350,6 +340,26 @@ class Search:
         self._beam = sorted(numbers, key=lambda n: (-means[n], n))[: self._plan.beam_width]
         if not self._candidates[self._beam[0]].is_whole:
             await self._compare_whole(self._beam[0])
+        for n in numbers:
+            if n in self._open_prompts:
+                self._add_proposal(n, means, len(batch))
+
+    def _add_proposal(self, number: int, means: Mapping[int, float], tasks: int) -> None:
+        """Record what became of a new candidate in its first round."""
+        prompt, candidate = self._open_prompts.pop(number), self._candidates[number]
+        [parent] = candidate.parents
+        is_kept = number in self._beam
+        made = Proposal(
+            prompt=prompt,
+            parents=[parent],
+            text=candidate.templates[prompt],
+            before=means.get(parent),
+            after=means[number],
+            tasks=tasks,
+            candidate=number if is_kept else None,
+            why="" if is_kept else f"it is not among the best {self._plan.beam_width} of the round",
+        )
+        self._trials.add_proposal(made, self._candidates)
 
     async def _compare_whole(self, number: int) -> None:
         templates = self._candidates[number].templates
@@ -377,11 +387,8 @@ class Search:
             done += await self._trials.evaluate(some[:count])
         return done
 
-    async def _reflected(self, questions: Sequence[Question]) -> list[tuple[Reflection, bool]]:
-        """Ask the questions; return each answer, and whether it is new rather than replayed."""
-        is_replaying = self._trials.is_replaying
-        answers = await self._trials.reflect(questions, self._plan.reflections_at_once)
-        return [(answer, not is_replaying) for answer in answers]
+    async def _reflected(self, questions: Sequence[Question]) -> list[Reflection]:
+        return await self._trials.reflect(questions, self._plan.reflections_at_once)
 
     def _template(self, slot: _Slot) -> PromptTemplate:
         text = self._candidates[slot.parent].templates[slot.prompt]
@@ -401,8 +408,25 @@ class Search:
             is_whole=False,
         )
         self._candidates.append(new)
+        if slot is not None:
+            self._open_prompts[len(self._candidates) - 1] = slot.prompt
         self._turns.append(0 if slot is None else self._names.index(slot.prompt) + 1)
         return len(self._candidates) - 1
+
+
+def check_budget(plan: BeamPlan, split: Split) -> None:
+    """Raise `TooFewRolloutsError` if the budget is too small for one new candidate."""
+    most, whole = plan.max_rollouts, len(split.selection)
+    batch = min(plan.val_batch_size, whole)
+    gradient = min(plan.gradient_batch_size, len(split.feedback))
+    least = whole + gradient + 2 * batch + whole
+    if most is not None and most < least:
+        raise TooFewRolloutsError(
+            f"APO(max_rollouts={most}) is too few for one new candidate: {plural(whole, 'task')} "
+            f"of the selection split twice, {plural(gradient, 'task')} for reflection, and "
+            f"{plural(batch, 'task')} for each of two prompts to compare; give at least {least}, "
+            "or a smaller selection=, gradient_batch_size= or val_batch_size="
+        )
 
 
 class _Batches:

@@ -10,7 +10,7 @@ from lightspan.algorithms.protocol import TrainerContext
 from lightspan.errors import ConfigError
 from lightspan.schema.records import Json
 from lightspan.schema.validation import check_whole
-from lightspan_prompts.gepa.search import Search
+from lightspan_prompts.gepa.search import Search, check_budget
 from lightspan_prompts.search.candidates import JOURNAL, SearchResult, Split
 from lightspan_prompts.search.search import PromptSearch
 from lightspan_prompts.search.search_log import SearchLog
@@ -42,10 +42,11 @@ class GEPA(PromptSearch):
             exceed it, and there are several if `proposals` is more than 1. When the maximum is
             reached, the search ends with the best candidate so far.
         max_cost: maximum cost of these tokens, in the currency of `prices`; checked like
-            `max_tokens`. Calls of trained models (policies) cost nothing. Calls whose endpoint
-            counts no tokens cost nothing either.
-        prices: model → its `Price`, for every model that is called; needed for `max_cost`. A model
-            is named as in the request, or as in the response if its span has no request model.
+            `max_tokens`. Calls of trained models (policies) cost nothing. Where an
+            endpoint counts no tokens, they are estimated.
+        prices: model → its `Price`, for every model that is called; needed for
+            `max_cost`, without which the cost is only reported. A model is named as in the request,
+            or as in the response if its span has no request model.
         selection: fraction of the training tasks on which candidates are compared (the selection
             split, chosen by `seed`); reflections show rollouts of all other training tasks. No
             choice depends on held-out tasks.
@@ -56,6 +57,9 @@ class GEPA(PromptSearch):
             the end, as far as budgets allow. The best finalist by the mean of both runs is chosen,
             or the initial prompts if they are better. With 0 the first run decides.
         merge: also combine two candidates, if there are several prompts.
+        significance: probability above which the best candidate's gain on the selection split is
+            taken for chance (t-tests over its tasks, corrected for the number of candidates). The
+            initial prompts are kept then. None to choose the best candidate in any case.
         perfect_reward: reward at which a task counts as solved; None if there is no such reward.
             The search ends if a candidate solves every task of the selection split. No reflection
             is requested for a minibatch whose tasks are all solved.
@@ -101,7 +105,11 @@ class GEPA(PromptSearch):
         )
 
     async def search(self, context: TrainerContext, split: Split) -> SearchResult:
-        library = f"gepa {version('gepa')}"
         async with aclosing(self._open_client(self.reflection, context)) as reflector:
-            journal = SearchLog(context.path / JOURNAL / "gepa.jsonl", library)
-            return await Search(self, context, split, journal, reflector).run()
+            return await Search(self, context, split, self.open_log(context), reflector).run()
+
+    def open_log(self, context: TrainerContext) -> SearchLog:
+        return SearchLog(context.path / JOURNAL / "gepa.jsonl", f"gepa {version('gepa')}")
+
+    def check_budget(self, split: Split) -> None:
+        check_budget(self, split)

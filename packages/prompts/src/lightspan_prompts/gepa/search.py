@@ -25,7 +25,13 @@ from lightspan.errors import RewardError
 from lightspan.progress import plural
 from lightspan.schema.records import Json
 from lightspan_prompts.gepa.reflection_prompts import question
-from lightspan_prompts.search.candidates import Candidate, SearchResult, Split, TooFewRolloutsError
+from lightspan_prompts.search.candidates import (
+    Candidate,
+    Proposal,
+    SearchResult,
+    Split,
+    TooFewRolloutsError,
+)
 from lightspan_prompts.search.evaluator import Question, SpentError, Trial
 from lightspan_prompts.search.feedback import Evidence
 from lightspan_prompts.search.reflection import Unusable, proposed_template
@@ -96,6 +102,10 @@ class Search:
         self._candidates: list[Candidate] = []
         self._compared: dict[tuple[str, ...], Evaluation] = {}
         """Candidate → its last evaluation on the selection split."""
+        self._proposed: dict[tuple[str, ...], str] = {}
+        """Proposed texts → what they were proposed by."""
+        self._open_proposals: dict[tuple[str, ...], Proposal] = {}
+        """Candidate → its proposal, until it is dropped or on the selection split."""
         self._ended = ""
 
     async def run(self) -> SearchResult:
@@ -109,9 +119,11 @@ class Search:
             EngineError: the reflection model fails.
             And the errors of rollouts, of the log and of the library.
         """
-        self._check_budget()
+        check_budget(self._settings, self._split)
         selection, patterns = self._split.selection, self._settings.patterns
         self._prompts = await self._trials.begin(selection, patterns, self._context.note)
+        first = tuple(prompt.template for prompt in self._prompts.values())
+        self._proposed[first] = "the initial prompts"
         over: asyncio.Future[None] = self._loop.create_future()
 
         def end() -> None:
@@ -139,6 +151,9 @@ class Search:
         thread.join()
         if self._error is not None:
             raise self._error
+        for made in self._open_proposals.values():
+            why = "the search ended before it was compared"
+            self._trials.add_proposal(msgspec.structs.replace(made, why=why), self._candidates)
         return self._trials.result(self._candidates, await self._confirmed(), self._ended)
 
     @property
@@ -157,7 +172,10 @@ class Search:
         best = sorted(range(len(candidates)), key=lambda number: -candidates[number].mean)[:count]
         if best in ([], [0]) or self._trials.spent():
             return self._chosen
-        trials = [Trial("selection", candidates[n].templates, selection, "again") for n in best]
+        trials = [
+            Trial("selection", candidates[n].templates, selection, "again", is_final=True)
+            for n in best
+        ]
         if not self._trials.may_evaluate(trials):  # a budget was lowered: the log continued here
             return self._chosen
         for number, evaluation in zip(best, await self._trials.evaluate(trials), strict=True):
@@ -172,9 +190,7 @@ class Search:
     @property
     def _iteration(self) -> int:
         """Return the maximum rollouts of an iteration."""
-        minibatch, selection = self._settings.minibatch, len(self._split.selection)
-        mutated = self._settings.proposals * (2 * minibatch + selection)
-        return max(mutated, MERGE_TASKS + selection) if self._settings.merge else mutated
+        return _iteration(self._settings, self._split)
 
     @property
     def _reserved(self) -> int:
@@ -186,23 +202,11 @@ class Search:
         most = min(self._settings.finalists, count + self._settings.proposals)
         return 0 if count == 1 else most * len(self._split.selection)
 
-    def _check_budget(self) -> None:
-        least = len(self._split.selection) + self._iteration
-        if self._settings.max_rollouts < least:
-            raise TooFewRolloutsError(
-                f"GEPA(max_rollouts={self._settings.max_rollouts}) is too few for one new "
-                f"candidate: {plural(len(self._split.selection), 'task')} of the selection split "
-                f"twice, and {plural(self._settings.minibatch, 'task')} twice to propose from; "
-                f"give at least {least}, or a smaller selection= or minibatch="
-            )
-
     def _stops(self, state: Any) -> bool:
         """Return whether the search must end before another iteration (called by the library)."""
         settings, trials, best = self._settings, self._trials, self._candidates[self._chosen]
         remaining = settings.max_rollouts - trials.rollouts - self._reserved
-        perfect = settings.perfect_reward
-        rewards = best.rewards.values()
-        if perfect is not None and all(r is not None and r >= perfect for r in rewards):
+        if all(map(trials.is_perfect, best.rewards.values())):
             self._ended = "the selection split has the perfect reward on every task"
         elif remaining < self._iteration:
             self._ended = (
@@ -225,7 +229,6 @@ class Search:
         from gepa.strategies.proposal_sampling import IndependentSampling
 
         settings = self._settings
-        perfect = settings.perfect_reward
         # its protocols declare `str` where a number works, and name their arguments
         adapter: Any = self
         stops: Any = self._stops
@@ -238,8 +241,7 @@ class Search:
             valset=[_Item("selection", task) for task in self._split.selection],
             adapter=adapter,
             reflection_minibatch_size=settings.minibatch,
-            skip_perfect_score=perfect is not None,
-            perfect_score=math.inf if perfect is None else _score(perfect),
+            skip_perfect_score=False,  # `propose_new_texts` does
             use_merge=settings.merge and len(self._names) > 1,
             merge_val_overlap_floor=min(MERGE_TASKS, len(self._split.selection)),
             stop_callbacks=[stops],
@@ -267,11 +269,27 @@ class Search:
         batches = []
         for evaluation in self._run_in_loop(self._trials.evaluate(trials)):
             self._store(evaluation)
+            self._compare_proposal(evaluation)
             scores = [_score(self._trials.reward(evidence)) for evidence in evaluation.seen]
             outputs = [None] * len(scores)
             batch = EvaluationBatch(outputs=outputs, scores=scores, trajectories=evaluation.seen)
             batches.append(batch)
         return batches
+
+    def _compare_proposal(self, evaluation: Evaluation) -> None:
+        """Record the score of a proposal on its minibatch, and that it is dropped if so."""
+        name = _name(evaluation.candidate)
+        made = self._open_proposals.get(name)
+        if made is None or made.before is None or evaluation.split != "feedback":
+            return
+        before, after = made.before, self._trials.mean_of(evaluation.seen)
+        made = msgspec.structs.replace(made, after=after)
+        if _score(after) > _score(before):
+            self._open_proposals[name] = made  # the library compares it on the selection split
+            return
+        del self._open_proposals[name]
+        why = "it is no better on its minibatch"
+        self._add_proposal(msgspec.structs.replace(made, why=why))
 
     def _store(self, evaluation: Evaluation) -> None:
         """Store an evaluation of the selection split.
@@ -307,23 +325,54 @@ class Search:
 
         Return component → text. A component is left out if the model's answer has no usable text.
         """
-        texts = {}
+        texts: dict[int, str] = {}
         for number in components_to_update:
             name = self._names[number]
             template = self._trials.template(name, candidate[number])
             evidence = [record["seen"] for record in reflective_dataset[number]]
+            if all(self._trials.is_perfect(one.reward) for one in evidence):
+                continue
             request = Question(name, question(name, template, evidence), self._reflector)
-            is_replaying = self._trials.is_replaying
             [entry] = self._run_in_loop(self._trials.reflect([request]))
             try:
                 changed = proposed_template(template, entry.answer, entry.finish_reason)
+                whole = _name(self._named({**candidate, **texts, number: changed.template}))
+                made = Proposal(
+                    prompt=name,
+                    parents=[self._number_of(candidate)],
+                    text=changed.template,
+                    before=self._trials.mean_of(evidence),
+                    tasks=len(evidence),
+                )
+                if whole in self._proposed:
+                    raise Unusable(f"it equals {self._proposed[whole]}")
+                self._proposed[whole] = f"the proposal of reflection {self._trials.reflections}"
+                self._open_proposals[whole] = made
                 texts[number] = changed.template
             except Unusable as why:
                 self._trials.unusable += 1
-                if not is_replaying:
-                    count = self._trials.reflections
-                    self._note(f"reflection {count} on {name!r} is unusable: {why}")
+                self._add_proposal(
+                    Proposal(
+                        prompt=name,
+                        parents=[self._number_of(candidate)],
+                        why=f"reflection {self._trials.reflections} is unusable: {why}",
+                    )
+                )
         return texts
+
+    def _number_of(self, texts: Texts) -> int:
+        """Return the number of the candidate with these texts."""
+        named = self._named(texts)
+        return [candidate.templates for candidate in self._candidates].index(named)
+
+    def _add_proposal(self, proposal: Proposal) -> None:
+        self._loop.call_soon_threadsafe(self._trials.add_proposal, proposal, list(self._candidates))
+
+    def on_merge_rejected(self, event: Mapping[str, Any]) -> None:
+        """Record a merge that the library dropped (called by the library)."""
+        parents = [parent for parent in event["parent_ids"] if parent is not None]
+        why = "it is worse than both on some tasks"
+        self._add_proposal(Proposal(prompt="", parents=parents, why=why))
 
     def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
         """Record a candidate that the library added to its pool (called by the library)."""
@@ -341,6 +390,10 @@ class Search:
                 rollouts=trials.rollouts,
             )
         )
+        if parents:
+            made = self._open_proposals.pop(_name(self._named(event["candidate"])), None)
+            made = made or Proposal(prompt="", parents=parents)
+            self._add_proposal(msgspec.structs.replace(made, candidate=number))
         if trials.is_replaying:
             return
         what = f"candidate {number}, of {parents}" if parents else "the initial prompts"
@@ -390,6 +443,25 @@ class Search:
 
     def _named(self, texts: Texts) -> dict[str, str]:
         return {name: texts[number] for number, name in enumerate(self._names)}
+
+
+def check_budget(settings: GEPA, split: Split) -> None:
+    """Raise `TooFewRolloutsError` if the budget is too small for one new candidate."""
+    least = len(split.selection) + _iteration(settings, split)
+    if settings.max_rollouts < least:
+        raise TooFewRolloutsError(
+            f"GEPA(max_rollouts={settings.max_rollouts}) is too few for one new candidate: "
+            f"{plural(len(split.selection), 'task')} of the selection split twice, and "
+            f"{plural(settings.minibatch, 'task')} twice to propose from; give at least {least}, "
+            "or a smaller selection= or minibatch="
+        )
+
+
+def _iteration(settings: GEPA, split: Split) -> int:
+    """Return the maximum rollouts of an iteration."""
+    selection = len(split.selection)
+    mutated = settings.proposals * (2 * settings.minibatch + selection)
+    return max(mutated, MERGE_TASKS + selection) if settings.merge else mutated
 
 
 class _Log:

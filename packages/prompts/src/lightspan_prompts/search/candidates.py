@@ -16,10 +16,18 @@ from lightspan_prompts.search.prompt_discovery import Surveyed
 
 JOURNAL: Final = "journal"
 """Folder of logs in the run's folder."""
+PROPOSALS: Final = "proposals.jsonl"
+"""File with one line per proposal, in the run's folder; written during the search."""
 CANDIDATES: Final = "candidates.json"
 """File in the folder `JOURNAL` with the result of the search."""
 ANY_CALL: Final = ""
 """Key for any model call in place of an agent's path, if no texts of agents are learned."""
+
+
+NO_CALLS: Final = (
+    "no model call of the app was seen, so reflections show tasks, messages and rewards, and not "
+    "what was asked and answered: they would with the SDK of OpenAI or Anthropic, or an adapter"
+)
 
 
 class TooFewRolloutsError(ConfigError):
@@ -45,13 +53,49 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """Whether all tasks of the selection split were run; a partial result is never chosen."""
 
 
+class Proposal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A proposed text and what became of it."""
+
+    prompt: str
+    """Name of the changed prompt; empty for a merge of two candidates."""
+    parents: list[int]
+    text: str = ""
+    """The proposed text; empty if the answer had none."""
+    before: float | None = None
+    """Mean reward of the parent on the tasks of `tasks`; None if it was not compared."""
+    after: float | None = None
+    """Mean reward of the proposal on the same tasks; None if it was not compared."""
+    tasks: int = 0
+    candidate: int | None = None
+    """Number of the candidate that it became; None if it was dropped."""
+    why: str = ""
+    """Reason why it was dropped."""
+    rollouts: int = 0
+    """Rollouts of the search so far; `reflections`, `tokens` and `cost` likewise."""
+    reflections: int = 0
+    tokens: int = 0
+    cost: float | None = None
+    best: float | None = None
+    """Highest mean on the selection split so far."""
+
+    def line(self) -> str:
+        """Describe the proposal in one line."""
+        what = f"a text for {self.prompt!r}" if self.prompt else "a merge"
+        parents = " and ".join(map(str, self.parents))
+        scores = ""
+        if self.before is not None and self.after is not None:
+            scores = f": {self.before:.3f} -> {self.after:.3f} on {plural(self.tasks, 'task')}"
+        end = f"dropped, {self.why}" if self.candidate is None else f"candidate {self.candidate}"
+        return f"{what} in place of candidate {parents}'s{scores}; {end}"
+
+
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a search."""
 
     candidates: list[Candidate]
     chosen: int
-    """Number of the candidate with the highest mean on the whole selection split; with finalists,
-    only they and the initial prompts (number 0) compete."""
+    """Number of the candidate whose prompts are used: `best`, or 0 for the initial prompts, if the
+    gain of `best` is no more than chance would give."""
     ended: str
     """Reason for the end of the search."""
     rollouts: int
@@ -65,6 +109,16 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     cost: float | None = None
     """Cost of calls outside of policies, in the currency of the prices; None without prices."""
+    proposals: list[Proposal] = msgspec.field(default_factory=list)
+    """Every proposed text, dropped ones too."""
+    usage: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
+    """Model outside of policies → (tokens sent, tokens received)."""
+    calls: int | None = None
+    """Number of the app's model calls that were seen; None in older results."""
+    estimated: int = 0
+    """Number of calls and reflections whose endpoints count no tokens, which are estimated."""
+    unpriced: list[str] = msgspec.field(default_factory=list)
+    """Models without a price, which are not in `cost`."""
     surveyed: Surveyed | None = None
     """Texts discovered in the app; None if `optimize` was empty."""
     applied: int = 0
@@ -76,6 +130,40 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     only key is `ANY_CALL` if all texts are arguments."""
     asked: dict[str, list[str]] = msgspec.field(default_factory=dict)
     """Task → agents called in its first rollout of the run."""
+    best: int = 0
+    """Number of the candidate with the highest mean on the whole selection split; with finalists,
+    only they and the initial prompts (number 0) compete."""
+    chance: float | None = None
+    """Probability that one of the candidates is as far ahead as `best` by chance; None if `best` is
+    0 or if it was not computed."""
+    significance: float | None = None
+    """Highest probability at which `best` is chosen; None for no limit."""
+
+    def verdict(self) -> str:
+        """Say whether the best candidate is better by more than chance."""
+        number = self.best or self.chosen  # not every result was judged
+        best, first = self.candidates[number], self.candidates[0]
+        scores = f"{first.mean:.3f} -> {best.mean:.3f} on {plural(len(best.rewards), 'task')}"
+        others = plural(len(self.candidates) - 1, "new candidate")
+        if not number:
+            return (
+                f"the prompts stay unchanged: none of {others} is better than they are, "
+                f"{first.mean:.3f} on the selection split"
+            )
+        if self.chance is None:
+            return f"candidate {number} is chosen: {scores} of the selection split"
+        if self.chosen:
+            return (
+                f"candidate {number} is chosen, the best of {others}: {scores} of the selection "
+                f"split, by chance with probability {self.chance:.2g}; the maximum of several is "
+                "biased upwards: judge by the held-out reward"
+            )
+        return (
+            f"no gain that can be told from chance, so the prompts stay unchanged: candidate "
+            f"{number}, the best of {others}, has {scores} of the selection split, by chance "
+            f"with probability {self.chance:.2g}. Its text is in {JOURNAL}/{CANDIDATES}; more "
+            "tasks tell smaller gains from chance, and significance=None takes it in any case"
+        )
 
     def texts(self) -> str:
         """Describe in which calls candidates' texts were sent, and in which they were not.
@@ -107,8 +195,11 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
             "reflections/unusable": self.unusable,
             "tokens": self.tokens,
             "selection/before": self.candidates[0].mean,
-            "selection/best": self.candidates[self.chosen].mean,
+            "selection/best": self.candidates[self.best or self.chosen].mean,
+            "selection/chosen": self.candidates[self.chosen].mean,
         }
+        if self.chance is not None:
+            metrics["selection/chance"] = self.chance
         if self.cost is not None:
             metrics["cost"] = self.cost
         if self.surveyed is not None:
@@ -117,19 +208,37 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
             metrics["texts/unasked"] = sum(self.unasked.values())
         return metrics if self.mean is None else {**metrics, "reward": self.mean}
 
+    def spending(self) -> list[str]:
+        """Describe tokens and cost, without held-out tasks."""
+        lines = []
+        used = [
+            f"{name} {sent:,} in, {received:,} out"
+            for name, (sent, received) in self.usage.items()
+            if sent + received
+        ]
+        if used:
+            lines.append(f"tokens: {'; '.join(used)}")
+        if self.cost is not None:
+            lines.append(f"this cost {self.cost:.4g}, by prices=")
+        if self.unpriced:
+            names = ", ".join(map(repr, self.unpriced))
+            lines.append(f"prices= has no price for {names}, so the cost is without them")
+        if self.estimated:
+            lines.append(
+                f"{plural(self.estimated, 'model call')} came without a count of tokens, as "
+                'streams do unless the app asks for it (stream_options={"include_usage": True}): '
+                "theirs are estimated from their text, about 4 bytes each"
+            )
+        return lines
+
     def notes(self) -> list[str]:
         """Return messages for the user."""
-        best = self.candidates[self.chosen]
-        what = f"candidate {self.chosen} is chosen" if self.chosen else "the prompts stay unchanged"
-        notes = [
-            f"{self.ended}. Of {plural(len(self.candidates), 'candidate')} {what}: {best.mean:.3f} "
-            f"on the selection split, {self.candidates[0].mean:.3f} before; the maximum of several "
-            "is biased upwards: judge by the held-out reward"
-        ]
-        if self.cost is not None:
-            notes.append(f"this cost {self.cost:.4g}, by prices=")
+        notes = [self.ended, self.verdict()]
+        notes += self.spending()
         if texts := self.texts():
             notes.append(texts)
+        if self.calls == 0:
+            notes.append(NO_CALLS)
         if self.unusable:
             answers = plural(self.reflections, "answer")
             notes.append(f"{self.unusable} of {answers} of the reflection model were unusable")

@@ -7,23 +7,34 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
 
-from lightspan.errors import ConfigError, RewardError
+import msgspec
+
+from lightspan.errors import ConfigError, EngineError, RewardError
 from lightspan.lightning.episode import Episode
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, Mode, task_id
 from lightspan.schema.resources import Resources
-from lightspan_prompts.endpoint_client import EndpointClient
+from lightspan.training.jsonl_log import append, read_bytes
+from lightspan_prompts.endpoint_client import Answer, EndpointClient, is_refusal
 from lightspan_prompts.pricing import Price
-from lightspan_prompts.search.candidates import ANY_CALL, Candidate, SearchResult
-from lightspan_prompts.search.feedback import Evidence, evidence_of
+from lightspan_prompts.search.candidates import (
+    ANY_CALL,
+    PROPOSALS,
+    Candidate,
+    Proposal,
+    SearchResult,
+)
+from lightspan_prompts.search.feedback import Evidence, estimated_tokens, evidence_of
 from lightspan_prompts.search.prompt_discovery import Surveyed, Text, survey
 from lightspan_prompts.search.search_log import E, Entry, Evaluation, Reflection, SearchLog, Survey
 from lightspan_prompts.search.selected_prompts import SelectedPrompts
 
 Prompts = Mapping[str, PromptTemplate]
+MAX_UNANSWERED: Final = 3
+"""Number of questions in a row without a text after which the search stops."""
 
 
 class Runs(Protocol):
@@ -51,6 +62,8 @@ class Trial(NamedTuple):
     tasks: Sequence[Json]
     place: str = ""
     """Text that distinguishes trials with equal prompts and tasks; empty if there are none."""
+    is_final: bool = False
+    """Whether only the end of the search follows."""
 
 
 class Question(NamedTuple):
@@ -87,6 +100,8 @@ class Evaluator:
         max_cost: maximum cost of these tokens (see `GEPA`); None for no maximum.
         prices: model → price of its tokens, for `max_cost`.
         begun: prompts selected by an earlier search of the run; None for the first search.
+        perfect_reward: reward at which a task counts as solved; None if there is no such reward.
+        note: called with messages for the user.
     """
 
     def __init__(
@@ -100,6 +115,8 @@ class Evaluator:
         max_cost: float | None = None,
         prices: Mapping[str, Price] | None = None,
         begun: SelectedPrompts | None = None,
+        perfect_reward: float | None = None,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._runs = runs
         self._prompts = prompts
@@ -113,6 +130,10 @@ class Evaluator:
         self._journal = journal
         self._failure_reward = failure_reward
         self._modes = {"feedback": Mode.TRAIN, "selection": selection_mode}
+        self._perfect_reward = perfect_reward
+        self._note = note
+        self._unanswered = 0
+        """Number of questions in a row that this process asked and that got no text."""
         self._rewards: list[float] = []
         self.rollouts = 0
         self.unscored = 0
@@ -123,10 +144,16 @@ class Evaluator:
         self.tokens = 0
         """Tokens of the app's calls and of reflections, as far as endpoints count them."""
         self._max_tokens = max_tokens
+        self.estimated = 0
+        """Number of calls and reflections whose endpoints count no tokens."""
         self._max_cost = max_cost
-        self._prices = None if max_cost is None else prices
+        self._prices = prices or None
         self._used: dict[str, tuple[int, int]] = {}
         """Model → (tokens sent, tokens received)."""
+        self._proposals: list[Proposal] = []
+        self._earlier_proposals = 0
+        """Number of proposals that an earlier process recorded."""
+        self._calls = 0
         self._applied = 0
         self._kept: Counter[str] = Counter()
         self._unasked: Counter[str] = Counter()
@@ -235,7 +262,11 @@ class Evaluator:
         for place, evidence in zip(missing, fresh, strict=True):
             trial = trials[place]
             evaluation = Evaluation(
-                key=keys[place], split=trial.split, candidate=dict(trial.templates), seen=evidence
+                key=keys[place],
+                split=trial.split,
+                candidate=dict(trial.templates),
+                seen=evidence,
+                is_final=trial.is_final,
             )
             self._log(evaluation)
             evaluated[place] = evaluation
@@ -283,16 +314,43 @@ class Evaluator:
         return reflections
 
     async def _ask(self, question: Question, key: str) -> Reflection:
-        answer = await question.reflector.ask(question.asked)
+        """Ask a question and log the answer; a question that the model refuses has an empty one.
+
+        Raises:
+            EngineError: the model fails, or `MAX_UNANSWERED` questions in a row got no text. The
+                last of them is not logged, so a resumed run asks it again.
+        """
+        reflector = question.reflector
+        try:
+            answer = await reflector.ask(question.asked)
+            problem = "" if answer.text.strip() else f"no text ({answer.finish_reason})"
+        except EngineError as error:
+            if not is_refusal(error):
+                raise
+            answer, problem = Answer("", "refused", 0, 0), str(error)
+        self._unanswered = self._unanswered + 1 if problem else 0
+        if self._unanswered >= MAX_UNANSWERED:
+            raise EngineError(
+                f"the model {reflector.model} answered {MAX_UNANSWERED} questions in a row without "
+                f"a text, the last with: {problem}; give another model or other sampling, and "
+                "continue with resume=True"
+            )
+        if answer.finish_reason == "refused":
+            self._note(f"a question about {question.prompt!r} was refused: {problem}")
+        tokens, is_counted = (answer.input_tokens, answer.output_tokens), True
+        if not any(tokens) and answer.finish_reason != "refused":
+            is_counted = False
+            tokens = estimated_tokens(question.asked), estimated_tokens(answer.text)
         reflection = Reflection(
             key=key,
             prompt=question.prompt,
             asked=question.asked,
             answer=answer.text,
             finish_reason=answer.finish_reason,
-            input_tokens=answer.input_tokens,
-            output_tokens=answer.output_tokens,
+            input_tokens=tokens[0],
+            output_tokens=tokens[1],
             model=question.reflector.model,
+            is_estimated=not is_counted,
         )
         self._log(reflection)
         return reflection
@@ -328,17 +386,20 @@ class Evaluator:
         rewards = [evidence.reward for evidence in evaluation.seen]
         scored = [reward for reward in rewards if reward is not None]
         self._rewards += scored
+        self._check_perfect(scored)
         self.rollouts += len(rewards)
         self.unscored += len(rewards) - len(scored)
         self.failed += sum(evidence.failed for evidence in evaluation.seen)
         self.tokens += sum(evidence.tokens for evidence in evaluation.seen)
         for evidence in evaluation.seen:
-            if self._prices is not None and evidence.usage is None and evidence.tokens:
+            if self._max_cost is not None and evidence.usage is None and evidence.tokens:
                 raise ConfigError(
                     "max_cost= cannot be applied: this run's log is from a version that did not "
                     "record the app's models; continue without it, or start anew"
                 )
             self._use(evidence.usage or {})
+            self._calls += evidence.calls
+            self.estimated += evidence.estimated
             self._applied += evidence.applied
             self._kept.update(evidence.kept)
             agents = evidence.asked
@@ -348,10 +409,13 @@ class Evaluator:
             self._unasked.update(() if evidence.failed else set(before) - set(agents))
 
     def _count_answer(self, answer: Reflection, question: Question) -> None:
+        if answer.finish_reason == "refused":
+            return
         self.reflections += 1
         self.tokens += answer.input_tokens + answer.output_tokens
         model = answer.model or question.reflector.model  # older logs have no model
         self._use({model: (answer.input_tokens, answer.output_tokens)})
+        self.estimated += answer.is_estimated
 
     def _use(self, usage: Mapping[str, tuple[int, int]]) -> None:
         """Count the tokens of each model.
@@ -362,7 +426,8 @@ class Evaluator:
             ConfigError: a model has no price, and `max_cost` is set.
         """
         for model, (sent, received) in usage.items():
-            if self._prices is not None and model not in self._prices and sent + received:
+            is_priced = self._prices is not None and model in self._prices
+            if self._max_cost is not None and not is_priced and sent + received:
                 if not model:
                     raise ConfigError(
                         "max_cost= cannot be applied: a call of the app has tokens but no model "
@@ -381,7 +446,10 @@ class Evaluator:
         """Return the cost of all tokens so far; None without prices."""
         if self._prices is None:
             return None
-        return math.fsum(self._prices[model].of(*used) for model, used in self._used.items())
+        priced = [
+            (self._prices[name], used) for name, used in self._used.items() if name in self._prices
+        ]
+        return math.fsum(price.of(*used) for price, used in priced)
 
     def spent(self) -> str:
         """Return which budget is used up; empty if none is.
@@ -400,10 +468,52 @@ class Evaluator:
         if why := self.spent():
             raise SpentError(why)
 
+    # --- proposals --------------------------------------------------------------------------
+    def add_proposal(self, proposal: Proposal, candidates: Sequence[Candidate]) -> None:
+        """Record what became of a proposal, with the budgets used so far.
+
+        A note describes it, unless the file has it from before a resume.
+        """
+        means = [candidate.mean for candidate in candidates if candidate.is_whole]
+        proposal = msgspec.structs.replace(
+            proposal,
+            rollouts=self.rollouts,
+            reflections=self.reflections,
+            tokens=self.tokens,
+            cost=self.cost,
+            best=max(means, default=None),
+        )
+        self._proposals.append(proposal)
+        path = None if self._journal is None else self._journal.path.parent.parent / PROPOSALS
+        if path is not None and len(self._proposals) == 1:
+            self._earlier_proposals = len((read_bytes(path) or b"").splitlines())
+            path.unlink(missing_ok=True)
+        if len(self._proposals) > self._earlier_proposals:
+            self._note(proposal.line())
+        if path is not None:
+            append(path, [proposal])
+
     # --- results ----------------------------------------------------------------------------
     def reward(self, evidence: Evidence) -> float:
         """Return the reward of a rollout in comparisons; `failure_reward` if it is unscored."""
         return self._failure_reward if evidence.reward is None else evidence.reward
+
+    def is_perfect(self, reward: float | None) -> bool:
+        """Return whether a task with this reward counts as solved.
+
+        No task does if another reward is above the perfect one, which is none then.
+        """
+        perfect = self._perfect_reward
+        return perfect is not None and reward is not None and reward >= perfect
+
+    def _check_perfect(self, rewards: Iterable[float]) -> None:
+        highest = max(rewards, default=-math.inf)
+        if self._perfect_reward is not None and highest > self._perfect_reward:
+            self._note(
+                f"a reward of {highest:g} is above perfect_reward={self._perfect_reward:g}, so no "
+                "task counts as solved: give the highest reward there is, or perfect_reward=None"
+            )
+            self._perfect_reward = None
 
     def mean_of(self, evidence: Sequence[Evidence]) -> float:
         """Return the mean reward of all rollouts, by which candidates are compared."""
@@ -428,6 +538,13 @@ class Evaluator:
             unusable=self.unusable,
             tokens=self.tokens,
             cost=self.cost,
+            proposals=self._proposals,
+            calls=self._calls,
+            usage=dict(self._used),
+            estimated=self.estimated,
+            unpriced=[
+                name for name in self._used if self._prices is not None and name not in self._prices
+            ],
             surveyed=self._surveyed,
             applied=self._applied,
             kept=dict(self._kept),

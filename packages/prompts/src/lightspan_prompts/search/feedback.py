@@ -34,6 +34,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the app failed."""
     tokens: int = 0
     """Tokens of its model calls, as far as endpoints count them."""
+    estimated: int = 0
+    """Number of its model calls whose endpoint counts no tokens, which are estimated."""
     usage: dict[str, tuple[int, int]] | None = None
     """Model → (tokens sent, tokens received), without the calls of policies. None in older logs."""
     calls: int = 0
@@ -63,13 +65,14 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
     kept = Counter(f"{t.name or t.agent}: {t.reason}" for t in texts if t.reason)
     # choices of one call share its span
     spans = {call.span_id: call.span for call in episode.calls if call.span is not None}
-    usage = _usage(spans.values())
+    usage, estimated = _usage(spans.values())
     return Evidence(
         rollout_id=episode.rollout_id,
         task_id=episode.task_id,
         reward=episode.reward,
         failed=app_failed(episode),
         tokens=sum(map(sum, usage.values())),
+        estimated=estimated,
         usage={model: used for (model, policy), used in usage.items() if not policy},
         calls=len(episode.calls),
         text="\n".join(_lines(episode, task)),
@@ -79,20 +82,38 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
     )
 
 
-def _usage(spans: Iterable[Span]) -> dict[tuple[str, bool], tuple[int, int]]:
-    """Return (model, whether it is a policy) → (tokens sent, tokens received).
+def _usage(spans: Iterable[Span]) -> tuple[dict[tuple[str, bool], tuple[int, int]], int]:
+    """Return (model, whether it is a policy) → (tokens sent, tokens received), and how many calls
+    are estimated.
 
     The numbers are read from spans, because a policy's call that sampled nothing has no token
-    record.
+    record. They are estimated for a call that was answered without them, as streams are unless the
+    app asks for them (`stream_options`).
     """
     totals: dict[tuple[str, bool], tuple[int, int]] = {}
+    estimated = 0
     for span in spans:
         counts = [count or 0 for count in c.usage_of(span.attributes)]
+        is_policy = c.POLICY in span.attributes
+        if not any(counts) and not is_policy and span.status is not SpanStatus.ERROR:
+            sent = (span.attributes.get(name) for name in (c.INPUT_MESSAGES, c.TOOL_DEFINITIONS))
+            received = span.attributes.get(c.OUTPUT_MESSAGES)
+            counts = [sum(map(estimated_tokens, sent)), estimated_tokens(received)]
+            estimated += any(counts)
         if any(counts):
-            key = c.model_of(span.attributes) or "", c.POLICY in span.attributes
-            sent, received = totals.get(key, (0, 0))
-            totals[key] = (sent + counts[0], received + counts[1])
-    return totals
+            key = c.model_of(span.attributes) or "", is_policy
+            before = totals.get(key, (0, 0))
+            totals[key] = (before[0] + counts[0], before[1] + counts[1])
+    return totals, estimated
+
+
+def estimated_tokens(text: object) -> int:
+    """Return about how many tokens a text has, rather too many; 0 for None.
+
+    A token has four bytes or more in most languages; JSON around messages has more than the
+    special tokens of a chat template.
+    """
+    return 0 if text is None else -(-len(str(text).encode("utf-8", "replace")) // 4)
 
 
 def _lines(episode: Episode, task: Json) -> Iterator[str]:

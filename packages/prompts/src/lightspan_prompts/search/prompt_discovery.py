@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -15,7 +16,8 @@ from lightspan.schema import semconv as c
 from lightspan.schema.prompts import LearnedPrompt, PromptPlace, PromptTemplate
 from lightspan.schema.routing import matches
 from lightspan.schema.spans import SpanKind
-from lightspan.schema.system_prompts import ASKS, NO_INSTRUCTIONS, Instructions, Rewrite
+from lightspan.schema.system_prompts import ASKS, NO_INSTRUCTIONS, Instructions
+from lightspan_prompts.search.dates import date_literals, days_around, undated_sentences
 from lightspan_prompts.search.template_inference import SeveralPrompts, infer_template
 
 
@@ -39,6 +41,8 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     asking: list[str] = msgspec.field(default_factory=list)
     """Agents that request their texts by name (`lightspan.prompt`); their requests are not
     rewritten."""
+    dates: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    """Name of a text → its literals that look like today's date."""
 
     def concerns(self, text: Text) -> bool:
         """Return whether a pattern selects a text, by its name or else by its agent."""
@@ -53,6 +57,7 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             template = PromptTemplate(component.template)
             fields = f", with {' '.join(template.fields)} in it" if template.fields else ""
             lines.append(f"found the text of {name!r}: {len(template.text)} characters{fields}")
+            lines += date_warnings(name, self.dates.get(name, ()), component.place)
         for path, why in self.left_out.items():
             lines.append(f"the agent {path!r} is not learned: {why}")
         return lines
@@ -63,18 +68,10 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Args:
             templates: name → template of each component; other names are ignored.
         """
-        agents = {n: one for n, one in self.components.items() if one.agent}
         return Instructions(
             surveyed=self.patterns,
             left_out={**self.left_out, **dict.fromkeys(self.asking, ASKS)},
-            rewrites=[
-                Rewrite(agent=one.agent, template=one.template, text=templates[name])
-                for name, one in agents.items()
-            ],
-            prompts={
-                name: self.learned(name, templates[name])
-                for name in self.components.keys() - agents.keys()
-            },
+            prompts={name: self.learned(name, templates[name]) for name in self.components},
         )
 
     def learned(self, name: str, template: str) -> LearnedPrompt:
@@ -86,6 +83,28 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             place=component.place,
             agent=component.agent,
         )
+
+
+_DATE_REMEDIES: Final = {
+    PromptPlace.ARGUMENT: "it stays in the learned text as it is: write a {placeholder} for it",
+    PromptPlace.CODE: (
+        "once it changes, the learned text is no longer sent: write a {placeholder} for it, and "
+        "fill it in the text that lightspan.prompt returns"
+    ),
+    PromptPlace.AGENT: (
+        "if it changes from day to day, the learned text is sent today only: request the text by "
+        "name in the app, lightspan.prompt(name, text), with a {placeholder} for it"
+    ),
+}
+
+
+def date_warnings(name: str, literals: Iterable[str], place: PromptPlace) -> list[str]:
+    """Return a warning for each literal of the text `name` that looks like today's date."""
+    return [
+        f"the text of {name!r} contains {literal!r}, which looks like today: "
+        f"{_DATE_REMEDIES[place]}"
+        for literal in literals
+    ]
 
 
 class Text(NamedTuple):
@@ -158,6 +177,7 @@ def survey(episodes: Sequence[Episode], patterns: Sequence[str]) -> Surveyed:
     asking = {text.agent for texts in named.values() for text in texts}
     components: dict[str, Component] = {}
     left_out: dict[str, str] = {}
+    days = _days_of(episodes)
     for pattern in patterns:
         is_glob = "*" in pattern
         prompts = [name for name in named if matches(pattern, name)]
@@ -170,7 +190,7 @@ def survey(episodes: Sequence[Episode], patterns: Sequence[str]) -> Surveyed:
         for path in paths:
             name = pattern if len(paths) == 1 and not is_glob else path
             try:
-                component = _agent_component(path, agents[path])
+                component = _agent_component(path, agents[path], days)
             except _NotLearnable as error:
                 if not is_glob:
                     raise ConfigError(_not_learnable(pattern, path, str(error))) from None
@@ -185,7 +205,19 @@ def survey(episodes: Sequence[Episode], patterns: Sequence[str]) -> Surveyed:
         left_out=left_out,
         patterns=list(patterns),
         asking=sorted(asking - {one.agent for one in components.values()}),
+        dates={name: dates for name, one in components.items() if (dates := _dates_of(one, days))},
     )
+
+
+def _days_of(episodes: Iterable[Episode]) -> frozenset[date]:
+    """Return the days on which rollouts were run, in any time zone."""
+    starts = (span.start_ns for episode in episodes for span in episode.spans)
+    return days_around({datetime.fromtimestamp(start / 1e9, UTC).date() for start in starts})
+
+
+def _dates_of(component: Component, days: Collection[date]) -> list[str]:
+    template = PromptTemplate(component.template)
+    return date_literals(template, days) + undated_sentences(template)
 
 
 def _check_patterns(
@@ -212,12 +244,15 @@ def _named_component(name: str, requested: Sequence[Text]) -> Component:
     return Component(template=texts.pop(), place=PromptPlace.CODE)
 
 
-def _agent_component(path: str, rollouts: Sequence[Sequence[Text]]) -> Component:
+def _agent_component(
+    path: str, rollouts: Sequence[Sequence[Text]], days: Collection[date]
+) -> Component:
     """Infer the text of an agent.
 
     Args:
         path: the agent's path.
         rollouts: the texts of the agent's calls, per rollout.
+        days: the days of the rollouts.
     """
     reasons = [text.reason for calls in rollouts for text in calls if text.text is None]
     # calls of one rollout often have equal texts
@@ -228,7 +263,7 @@ def _agent_component(path: str, rollouts: Sequence[Sequence[Text]]) -> Component
     if refusals:
         raise _NotLearnable(refusals[0])
     try:
-        template = infer_template(texts)
+        template = infer_template(texts, days)
     except SeveralPrompts as error:
         raise _NotLearnable(str(error)) from None
     return Component(template=template.template, agent=path)

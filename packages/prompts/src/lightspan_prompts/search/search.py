@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -16,16 +18,23 @@ from lightspan.algorithms.protocol import (
 )
 from lightspan.lightning.episode import Episode
 from lightspan.schema.llm import LLM
-from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
+from lightspan.schema.prompts import LearnedPrompt, PromptPlace, PromptTemplate
 from lightspan.schema.records import Json
 from lightspan.schema.resources import Resources
 from lightspan.schema.routing import Routing
 from lightspan.schema.validation import check_number, check_whole
 from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.pricing import Price
-from lightspan_prompts.search.candidates import SearchResult, Split, split_tasks, write_found
+from lightspan_prompts.search.candidates import (
+    NO_CALLS,
+    SearchResult,
+    Split,
+    split_tasks,
+    write_found,
+)
+from lightspan_prompts.search.dates import date_literals, days_around
 from lightspan_prompts.search.evaluator import Evaluator
-from lightspan_prompts.search.prompt_discovery import survey
+from lightspan_prompts.search.prompt_discovery import date_warnings, survey
 from lightspan_prompts.search.search_log import SearchLog
 from lightspan_prompts.search.selected_prompts import SelectedPrompts
 from lightspan_prompts.search.validation import (
@@ -35,6 +44,7 @@ from lightspan_prompts.search.validation import (
     check_prompts,
     check_reflection,
 )
+from lightspan_prompts.search.verdict import judged
 
 
 @dataclass(kw_only=True, eq=False)
@@ -54,6 +64,7 @@ class PromptSearch(Algorithm):
     max_cost: float | None = None
     prices: Mapping[str, Price] = field(default_factory=dict)
     selection: float = 0.5
+    significance: float | None = 0.05
     perfect_reward: float | None = 1.0
     failure_reward: float = 0.0
     timeout_s: float | None = 600.0
@@ -99,6 +110,8 @@ class PromptSearch(Algorithm):
             check_number("timeout_s", self.timeout_s, above=0)
         if self.perfect_reward is not None:
             check_number("perfect_reward", self.perfect_reward)
+        if self.significance is not None:
+            check_number("significance", self.significance, above=0, below=1)
         if self.max_tokens is not None:
             check_whole("max_tokens", self.max_tokens, 1)
 
@@ -121,6 +134,7 @@ class PromptSearch(Algorithm):
             "optimize": list(self.optimize),
             "reflection": msgspec.to_builtins(reflection),
             "budget": {**limits, "prices": msgspec.to_builtins(dict(self.prices))},
+            "significance": self.significance,
             "selection_share": self.selection,  # `selection` is the key of the data
             **{name: getattr(self, name) for name in options},
         }
@@ -144,7 +158,53 @@ class PromptSearch(Algorithm):
             max_cost=self.max_cost,
             prices=self.prices,
             begun=self.begun,
+            perfect_reward=self.perfect_reward,
+            note=context.note,
         )
+
+    @abstractmethod
+    def open_log(self, context: TrainerContext) -> SearchLog:
+        """Open the search's log in the run's folder."""
+
+    @abstractmethod
+    def check_budget(self, split: Split) -> None:
+        """Raise `TooFewRolloutsError` if the budget is too small for one new candidate."""
+
+    async def check_run(self, trainer: TrainerContext) -> None:
+        """Check the budget and the tasks, and find the app's texts, before held-out tasks are run.
+
+        The rollouts are those of the first evaluation, which the search reads from its log.
+
+        Raises:
+            ConfigError: a text cannot be learned, or the budget is too small.
+            DataError: there are too few tasks.
+            UnknownAgentError: a pattern matches nothing.
+            RewardError: no rollout has a reward.
+        """
+        split = self.split(trainer.tasks)
+        self.check_budget(split)
+        if self.patterns:
+            evaluator = self.make_evaluator(trainer, self.open_log(trainer))
+            await evaluator.begin(split.selection, self.patterns, trainer.note)
+
+    def starts_again(self, before: Mapping[str, Json]) -> bool:
+        """Return whether a budget has grown, so that a complete search goes on by its log."""
+        earlier: Any = before.get("budget", {})
+        budget: Any = self.config()["budget"]
+        return any(
+            earlier.get(name) is not None and (limit is None or limit > earlier[name])
+            for name, limit in budget.items()
+            if name != "prices"
+        )
+
+    # --- for a dry run's plan ---------------------------------------------------------------
+    @property
+    def searches(self) -> int:
+        return 1
+
+    @property
+    def search_rollouts(self) -> int:
+        return self.max_rollouts
 
     # --- for the trainer --------------------------------------------------------------------
     @property
@@ -193,16 +253,41 @@ class PromptSearch(Algorithm):
 
     # --- for a dry run ----------------------------------------------------------------------
     def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
-        return survey(episodes, self.patterns).lines() if self.patterns else []
+        found = survey(episodes, self.patterns).lines() if self.patterns else []
+        is_silent = episodes and not any(episode.calls for episode in episodes)
+        return [*self._dated_arguments(), *found, *([NO_CALLS] if is_silent else [])]
+
+    def _dated_arguments(self) -> list[str]:
+        """Warn of prompts that the app takes as arguments and that contain today's date."""
+        days = days_around({datetime.now(UTC).date()})
+        return [
+            line
+            for name, prompt in self.prompts.items()
+            for line in date_warnings(name, date_literals(prompt, days), PromptPlace.ARGUMENT)
+        ]
 
     # --- the step ---------------------------------------------------------------------------
     async def run_step(self, context: TrainerContext) -> Metrics:
         """Run the whole search."""
-        self.found = found = await self.search(context, self.split(context.tasks))
+        for text in self._dated_arguments() if self.begun is None else ():
+            context.note(text)
+        found = await self.search(context, self.split(context.tasks))
+        self.found = found = judged(found, self.failure_reward, self.significance)
         write_found(found, context.path)
-        for text in found.notes():
+        for text in [*found.notes(), *self._dated_results()]:
             context.note(text)
         return found.metrics()
+
+    def _dated_results(self) -> list[str]:
+        """Warn of learned texts into which today's date was copied from the rollouts."""
+        days = days_around({datetime.now(UTC).date()})
+        return [
+            f"the learned text of {name!r} contains {literal!r}, which looks like today, and its "
+            "first text does not: take it out before the text is used on another day"
+            for name, learned in self.learned_prompts().items()
+            for literal in date_literals(learned.after, days)
+            if literal not in learned.before.text
+        ]
 
     def split(self, tasks: Sequence[Json]) -> Split:
         """Split the training tasks in two parts; duplicates count once.

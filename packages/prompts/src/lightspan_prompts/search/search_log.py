@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from lightspan.errors import CheckpointError
-from lightspan.training.jsonl_log import append, read
+from lightspan.training.jsonl_log import append, read, store_errors
 from lightspan_prompts.search.feedback import Evidence
 from lightspan_prompts.search.prompt_discovery import Surveyed
 
@@ -37,6 +37,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation"):
     """Prompt → template."""
     seen: list[Evidence]
     """Evidence per task, in order."""
+    is_final: bool = False
+    """Whether only the end of the search follows. With a larger budget the search goes on instead,
+    and these results are dropped."""
 
 
 class Reflection(msgspec.Struct, frozen=True, kw_only=True, tag="reflection"):
@@ -52,6 +55,8 @@ class Reflection(msgspec.Struct, frozen=True, kw_only=True, tag="reflection"):
     output_tokens: int
     model: str = ""
     """The model's name."""
+    is_estimated: bool = False
+    """Whether the endpoint counts no tokens, so they are estimated."""
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
@@ -111,6 +116,11 @@ class SearchLog:
             CheckpointError: the log has another request at this position.
         """
         answers: list[E | None] = [None] * len(keys)
+        rest = self._entries[self._place :]
+        if all(isinstance(one, Evaluation) and one.is_final for one in rest) and not (
+            {one.key for one in rest} & set(keys)
+        ):
+            self._drop_rest()
         while self.is_replaying and None in answers:
             entry = self._entries[self._place]
             open_places = (
@@ -125,6 +135,17 @@ class SearchLog:
             answers[place] = entry
             self._place += 1
         return answers
+
+    def _drop_rest(self) -> None:
+        """Delete the entries that follow, from the file too."""
+        if not self.is_replaying:
+            return
+        del self._entries[self._place :]
+        with store_errors(self.path):
+            lines = self.path.read_bytes().splitlines(keepends=True)
+            shorter = self.path.with_suffix(".tmp")
+            shorter.write_bytes(b"".join(lines[: 1 + self._place]))
+            shorter.replace(self.path)
 
     def may_continue_with(self, keys: Sequence[str]) -> bool:
         """Return whether a request with one of `keys` may come next.

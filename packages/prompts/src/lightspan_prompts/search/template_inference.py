@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from datetime import date
 from difflib import SequenceMatcher
 from itertools import combinations, pairwise
 from typing import Final, NamedTuple
@@ -42,11 +43,13 @@ _Token = str | _Hole
 _PLACEHOLDER: Final = _Hole("part")
 
 
-def infer_template(texts: Sequence[str]) -> PromptTemplate:
+def infer_template(texts: Sequence[str], days: Collection[date] = ()) -> PromptTemplate:
     """Infer a template that matches every text unambiguously.
 
     Args:
         texts: at least one; duplicates count as often as they occur.
+        days: days on which the app may have sent the texts: what is true of them, such as a
+            weekday, becomes a placeholder.
 
     Raises:
         SeveralPrompts: the texts have too little in common.
@@ -57,11 +60,12 @@ def infer_template(texts: Sequence[str]) -> PromptTemplate:
         if len(distinct) > 1
         else MIN_LITERAL_LENGTH
     )
-    tokens = _tokens(distinct[0])
+    tokens_of = {text: _tokens(text, days) for text in distinct}
+    tokens = tokens_of[distinct[0]]
     for text in distinct[1:]:
-        tokens = _common(tokens, _tokens(text))
+        tokens = _common(tokens, tokens_of[text])
     tokens = _without_short(tokens, needed)
-    _check(tokens, texts)
+    _check(tokens, [tokens_of[text] for text in texts[:MAX_COMPARED]], len(distinct))
     # A literal that occurs twice in a text makes the match ambiguous: drop the shortest until all
     # texts match.
     while True:
@@ -75,14 +79,19 @@ def infer_template(texts: Sequence[str]) -> PromptTemplate:
         tokens = _merged([*tokens[: shortest[0]], _PLACEHOLDER, *tokens[shortest[1] :]])
 
 
-def _check(tokens: Sequence[_Token], texts: Sequence[str]) -> None:
-    distinct = set(texts)
+def _check(tokens: Sequence[_Token], some: Sequence[Sequence[_Token]], count: int) -> None:
+    """Raise `SeveralPrompts` if texts have too little in common.
+
+    Args:
+        tokens: what all texts have in common.
+        some: tokens of some of the texts.
+        count: number of different texts.
+    """
     common = len(_literal(tokens))
-    if common == 0 or (len(distinct) > 1 and common < MIN_OVERLAP):
-        raise SeveralPrompts(f"its {len(distinct)} texts have nothing in common")
-    if len(distinct) == 1:
+    if common == 0 or (count > 1 and common < MIN_OVERLAP):
+        raise SeveralPrompts(f"its {count} texts have nothing in common")
+    if count == 1:
         return
-    some = [_tokens(text) for text in texts[:MAX_COMPARED]]
     both = (
         _without_short(_common(one, two), CHANCE_OVERLAP // 2) for one, two in combinations(some, 2)
     )
@@ -100,10 +109,10 @@ def _literal(tokens: Sequence[_Token]) -> str:
     return "".join(token.strip() for token in tokens if isinstance(token, str))
 
 
-def _tokens(text: str) -> list[_Token]:
+def _tokens(text: str, days: Collection[date]) -> list[_Token]:
     tokens: list[_Token] = []
     end = 0
-    for part in variable_parts(text):
+    for part in variable_parts(text, days):
         tokens += [*_TOKEN.findall(text[end : part.begin]), _Hole(part.kind)]
         end = part.end
     return _merged([*tokens, *_TOKEN.findall(text[end:])])

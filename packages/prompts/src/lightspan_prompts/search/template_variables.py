@@ -7,15 +7,12 @@ prompt when it is rewritten.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from datetime import date
 from typing import Final, NamedTuple
 
-_MONTH: Final = (
-    r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|"
-    r"Sep(?:t(?:ember)?)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)"
-)
-_DAY: Final = r"(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?"
-_HOUR: Final = r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?: ?[AaPp]\.?[Mm]\b\.?)?(?: ?(?:Z|UTC|GMT)\b)?"
+from lightspan_prompts.search.dates import date_places
+
 _LABEL: Final = (
     r"(?:Thought|Action|Action Input|Observation|Final Answer|Tool|Tool Name|Tool Arguments|"
     r"Tool Description|Tool Input|Tool Output)"
@@ -31,13 +28,6 @@ _KINDS: Final = {
         rf"<(?P<tag>{_TAG})\b[^<>]*>.*?</(?P=tag)>",
         # labelled lines, which a program parses or which describe tools
         rf"(?m:^[ \t]*{_LABEL}[ \t]*:[^\n]*(?:\n\s*{_LABEL}[ \t]*:[^\n]*)+)",
-    ),
-    "date": (
-        rf"(?:{_DAY},? )?(?:\d{{4}}-\d{{2}}-\d{{2}})(?:[T ]{_HOUR}(?:[+-]\d{{2}}:?\d{{2}})?)?",
-        rf"(?:\b{_DAY},? )?\b{_MONTH}\.? \d{{1,2}}(?:st|nd|rd|th)?,? \d{{4}}\b",
-        rf"(?:\b{_DAY},? )?\b\d{{1,2}}(?:st|nd|rd|th|\.)? {_MONTH}\.?,? \d{{4}}\b",
-        r"\b\d{1,2}([./])\d{1,2}\1\d{2,4}\b",
-        rf"\b{_HOUR}",
     ),
     "path": (
         r"\b[a-z][a-z0-9+.-]*://[^\s<>\"'`)\]}]+[^\s<>\"'`)\]}.,;:!?]",
@@ -75,10 +65,16 @@ _MAX_UNCLOSED: Final = 20
 """Maximum number of JSON values without an end before the search for values stops."""
 
 
-def variable_parts(text: str) -> list[Part]:
-    """Return the generated parts of a text in order; parts within other parts are left out."""
+def variable_parts(text: str, days: Collection[date] = ()) -> list[Part]:
+    """Return the generated parts of a text in order; parts within other parts are left out.
+
+    Args:
+        text: the text.
+        days: days on which an app may have sent the text (see `date_places`).
+    """
     parts: list[Part] = []
-    for part in [*_json_parts(text), *_matches(text)]:
+    dates = [Part(*place, "date") for place in date_places(text, days)]
+    for part in [*_json_parts(text), *dates, *_matches(text)]:
         if all(part.end <= other.begin or other.end <= part.begin for other in parts):
             parts.append(part)
         elif part.kind == "format":  # encloses others

@@ -66,9 +66,7 @@ def check_prices(
     for model, price in prices.items():
         if not isinstance(price, Price):
             raise ConfigError(f"prices[{model!r}]={price!r:.100}: use Price(input=…, output=…)")
-    if max_cost is None:
-        if prices:
-            raise ConfigError("prices= needs max_cost=: give both or neither")
+    if max_cost is None:  # the cost is reported only
         return
     check_number("max_cost", max_cost, above=0)
     missing = sorted({llm.model for llm in models} - prices.keys())

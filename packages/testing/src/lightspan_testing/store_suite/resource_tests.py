@@ -8,10 +8,10 @@ import pytest
 
 from lightspan.errors import NotFoundError
 from lightspan.schema.llm import LLM
-from lightspan.schema.prompts import PromptTemplate
+from lightspan.schema.prompts import LearnedPrompt, PromptPlace, PromptTemplate
 from lightspan.schema.records import PeerRole
 from lightspan.schema.resources import INSTRUCTIONS, NamedResources
-from lightspan.schema.system_prompts import Instructions, Rewrite
+from lightspan.schema.system_prompts import Instructions
 from lightspan.stores.protocol import Store
 from lightspan_testing.store_suite.base import UNICODE, Clock, StoreTests, make_peer
 
@@ -27,7 +27,14 @@ class ResourceTests(StoreTests):
             "prompt": PromptTemplate(template="{question} " + UNICODE),
             INSTRUCTIONS: Instructions(
                 surveyed=["*"],
-                rewrites=[Rewrite(agent="a/b", template="{part_1} " + UNICODE, text="{part_1}")],
+                prompts={
+                    "a": LearnedPrompt(
+                        before=PromptTemplate("{part_1} " + UNICODE),
+                        after=PromptTemplate("{part_1}"),
+                        place=PromptPlace.AGENT,
+                        agent="a/b",
+                    )
+                },
                 left_out={"c": UNICODE},
             ),
         }

@@ -23,10 +23,10 @@ def render(report: model.DevReport) -> str:
     sections = [
         _head(report),
         [f"! {warning}" for warning in report.warnings],
-        _agents(report.agents),
+        _agents(report.agents, trains=bool(report.models)),
         _uncaptured(report),
         _overrides(report),
-        _rewards(report.rewards),
+        _rewards(report.rewards, trains=bool(report.models)),
         _rows(report.rows),
         _costs(report.costs, report.rollouts),
         _memory(report.memory),
@@ -48,7 +48,8 @@ def _head(report: model.DevReport) -> Iterator[str]:
         yield f"rollouts: lightspan inspect {report.folder}"
 
 
-def _agents(agents: Sequence[model.AgentReport]) -> Iterator[str]:
+def _agents(agents: Sequence[model.AgentReport], *, trains: bool) -> Iterator[str]:
+    """Describe each agent's calls; what is trained of them only if the run trains a model."""
     yield "AGENTS"
     if not agents:
         yield "  none"
@@ -69,13 +70,16 @@ def _agents(agents: Sequence[model.AgentReport]) -> Iterator[str]:
         ]
         for agent in agents
     ]
-    yield from _table([header, *rows], left=2)
+    rows = [header, *rows]
+    if not trains:
+        rows = [[row[0], *row[2:6]] for row in rows]
+    yield from _table(rows, left=2 if trains else 1)
     yield "  (prompt, answer: tokens, mean / largest)"
     for agent in agents:
-        yield from (f"  {agent.path}: {note}" for note in _agent_notes(agent))
+        yield from (f"  {agent.path}: {note}" for note in _agent_notes(agent, trains=trains))
 
 
-def _agent_notes(agent: model.AgentReport) -> Iterator[str]:
+def _agent_notes(agent: model.AgentReport, *, trains: bool) -> Iterator[str]:
     if not agent.calls and agent.acted and agent.policy is not None:
         yield (
             "made no call of the OpenAI SDK, of a client that an adapter knows, or to the "
@@ -84,6 +88,8 @@ def _agent_notes(agent: model.AgentReport) -> Iterator[str]:
         )
     elif not agent.calls:
         yield "called no model"
+    elif not trains:
+        yield f"answered by {', '.join(agent.goes_to)}"
     elif agent.policy is None:
         yield f"frozen, it is not selected; answered by {', '.join(agent.goes_to)}"
     for reason in agent.rejected:
@@ -130,7 +136,8 @@ def _json(value: Any) -> str:
     return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 1]}…"
 
 
-def _rewards(rewards: model.RewardReport) -> Iterator[str]:
+def _rewards(rewards: model.RewardReport, *, trains: bool) -> Iterator[str]:
+    """Describe the rewards; whether groups vary only if a model is trained by it."""
     yield "REWARDS"
     counts = {"unscored": rewards.unscored, "failed": rewards.failed, "lost": rewards.lost}
     counts |= {"damaged": rewards.damaged}
@@ -138,11 +145,14 @@ def _rewards(rewards: model.RewardReport) -> Iterator[str]:
     groups = plural(len(rewards.groups), "group")
     varying = f"{rewards.varying} of {groups} vary"
     groups = f"{groups}, not compared inside" if rewards.by_batch else varying
+    if not trains:
+        groups = plural(len(rewards.groups), "task")
     yield (
         f"  mean {_number(rewards.mean)}; {rewards.scored} of {rewards.rollouts} rollouts scored"
         f"{others}; {groups}"
     )
-    rows = [_group(group, by_batch=rewards.by_batch) for group in rewards.groups[:MAX_ITEMS]]
+    by_batch = rewards.by_batch or not trains
+    rows = [_group(group, by_batch=by_batch) for group in rewards.groups[:MAX_ITEMS]]
     yield from _table([["task", "mean", "", "rewards"], *rows], left=1, last=2)
     if len(rewards.groups) > MAX_ITEMS:
         yield f"  and {len(rewards.groups) - MAX_ITEMS} more groups"

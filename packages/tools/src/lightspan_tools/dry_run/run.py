@@ -203,7 +203,8 @@ class DryRun:
         if algorithm.searches:
             rollouts += algorithm.search_rollouts
             phases = plural(algorithm.searches, "search phase")
-            text = f"{algorithm.search_rollouts:,} at most in {phases} + {text}"
+            search = f"{algorithm.search_rollouts:,} at most in {phases}"
+            text = f"{search} + {text}" if updates else search
         is_evaluated = partial(settings.evaluates_at, has_selection=self.selection is not None)
         for split, verb, is_run in (
             (self.val, "evaluated", is_evaluated),

@@ -1,0 +1,99 @@
+"""The verdict of a search: whether its gain is more than chance would give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, variance
+
+import msgspec
+
+from lightspan_prompts.search.candidates import Candidate, SearchResult
+
+
+def judged(found: SearchResult, failure_reward: float, significance: float | None) -> SearchResult:
+    """Return the result with the probability of its gain by chance.
+
+    If that is above `significance`, the initial prompts are chosen.
+
+    Args:
+        found: a result, whose `chosen` is the best candidate.
+        failure_reward: the value of an unscored rollout.
+        significance: highest probability at which the best candidate is chosen; None to choose it
+            in any case.
+    """
+    best = found.chosen
+    if not best:
+        return found
+    chance = chance_of(found.candidates, best, failure_reward)
+    is_kept = significance is not None and chance > significance
+    return msgspec.structs.replace(
+        found, best=best, chance=chance, significance=significance, chosen=0 if is_kept else best
+    )
+
+
+def chance_of(candidates: Sequence[Candidate], best: int, failure_reward: float) -> float:
+    """Return the probability that one of equally good candidates is so far ahead by chance.
+
+    It is that of a one-sided t-test over the tasks of the selection split, of the pairs or of both
+    groups (Welch), whichever sees more, with Šidák's correction for the number of candidates and
+    the second test. With few tasks of one reward each, whose variance is 0, it is at least that of
+    coin flips.
+    """
+    before = _rewards(candidates[0], failure_reward)
+    after = _rewards(candidates[best], failure_reward)
+    tasks = before.keys() & after.keys()
+    if len(tasks) < 2:
+        return 1.0
+    one, two = [before[task] for task in tasks], [after[task] for task in tasks]
+    pairs = [b - a for a, b in zip(one, two, strict=True)]
+    count = len(tasks)
+    gain = fmean(pairs)
+    paired = _tail(gain, variance(pairs) / count, count - 1)
+    parts = [variance(one) / count, variance(two) / count]
+    spread = math.fsum(part**2 for part in parts)
+    freedom = math.fsum(parts) ** 2 * (count - 1) / spread if spread else count - 1
+    chance = max(min(paired, _tail(gain, math.fsum(parts), int(freedom))), 4.0**-count)
+    return -math.expm1(len(candidates) * math.log1p(-min(chance, 1 - 1e-12)))
+
+
+def _rewards(candidate: Candidate, failure_reward: float) -> Mapping[str, float]:
+    """Return task → mean reward of its runs."""
+    runs = [candidate.rewards, *([candidate.again] if candidate.again else [])]
+    return {
+        task: fmean(
+            failure_reward if run.get(task) is None else float(run[task] or 0.0) for run in runs
+        )
+        for task in candidate.rewards
+    }
+
+
+def _tail(mean: float, squared_error: float, freedom: int) -> float:
+    """Return the probability of a mean of at least `mean` in a t-test."""
+    if mean <= 0:
+        return 1.0
+    if squared_error == 0:
+        return 0.0
+    return student_tail(mean / math.sqrt(squared_error), freedom)
+
+
+def student_tail(t: float, freedom: int) -> float:
+    """Return the probability that a value of Student's distribution is above `t`, at least 0.
+
+    Abramowitz and Stegun, 26.7.3 and 26.7.4.
+    """
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine = math.cos(angle)
+    if freedom % 2:
+        term, total = cosine, 0.0
+        for n in range(3, freedom + 1, 2):
+            total += term
+            term *= cosine**2 * (n - 1) / n
+        inside = 2 / math.pi * (angle + math.sin(angle) * total)
+    else:
+        term, total = 1.0, 0.0
+        for n in range(2, freedom + 1, 2):
+            total += term
+            term *= cosine**2 * (n - 1) / n
+        inside = math.sin(angle) * total
+    return max(0.0, (1 - inside) / 2)

@@ -1,0 +1,150 @@
+"""Tests of the verdict on a search's gain: noise keeps the first prompts, a real gain does not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan_prompts.search.candidates import Candidate, SearchResult, read_found
+from lightspan_prompts.search.verdict import chance_of, judged, student_tail
+from lightspan_testing.scripted import ScriptedServer
+from packages.prompts.tests.made_up import World, apo, gepa, is_edit, search, text_of
+
+Draw = Callable[[random.Random], float]
+DISTRIBUTIONS: dict[str, Draw] = {
+    "coins": lambda rng: float(rng.random() < 0.5),
+    "rare successes": lambda rng: float(rng.random() < 0.1),
+    "numbers": lambda rng: rng.random(),
+    "with outliers": lambda rng: rng.gauss(0, 1) ** 3,
+}
+
+
+def candidate(rewards: list[float], again: list[float] | None = None) -> Candidate:
+    runs = [rewards, *([again] if again else [])]
+    return Candidate(
+        templates={"p": str(rewards)},
+        parents=[],
+        rewards={str(n): reward for n, reward in enumerate(rewards)},
+        again={str(n): reward for n, reward in enumerate(again or [])},
+        mean=sum(map(sum, runs)) / len(runs) / len(rewards),
+        rollouts=0,
+    )
+
+
+def result(candidates: list[Candidate]) -> SearchResult:
+    means = [each.mean for each in candidates]
+    return SearchResult(
+        candidates=candidates,
+        chosen=means.index(max(means)),
+        ended="over",
+        rollouts=0,
+        unscored=0,
+        failed=0,
+        mean=0.0,
+        reflections=0,
+        unusable=0,
+        tokens=0,
+    )
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("repeats", [False, True])
+def test_noise_is_seldom_taken_for_a_gain(name: str, repeats: bool) -> None:
+    """Also where a prompt's rewards are the same again, as with a temperature of 0."""
+    draw, rng = DISTRIBUTIONS[name], random.Random(name)
+    taken, changed = 0, 0
+    for number in range(600):
+        tasks, others = (3, 5, 10, 25)[number % 4], (1, 4, 12)[number % 3]
+        rewards = [[draw(rng) for _ in range(tasks)] for _ in range(others + 1)]
+        best = max(range(1, others + 1), key=lambda n: sum(rewards[n]))
+        again = rewards[best] if repeats else [draw(rng) for _ in range(tasks)]
+        candidates = [
+            candidate(each, again if n == best else None) for n, each in enumerate(rewards)
+        ]
+        taken += result(candidates).chosen != 0
+        changed += judged(result(candidates), 0.0, 0.05).chosen != 0
+    assert taken > 240
+    assert changed < 0.07 * 600
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "others"),
+    [
+        ([0.0] * 4, [1.0] * 4, 6),
+        ([0.0] * 10, [1.0] * 7 + [0.0] * 3, 6),
+        ([float(n % 2) for n in range(20)], [1.0] * 17 + [0.0] * 3, 4),
+        ([0.3, 0.5, 0.4, 0.6, 0.35], [0.6, 0.75, 0.75, 0.85, 0.7], 3),
+    ],
+)
+def test_a_gain_is_told_from_chance(before: list[float], after: list[float], others: int) -> None:
+    candidates = [candidate(before), *[candidate(before)] * (others - 1), candidate(after)]
+    found = judged(result(candidates), 0.0, 0.05)
+    assert found.chance is not None
+    assert found.chance < 0.05
+    assert found.chosen == found.best == others
+    assert found.verdict().startswith(f"candidate {others} is chosen, the best of {others} new")
+
+
+def test_what_cannot_be_told() -> None:
+    candidates = [candidate([0.0, 1.0, 0.0]), candidate([1.0, 1.0, 0.0])]
+    found = judged(result(candidates), 0.0, 0.05)
+    assert (found.best, found.chosen) == (1, 0)
+    assert found.verdict().startswith(
+        "no gain that can be told from chance, so the prompts stay unchanged: candidate 1, the "
+        "best of 1 new candidate, has 0.333 -> 0.667 on 3 tasks of the selection split, by chance "
+        "with probability 0."
+    )
+    assert judged(result(candidates), 0.0, None).chosen == 1
+    assert result(candidates).verdict() == (  # as of a search for which nobody asks the verdict
+        "candidate 1 is chosen: 0.333 -> 0.667 on 3 tasks of the selection split"
+    )
+    assert judged(result(candidates[:1]), 0.0, 0.05).verdict() == (
+        "the prompts stay unchanged: none of 0 new candidates is better than they are, 0.333 on "
+        "the selection split"
+    )
+    assert chance_of([candidate([0.0]), candidate([1.0])], 1, 0.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom", "tail"),
+    [(12.706, 1, 0.025), (2.920, 2, 0.05), (2.776, 4, 0.025), (1.833, 9, 0.05), (2.423, 40, 0.01)],
+)
+def test_students_distribution(t: float, freedom: int, tail: float) -> None:
+    """Values of a printed table."""
+    assert student_tail(t, freedom) == pytest.approx(tail, rel=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [gepa, apo])
+async def test_a_search_in_noise_keeps_the_first_prompts(
+    make: Any, tmp_path: Path, server: ScriptedServer
+) -> None:
+    """Of 12 such searches, 9 would end with another prompt."""
+
+    def rewrites(request: Any) -> str:
+        number = len(server.requests)
+        return f"<prompt>\n{text_of(request)} {number}\n</prompt>" if is_edit(request) else "vague"
+
+    changed, best = 0, 0
+    for seed in range(12):
+        rng = random.Random(seed)
+
+        def noise(task: Any, texts: Mapping[str, str], rng: random.Random = rng) -> float:
+            return float(rng.random() < 0.5)
+
+        world = World(tmp_path / str(seed), noise)
+        if make is apo:
+            server.script = rewrites
+        algorithm = make(server, seed=seed, significance=0.05, max_rollouts=150)
+        found = await search(algorithm, world)
+        changed, best = changed + (found.chosen != 0), best + (found.best != 0)
+        assert found.verdict() in world.notes
+        assert read_found(tmp_path / str(seed)) == found
+        if not found.chosen:
+            assert all(not each.is_changed for each in algorithm.learned_prompts().values())
+    assert best >= 6
+    assert changed <= 1
