@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -207,7 +208,7 @@ def test_the_template_says_which_parser(folder: Path, family: Family) -> None:
 @pytest.mark.parametrize(
     ("name", "parser"),
     [("qwen2_5", "hermes"), ("qwen3", "hermes"), ("llama3_1", "llama"), ("llama3_2", "llama"),
-     ("cohere2", "json"), ("phi3", "json")],
+     ("cohere2", "json"), ("phi3", "json"), ("lfm2_2_5", "pythonic"), ("qwen3_vl", "hermes")],
 )  # fmt: skip
 def test_parsers_of_published_templates(tmp_path: Path, name: str, parser: str) -> None:
     template = published_template(name)
@@ -217,14 +218,71 @@ def test_parsers_of_published_templates(tmp_path: Path, name: str, parser: str) 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("phi3", "has no place for tools"), ("glm4moe", "writes tool calls as <arg_key>")],
+    [
+        ("phi3", "has no place for tools"),
+        ("glm4moe", "writes tool calls as .*<arg_key>"),
+        ("gemma4", r"writes tool calls as '<\|tool_call>call:"),
+        ("qwen3_5_nothink", "writes tool calls as .*<function="),
+        ("gptoss", r"writes tool calls as ' to=functions\."),
+    ],
 )
-def test_tools_that_would_go_nowhere_are_refused(tmp_path: Path, name: str, message: str) -> None:
+def test_tools_that_would_go_nowhere_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, message: str
+) -> None:
     folder = tiny_model(tmp_path / name, seed=0, template=published_template(name))
     tokenizer = load_tokenizer(folder)
+    warned = [text for text in caplog.messages if re.search(message, text)]
+    assert len(warned) == (name != "phi3")
     tokenizer.render([QUESTION])
     with pytest.raises(ModelError, match=message):
         tokenizer.render([QUESTION], [TOOL])
+
+
+MISTRAL = """{% for m in messages %}{% if m.tool_calls %}{% for call in m.tool_calls %}[TOOL_CALLS]\
+{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}{{ eos_token }}\
+{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}{{ tools | tojson if tools }}"""
+DEEPSEEK = """{% for m in messages %}{% if m.content is none %}{% for call in m.tool_calls %}\
+{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call.function.name + '<｜tool▁sep｜>' \
++ call.function.arguments + '<｜tool▁call▁end｜><｜tool▁calls▁end｜>' }}{% endfor %}{{ eos_token }}\
+{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}{{ tools | tojson if tools }}"""
+TAGGED = """{% for m in messages %}{% if m.tool_calls %}<TOOLCALL>[{% for call in m.tool_calls %}\
+{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}{% endfor %}]\
+</TOOLCALL>{{ eos_token }}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}\
+{{ tools | tojson if tools }}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "parser", "marks"),
+    [
+        (MISTRAL, "mistral", ["[TOOL_CALLS]", "[ARGS]"]),
+        (DEEPSEEK, "deepseek", ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+                                "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"]),
+        ("lfm2_v2", "pythonic", ["<|tool_call_start|>", "<|tool_call_end|>"]),
+        (TAGGED, "json", ["<TOOLCALL>", "</TOOLCALL>"]),
+        ("qwen3", "hermes", []),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_as_the_template_writes_them_are_read(
+    tmp_path: Path, template: str, parser: str, marks: list[str], stream: bool
+) -> None:
+    """Check formats whose marks are special tokens, which no text of the app shows otherwise."""
+    template = template if "{" in template else published_template(template)
+    loaded = load_tokenizer(tiny_model(tmp_path / "model", seed=0, template=template))
+    loaded.tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    tokenizer = TransformersTokenizer(loaded.tokenizer)
+    assert tokenizer.tool_parser == parser
+    prompt = text_of(tokenizer, [QUESTION], TOOL)
+    ids = tokenizer.render([QUESTION, CALLING], [TOOL], add_generation_prompt=False)
+    written = tokenizer.decode(ids, skip_special_tokens=False)
+    start = next(n for n in range(len(written)) if written[n] != prompt[n : n + 1])
+    written = written[start:].partition("<|im_end|>")[0]
+    async with chatting(tokenizer, written) as chat:
+        answered = await chat.ask(stream=stream, tools=[TOOL])
+    assert [(name, json.loads(text)) for name, text in answered.calls] == [
+        ("execute", {"sql": "SELECT 1"})
+    ]
+    assert (answered.content or "").replace("<think>\n\n</think>", "") == ""
 
 
 async def test_the_engine_s_option(folder: Path, tokenizer: TransformersTokenizer) -> None:
