@@ -238,17 +238,26 @@ def test_tools_that_would_go_nowhere_are_refused(
         tokenizer.render([QUESTION], [TOOL])
 
 
-MISTRAL = """{% for m in messages %}{% if m.tool_calls %}{% for call in m.tool_calls %}[TOOL_CALLS]\
-{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}{{ eos_token }}\
-{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}{{ tools | tojson if tools }}"""
-DEEPSEEK = """{% for m in messages %}{% if m.content is none %}{% for call in m.tool_calls %}\
-{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call.function.name + '<｜tool▁sep｜>' \
-+ call.function.arguments + '<｜tool▁call▁end｜><｜tool▁calls▁end｜>' }}{% endfor %}{{ eos_token }}\
-{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}{{ tools | tojson if tools }}"""
-TAGGED = """{% for m in messages %}{% if m.tool_calls %}<TOOLCALL>[{% for call in m.tool_calls %}\
-{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}{% endfor %}]\
-</TOOLCALL>{{ eos_token }}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}\
-{{ tools | tojson if tools }}"""
+CHAT_TEMPLATE = """{{ tools | tojson if tools }}{% for m in messages %}{% if m.tool_calls %}\
+{% for call in m.tool_calls %}{% set f = call.function %}CALL{% endfor %}END{{ eos_token }}\
+{% else %}<{{ m.role }}>{{ m.content + '' }}{% endif %}{% endfor %}"""
+"""A template in which CALL stands for a tool call, END for what follows the last."""
+
+
+def template_of(call: str, end: str = "") -> str:
+    return CHAT_TEMPLATE.replace("CALL", call).replace("END", end)
+
+
+MISTRAL = template_of("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}")
+DEEPSEEK = template_of(
+    "{{ m.content + '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + f.name + '<｜tool▁sep｜>' "
+    "+ f.arguments + '<｜tool▁call▁end｜>' }}",
+    "<｜tool▁calls▁end｜>",
+)
+"""It needs arguments that are text, and content that is not null."""
+TAGGED = template_of(
+    "<TOOLCALL>[{{ {'name': f.name, 'arguments': f.arguments} | tojson }}]", "</TOOLCALL>"
+)
 
 
 @pytest.mark.parametrize(
@@ -382,6 +391,44 @@ async def test_llama_s_answers(
     async with chatting(load_tokenizer(models("llama")), said) as chat:
         answered = await chat.ask(stream=stream, tools=[TOOL])
         assert (answered.content, answered.calls) == (content, calls)
+
+
+WRITTEN = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+OTHER = WRITTEN.replace('"f"', '"g"')
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("said", "content", "calls"),
+    [
+        (f"<think>Use {OTHER}?</think>\n\nNo: 4.", f"<think>Use {OTHER}?</think>\n\nNo: 4.", []),
+        (f"<think>Use {OTHER}?</think>{WRITTEN}", f"<think>Use {OTHER}?</think>", ["f"]),
+        (f"First.\n{WRITTEN}\nThat will tell.", "First.\nThat will tell.", ["f"]),
+        (f"{WRITTEN}\nAnd {OTHER}", "And", ["f", "g"]),
+    ],
+)
+async def test_thoughts_and_text_around_calls(
+    models: Callable[[Family], Path], said: str, content: str, calls: list[str], stream: bool
+) -> None:
+    async with chatting(load_tokenizer(models("qwen2")), said) as chat:
+        answered = await chat.ask(stream=stream, tools=[TOOL])
+        assert (answered.content, [name for name, _ in answered.calls]) == (content, calls)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thoughts_that_begin_in_the_prompt(tmp_path: Path, stream: bool) -> None:
+    """Check a template that opens the thoughts, as those of many reasoning models do."""
+    template = published_template("qwen2_5").replace(
+        "{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>\\n' }}"
+    )
+    tokenizer = load_tokenizer(tiny_model(tmp_path / "model", seed=0, template=template))
+    assert text_of(tokenizer, [QUESTION]).endswith("<think>\n")
+    said = [f"Use {OTHER}?</think>\n\n{WRITTEN}", f"Use {OTHER}, or"]
+    async with chatting(tokenizer, *said) as chat:
+        first = await chat.ask(stream=stream, tools=[TOOL])
+        assert (first.content, first.calls) == (f"Use {OTHER}?</think>", [("f", "{}")])
+        last = await chat.ask(stream=stream, tools=[TOOL])
+        assert (last.content, last.calls) == (said[1], [])
 
 
 async def test_without_tools_no_parsing(tokenizer: TransformersTokenizer, family: Family) -> None:

@@ -142,7 +142,8 @@ class TransformersTokenizer(ChatTokenizer):
             if _SAMPLE_NAME in text and not is_wrong:
                 pairs = enumerate(zip(prompt, text, strict=False))
                 start = next((place for place, (a, b) in pairs if a != b), len(prompt))
-                return _Sample(text[start:], has_text, content)
+                head = _OPEN_MARK.sub("", text[:start])  # two marks may begin alike
+                return _Sample(text[len(head) :], has_text, content)
         return _Sample()
 
     def _plain(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -493,6 +494,7 @@ _OTHER_TOOL: Final = {
         "parameters": {"type": "object", "properties": {}},
     },
 }
+_OPEN_MARK: Final = re.compile(r"[<\[][^<>\[\]\s]*\Z")
 _MARKS: Final[Mapping[str, ToolParserName]] = {
     "[TOOL_CALLS]": "mistral",
     "<｜tool▁call▁begin｜>": "deepseek",
