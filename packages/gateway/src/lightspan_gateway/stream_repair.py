@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -48,8 +48,8 @@ class StreamRepair:
         return chunk if repaired == (choices or []) else {**chunk, "choices": repaired}
 
     def _choice(self, choice: Mapping[str, Any]) -> Json:
-        index = choice.get("index")
-        index = index if _is_index(index) else 0
+        number = choice.get("index")
+        index = number if _is_index(number) else 0
         calls, repaired = self._choices.setdefault(index, _Calls()), {**choice, "index": index}
         if "delta" in choice:
             repaired["delta"] = self._delta(calls, choice["delta"])
@@ -122,7 +122,7 @@ def _place(choice: _Calls, index: Any, call_id: str, name: str) -> int:
     return new if name and calls[-1].name else new - 1
 
 
-def _is_index(value: Any) -> bool:
+def _is_index(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 

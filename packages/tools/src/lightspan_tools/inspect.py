@@ -25,6 +25,7 @@ from lightspan.training.rewards import OWN
 from lightspan_tools.alerts import AlertMonitor
 from lightspan_tools.pagination import Page, TableRow, table_lines
 from lightspan_tools.rollout_view import RolloutView, read_views, trained_rewards, view_of
+from lightspan_tools.sampling_overrides import overrides_of
 
 _SPLITS: Final = {"eval": "held-out", "selection": "selection"}
 """`kind` of a line of the metrics → name of the evaluated split."""
@@ -399,7 +400,7 @@ def _entry_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
 
 def _overrides(call: Call) -> dict[str, tuple[Any, Any]]:
     """Return the overridden fields of a request: field → (value of the app, value in training)."""
-    return {} if call.span is None else genai_messages.overrides_of(call.span.attributes)
+    return {} if call.span is None else overrides_of(call.span.attributes)
 
 
 # --- a call ---------------------------------------------------------------------------------

@@ -87,16 +87,6 @@ def output_messages_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
     return load(str(attributes.get(c.OUTPUT_MESSAGES, "[]")))
 
 
-def overrides_of(attributes: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return request field → (the app's value, the value used) for the fields that were overridden.
-
-    The algorithm overrides a field when its sampling options differ from those of the app's
-    request.
-    """
-    overrides = json.loads(str(attributes.get(c.SAMPLING_OVERRIDES) or "{}"))
-    return {field: (requested, used) for field, (requested, used) in overrides.items()}
-
-
 def _to_parts(message: Any) -> dict[str, Any]:
     if not isinstance(message, MAPPING):
         return {"role": "unknown", "parts": [{"type": "text", "content": str(message)}]}

@@ -18,13 +18,13 @@ from lightspan.algorithms.recorded_attempts import (
 )
 from lightspan.lightning.episode import Call, Episode
 from lightspan.schema import genai_messages, semconv as c
-from lightspan.schema.media import is_reference
 from lightspan.schema.records import Json
 from lightspan.schema.routing import matches
 from lightspan.schema.token_records import CallOutcome
 from lightspan.stores import open_existing
 from lightspan.stores.aio import run_sync
 from lightspan.stores.protocol import Store
+from lightspan_torch.engine.tokenizer import is_reference
 
 
 @dataclass(slots=True)
