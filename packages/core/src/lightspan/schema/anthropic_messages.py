@@ -196,7 +196,7 @@ class StreamedMessage:
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Add one event of the stream."""
-        kind, index = event.get("type"), event.get("index", 0)
+        kind, index = event.get("type"), event.get("index") or 0
         delta = event.get("delta") or {}
         if kind == "message_start":
             self._message |= event.get("message") or {}
