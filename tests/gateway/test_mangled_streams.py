@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
-from openai.types.chat import ChatCompletionChunk
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.genai_attributes import StreamedAnswer, answer_attributes
@@ -139,6 +139,30 @@ def test_nothing_that_an_endpoint_sends_raises(chunks: list[Json]) -> None:
     assert answer.irregular_field == ""
     answer_attributes(answer.answer())
     answer_attributes(recorded_raw.answer())
+
+
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.just("assistant")},
+    optional={
+        "content": TEXT | st.sampled_from([None, [{"type": "text", "text": "part"}], 3]),
+        "tool_calls": st.lists(CALL, max_size=3) | st.sampled_from([None, {}, [None]]),
+    },
+)
+
+
+@given(MESSAGE)
+def test_the_gateway_mends_every_answer(message: Json) -> None:
+    answer = {**HEAD, "object": "chat.completion", "choices": [{"index": 0, "message": message}]}
+    repaired = StreamRepair().repaired_answer(answer)
+    theirs = ChatCompletion.construct(**repaired).choices[0].message
+    assert isinstance(theirs.content, str | None)
+    for one in theirs.tool_calls or ():
+        assert isinstance(one.function.arguments, str | None)
+    [kept] = genai_messages.output_messages_of(answer_attributes(repaired))
+    assert plain(kept) == plain(theirs.to_dict())
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        assert len(plain(kept)["calls"]) == sum(isinstance(one, dict) for one in calls)
 
 
 F, G = ("a", "f", '{"x": 1}'), ("b", "g", "{}")

@@ -87,8 +87,12 @@ class ProxiedCall(ServedCall):
         answer = await self._engine.chat(self._request)
         if answer.status != 200:
             raise self._api_error(answer.status, answer.body)
-        self._answer = self._decode(answer.body)
+        decoded = self._decode(answer.body)
+        self._answer = StreamRepair().repaired_answer(decoded)
         self._body = answer.body
+        if self._answer is not decoded:
+            _warn_of_repair(self._name)
+            self._body = _encode(self._answer)
 
     async def _work_streamed(self) -> None:
         streamed, repair = StreamedAnswer(), StreamRepair()
@@ -126,10 +130,10 @@ class ProxiedCall(ServedCall):
 
 @functools.cache
 def _warn_of_repair(name: str) -> None:
-    """Log, once for each endpoint, that chunks are repaired."""
+    """Log, once for each endpoint, that its answers are repaired."""
     log.warning(
-        "%s streams chunks that clients of OpenAI's API read in different ways; they are repaired "
-        "before the app gets them",
+        "%s answers in a form that clients of OpenAI's API read in different ways; it is repaired "
+        "before the app gets it",
         name,
     )
 

@@ -36,7 +36,7 @@ class _Calls:
 
 
 class StreamRepair:
-    """Repair the chunks of one stream. Nothing here raises."""
+    """Repair the chunks of one stream, or one answer. Nothing here raises."""
 
     def __init__(self) -> None:
         self._choices: dict[int, _Calls] = {}
@@ -46,6 +46,24 @@ class StreamRepair:
         choices = chunk.get("choices")
         repaired = [self._choice(choice) for choice in mappings_in(choices)]
         return chunk if repaired == (choices or []) else {**chunk, "choices": repaired}
+
+    def repaired_answer(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an answer that is not streamed as the API defines it; itself if it is so already.
+
+        Its texts and arguments are repaired. Each of its calls is whole.
+        """
+        choices = []
+        for choice in mappings_in(answer.get("choices")):
+            message = choice.get("message")
+            if isinstance(message, dict):
+                message = _texts(message)
+                if message.get("tool_calls") is not None:
+                    calls = mappings_in(message["tool_calls"])
+                    message["tool_calls"] = [_whole_call(call) for call in calls]
+                choice = {**choice, "message": message}
+            choices.append(choice)
+        is_regular = choices == (answer.get("choices") or [])
+        return answer if is_regular else {**answer, "choices": choices}
 
     def _choice(self, choice: Mapping[str, Any]) -> Json:
         number = choice.get("index")
@@ -61,15 +79,27 @@ class StreamRepair:
         return repaired
 
     def _delta(self, calls: _Calls, delta: Any) -> Json:
-        repaired: Json = {**delta} if isinstance(delta, dict) else {}
-        for key in ("content", "refusal", "reasoning_content", "reasoning"):
-            if repaired.get(key) is not None:
-                repaired[key] = text_of(repaired[key])
+        repaired = _texts(delta)
         if repaired.get("tool_calls") is not None:
             repaired["tool_calls"] = [
                 _call(calls, call) for call in mappings_in(repaired["tool_calls"])
             ]
         return repaired
+
+
+def _texts(message: Any) -> Json:
+    """Return a copy of a message or delta whose texts are texts; empty if it is no object."""
+    repaired: Json = {**message} if isinstance(message, dict) else {}
+    for key in ("content", "refusal", "reasoning_content", "reasoning"):
+        if repaired.get(key) is not None:
+            repaired[key] = text_of(repaired[key])
+    return repaired
+
+
+def _whole_call(call: Mapping[str, Any]) -> Json:
+    repaired = _call(_Calls(), {**call, "index": 0})
+    del repaired["index"]
+    return {**repaired, **({"index": call["index"]} if "index" in call else {})}
 
 
 def _call(choice: _Calls, part: Mapping[str, Any]) -> Json:
