@@ -181,7 +181,7 @@ def _call_part(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    role, parts = _role(message["role"]), message.get("parts", [])
+    role, parts = _role(message["role"]), mappings_in(message.get("parts"))
     role = "system" if role == "developer" else role
     for part in parts:
         if part.get("type") == "tool_call_response":

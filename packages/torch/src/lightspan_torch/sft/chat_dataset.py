@@ -99,6 +99,7 @@ def chat_of(call: Call) -> dict[str, Json] | str:
             genai_messages.input_messages_of(attributes),
             genai_messages.output_messages_of(attributes),
         )
+        tools = json.loads(str(attributes.get(c.TOOL_DEFINITIONS, "null")))
     except (ValueError, KeyError, TypeError, AttributeError):
         return "unreadable"
     if not prompt or not answers:
@@ -111,9 +112,7 @@ def chat_of(call: Call) -> dict[str, Json] | str:
         return "cut off"
     if not answers[0].get("content") and not answers[0].get("tool_calls"):
         return "without an answer"
-    tools = attributes.get(c.TOOL_DEFINITIONS)
-    with_tools = {} if tools is None else {"tools": json.loads(str(tools))}
-    return {"messages": [*prompt, answers[0]], **with_tools}
+    return {"messages": [*prompt, answers[0]], **({} if tools is None else {"tools": tools})}
 
 
 def _has_media(message: Mapping[str, Any]) -> bool:
