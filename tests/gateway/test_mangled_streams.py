@@ -189,7 +189,7 @@ async def test_the_app_gets_the_calls_that_the_endpoint_meant(
     store: Store, parts: list[Any], calls: list[Any]
 ) -> None:
     chunks = [{**chunk({"tool_calls": part}), "error": None} for part in parts]
-    reply = Reply(chunks=[*chunks, chunk({}, finish_reason="tool_calls")])
+    reply = Reply(chunks=[None, *chunks, chunk({}, finish_reason="tool_calls")])
     with ScriptedServer([reply]) as server:
         async with make_rig(store, [], routing=endpoint(server)) as rig:
             async with (

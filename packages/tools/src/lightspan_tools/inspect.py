@@ -435,4 +435,7 @@ def _message_lines(call: Call) -> Iterator[str]:
         *genai_messages.output_messages_of(attributes),
     ):
         yield f"--- {message['role']}"
-        yield str(message.get("content") or message.get("tool_calls") or "")
+        if message.get("reasoning_content"):
+            yield f"(thoughts) {message['reasoning_content']}"
+        shown = [message[key] for key in ("content", "tool_calls") if message.get(key)]
+        yield from map(str, shown or [""])
