@@ -63,26 +63,27 @@ class StreamedAnswer:
         new: dict[str, Any] = {"message": {"role": "assistant"}, "calls": {}}
         whole = self._choices.setdefault(int(choice.get("index") or 0), new)
         delta = choice.get("delta") or {}
-        content = delta.get("content") or choice.get("text")  # of a chat, of a text completion
+        content = delta.get("content", choice.get("text"))  # of a chat, of a text completion
         thought = delta.get("reasoning_content") or delta.get("reasoning")
         texts = {"content": content, "refusal": delta.get("refusal"), "reasoning_content": thought}
-        for name, text in texts.items():
-            if text:
-                whole["message"][name] = whole["message"].get(name, "") + self._text(text, name)
+        for name, value in texts.items():
+            if text := self._text(value, name):
+                whole["message"][name] = whole["message"].get(name, "") + text
         for call in delta.get("tool_calls") or ():
             self._add_call(whole["calls"], call)
         if choice.get("finish_reason"):
             whole["finish_reason"] = choice["finish_reason"]
 
     def _text(self, value: Any, field: str) -> str:
-        if isinstance(value, str):
-            return value
+        if value is None or isinstance(value, str):
+            return value or ""
         self._note(field)
         return joined_text(value) or genai_messages.dump_json(value)
 
     def _add_call(self, calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -> None:
         index, function = _call_index(calls, delta), delta.get("function") or {}
-        if index not in calls and index != len(calls):
+        is_next = index in calls or index == len(calls)
+        if not is_next or not isinstance(delta.get("index"), int | None):
             self._note("tool_calls.index")
         empty = {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
         call = calls.setdefault(index, empty)
@@ -94,7 +95,7 @@ class StreamedAnswer:
             name = "" if name == whole["name"] else name
         call["id"] = call["id"] or delta.get("id")
         whole["name"] += name
-        whole["arguments"] += self._text(function.get("arguments") or "", "tool_calls.function")
+        whole["arguments"] += self._text(function.get("arguments"), "tool_calls.function")
 
     @property
     def complete(self) -> bool:
