@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.learner.torch import TorchLearner
 from lightspan_torch.sft.algorithm import Demonstration, demonstrations_from
+from packages.core.tests.published import published_template
 
 QUIET = SilentReporter()
 
@@ -353,10 +355,6 @@ def test_an_answer_under_a_grammar_is_imitated_as_it_stands(
         ({"question": "a"}, r'demonstrations\[1\] must be \{"messages": \[…\]\}, not'),
         (Demonstration(prompt_ids=[], response_ids=[1]), r"\[1\] needs a prompt and an answer"),
         (
-            Demonstration(prompt_ids=[1] * 512, response_ids=[2]),
-            r"\[1\] has 513 tokens, but the model's context holds 512",
-        ),
-        (
             Demonstration(prompt_ids=[1, 2], response_ids=[2], earlier=[(0, 1)]),
             r"\[1\].earlier: \[0, 1\) is not within its prompt of 2 tokens, or begins",
         ),
@@ -368,6 +366,98 @@ def test_demonstrations_that_cannot_be_imitated(
     with pytest.raises(DataError, match=message):
         SFT(tiny).fit([CHATS[0], demo], tmp_path / "model", reporter=QUIET)
     assert not (tmp_path / "model").exists()
+
+
+def test_what_the_model_cannot_read_is_left_out(tiny: Path, tmp_path: Path) -> None:
+    """Check chats that are too long, with an image, and of a role that the template refuses."""
+    image = [{"type": "image_url", "image_url": {"url": "https://a.test/b.png"}}]
+    chats: list[Any] = [
+        CHATS[0],
+        Demonstration(prompt_ids=[1] * 512, response_ids=[2]),
+        [{"role": "user", "content": image}, {"role": "assistant", "content": "A cat."}],
+        [{"role": "zebra", "content": "?"}, {"role": "assistant", "content": "!"}],
+    ]
+    reporter = Lines()
+    result = SFT(tiny).fit(chats, tmp_path / "model", reporter=reporter)
+    assert (result.demonstrations, result.left_out) == (1, {"not for this model": 3})
+    assert "1 of 4 demonstrations; left out: 3 not for this model" in reporter.lines[0]
+    assert "zebra" in reporter.lines[0]
+    with pytest.raises(DataError, match=r"no demonstration to imitate.*has 513 tokens.*holds 512"):
+        SFT(tiny).fit(chats[1:2], tmp_path / "none", reporter=QUIET)
+
+
+class Role(str, enum.Enum):  # noqa: UP042
+    """Roles of a framework whose text is not their value."""
+
+    SYSTEM = "system"
+
+
+ARGUMENTS = {"sql": "SELECT 1"}
+
+
+@pytest.mark.parametrize("source", ["chats", "store"])
+def test_chats_have_the_form_that_the_gateway_renders(
+    tiny: Path, tmp_path: Path, updates: list[list[Row]], source: str
+) -> None:
+    """Check a developer's message, an enum as role, parts of text, and arguments as text."""
+    function = {"name": "execute", "arguments": json.dumps(ARGUMENTS)}
+    call = {"id": "c", "type": "function", "function": function}
+    parts = [{"type": "text", "text": "One"}, {"type": "text", "text": "?"}]
+    chat: list[Any] = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": Role.SYSTEM, "content": "Be kind."},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": parts[:1]},
+        {"role": "assistant", "content": "Yes."},
+    ]
+    model = _with_template(tiny, tmp_path / "qwen", published_template("qwen2_5"))
+    if source == "store":
+        url = f"sqlite:{tmp_path / 'production.db'}"
+        with (
+            ScriptedServer("Yes.") as server,
+            openai.OpenAI(base_url=server.url, api_key="k") as client,
+            lightspan.record(url),
+        ):
+            client.chat.completions.create(model="m", messages=chat[:-1])
+        SFT(model, from_store=url).fit(folder=tmp_path / "model", reporter=QUIET)
+    else:
+        SFT(model).fit([chat], tmp_path / "model", reporter=QUIET)
+    [[row]] = updates
+    text = load_tokenizer(model).decode(row.ids, skip_special_tokens=False)
+    assert text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>system\nBe kind.<|im_end|>\n"
+        "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n<tool_call>\n"
+        '{"name": "execute", "arguments": {"sql": "SELECT 1"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nOne\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\nYes.<|im_end|>"
+    )
+
+
+def test_an_answer_ends_where_the_template_writes_no_end(
+    tiny: Path, tmp_path: Path, updates: list[list[Row]]
+) -> None:
+    template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    model = _with_template(tiny, tmp_path / "endless", template)
+    SFT(model).fit([CHATS[0]], tmp_path / "model", reporter=QUIET)
+    [[row]] = updates
+    assert row.ids[-1] in load_tokenizer(model).eos_ids
+    assert row.mask[-1]
+    with pytest.raises(DataError, match='give turns="last"'):
+        SFT(model, turns="all").fit([TURNS], tmp_path / "all", reporter=QUIET)
+
+
+class Lines(SilentReporter):
+    """A reporter that stores its lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
 
 
 @pytest.mark.parametrize(

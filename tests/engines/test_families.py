@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -207,7 +208,7 @@ def test_the_template_says_which_parser(folder: Path, family: Family) -> None:
 @pytest.mark.parametrize(
     ("name", "parser"),
     [("qwen2_5", "hermes"), ("qwen3", "hermes"), ("llama3_1", "llama"), ("llama3_2", "llama"),
-     ("cohere2", "json"), ("phi3", "json")],
+     ("cohere2", "json"), ("phi3", "json"), ("lfm2_2_5", "pythonic"), ("qwen3_vl", "hermes")],
 )  # fmt: skip
 def test_parsers_of_published_templates(tmp_path: Path, name: str, parser: str) -> None:
     template = published_template(name)
@@ -217,14 +218,80 @@ def test_parsers_of_published_templates(tmp_path: Path, name: str, parser: str) 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("phi3", "has no place for tools"), ("glm4moe", "writes tool calls as <arg_key>")],
+    [
+        ("phi3", "has no place for tools"),
+        ("glm4moe", "writes tool calls as .*<arg_key>"),
+        ("gemma4", r"writes tool calls as '<\|tool_call>call:"),
+        ("qwen3_5_nothink", "writes tool calls as .*<function="),
+        ("gptoss", r"writes tool calls as ' to=functions\."),
+    ],
 )
-def test_tools_that_would_go_nowhere_are_refused(tmp_path: Path, name: str, message: str) -> None:
+def test_tools_that_would_go_nowhere_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, message: str
+) -> None:
     folder = tiny_model(tmp_path / name, seed=0, template=published_template(name))
     tokenizer = load_tokenizer(folder)
+    warned = [text for text in caplog.messages if re.search(message, text)]
+    assert len(warned) == (name != "phi3")
     tokenizer.render([QUESTION])
     with pytest.raises(ModelError, match=message):
         tokenizer.render([QUESTION], [TOOL])
+
+
+CHAT_TEMPLATE = """{{ tools | tojson if tools }}{% for m in messages %}{% if m.tool_calls %}\
+{% for call in m.tool_calls %}{% set f = call.function %}CALL{% endfor %}END{{ eos_token }}\
+{% else %}<{{ m.role }}>{{ m.content + '' }}{% endif %}{% endfor %}"""
+"""A template in which CALL stands for a tool call, END for what follows the last."""
+
+
+def template_of(call: str, end: str = "") -> str:
+    return CHAT_TEMPLATE.replace("CALL", call).replace("END", end)
+
+
+MISTRAL = template_of("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}")
+DEEPSEEK = template_of(
+    "{{ m.content + '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + f.name + '<｜tool▁sep｜>' "
+    "+ f.arguments + '<｜tool▁call▁end｜>' }}",
+    "<｜tool▁calls▁end｜>",
+)
+"""It needs arguments that are text, and content that is not null."""
+TAGGED = template_of(
+    "<TOOLCALL>[{{ {'name': f.name, 'arguments': f.arguments} | tojson }}]", "</TOOLCALL>"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "parser", "marks"),
+    [
+        (MISTRAL, "mistral", ["[TOOL_CALLS]", "[ARGS]"]),
+        (DEEPSEEK, "deepseek", ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+                                "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"]),
+        ("lfm2_v2", "pythonic", ["<|tool_call_start|>", "<|tool_call_end|>"]),
+        (TAGGED, "json", ["<TOOLCALL>", "</TOOLCALL>"]),
+        ("qwen3", "hermes", []),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_as_the_template_writes_them_are_read(
+    tmp_path: Path, template: str, parser: str, marks: list[str], stream: bool
+) -> None:
+    """Check formats whose marks are special tokens, which no text of the app shows otherwise."""
+    template = template if "{" in template else published_template(template)
+    loaded = load_tokenizer(tiny_model(tmp_path / "model", seed=0, template=template))
+    loaded.tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    tokenizer = TransformersTokenizer(loaded.tokenizer)
+    assert tokenizer.tool_parser == parser
+    prompt = text_of(tokenizer, [QUESTION], TOOL)
+    ids = tokenizer.render([QUESTION, CALLING], [TOOL], add_generation_prompt=False)
+    written = tokenizer.decode(ids, skip_special_tokens=False)
+    start = next(n for n in range(len(written)) if written[n] != prompt[n : n + 1])
+    written = written[start:].partition("<|im_end|>")[0]
+    async with chatting(tokenizer, written) as chat:
+        answered = await chat.ask(stream=stream, tools=[TOOL])
+    assert [(name, json.loads(text)) for name, text in answered.calls] == [
+        ("execute", {"sql": "SELECT 1"})
+    ]
+    assert (answered.content or "").replace("<think>\n\n</think>", "") == ""
 
 
 async def test_the_engine_s_option(folder: Path, tokenizer: TransformersTokenizer) -> None:
@@ -324,6 +391,44 @@ async def test_llama_s_answers(
     async with chatting(load_tokenizer(models("llama")), said) as chat:
         answered = await chat.ask(stream=stream, tools=[TOOL])
         assert (answered.content, answered.calls) == (content, calls)
+
+
+WRITTEN = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+OTHER = WRITTEN.replace('"f"', '"g"')
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("said", "content", "calls"),
+    [
+        (f"<think>Use {OTHER}?</think>\n\nNo: 4.", f"<think>Use {OTHER}?</think>\n\nNo: 4.", []),
+        (f"<think>Use {OTHER}?</think>{WRITTEN}", f"<think>Use {OTHER}?</think>", ["f"]),
+        (f"First.\n{WRITTEN}\nThat will tell.", "First.\nThat will tell.", ["f"]),
+        (f"{WRITTEN}\nAnd {OTHER}", "And", ["f", "g"]),
+    ],
+)
+async def test_thoughts_and_text_around_calls(
+    models: Callable[[Family], Path], said: str, content: str, calls: list[str], stream: bool
+) -> None:
+    async with chatting(load_tokenizer(models("qwen2")), said) as chat:
+        answered = await chat.ask(stream=stream, tools=[TOOL])
+        assert (answered.content, [name for name, _ in answered.calls]) == (content, calls)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thoughts_that_begin_in_the_prompt(tmp_path: Path, stream: bool) -> None:
+    """Check a template that opens the thoughts, as those of many reasoning models do."""
+    template = published_template("qwen2_5").replace(
+        "{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>\\n' }}"
+    )
+    tokenizer = load_tokenizer(tiny_model(tmp_path / "model", seed=0, template=template))
+    assert text_of(tokenizer, [QUESTION]).endswith("<think>\n")
+    said = [f"Use {OTHER}?</think>\n\n{WRITTEN}", f"Use {OTHER}, or"]
+    async with chatting(tokenizer, *said) as chat:
+        first = await chat.ask(stream=stream, tools=[TOOL])
+        assert (first.content, first.calls) == (f"Use {OTHER}?</think>", [("f", "{}")])
+        last = await chat.ask(stream=stream, tools=[TOOL])
+        assert (last.content, last.calls) == (said[1], [])
 
 
 async def test_without_tools_no_parsing(tokenizer: TransformersTokenizer, family: Family) -> None:

@@ -17,6 +17,8 @@ def call(name: str, arguments: str = "{}") -> ParsedCall:
 
 
 F = call("f", '{"a": 1}')
+BEGIN, SEP, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALLS: list[tuple[str, str, ParsedText]] = [
     (
         "hermes",
@@ -47,16 +49,50 @@ CALLS: list[tuple[str, str, ParsedText]] = [
     ("json", '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
      ParsedText(None, (F, call("g")))),
     ("json", '```json\n{"name": "f", "arguments": {"a": 1}}\n```', ParsedText(None, (F,))),
+    ("json", '<TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>', ParsedText(None, (F,))),
+    ("json", '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]', ParsedText(None, (F,))),
+    ("mistral", 'So: [TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}',
+     ParsedText("So:", (F, call("g")))),
+    ("mistral", '[TOOL_CALLS]f[CALL_ID]abc123xyz[ARGS]{"a": 1}', ParsedText(None, (F,))),
+    ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}, "id": "abc"}]',
+     ParsedText(None, (F,))),
+    ("mistral", '[TOOL_CALLS]f{"a": 1}', ParsedText(None, (F,))),
+    ("deepseek", f'Look.{CALLS_BEGIN}{BEGIN}function{SEP}f\n```json\n{{"a": 1}}\n```{END}\n'
+     f"{BEGIN}function{SEP}g\n```json\n{{}}\n```{END}{CALLS_END}",
+     ParsedText("Look.", (F, call("g")))),
+    ("deepseek", f'{CALLS_BEGIN}{BEGIN}f{SEP}{{"a": 1}}{END}{CALLS_END}', ParsedText(None, (F,))),
+    ("pythonic", "[f(a=1), g()]", ParsedText(None, (F, call("g")))),
+    ("pythonic", "<|tool_call_start|>[f(a=1)]<|tool_call_end|>", ParsedText(None, (F,))),
+    ("pythonic", "[f(a=[True, null, {'b': \"it's\"}], c=-2.5)]",
+     ParsedText(None, (call("f", '{"a": [true, null, {"b": "it\'s"}], "c": -2.5}'),))),
+    # text after and between calls
+    ("hermes", 'A <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call> B\n'
+     '<tool_call>{"name": "g"}</tool_call>\nC.', ParsedText("A\nB\nC.", (F, call("g")))),
+    # thoughts
+    ("hermes", '<think>Maybe <tool_call>{"name": "g"}</tool_call>?</think>\n'
+     '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>',
+     ParsedText('<think>Maybe <tool_call>{"name": "g"}</tool_call>?</think>', (F,))),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "<think>"}}</tool_call>',
+     ParsedText(None, (call("f", '{"a": "<think>"}'),))),
+    ("llama", '<think>Hm.</think>\n\n{"name": "f", "parameters": {"a": 1}}',
+     ParsedText("<think>Hm.</think>", (F,))),
+    ("pythonic", "<think>[g()]</think>[f(a=1)]", ParsedText("<think>[g()]</think>", (F,))),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", ["2e658", "9" * 5_000])
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("name", sorted(PARSERS.keys() - {"pythonic"}))
 def test_numbers_beyond_those_of_python(name: str, number: str) -> None:
     """JSON and grammars allow numbers that Python's types cannot represent."""
     field = "parameters" if name == "llama" else "arguments"
-    body = f'{{"name": "f", "{field}": {{"x": {number}}}}}'
-    text = f"{CALL_OPEN}{body}{CALL_CLOSE}" if name == "hermes" else body
+    value = f'{{"x": {number}}}'
+    body = f'{{"name": "f", "{field}": {value}}}'
+    texts = {
+        "hermes": f"{CALL_OPEN}{body}{CALL_CLOSE}",
+        "mistral": f"[TOOL_CALLS]f[ARGS]{value}",
+        "deepseek": f"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{value}<｜tool▁call▁end｜>",
+    }
+    text = texts.get(name, body)
     assert tool_parser(name).parse(text).calls == (call("f", f'{{"x": {number}}}'),)
 
 
@@ -78,6 +114,25 @@ TEXT: list[tuple[str, str]] = [
     ("json", '[{"name": "f", "arguments": {}}, 3]'),
     ("json", 'Here: ```json\n{"name": "f", "arguments": {}}\n```'),
     ("json", '```json\n{"name": "f", "arguments": {}}\n```\n```json\n{}\n```'),
+    ("hermes", '<think>I could <tool_call>{"name": "f"}</tool_call></think> No: 4.'),
+    ("hermes", '<think>I could <tool_call>{"name": "f"}</tool_call> and'),
+    ("mistral", "[TOOL_CALLS]f[ARGS]{"),
+    ("mistral", "[TOOL_CALLS]f[ARGS]3"),
+    ("mistral", "[TOOL_CALLS]"),
+    ("mistral", '<think>[TOOL_CALLS]f[ARGS]{"a": 1}</think>No.'),
+    ("deepseek", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}"),
+    ("deepseek", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>[]<｜tool▁call▁end｜>"),
+    ("pythonic", "[f(1)]"),
+    ("pythonic", "[f(a=1), 3]"),
+    ("pythonic", "[f(a=g())]"),
+    ("pythonic", "[f(a={1, 2})]"),
+    ("pythonic", "[f(a=1e999)]"),
+    ("pythonic", "[f(**{'a': 1})]"),
+    ("pythonic", "[1, 2]"),
+    ("pythonic", "[]"),
+    ("pythonic", "[" * 100_000 + "]"),
+    ("pythonic", "[x for x in y]"),
+    ("pythonic", "Call [f(a=1)]"),
 ]
 
 
@@ -113,7 +168,8 @@ def test_what_may_begin_a_call_is_held_back(parser: str, text: str, length: int)
 PIECES = [
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "```json\n", "\n```", "<", "`", "{", "["),
     *('{"name": "f", "arguments": {"a": [1]}}', '{"name": "g", "parameters": {}}', "; ", ", ", "]"),
-    *(" ", "\n", "a", "text"),
+    *(" ", "\n", "a", "text", "<think>", "</think>", "[TOOL_CALLS]", "f[ARGS]{}", "[f(a=1)]"),
+    *("<｜tool▁call▁begin｜>", "f<｜tool▁sep｜>{}", "<｜tool▁call▁end｜>", "<|tool_call_start|>"),
 ]
 
 

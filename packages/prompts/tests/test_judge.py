@@ -275,6 +275,8 @@ BALLOT = Ballot("…", ("first", "second"))
         ('{"A": NaN, "B": null}', ["score nan is no number", "score None is no number"]),
         ("A is better.", ["has no line of JSON: 'A is better.'"] * 2),
         ('{"A": 7, "B"', ["has no line of JSON"] * 2),
+        ('<think>Maybe {"A": 1, "B": 1}', ["has no line of JSON"] * 2),
+        ('Maybe {"A": 1, "B": 1}</think>{"A": 7, "B": 2}', [0.7, 0.2]),
     ],
 )
 def test_what_is_no_score_is_none(answer: str, expected: list[Any]) -> None:

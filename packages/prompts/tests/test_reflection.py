@@ -38,6 +38,11 @@ def test_what_is_asked() -> None:
         ("<prompt>say <prompt>x</prompt></prompt>", "say <prompt>x</prompt>"),
         ("It is\n```text\na\n```\nDone.", "a"),
         ("<prompt>```a```</prompt>", "```a```"),
+        ("Here: <prompt>a</prompt>.", "a"),
+        ("<prompt>Think in <think></think> tags.</prompt>", "Think in <think></think> tags."),
+        ("<think><prompt>draft</prompt></think>\n<prompt>a</prompt>", "a"),
+        ("I draft <prompt>draft</prompt> first.</think>\nSo:\n<prompt>a</prompt>", "a"),
+        ("Between <prompt> and </prompt>:\n<prompt>a</prompt>", "a"),
     ],
 )
 def test_the_text_of_an_answer(answer: str, text: str) -> None:
@@ -51,6 +56,10 @@ def test_the_text_of_an_answer(answer: str, text: str) -> None:
         ("<prompt> </prompt>", "stop", "has no <prompt>"),
         ("</prompt>a<prompt>", "stop", "has no <prompt>"),
         ("<prompt>Do {q}, and", "length", "was cut off"),
+        ("<prompt>Do {q} now.</prompt>\nBut <prompt>better", "length", "was cut off"),
+        ("I will write it between <prompt> and </prompt> and", "stop", "has no <prompt>"),
+        ("<think>Maybe <prompt>Do {q} now.</prompt>", "stop", "has no <prompt>"),
+        ("<think>```\nDo {q} now.\n```</think>", "stop", "has no <prompt>"),
         ("<prompt>Do it.</prompt>", "stop", "has no {q}"),
         ("<prompt>Do {q}.</prompt>", "stop", "is unchanged"),
     ],

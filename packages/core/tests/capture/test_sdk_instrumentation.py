@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import openai
 import pydantic
@@ -11,7 +12,7 @@ import pytest
 from lightspan.capture import sdk_instrumentation
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
-from lightspan.schema import semconv as c
+from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.spans import SpanStatus
 from lightspan_testing.scripted import Reply, ScriptedServer
@@ -49,6 +50,27 @@ def test_every_way_to_ask(
         assert len(llm_spans(scope)) == 1
     assert (len(gateway.requests), len(elsewhere.requests)) == (1, 3)
     assert (call_ends, scope.recorder.capture_errors()) == ([True, True], [])
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("text", ["calm", ["not a text"]])
+def test_a_stream_that_clients_read_in_different_ways(text: Any, raw: bool) -> None:
+    """Check that an attempt is damaged if the record may differ from what the app gets."""
+    chunks = [{"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}]
+    with (
+        ScriptedServer([Reply(chunks=chunks)]) as server,
+        client_of(server) as client,
+        acting_as(server, "checker") as scope,
+    ):
+        completions = client.chat.completions
+        api: Any = completions.with_raw_response if raw else completions
+        answer = api.create(model="m", messages=MESSAGES, stream=True)
+        assert len(list(answer.http_response.iter_lines() if raw else answer)) > 0
+        errors = scope.recorder.capture_errors()
+        [span] = llm_spans(scope)
+    assert ["'content' is irregular" in error for error in errors] == [True] * (text != "calm")
+    [message] = genai_messages.output_messages_of(span.attributes)
+    assert message["content"] == (text if text == "calm" else "not a text")
 
 
 @pytest.mark.parametrize(("agent_name", "outcomes"), [("writer", []), ("checker", ["error"])])

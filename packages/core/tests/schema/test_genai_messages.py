@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from typing import Any
 
@@ -75,6 +76,94 @@ def test_the_schema() -> None:
 def test_what_is_no_message_is_kept_as_text(message: Any) -> None:
     [parsed] = json.loads(genai_messages.dump([message]))
     assert set(parsed) >= {"role", "parts"}
+
+
+class Role(str, enum.Enum):  # noqa: UP042
+    """Roles of a framework whose text is not their value."""
+
+    SYSTEM = "system"
+
+
+CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+TEXTS = [{"type": "text", "text": "One"}, {"type": "text", "text": "?"}]
+THINKING = {"type": "thinking", "thinking": "Hm.", "signature": "…"}
+SUMMARY = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
+
+
+@pytest.mark.parametrize(
+    ("message", "read"),
+    [
+        ({"role": Role.SYSTEM, "content": "a"}, {"role": "system", "content": "a"}),
+        ({"role": "MessageRole.USER", "content": "a"}, {"role": "user", "content": "a"}),
+        ({"role": "developer", "content": "a"}, {"role": "system", "content": "a"}),
+        ({"role": "user", "content": TEXTS}, {"role": "user", "content": "One?"}),
+        (
+            {"role": "tool", "tool_call_id": "c", "content": TEXTS},
+            {"role": "tool", "tool_call_id": "c", "content": "One?"},
+        ),
+        (
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {"a": 1}}}],
+            },
+            {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+        ),
+        *(
+            (
+                {"role": "assistant", **thoughtful},
+                {"role": "assistant", "content": "4", "reasoning_content": "Hm."},
+            )
+            for thoughtful in (
+                {"content": "4", "reasoning_content": "Hm."},
+                {"content": "4", "reasoning": "Hm.", "reasoning_details": [{"text": "Hm."}]},
+                {"content": [THINKING, {"type": "text", "text": "4"}]},
+                {"content": [SUMMARY, {"type": "text", "text": "4"}]},
+            )
+        ),
+    ],
+)
+def test_every_reader_gets_one_form(message: Any, read: Any) -> None:
+    assert genai_messages.load(genai_messages.dump([message])) == [read]
+    assert genai_messages.load(genai_messages.dump([read])) == [read]
+
+
+def test_a_foreign_call_s_arguments_are_text() -> None:
+    """Check attributes of other libraries, whose arguments are objects."""
+    parts = [{"type": "tool_call", "id": "c", "name": "f", "arguments": {"a": 1}}]
+    [message] = genai_messages.from_genai([{"role": "assistant", "parts": parts}])
+    assert message["tool_calls"] == [CALLED]
+
+
+@pytest.mark.parametrize(
+    ("kind", "events"),
+    [
+        (
+            "message",
+            [
+                {"type": "message_start", "message": []},
+                {"type": "content_block_start", "index": None, "content_block": ["x"]},
+                {"type": "content_block_delta", "index": None, "delta": {"text": "a"}},
+                {"type": "content_block_delta", "index": 1, "delta": "b"},
+            ],
+        ),
+        (
+            "response",
+            [
+                {"type": "response.output_text.delta", "output_index": None, "delta": "a"},
+                {"type": "response.output_item.added", "output_index": 1, "item": "x"},
+                {"type": "response.output_item.done", "output_index": [1], "item": {}},
+            ],
+        ),
+    ],
+)
+def test_malformed_events_are_noted(kind: str, events: list[Any]) -> None:
+    streamed = StreamedAnswer()
+    for event in events:
+        streamed.add(event)
+    assert streamed.irregular_field
+    attributes = answer_attributes(streamed.answer())
+    assert '"content":"a"' in str(attributes[c.OUTPUT_MESSAGES])
 
 
 class Failing:

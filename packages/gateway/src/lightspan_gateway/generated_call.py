@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -20,7 +20,10 @@ from lightspan.schema.token_records import CallOutcome, FinishReason, TokenRecor
 from lightspan_gateway.calls import CallInfo, CallLog, RecordedCall, ServedCall
 from lightspan_gateway.dialects.base import Answer, Choice, ModelRequest, head
 from lightspan_gateway.request_body import digest_of
-from lightspan_gateway.tools import ParsedCall, tool_parser
+from lightspan_gateway.tools import THINK_OPEN, ParsedCall, tool_parser
+
+_THINK_TOKENS: Final = 16
+"""Number of the prompt's last tokens that may contain `<think>`, which is no token everywhere."""
 
 
 @dataclass(slots=True)
@@ -107,6 +110,11 @@ class GeneratedCall(ServedCall):
         self._engine = engine
         self._tokenizer = tokenizer
         self._tools = tool_parser(tokenizer.tool_parser) if request.parse_tools else None
+        self._thinking = ""
+        """What the prompt ends with if the answer begins in the model's thoughts."""
+        if self._tools is not None:
+            end = tokenizer.decode(prompts[0][-_THINK_TOKENS:], skip_special_tokens=False)
+            self._thinking = THINK_OPEN if end.rstrip().endswith(THINK_OPEN) else ""
 
     @property
     def outcome(self) -> CallOutcome:
@@ -209,7 +217,9 @@ class GeneratedCall(ServedCall):
             return
         end = self._visible_length(choice)
         if end > choice.streamed:
-            self.deltas.append((choice.index, choice.text[choice.streamed : end]))
+            message = choice.message
+            text = choice.text if message is None else str(message["content"])
+            self.deltas.append((choice.index, text[choice.streamed : end]))
             choice.streamed = end
             self._notify()
 
@@ -223,11 +233,15 @@ class GeneratedCall(ServedCall):
         text, _ = self._trim(choice.text)
         held = max((len(stop) for stop in self.request.sampling.stop), default=1) - 1
         text = text[: max(0, len(choice.text) - held)]
-        return len(text) if self._tools is None else self._tools.visible_length(text)
+        if self._tools is None:
+            return len(text)
+        before = self._thinking
+        return max(0, self._tools.visible_length(before + text) - len(before))
 
     def _message(self, choice: ChoiceRun) -> dict[str, Any]:
         """Return the choice as an OpenAI message."""
-        parsed = None if self._tools is None else self._tools.parse(choice.text)
+        before = self._thinking
+        parsed = None if self._tools is None else self._tools.parse(before + choice.text)
         if parsed is None or not parsed.calls or not self._are_offered(parsed.calls):
             return {"role": "assistant", "content": choice.text}
         name = f"{self.info.call_id}/{choice.index}"
@@ -240,7 +254,8 @@ class GeneratedCall(ServedCall):
             }
             for number, call in enumerate(parsed.calls)
         ]
-        return {"role": "assistant", "content": parsed.content, "tool_calls": calls}
+        content = (parsed.content or "").removeprefix(before) or None
+        return {"role": "assistant", "content": content, "tool_calls": calls}
 
     def _are_offered(self, calls: Sequence[ParsedCall]) -> bool:
         """Return whether the calls parsed from the text are calls of tools of the request.

@@ -141,6 +141,11 @@ def grammar_of(constraint: Constraint, parser: ToolParserName) -> str:
     if not constraint.tools:
         assert constraint.format is not None
         return _rules(start="answer", answer=_json(constraint.format))
+    if parser not in _CALLS:
+        raise UnsupportedError(
+            f"there is no grammar for tool calls in the format of {parser!r}; there are those of "
+            f"{', '.join(_CALLS)}"
+        )
     calls = _CALLS[parser](constraint)
     if constraint.calls == "required":
         return _rules(start="calls", **calls)

@@ -117,11 +117,12 @@ class OpenAIEngine(ChatEngine):
         return EngineError(f"{self.llm.base_url} cannot be reached: {reason}")
 
 
-_DONE: Final = b"[DONE]"
+_NO_CHUNKS: Final = (b"[DONE]", b"", b"null")
+"""Payloads that are no chunks: the end mark, and what some servers send to keep a stream open."""
 
 
 async def server_events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the payloads of the server-sent events in `content`, without the final `[DONE]`.
+    """Yield the payloads of the server-sent events in `content`, without those in `_NO_CHUNKS`.
 
     aiohttp's own line reader fails at a line that is longer than its buffer.
     """
@@ -130,5 +131,5 @@ async def server_events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             payload = line.removeprefix(b"data:").strip()
-            if line.startswith(b"data:") and payload != _DONE:
+            if line.startswith(b"data:") and payload not in _NO_CHUNKS:
                 yield payload

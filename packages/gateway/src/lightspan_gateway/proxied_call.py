@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
@@ -16,6 +18,9 @@ from lightspan.schema.spans import Attributes, Span
 from lightspan_gateway.api_errors import ApiError
 from lightspan_gateway.calls import CallInfo, CallLog, ServedCall
 from lightspan_gateway.dialects.sse import DONE, event_of
+from lightspan_gateway.stream_repair import StreamRepair
+
+log = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(dict[str, Any])
@@ -82,17 +87,25 @@ class ProxiedCall(ServedCall):
         answer = await self._engine.chat(self._request)
         if answer.status != 200:
             raise self._api_error(answer.status, answer.body)
-        self._answer = self._decode(answer.body)
+        decoded = self._decode(answer.body)
+        self._answer = StreamRepair().repaired_answer(decoded)
         self._body = answer.body
+        if self._answer is not decoded:
+            _warn_of_repair(self._name)
+            self._body = _encode(self._answer)
 
     async def _work_streamed(self) -> None:
-        streamed = StreamedAnswer()
+        streamed, repair = StreamedAnswer(), StreamRepair()
         try:
             async for payload in self._engine.stream(self._request):
                 chunk = self._decode(payload)
-                if "error" in chunk:
+                if chunk.get("error"):
                     raise EngineError(f"{self._name} aborted: {_error_text(payload)}")
-                streamed.add(chunk)
+                repaired = repair.repaired(chunk)
+                streamed.add(repaired)
+                if repaired is not chunk:
+                    _warn_of_repair(self._name)
+                    payload = _encode(repaired)
                 self._payloads.append(payload)
                 self._notify()
         except EndpointRefused as error:
@@ -113,6 +126,16 @@ class ProxiedCall(ServedCall):
 
     def attributes(self) -> Attributes:
         return answer_attributes(self._answer)
+
+
+@functools.cache
+def _warn_of_repair(name: str) -> None:
+    """Log, once for each endpoint, that its answers are repaired."""
+    log.warning(
+        "%s answers in a form that clients of OpenAI's API read in different ways; it is repaired "
+        "before the app gets it",
+        name,
+    )
 
 
 def _completion(span: Span) -> dict[str, Any]:

@@ -3,19 +3,27 @@
 | format | a call | models |
 |---|---|---|
 | `hermes` | `<tool_call>{"name": …, "arguments": {…}}</tool_call>` anywhere | Qwen, Hermes |
+| `mistral` | `[TOOL_CALLS]name[ARGS]{…}`, or an array as in `json`, anywhere | Mistral |
+| `deepseek` | `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>` anywhere | DeepSeek |
 | `llama` | the whole answer is `{"name": …, "parameters": {…}}` | Llama 3.1 and later |
+| `pythonic` | the whole answer is `[name(key=value, …), …]` | LFM2, Llama 4 |
 | `json` | the whole answer is `{"name": …, "arguments": {…}}`, or an array of these | others |
 
 `llama` also accepts `<|python_tag|>` before the calls, and several calls separated by `;`. `json`
-also accepts a Markdown fence around the answer. If the JSON of a call is malformed, or if a call
-has more text around it than its format allows, the answer is text, exactly as the model wrote it.
+also accepts a Markdown fence around the answer, or tags such as `<tool_calls>`. If a call is
+malformed, or if a call has more text around it than its format allows, the answer is text, exactly
+as the model wrote it. What stands between `<think>` and `</think>` is never a call; before a call
+of the whole answer, thoughts may stand.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -23,6 +31,10 @@ import msgspec
 
 from lightspan.errors import ConfigError
 from lightspan.schema.genai_messages import CALL_CLOSE, CALL_OPEN, PYTHON_TAG
+
+THINK_OPEN: Final = "<think>"
+THINK_CLOSE: Final = "</think>"
+"""Tags around the thoughts of reasoning models."""
 
 _Fields = Mapping[str, msgspec.Raw]
 
@@ -50,7 +62,7 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedText:
-    """A parsed text: the content before the first tool call, and the calls."""
+    """A parsed text: the content without the tool calls, and the calls."""
 
     content: str | None
     calls: tuple[ParsedCall, ...] = ()
@@ -69,76 +81,198 @@ class ToolParser(Protocol):
         """
 
 
-class HermesParser(ToolParser):
-    """The parser of `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; see the module.
+class MarkedParser(ToolParser):
+    """A parser of calls that begin with a mark and may stand anywhere outside thoughts.
 
     If one call is malformed, the whole answer is returned as text.
     """
 
-    _open: Final = re.compile(rf"{CALL_OPEN}\s*")
-    _close: Final = re.compile(rf"\s*{CALL_CLOSE}")
+    mark: str
+    """Text with which calls begin."""
+
+    @abstractmethod
+    def read(self, text: str, start: int) -> tuple[tuple[ParsedCall, ...], int]:
+        """Return the calls whose mark begins at `start`, and the end of their text.
+
+        No calls are returned if they are malformed.
+        """
 
     def parse(self, text: str) -> ParsedText:
-        calls = _calls(list(self._bodies(text)), "arguments", default=b"{}")
+        calls: list[ParsedCall] = []
+        pieces: list[str] = []
+        position = 0
+        while (start := _outside_thoughts(text, self.mark, position)) >= 0:
+            some, end = self.read(text, start)
+            if not some:
+                return ParsedText(text)
+            calls += some
+            pieces.append(text[position:start])
+            position = end
         if not calls:
             return ParsedText(text)
-        return ParsedText(text[: text.find(CALL_OPEN)].rstrip() or None, calls)
-
-    def _bodies(self, text: str) -> Iterator[_Fields | None]:
-        """Yield the JSON object of each call in `text`; None for a malformed call.
-
-        An argument may contain the closing mark, so the end of the JSON is the end of the call.
-        """
-        position = 0
-        while opening := self._open.search(text, position):
-            try:
-                _, end = _scanner.raw_decode(text, opening.end())
-                closing = self._close.match(text, end)
-            except (ValueError, RecursionError):
-                closing = None
-            if closing is None:
-                yield None
-                return
-            yield _fields(text[opening.end() : end])
-            position = closing.end()
+        before, *others = *pieces, text[position:]
+        content = [before.rstrip(), *(piece.strip() for piece in others)]
+        return ParsedText("\n".join(filter(None, content)) or None, tuple(calls))
 
     def visible_length(self, text: str) -> int:
         # white space before a call is not part of the content
-        start = text.find(CALL_OPEN)
-        return len(text[: len(text) - _overlap(text, CALL_OPEN) if start < 0 else start].rstrip())
+        start = _outside_thoughts(text, self.mark, 0)
+        return len(text[: len(text) - _overlap(text, self.mark) if start < 0 else start].rstrip())
 
 
-class LlamaParser(ToolParser):
+class HermesParser(MarkedParser):
+    """The parser of `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; see the module."""
+
+    mark = CALL_OPEN
+    _open: Final = re.compile(rf"{CALL_OPEN}\s*")
+    _close: Final = re.compile(rf"\s*{CALL_CLOSE}")
+
+    def read(self, text: str, start: int) -> tuple[tuple[ParsedCall, ...], int]:
+        # an argument may contain the closing mark, so the end of the JSON is the end of the call
+        opening = self._open.match(text, start)
+        body, end = _object_at(text, start if opening is None else opening.end())
+        closing = self._close.match(text, end)
+        if body is None or closing is None:
+            return (), end
+        return _calls([_fields(body)], "arguments", default=b"{}"), closing.end()
+
+
+class MistralParser(MarkedParser):
+    """The parser of `[TOOL_CALLS]name[ARGS]{…}`; see the module."""
+
+    mark = "[TOOL_CALLS]"
+    _array: Final = re.compile(r"\[TOOL_CALLS\]\s*(?=\[)")
+    _name: Final = re.compile(
+        r"\[TOOL_CALLS\]\s*([\w.-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(?=\{)"
+    )
+
+    def read(self, text: str, start: int) -> tuple[tuple[ParsedCall, ...], int]:
+        if array := self._array.match(text, start):
+            body, end = _object_at(text, array.end())
+            return ((), end) if body is None else (_calls(_one_or_more(body), "arguments"), end)
+        if (name := self._name.match(text, start)) is None:
+            return (), start
+        body, end = _object_at(text, name.end())
+        return () if body is None else (ParsedCall(name[1], body),), end
+
+
+class DeepSeekParser(MarkedParser):
+    """The parser of `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}`; see the module.
+
+    Earlier models write `function` and the separator before the name, and the arguments in a fence.
+    """
+
+    mark = "<｜tool▁call"
+    _name: Final = re.compile(
+        r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?"
+        r"([\w.-]+)(?:<｜tool▁sep｜>|\s*\n```json\n)\s*(?=\{)"
+    )
+    _close: Final = re.compile(r"(?:\s*```)?\s*<｜tool▁call▁end｜>(?:\s*<｜tool▁calls▁end｜>)?")
+
+    def read(self, text: str, start: int) -> tuple[tuple[ParsedCall, ...], int]:
+        if (name := self._name.match(text, start)) is None:
+            return (), start
+        body, end = _object_at(text, name.end())
+        closing = self._close.match(text, end)
+        if body is None or closing is None:
+            return (), end
+        return (ParsedCall(name[1], body),), closing.end()
+
+
+class WholeParser(ToolParser):
+    """A parser of answers that are nothing but calls, except for thoughts before them."""
+
+    starts: tuple[str, ...]
+    """Texts with which calls begin."""
+
+    @abstractmethod
+    def read(self, body: str) -> tuple[ParsedCall, ...]:
+        """Return the calls in `body`, which has no white space around it; empty if it is text."""
+
+    def parse(self, text: str) -> ParsedText:
+        end = _end_of_thoughts(text)
+        calls = self.read(text[end:].strip())
+        return ParsedText(text[:end] or None, calls) if calls else ParsedText(text)
+
+    def visible_length(self, text: str) -> int:
+        end = _end_of_thoughts(text)
+        return end + _length_unless_call(text[end:], self.starts)
+
+
+class LlamaParser(WholeParser):
     """The parser of `{"name": …, "parameters": {…}}`; see the module."""
 
-    def parse(self, text: str) -> ParsedText:
-        body = text.strip().removeprefix(PYTHON_TAG).strip()
-        calls = _calls(_separated(body), "parameters")
-        return ParsedText(None, calls) if calls else ParsedText(text)
+    starts = ("{", PYTHON_TAG)
 
-    def visible_length(self, text: str) -> int:
-        return _length_unless_call(text, ("{", PYTHON_TAG))
+    def read(self, body: str) -> tuple[ParsedCall, ...]:
+        return _calls(_separated(body.removeprefix(PYTHON_TAG).strip()), "parameters")
 
 
-class JsonParser(ToolParser):
+class JsonParser(WholeParser):
     """The parser of `{"name": …, "arguments": {…}}` or an array of these; see the module."""
 
+    starts = ("{", "[", "```", "<|tool_call", "<tool_call", "<TOOLCALL")
     _fence: Final = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
+    _tag: Final = re.compile(r"<\|?/?tool_?calls?\|?>", re.IGNORECASE)
 
-    def parse(self, text: str) -> ParsedText:
-        body = text.strip()
+    def read(self, body: str) -> tuple[ParsedCall, ...]:
         fenced = self._fence.fullmatch(body)
-        calls = _calls(_one_or_more(fenced[1] if fenced else body), "arguments")
-        return ParsedText(None, calls) if calls else ParsedText(text)
+        if fenced is None and (opening := self._tag.match(body)) is not None:
+            end = [tag.start() for tag in self._tag.finditer(body)][-1] or len(body)
+            is_closed = self._tag.fullmatch(body, end) is not None
+            body = body[opening.end() : end if is_closed else len(body)].strip()
+        return _calls(_one_or_more(fenced[1] if fenced else body), "arguments")
 
-    def visible_length(self, text: str) -> int:
-        return _length_unless_call(text, ("{", "[", "```"))
+
+class PythonicParser(WholeParser):
+    """The parser of `[name(key=value, …), …]`; see the module."""
+
+    starts = ("[", "<|tool_call_start|>", "<|python_start|>")
+    _tags: Final = re.compile(
+        r"(?:<\|tool_call_start\|>|<\|python_start\|>)?\s*(\[.*\])\s*"
+        r"(?:<\|tool_call_end\|>|<\|python_end\|>)?",
+        re.DOTALL,
+    )
+
+    def read(self, body: str) -> tuple[ParsedCall, ...]:
+        tagged = self._tags.fullmatch(body)
+        if tagged is None:
+            return ()
+        try:
+            with warnings.catch_warnings():  # of a backslash that begins no escape
+                warnings.simplefilter("ignore")
+                tree = _JsonConstants().visit(ast.parse(tagged[1], mode="eval")).body
+            return tuple(map(_python_call, tree.elts)) if isinstance(tree, ast.List) else ()
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            return ()
+
+
+class _JsonConstants(ast.NodeTransformer):
+    """Replace the names of JSON's constants by their values."""
+
+    values: Final = {"true": True, "false": False, "null": None}
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(self.values[node.id]) if node.id in self.values else node
+
+
+def _python_call(node: ast.expr) -> ParsedCall:
+    if not isinstance(node, ast.Call) or node.args:
+        raise ValueError("this is no call with named arguments")
+    arguments = {str(one.arg or ""): ast.literal_eval(one.value) for one in node.keywords}
+    if "" in arguments:
+        raise ValueError("a mapping is unpacked")
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return ParsedCall(ast.unparse(node.func), text)
 
 
 PARSERS: Final[Mapping[str, ToolParser]] = {
     "hermes": HermesParser(),
     "llama": LlamaParser(),
     "json": JsonParser(),
+    "mistral": MistralParser(),
+    "deepseek": DeepSeekParser(),
+    "pythonic": PythonicParser(),
 }
 """`ChatTokenizer.tool_parser` → parser."""
 
@@ -182,6 +316,15 @@ def _calls(
     return tuple(calls)
 
 
+def _object_at(text: str, start: int) -> tuple[str | None, int]:
+    """Return the JSON value at `start` as text and its end; None if it is malformed."""
+    try:
+        value, end = _scanner.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None, start
+    return text[start:end] if isinstance(value, dict | list) else None, end
+
+
 def _fields(body: str) -> _Fields | None:
     try:
         return _object.decode(body)
@@ -215,6 +358,26 @@ def _separated(body: str) -> list[_Fields | None]:
         if not rest.startswith(";"):
             return [None]
         position = len(body) - len(rest[1:].lstrip())
+
+
+# --- thoughts -------------------------------------------------------------------------------
+def _outside_thoughts(text: str, mark: str, position: int) -> int:
+    """Return where `mark` begins at `position` or later, outside thoughts; -1 if nowhere."""
+    while True:
+        start, thought = text.find(mark, position), text.find(THINK_OPEN, position)
+        if thought < 0 or 0 <= start < thought:
+            return start
+        position = text.find(THINK_CLOSE, thought)
+        if position < 0:
+            return -1
+
+
+def _end_of_thoughts(text: str) -> int:
+    """Return the length of the thoughts with which `text` begins; all of it while they last."""
+    if not text.lstrip().startswith(THINK_OPEN):
+        return 0
+    end = text.find(THINK_CLOSE)
+    return len(text) if end < 0 else end + len(THINK_CLOSE)
 
 
 # --- streaming ------------------------------------------------------------------------------

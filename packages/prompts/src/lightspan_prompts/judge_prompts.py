@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from lightspan.schema.validation import is_number
+from lightspan_prompts.thoughts import without_thoughts
 
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MAX_SCORE: Final = 10
@@ -93,7 +94,8 @@ def scores(ballot: Ballot, answer: str, finish_reason: str = "stop") -> list[flo
 
 
 def comment(answer: str) -> str:
-    """Return the text of an answer without its scores."""
+    """Return the text of an answer without its scores and thoughts."""
+    answer = without_thoughts(answer)
     match = _last_object_in(answer)
     rest = answer if match is None else answer[: match.start()] + answer[match.end() :]
     return rest.replace("```json", "").strip("` \n")
@@ -145,7 +147,7 @@ def _question(rubric: str, task: str, part: Sequence[str], mark: str) -> str:
 
 
 def _last_object(answer: str) -> dict[str, object] | None:
-    match = _last_object_in(answer)
+    match = _last_object_in(without_thoughts(answer))
     return None if match is None else json.loads(match[0])
 
 

@@ -53,6 +53,9 @@ class Reply:
     """Whether the answer of a chat completion that is not streamed has `usage`."""
     compressed: bool = False
     """Whether to compress the answer by gzip."""
+    chunks: Sequence[Json] | None = None
+    """Chunks of a streamed chat completion, which may be malformed; None for those of `text` and
+    `tool_calls`."""
     before_chunk: Callable[[int], None] | None = None
     """Function that is called with the index of each streamed chunk before the chunk is sent.
 
@@ -218,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _chunks(
         self, body: Mapping[str, Json], replies: Sequence[Reply]
     ) -> Iterator[dict[str, Json]]:
-        first = _message(replies[0]), _finish(replies[0])
+        first, given = (_message(replies[0]), _finish(replies[0])), replies[0].chunks
         match self._format:
             case "messages":
                 return scripted_messages.events(body, *first)
@@ -227,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
             case "text":
                 return map(_as_text, chunks(body, replies))
             case _:
-                return chunks(body, replies)
+                return chunks(body, replies) if given is None else iter(given)
 
     def _send(self, status: int, body: Json, reply: Reply | None = None) -> None:
         data = json.dumps(body).encode()

@@ -25,6 +25,7 @@ from lightspan.training.rewards import OWN
 from lightspan_tools.alerts import AlertMonitor
 from lightspan_tools.pagination import Page, TableRow, table_lines
 from lightspan_tools.rollout_view import RolloutView, read_views, trained_rewards, view_of
+from lightspan_tools.sampling_overrides import overrides_of
 
 _SPLITS: Final = {"eval": "held-out", "selection": "selection"}
 """`kind` of a line of the metrics → name of the evaluated split."""
@@ -404,7 +405,7 @@ def _entry_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
 
 def _overrides(call: Call) -> dict[str, tuple[Any, Any]]:
     """Return the overridden fields of a request: field → (value of the app, value in training)."""
-    return {} if call.span is None else genai_messages.overrides_of(call.span.attributes)
+    return {} if call.span is None else overrides_of(call.span.attributes)
 
 
 # --- a call ---------------------------------------------------------------------------------
@@ -439,4 +440,7 @@ def _message_lines(call: Call) -> Iterator[str]:
         *genai_messages.output_messages_of(attributes),
     ):
         yield f"--- {message['role']}"
-        yield str(message.get("content") or message.get("tool_calls") or "")
+        if message.get("reasoning_content"):
+            yield f"(thoughts) {message['reasoning_content']}"
+        shown = [message[key] for key in ("content", "tool_calls") if message.get(key)]
+        yield from map(str, shown or [""])

@@ -170,12 +170,12 @@ class _ObservedAnswer:
 
     def _end(self, error: BaseException | None) -> None:
         if self.body is None:
-            content = _Content(self._chunks.answer(), self._chunks.complete)
+            content = _Content.of(self._chunks)
         else:
             content = self.body.read(is_cut=error is not None)
         if content.complete and isinstance(error, GeneratorExit):
             error = None  # only the protocol's end marker was not read
-        self._call.ended(content.answer, content.failure or error)
+        self._call.ended(content.answer, content.failure or error, content.irregular_field)
 
 
 class _Proxy:
@@ -269,6 +269,11 @@ class _Content(NamedTuple):
     """Whether the whole answer has arrived."""
     failure: Exception | None = None
     """The error that the endpoint reported in the stream; None without an error."""
+    irregular_field: str = ""
+
+    @classmethod
+    def of(cls, chunks: StreamedAnswer, failure: Exception | None = None) -> _Content:
+        return cls(chunks.answer(), chunks.complete, failure, chunks.irregular_field)
 
 
 class _Body:
@@ -311,7 +316,7 @@ class _Body:
         except Exception:
             if not is_cut:  # a cut may be inside a character or a compressed block
                 raise
-        return _Content(chunks.answer(), chunks.complete, failure)
+        return _Content.of(chunks, failure)
 
     def _read_json(self) -> _Content:
         try:

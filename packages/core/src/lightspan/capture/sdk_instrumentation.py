@@ -424,15 +424,24 @@ class SdkCall:
         if self.context.scope.mode is Mode.PRODUCTION:  # where no runner cancels pending calls
             weakref.finalize(response, give_up).atexit = False
 
-    def ended(self, answer: Mapping[str, Any], error: BaseException | None) -> None:
+    def ended(
+        self, answer: Mapping[str, Any], error: BaseException | None, irregular_field: str
+    ) -> None:
         """Record the end of a pending answer. Do nothing if its end was recorded before.
 
         Args:
             answer: the answer received so far.
             error: the error that ended the answer; None if the answer is complete.
+            irregular_field: as in `StreamedAnswer`; the attempt is damaged if there is one.
         """
         if not self.context.scope.recorder.resolve_pending(self.call_id):
             return
+        if irregular_field:
+            self.context.scope.recorder.add_capture_error(
+                f"a model's answer may be recorded wrong: its streamed {irregular_field!r} is "
+                "irregular. The gateway repairs streams: freeze the agent to its endpoint there, "
+                "with frozen=LLM(…)"
+            )
         if error is None:
             self.answered(answer)
         else:

@@ -17,6 +17,7 @@ from typing import Any
 from lightspan.errors import ConfigError
 from lightspan.lightning.episode import Call
 from lightspan.schema import genai_messages
+from lightspan.schema.genai_messages import joined_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +34,7 @@ class State:
     @property
     def observation(self) -> str:
         """Text of the last message; empty if there is no message or no text."""
-        content = self.messages[-1].get("content") if self.messages else ""
-        if isinstance(content, str):
-            return content
-        parts = content if isinstance(content, list) else []
-        texts = [str(part.get("text") or "") for part in parts if isinstance(part, Mapping)]
-        return "\n".join(texts)
+        return joined_text(self.messages[-1].get("content")) if self.messages else ""
 
 
 StateKey = Callable[[State], Hashable]

@@ -18,7 +18,7 @@ import msgspec
 from lightspan.errors import EngineError, UnsupportedError
 from lightspan.schema.token_records import FinishReason, Sampling
 
-ToolParserName = Literal["hermes", "llama", "json"]
+ToolParserName = Literal["hermes", "llama", "json", "mistral", "deepseek", "pythonic"]
 """Name of a parser in `lightspan_gateway.tools` that reads the tool calls of a model family."""
 
 

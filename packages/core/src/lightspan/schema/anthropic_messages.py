@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lightspan.schema.genai_messages import MAPPING, dump_json
+from lightspan.schema.genai_messages import dump_json, mappings_in
 from lightspan.schema.openai_responses import Message, Other, chat_tool, convert_content, join_parts
 
 _FIELDS: Final[Mapping[str, frozenset[str]]] = {
@@ -41,16 +41,10 @@ def is_message_request(body: Mapping[str, Any]) -> bool:
         return False
     if "system" in body or "stop_sequences" in body:
         return True
-    for message in _mappings(body["messages"]):
-        if any(str(block.get("type")) in _ROLES for block in _mappings(message.get("content"))):
+    for message in mappings_in(body["messages"]):
+        if any(str(block.get("type")) in _ROLES for block in mappings_in(message.get("content"))):
             return True
-    return any("input_schema" in tool for tool in _mappings(body.get("tools")))
-
-
-def _mappings(items: Any) -> list[Mapping[str, Any]]:
-    if not isinstance(items, list | tuple):
-        return []
-    return [item for item in items if isinstance(item, MAPPING)]
+    return any("input_schema" in tool for tool in mappings_in(body.get("tools")))
 
 
 def messages_of(body: Mapping[str, Any], other: Other) -> list[Message]:
@@ -202,7 +196,7 @@ class StreamedMessage:
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Add one event of the stream."""
-        kind, index = event.get("type"), event.get("index", 0)
+        kind, index = event.get("type"), event.get("index") or 0
         delta = event.get("delta") or {}
         if kind == "message_start":
             self._message |= event.get("message") or {}

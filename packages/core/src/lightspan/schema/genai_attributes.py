@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lightspan.schema import anthropic_messages, genai_messages, openai_responses, semconv as c
+from lightspan.schema.genai_messages import MAPPING, joined_text, mappings_in
 from lightspan.schema.spans import Attributes
 
 
 class StreamedAnswer:
-    """Assemble a whole answer from the chunks of a streamed answer.
+    """Assemble a whole answer from the chunks of a streamed answer, as OpenAI's SDK does.
 
     The chunks belong to a chat or text completion, or are events of the Responses or Messages API.
 
@@ -22,6 +23,9 @@ class StreamedAnswer:
     """
 
     def __init__(self, choices: int = 1) -> None:
+        self.irregular_field = ""
+        """The first field that clients assemble in different ways, such as `tool_calls.id`; empty
+        if there is none."""
         self._requested = choices
         self._events: (
             openai_responses.StreamedResponse | anthropic_messages.StreamedMessage | None
@@ -30,10 +34,14 @@ class StreamedAnswer:
         self._choices: dict[int, dict[str, Any]] = {}
 
     def add(self, chunk: Any) -> None:
-        """Add a chunk: a mapping, or a pydantic model of the SDK."""
-        data = chunk if isinstance(chunk, Mapping) else chunk.model_dump(exclude_unset=True)
-        if not isinstance(data, Mapping):
-            return
+        """Add a chunk: a mapping, or a pydantic model of the SDK. Never raises."""
+        try:
+            dump = getattr(chunk, "model_dump", None)
+            self._add(chunk if dump is None else dump(exclude_unset=True, warnings=False))
+        except (AttributeError, TypeError, ValueError):  # a field of another type
+            self._note("chunk")
+
+    def _add(self, data: Mapping[str, Any]) -> None:
         kind = str(data.get("type", ""))
         if kind.startswith("response."):
             self._events = self._events or openai_responses.StreamedResponse()
@@ -48,19 +56,47 @@ class StreamedAnswer:
         for choice in data.get("choices") or ():
             self._add_choice(choice)
 
+    def _note(self, field: str) -> None:
+        self.irregular_field = self.irregular_field or field
+
     def _add_choice(self, choice: Mapping[str, Any]) -> None:
-        index = choice.get("index", 0)
-        whole = self._choices.setdefault(index, {"message": {"role": "assistant"}, "calls": {}})
+        new: dict[str, Any] = {"message": {"role": "assistant"}, "calls": {}}
+        whole = self._choices.setdefault(int(choice.get("index") or 0), new)
         delta = choice.get("delta") or {}
-        content = delta.get("content") or choice.get("text")  # of a chat, of a text completion
-        for name, text in (("content", content), ("refusal", delta.get("refusal"))):
-            if text:
+        content = delta.get("content", choice.get("text"))  # of a chat, of a text completion
+        thought = delta.get("reasoning_content") or delta.get("reasoning")
+        texts = {"content": content, "refusal": delta.get("refusal"), "reasoning_content": thought}
+        for name, value in texts.items():
+            if text := self._text(value, name):
                 whole["message"][name] = whole["message"].get(name, "") + text
         for call in delta.get("tool_calls") or ():
-            _add_tool_call(whole["calls"], call)
+            self._add_call(whole["calls"], call)
         if choice.get("finish_reason"):
             whole["finish_reason"] = choice["finish_reason"]
         whole["token_ids"] = [*whole.get("token_ids", ()), *(choice.get("token_ids") or ())]
+
+    def _text(self, value: Any, field: str) -> str:
+        if value is None or isinstance(value, str):
+            return value or ""
+        self._note(field)
+        return joined_text(value) or genai_messages.dump_json(value)
+
+    def _add_call(self, calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -> None:
+        index, function = _call_index(calls, delta), delta.get("function") or {}
+        is_next = index in calls or index == len(calls)
+        if not is_next or not isinstance(delta.get("index"), int | None):
+            self._note("tool_calls.index")
+        empty = {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+        call = calls.setdefault(index, empty)
+        name, whole = function.get("name") or "", call["function"]
+        if call["id"] and delta.get("id") and delta.get("index") is not None:
+            self._note("tool_calls.id")  # of another call, or repeated
+        if whole["name"] and name and (whole["arguments"] or name == whole["name"]):
+            self._note("tool_calls.function.name")
+            name = "" if name == whole["name"] else name
+        call["id"] = call["id"] or delta.get("id")
+        whole["name"] += name
+        whole["arguments"] += self._text(function.get("arguments"), "tool_calls.function")
 
     @property
     def complete(self) -> bool:
@@ -81,15 +117,6 @@ class StreamedAnswer:
             choice = {"index": index, "message": message, "token_ids": whole["token_ids"] or None}
             choices.append({**choice, "finish_reason": whole.get("finish_reason")})
         return {**self._top, "choices": choices}
-
-
-def _add_tool_call(calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -> None:
-    empty = {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
-    call = calls.setdefault(_call_index(calls, delta), empty)
-    call["id"] = delta.get("id") or call["id"]
-    function = delta.get("function") or {}
-    call["function"]["name"] += function.get("name") or ""
-    call["function"]["arguments"] += function.get("arguments") or ""
 
 
 def has_content(answer: Mapping[str, Any]) -> bool:
@@ -186,16 +213,16 @@ def answer_attributes(answer: Mapping[str, Any]) -> Attributes:
         answer = anthropic_messages.completion_of(answer)
     elif "output" in answer and "choices" not in answer:
         answer = openai_responses.completion_of(answer)
-    choices = answer.get("choices") or ()
+    choices = mappings_in(answer.get("choices"))
     reasons = [str(choice.get("finish_reason") or "") for choice in choices]
-    usage = answer.get("usage") or {}
+    usage = answer["usage"] if isinstance(answer.get("usage"), MAPPING) else {}
     plain = {
         c.RESPONSE_ID: answer.get("id"),
         c.RESPONSE_MODEL: answer.get("model"),
         c.INPUT_TOKENS: usage.get("prompt_tokens"),
         c.OUTPUT_TOKENS: usage.get("completion_tokens"),
     }
-    attributes: Attributes = {key: value for key, value in plain.items() if value is not None}
+    attributes: Attributes = {k: v for k, v in plain.items() if isinstance(v, str | int)}
     if choices:
         ids = [answer.get("prompt_token_ids"), *(choice.get("token_ids") for choice in choices)]
         if any(ids):
@@ -212,4 +239,5 @@ def answer_attributes(answer: Mapping[str, Any]) -> Attributes:
 def _message_of(choice: Mapping[str, Any]) -> Mapping[str, Any]:
     if "text" in choice:
         return {"role": "assistant", "content": choice["text"]}
-    return choice.get("message") or {}
+    message = choice.get("message")
+    return message if isinstance(message, MAPPING) else {}

@@ -28,15 +28,18 @@ def to_genai(messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
     """Convert OpenAI chat messages to `gen_ai.*.messages`: `{"role": …, "parts": […]}`.
 
     Items that are not messages become texts of an `unknown` role, because rejected requests are
-    recorded too. Images, sounds and files become references (`schema.media`).
+    recorded too. Images, sounds and files become references (`schema.media`). Arguments of tool
+    calls become JSON text.
     """
     return [_to_parts(message) for message in messages]
 
 
 def from_genai(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Convert messages from `to_genai` back to OpenAI chat messages.
+    """Convert messages from `to_genai`, or of other libraries, to OpenAI chat messages.
 
-    Images, sounds and files stay references.
+    All readers of recorded messages get this form: content is one text unless a part of it is not
+    text, arguments of tool calls are JSON text, `developer` is `system`, and thoughts are in
+    `reasoning_content`. Images, sounds and files stay references.
     """
     return [_from_parts(message) for message in messages]
 
@@ -84,27 +87,17 @@ def output_messages_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
     return load(str(attributes.get(c.OUTPUT_MESSAGES, "[]")))
 
 
-def overrides_of(attributes: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return request field → (the app's value, the value used) for the fields that were overridden.
-
-    The algorithm overrides a field when its sampling options differ from those of the app's
-    request.
-    """
-    overrides = json.loads(str(attributes.get(c.SAMPLING_OVERRIDES) or "{}"))
-    return {field: (requested, used) for field, (requested, used) in overrides.items()}
-
-
 def _to_parts(message: Any) -> dict[str, Any]:
     if not isinstance(message, MAPPING):
         return {"role": "unknown", "parts": [{"type": "text", "content": str(message)}]}
-    role = str(message.get("role", "assistant"))
+    role = _role(message.get("role", "assistant"))
     if role == "tool":
         response = {"type": "tool_call_response", "response": _result(message.get("content"))}
         return {"role": role, "parts": [{**response, "id": message.get("tool_call_id")}]}
-    parts = _content_parts(message.get("content"))
-    calls = message.get("tool_calls")
-    if isinstance(calls, list | tuple):
-        parts += [_call_part(call) for call in calls if isinstance(call, Mapping)]
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    parts = [{"type": "reasoning", "content": thought}] if isinstance(thought, str) else []
+    parts += _content_parts(message.get("content"))
+    parts += map(_call_part, mappings_in(message.get("tool_calls")))
     if isinstance(message.get("refusal"), str):
         parts.append({"type": "text", "content": message["refusal"]})
     audio = message.get("audio")
@@ -131,7 +124,38 @@ def _content_parts(content: Any) -> list[dict[str, Any]]:
 def _content_part(part: Any) -> dict[str, Any]:
     if isinstance(part, Mapping) and part.get("type") in ("text", "refusal"):
         return {"type": "text", "content": part.get(part["type"])}
+    if isinstance(part, Mapping) and part.get("type") in ("thinking", "reasoning"):
+        texts = (joined_text(part.get(key)) for key in ("thinking", "content", "summary"))
+        if thought := next(filter(None, texts), ""):  # else it is encrypted
+            return {"type": "reasoning", "content": thought}
     return reference(part) if isinstance(part, Mapping) else {"type": "text", "content": str(part)}
+
+
+def mappings_in(items: Any) -> list[Mapping[str, Any]]:
+    """Return the mappings in a list; empty if `items` is no list."""
+    items = items if isinstance(items, list | tuple) else ()
+    return [item for item in items if isinstance(item, MAPPING)]
+
+
+def joined_text(content: Any, key: str = "text") -> str:
+    """Return content, a text or a list of parts, as one text; "" if none of it is text.
+
+    Args:
+        content: the content.
+        key: the field with the text of a part.
+    """
+    items = [content] if isinstance(content, str) else content if isinstance(content, list) else ()
+    texts = (item.get(key) if isinstance(item, MAPPING) else item for item in items)
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _role(value: Any) -> str:
+    """Return a role as a text; some frameworks have an `Enum`, or its text `MessageRole.USER`."""
+    return str(getattr(value, "value", value)).rpartition(".")[2].lower()
+
+
+def _arguments(value: Any) -> Any:
+    return value if value is None or isinstance(value, str) else dump_json(value)
 
 
 def _result(content: Any) -> Any:
@@ -152,27 +176,37 @@ def _call_part(call: Mapping[str, Any]) -> dict[str, Any]:
         "type": "tool_call",
         "id": call.get("id"),
         "name": function.get("name"),
-        "arguments": function.get("arguments"),
+        "arguments": _arguments(function.get("arguments")),
     }
 
 
 def _from_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    role, parts = message["role"], message.get("parts", [])
+    role, parts = _role(message["role"]), mappings_in(message.get("parts"))
+    role = "system" if role == "developer" else role
     for part in parts:
         if part.get("type") == "tool_call_response":
-            return {"role": role, "tool_call_id": part.get("id"), "content": part.get("response")}
-    texts = [part for part in parts if part.get("type") != "tool_call"]
+            content = part.get("response")
+            if isinstance(content, list) and all(map(_is_text, content)):
+                content = joined_text(content)
+            return {"role": role, "tool_call_id": part.get("id"), "content": content}
+    thoughts = [part["content"] for part in parts if _is_text(part, "reasoning", "content")]
     calls = [_tool_call(part) for part in parts if part.get("type") == "tool_call"]
-    plain = {"role": role, "content": _from_content(texts, has_calls=bool(calls))}
+    others = [part for part in parts if part.get("type") not in ("tool_call", "reasoning")]
+    plain = {"role": role, "content": _from_content(others, has_calls=bool(calls))}
+    if thoughts:
+        plain["reasoning_content"] = "".join(thoughts)
     named = {"name": message["name"]} if message.get("name") else {}
     return {**plain, **named, **({"tool_calls": calls} if calls else {})}
 
 
+def _is_text(part: Any, kind: str = "text", key: str = "text") -> bool:
+    is_kind = isinstance(part, MAPPING) and part.get("type") == kind
+    return is_kind and isinstance(part.get(key), str)
+
+
 def _from_content(parts: Sequence[Mapping[str, Any]], *, has_calls: bool) -> Any:
-    if not parts:
-        return None if has_calls else ""
-    if len(parts) == 1 and parts[0].get("type") == "text":
-        return parts[0].get("content")
+    if all(_is_text(part, "text", "content") for part in parts):
+        return None if has_calls and not parts else joined_text(parts, "content")
     return [
         {"type": "text", "text": part.get("content")} if part.get("type") == "text" else dict(part)
         for part in parts
@@ -180,5 +214,5 @@ def _from_content(parts: Sequence[Mapping[str, Any]], *, has_calls: bool) -> Any
 
 
 def _tool_call(part: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": part.get("name"), "arguments": part.get("arguments")}
+    function = {"name": part.get("name"), "arguments": _arguments(part.get("arguments"))}
     return {"id": part.get("id"), "type": "function", "function": function}

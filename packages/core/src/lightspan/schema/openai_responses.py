@@ -245,16 +245,16 @@ class StreamedResponse:
             self._response = dict(response)
             self.ended = kind in ENDS
         elif kind == "response.output_item.done":
-            self._items[event.get("output_index", 0)] = event.get("item") or {}
+            self._items[event.get("output_index") or 0] = event.get("item") or {}
         elif kind in ("response.output_text.delta", "response.refusal.delta"):
-            index = event.get("output_index", 0)
+            index = event.get("output_index") or 0
             self._texts[index] = self._texts.get(index, "") + str(event.get("delta") or "")
         elif kind == "response.output_item.added":
             item = event.get("item") or {}
             if item.get("type") == "function_call":
-                self._calls[event.get("output_index", 0)] = {**item, "arguments": ""}
+                self._calls[event.get("output_index") or 0] = {**item, "arguments": ""}
         elif kind == "response.function_call_arguments.delta":
-            call = self._calls.get(event.get("output_index", 0), {})
+            call = self._calls.get(event.get("output_index") or 0, {})
             call["arguments"] = call.get("arguments", "") + str(event.get("delta") or "")
 
     def answer(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from lightspan_prompts.search.candidates import (
 from lightspan_prompts.search.evaluator import Evaluator, Question, SpentError, Trial
 from lightspan_prompts.search.reflection import Unusable, proposed_template
 from lightspan_prompts.search.search_log import Evaluation, Reflection
+from lightspan_prompts.thoughts import without_thoughts
 
 LIBRARY: Final = "lightspan.APO 1"
 """Name and version in the log's header.
@@ -276,8 +277,8 @@ class Search:
         )
         criticised = []
         for (slot, _), reflection in zip(open_slots, critiques, strict=True):
-            if reflection.answer.strip():
-                criticised.append((slot, reflection.answer))
+            if criticism := without_thoughts(reflection.answer):
+                criticised.append((slot, criticism))
             else:
                 self._reject(slot, "the critique is empty")
         edits = await self._reflected(

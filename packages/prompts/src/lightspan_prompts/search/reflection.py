@@ -7,27 +7,31 @@ from typing import Final
 
 from lightspan.errors import ConfigError
 from lightspan.schema.prompts import PromptTemplate
+from lightspan_prompts.thoughts import without_thoughts
 
 
 class Unusable(Exception):
     """An answer without a usable new text; the message is the reason."""
 
 
-_MARKED: Final = re.compile(r"<prompt>(.*)</prompt>", re.DOTALL)
+_MARKED: Final = re.compile(r"^[ \t]*<prompt>(.*)</prompt>", re.DOTALL | re.MULTILINE)
+_INLINE: Final = re.compile(r"<prompt>(.*)</prompt>\W*\Z", re.DOTALL)
+"""A text that begins within a line must end the answer: else the tags are only mentioned."""
 _FENCED: Final = re.compile(r"```[^\n`]*\n(.*)```", re.DOTALL)
 
 
 def proposed_text(answer: str, finish_reason: str) -> str:
-    """Return the text that an answer proposes.
+    """Return the text that an answer proposes outside its thoughts.
 
     Raises:
-        Unusable: the answer proposes no text.
+        Unusable: the answer proposes no text, or was cut off.
     """
-    match = _MARKED.search(answer) or _FENCED.search(answer)
-    if match is not None and match[1].strip():
-        return match[1].strip()
     if finish_reason == "length":
         raise Unusable("the answer was cut off (finish_reason=length)")
+    answer = without_thoughts(answer)
+    match = _MARKED.search(answer) or _INLINE.search(answer) or _FENCED.search(answer)
+    if match is not None and match[1].strip():
+        return match[1].strip()
     raise Unusable(f"the answer has no <prompt>…</prompt>: {answer[:80]!r}")
 
 

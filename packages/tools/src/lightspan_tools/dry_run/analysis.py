@@ -29,7 +29,7 @@ from lightspan.lightning.selection import CallCoverage, CallStatus, Coverage, Re
 from lightspan.lightning.transitions import Transition, trained_transitions
 from lightspan.lightning.uncaptured_advice import describe_request, fix_of, host_of
 from lightspan.progress import plural
-from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema import semconv as c
 from lightspan.schema.provenance import requests_of
 from lightspan.schema.records import Outcome
 from lightspan.schema.routing import Routing
@@ -44,6 +44,7 @@ from lightspan_tools.dry_run.merge_diagnostics import (
     Merging,
     read_merging,
 )
+from lightspan_tools.sampling_overrides import overrides_of
 
 T = TypeVar("T")
 
@@ -192,7 +193,7 @@ def read_overrides(findings: Findings) -> list[model.OverrideReport]:
     counts: Counter[tuple[str, str, str]] = Counter()
     for call in (entry.call for entry in findings.entries):
         if call.span is not None and not call.choice:
-            for field, pair in genai_messages.overrides_of(call.span.attributes).items():
+            for field, pair in overrides_of(call.span.attributes).items():
                 counts[call.agent_path, field, json.dumps(pair, sort_keys=True)] += 1
     return [
         model.OverrideReport(agent=agent, field=field, asked=asked, used=used, calls=calls)

@@ -10,16 +10,30 @@ import contextlib
 import datetime
 import functools
 import inspect
+import itertools
+import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
+
+import msgspec
 
 from lightspan.errors import ConfigError, ContextOverflowError, ModelError
 from lightspan.protocols.engine import ChatTokenizer, ToolParserName
-from lightspan.schema.genai_messages import CALL_CLOSE, CALL_OPEN, PYTHON_TAG
+from lightspan.schema.genai_messages import (
+    CALL_CLOSE,
+    CALL_OPEN,
+    PYTHON_TAG,
+    dump_json,
+    joined_text,
+)
+from lightspan.schema.media import is_media
 from lightspan.schema.validation import check_date
 from lightspan_torch.engine.hub import cannot_load, locate
+
+log = logging.getLogger(__name__)
 
 TURN_ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
 """End-of-turn tokens of the common chat formats: ChatML (Qwen), Llama 3, Phi, Gemma."""
@@ -54,7 +68,8 @@ class TransformersTokenizer(ChatTokenizer):
         name: the model's name or path, for error messages; if empty, the tokenizer's own.
         context_length: maximum tokens of a sequence.
         eos_ids: ids that end a turn, in addition to the tokenizer's own and `TURN_ENDS`.
-        tool_parser: parser of the model's tool calls; None to choose it by the chat template.
+        tool_parser: parser of the model's tool calls; None to choose it by the call that the chat
+            template writes.
         date: date that chat templates see as today's.
 
     Raises:
@@ -81,7 +96,6 @@ class TransformersTokenizer(ChatTokenizer):
         self._eos_ids = frozenset(eos_ids) | _turn_ends(tokenizer)
         self._tool_parser = tool_parser
         self._date_macro = _date_macro(date)
-        self._hidden = _hidden_ids(tokenizer)
         self._texts: dict[int, str] = {}
 
     @property
@@ -94,7 +108,85 @@ class TransformersTokenizer(ChatTokenizer):
 
     @property
     def tool_parser(self) -> ToolParserName:
-        return self._tool_parser or _parser_of(self._template(with_tools=True))
+        return self._tool_parser or self._format or "json"
+
+    @property
+    def end_id(self) -> int | None:
+        """Id that ends an answer where the chat template writes none; None if there is none."""
+        own = _as_ids(self.tokenizer.eos_token_id) or self._eos_ids
+        return min(own, default=None)
+
+    @functools.cached_property
+    def _format(self) -> ToolParserName | None:
+        """Format in which the chat template writes tool calls; None if no parser reads it."""
+        written = self._sample.text
+        if written:
+            return _format_of(written)
+        return _format_of_template(self._template(with_tools=True))
+
+    @functools.cached_property
+    def _sample(self) -> _Sample:
+        """A tool call as the chat template writes it."""
+        for has_text, content in itertools.product((False, True), (None, "")):
+            function = {"name": _SAMPLE_NAME, "arguments": _SAMPLE_TEXT if has_text else _SAMPLE}
+            call = {"id": "lightspan", "type": "function", "function": function}
+            question = {"role": "user", "content": "?"}
+            chat = [question, {"role": "assistant", "content": content, "tool_calls": [call]}]
+            try:
+                prompt = self._apply([question], [_OTHER_TOOL], add_generation_prompt=True)
+                text = self._apply(chat, [_OTHER_TOOL], add_generation_prompt=False)
+            except Exception:  # Jinja runs the model author's code
+                continue
+            # an object that is no JSON, or a text that is dumped as JSON, must be passed otherwise
+            is_wrong = '\\"' in text if has_text else "{'key'" in text
+            if _SAMPLE_NAME in text and not is_wrong:
+                pairs = enumerate(zip(prompt, text, strict=False))
+                start = next((place for place, (a, b) in pairs if a != b), len(prompt))
+                head = _OPEN_MARK.sub("", text[:start])  # two marks may begin alike
+                return _Sample(text[len(head) :], has_text, content)
+        return _Sample()
+
+    def _plain(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a message in the one form that chat templates get.
+
+        Content is a text, arguments of tool calls are objects, or texts if the template writes
+        texts, and `developer` is `system`. An empty `tool_calls` is left out, because Llama's
+        template takes every message with this key for a tool call.
+
+        Raises:
+            ModelError: a part of the content is not text.
+        """
+        plain = {key: value for key, value in message.items() if key != "tool_calls" or value}
+        plain["role"] = str(getattr(message["role"], "value", message["role"]))
+        if plain["role"] == "developer":  # OpenAI's newer name, which templates ignore or refuse
+            plain["role"] = "system"
+        content, calls = message.get("content"), plain.get("tool_calls")
+        if isinstance(content, list | tuple):
+            for part in content:
+                if not isinstance(part, str | Mapping) or is_media(part) or is_reference(part):
+                    raise ModelError("a part of the content is not text")
+            plain["content"] = joined_text(list(content))
+        elif content is None and "content" in message:
+            plain["content"] = self._sample.content if calls else ""
+        if calls:
+            plain["tool_calls"] = [_plain_call(call, self._sample.has_text) for call in calls]
+        return plain
+
+    def _apply(self, messages: Any, tools: Any, **options: Any) -> Any:
+        """Call the chat template; return the text unless `options` has `tokenize`."""
+        template = self._template(with_tools=bool(tools))
+        return self.tokenizer.apply_chat_template(
+            messages,
+            tools=tools,
+            chat_template=self._date_macro + template if _CLOCK in template else template,
+            return_dict=False,
+            **{"tokenize": False, **options},
+        )
+
+    @functools.cached_property
+    def _hidden(self) -> frozenset[int]:
+        """Ids that `decode` leaves out: special tokens that mark no tool call."""
+        return _hidden_ids(self.tokenizer, self._eos_ids, self._sample.text)
 
     def render(
         self,
@@ -118,17 +210,15 @@ class TransformersTokenizer(ChatTokenizer):
                 "of the prompt. Use a model that was trained to call tools, or describe them in "
                 "the messages and leave `tools` out"
             )
-        if tools and self._tool_parser is None:
-            _check_readable(template, self.name)
+        if tools and self._tool_parser is None and self._format is None:
+            raise ModelError(self.unread_format)
         is_text = _has_template_options_only(options) and _is_standard(type(self.tokenizer))
         try:
-            rendered = self.tokenizer.apply_chat_template(
-                [_plain(message) for message in messages],
-                tools=[dict(tool) for tool in tools] if tools else None,
-                chat_template=self._date_macro + template if _CLOCK in template else template,
+            rendered = self._apply(
+                [self._plain(message) for message in messages],
+                [dict(tool) for tool in tools] if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=not is_text,
-                return_dict=False,
                 **options,
             )
             return self.encode(rendered, most=most) if is_text else list(rendered)
@@ -139,6 +229,19 @@ class TransformersTokenizer(ChatTokenizer):
                 f"the chat template of {self.name} refuses these messages "
                 f"({', '.join(str(message.get('role')) for message in messages)}): {error}"
             ) from error
+
+    @property
+    def unread_format(self) -> str:
+        """Why requests with tools are refused; "" if the model's tool calls can be read."""
+        template = self._template(with_tools=True)
+        if self._tool_parser or self._format or not _TOOLS.search(template):
+            return ""
+        written = self._sample.text or next(mark for mark in _FOREIGN_FORMATS if mark in template)
+        return (
+            f"{self.name} writes tool calls as {written[:120]!r}, which no tool parser here reads: "
+            f"they would stay text. There are {', '.join(get_args(ToolParserName))}; choose one "
+            "with tool_parser= if the model was trained to write that"
+        )
 
     def encode(self, text: str, *, most: int | None = None) -> list[int]:
         """Return the ids of a text, without adding special tokens such as a start of sequence.
@@ -225,7 +328,7 @@ def load_tokenizer(
     # without tokenizer files, transformers 5 returns an empty tokenizer
     if len(tokenizer) <= len(tokenizer.get_added_vocab()):
         raise cannot_load("tokenizer", origin, FileNotFoundError("there are no tokenizer files"))
-    return TransformersTokenizer(
+    loaded = TransformersTokenizer(
         tokenizer,
         name=origin.name,
         context_length=context_length(config),
@@ -233,6 +336,14 @@ def load_tokenizer(
         tool_parser=tool_parser,
         date=date,
     )
+    if reason := loaded.unread_format:
+        _warn_once("requests with tools are refused", reason)
+    return loaded
+
+
+@functools.cache
+def _warn_once(effect: str, reason: str) -> None:
+    log.warning("%s: %s", effect, reason)
 
 
 def context_length(config: Any) -> int:
@@ -264,12 +375,22 @@ def _turn_ends(tokenizer: Any) -> set[int]:
     return ends | _as_ids(tokenizer.eos_token_id)
 
 
-def _hidden_ids(tokenizer: Any) -> frozenset[int]:
-    """Return the ids that `decode` leaves out: special tokens other than `TOOL_MARKERS`."""
+def _hidden_ids(tokenizer: Any, eos_ids: frozenset[int], call: str) -> frozenset[int]:
+    """Return the ids of the special tokens that mark no tool call.
+
+    Args:
+        tokenizer: the tokenizer.
+        eos_ids: ids that end a turn.
+        call: a tool call as the chat template writes it.
+    """
     added = tokenizer.added_tokens_decoder
     special = {token for token, entry in added.items() if entry.special}
     special |= set(tokenizer.all_special_ids)
-    shown = {token for token, entry in added.items() if entry.content in TOOL_MARKERS}
+    shown = {
+        token
+        for token, entry in added.items()
+        if entry.content in TOOL_MARKERS or (entry.content in call and token not in eos_ids)
+    }
     return frozenset(special - shown)
 
 
@@ -321,9 +442,9 @@ def _check_length(backend: Any, text: str, most: int) -> None:
 
 # --- templates ------------------------------------------------------------------------------
 _CLOCK: Final = "strftime_now"
-_FOREIGN_FORMATS: Final = ("<function=", "<arg_key>")
-"""Texts in the templates of Qwen3-Coder and GLM. Their tool calls have arguments in tags, not
-JSON."""
+_FOREIGN_FORMATS: Final = ("<function=", "<arg_key>", "<|tool_call_begin|>", "<|channel|>")
+"""Texts in the templates of Qwen3-Coder, GLM, Kimi and gpt-oss, whose tool calls no parser reads.
+"""
 _TOOLS: Final = re.compile(r"\btools\b")
 
 
@@ -342,32 +463,104 @@ def _transformers_options() -> frozenset[str]:
     return frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
 
 
-def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message without an empty `tool_calls`.
+def is_reference(part: Any) -> bool:
+    """Return whether a part of a recorded message is a reference to an image, sound or file."""
+    return isinstance(part, Mapping) and "modality" in part
 
-    Llama's template takes every message with this key for a tool call.
+
+def _plain_call(call: Any, has_text: bool) -> Any:
+    """Return a tool call with its arguments as an object, or as a text if `has_text`."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    try:
+        if has_text and not isinstance(arguments, str):
+            arguments = dump_json(arguments or {})
+        elif isinstance(arguments, str) and not has_text:
+            arguments = _arguments.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):  # malformed: as the model wrote it
+        pass
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+_arguments: Final = msgspec.json.Decoder(dict[str, Any])
+
+
+# --- formats of tool calls ------------------------------------------------------------------
+_SAMPLE_NAME: Final = "lightspan_sample"
+_SAMPLE: Final = {"key": "any value"}
+_SAMPLE_TEXT: Final = '{"key": "any value"}'
+_OTHER_TOOL: Final = {
+    "type": "function",
+    "function": {
+        "name": "other",
+        "description": "Another tool.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+_OPEN_MARK: Final = re.compile(r"[<\[][^<>\[\]\s]*\Z")
+_MARKS: Final[Mapping[str, ToolParserName]] = {
+    "[TOOL_CALLS]": "mistral",
+    "<｜tool▁call▁begin｜>": "deepseek",
+    "<|tool_call_start|>": "pythonic",
+    "<|python_start|>": "pythonic",
+}
+"""Mark of a tool call → format."""
+_JSON_TAGS: Final = re.compile(
+    r"(?:<think>.*</think>|<\|?/?tool_?calls?\|?>|```json|[\s\[])*", re.DOTALL | re.IGNORECASE
+)
+"""What `lightspan_gateway.tools` allows before a call in the format `json`."""
+
+
+class _Sample(NamedTuple):
+    """A tool call as a chat template writes it."""
+
+    text: str = ""
+    """The text; empty if the template writes no tool calls."""
+    has_text: bool = False
+    """Whether the template takes the arguments as text, not as an object."""
+    content: str | None = None
+    """What the template takes as the content of a message that is only a call."""
+
+
+def _format_of(call: str) -> ToolParserName | None:
+    """Return the format of a tool call that a template wrote; None if no parser reads it."""
+    for mark, name in _MARKS.items():
+        if mark in call:
+            return name
+    if f"{_SAMPLE_NAME}(key=" in call:
+        return "pythonic"
+    for start in (match.start() for match in re.finditer(r"\{", call)):
+        try:
+            value, _ = json.JSONDecoder().raw_decode(call, start)
+        except ValueError:
+            continue
+        before = call[:start].rstrip()
+        if value.get("name") != _SAMPLE_NAME:
+            continue
+        if value.get("arguments") == _SAMPLE and before.endswith(CALL_OPEN):
+            return "hermes"
+        if value.get("arguments") == _SAMPLE and _JSON_TAGS.fullmatch(before):
+            return "json"
+        if value.get("parameters") == _SAMPLE:
+            return "llama"
+    return None
+
+
+def _format_of_template(template: str) -> ToolParserName | None:
+    """Return the format of the tool calls of a template that writes none itself.
+
+    None if it is known that no parser reads them.
     """
-    return {key: value for key, value in message.items() if key != "tool_calls" or value}
-
-
-def _parser_of(template: str) -> ToolParserName:
-    """Return the name of the parser for the tool calls that a chat template writes."""
+    if any(mark in template for mark in _FOREIGN_FORMATS):
+        return None
+    for mark, name in _MARKS.items():
+        if mark in template:
+            return name
     if CALL_OPEN in template:
         return "hermes"
-    if "<|start_header_id|>" in template or PYTHON_TAG in template:
-        return "llama"
-    return "json"
-
-
-def _check_readable(template: str, name: str) -> None:
-    """Raise `ModelError` if no parser reads the tool calls that a chat template writes."""
-    foreign = [marker for marker in _FOREIGN_FORMATS if marker in template]
-    if foreign:
-        raise ModelError(
-            f"{name} writes tool calls as {foreign[0]}…, which no tool parser here reads: they "
-            f"would stay text. There are {', '.join(get_args(ToolParserName))}; choose one with "
-            "tool_parser= if the model was trained to write that"
-        )
+    return "llama" if "<|start_header_id|>" in template or PYTHON_TAG in template else "json"
 
 
 def _date_macro(date: datetime.date) -> str:

@@ -113,8 +113,8 @@ class TransformersEngine(TokenEngine):
         device: `"cpu"`, `"cuda"` or `"cuda:0"`.
         dtype: data type of the weights; None for the model's.
         tokenizers: policy name → tokenizer, for policies whose model folder has none.
-        tool_parser: parser of the models' tool calls: `"hermes"`, `"llama"` or `"json"`; None to
-            choose it by each model's chat template.
+        tool_parser: parser of the models' tool calls (`ToolParserName`); None to choose it by the
+            call that each model's chat template writes.
         template_date: date that chat templates see as today's.
         versions: policy name → version of the initial weights; 0 by default.
         context_length: maximum number of tokens of prompt and answer; None, or a value above the

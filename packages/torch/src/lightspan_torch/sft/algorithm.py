@@ -10,18 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
 from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.protocol import local_model
 from lightspan.algorithms.recorded_attempts import Query, Time, reward_bound
-from lightspan.errors import ConfigError, DataError
+from lightspan.errors import ConfigError, ContextOverflowError, DataError, ModelError
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rows import Row
 from lightspan.progress import Reporter, default_reporter
-from lightspan.protocols.engine import ChatTokenizer
 from lightspan.protocols.learner import Learner, LoRA, Optimizer, SFTLoss, check_lora
 from lightspan.schema.records import Json
 from lightspan.schema.routing import matches
@@ -31,6 +30,9 @@ from lightspan.stores import open_store, public_url
 from lightspan_torch.learner.config import Torch
 from lightspan_torch.sft.chat_dataset import load_chats
 from lightspan_torch.sft.checkpoint import Progress, Unfinished, delayed_interrupt
+
+if TYPE_CHECKING:
+    from lightspan_torch.engine.tokenizer import TransformersTokenizer
 
 POLICY = "policy"
 
@@ -60,7 +62,7 @@ class SFTResult(msgspec.Struct, frozen=True, kw_only=True):
     demonstrations: int = 0
     """Number of demonstrations that were imitated."""
     left_out: dict[str, int] = {}
-    """Reason → number of calls of the store that were not imitated; empty without `from_store`."""
+    """Reason → number of demonstrations, or of calls of the store, that were not imitated."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -73,8 +75,10 @@ class SFT:
     From a store (`lightspan.record`), each call whose score is at least `min_reward` is imitated:
     prompt, tools and answer. The score of a call is the last feedback or reward on the call itself,
     or if it has none, that of its attempt. Left out are calls without a score, late, failed and
-    truncated calls, calls with several answers, calls of damaged attempts, and chats that are too
-    long for the model; `SFTResult.left_out` counts them.
+    truncated calls, calls with several answers, and calls of damaged attempts. From a store or not,
+    chats are left out that are too long for the model or that its chat template refuses.
+    `SFTResult.left_out` counts all of them. If the template writes no end of an answer, the model's
+    end-of-sequence token is added.
 
     Args:
         model: initial weights: a folder or a hub name.
@@ -179,10 +183,10 @@ class SFT:
             CheckpointError: the checkpoint cannot be read or written.
             ConfigError: `folder` is missing, both or neither of `demonstrations` and `from_store`
                 are given, or the checkpoint has other settings or demonstrations.
-            DataError: the file cannot be read, or there is no demonstration. Or a demonstration
-                does not end with the assistant, has an empty prompt or answer, is longer than the
-                model's context, has earlier messages that the chat template renders differently
-                with an answer, or has an `earlier` outside its prompt.
+            DataError: the file cannot be read, or no demonstration can be imitated. Or a
+                demonstration does not end with the assistant, has an empty prompt or answer, has
+                earlier messages that the chat template renders differently with an answer, or has
+                an `earlier` outside its prompt.
             KeyboardInterrupt: on Ctrl-C, after the checkpoint is written.
             ModelError: the model or its tokenizer cannot be loaded.
         """
@@ -201,12 +205,7 @@ class SFT:
         if demonstrations is None:
             prepared = self._stored(tokenizer, left_out, reporter)
         else:
-            prepared = [
-                _prepared(demo, tokenizer, index, self.turns)
-                for index, demo in enumerate(demonstrations)
-            ]
-        if not prepared:
-            raise DataError("there is no demonstration to imitate; give at least one")
+            prepared = self._given(demonstrations, tokenizer, left_out, reporter)
         learner = TorchLearner(
             {POLICY: self.model},
             optimizer=self.optimizer,
@@ -232,7 +231,7 @@ class SFT:
         )
 
     def _stored(
-        self, tokenizer: ChatTokenizer, left_out: Counter[str], reporter: Reporter
+        self, tokenizer: TransformersTokenizer, left_out: Counter[str], reporter: Reporter
     ) -> list[Demonstration]:
         """Read the demonstrations from the store.
 
@@ -246,14 +245,7 @@ class SFT:
         """
         stored = load_chats(str(self.from_store), **self._selection())
         left_out.update(stored.left_out)
-        prepared = []
-        example = ""
-        for index, chat in enumerate(stored.chats):
-            try:
-                prepared.append(_prepared(chat, tokenizer, index))
-            except DataError as error:
-                left_out["not for this model"] += 1
-                example = f" ({error})"
+        prepared, example = self._rendered(stored.chats, tokenizer, left_out, is_strict=False)
         counted = ", ".join(f"{n} {reason}" for reason, n in left_out.most_common()) or "no call"
         if not prepared:
             raise DataError(
@@ -262,6 +254,62 @@ class SFT:
             )
         reporter.line(f"{len(prepared)} calls of {self.from_store}; left out: {counted}{example}")
         return prepared
+
+    def _given(
+        self,
+        demonstrations: Sequence[Json | Demonstration],
+        tokenizer: TransformersTokenizer,
+        left_out: Counter[str],
+        reporter: Reporter,
+    ) -> list[Demonstration]:
+        """Return the demonstrations of the caller as token ids; arguments as for `_stored`.
+
+        Raises:
+            DataError: a demonstration is malformed, or none can be imitated.
+        """
+        prepared, example = self._rendered(demonstrations, tokenizer, left_out, is_strict=True)
+        if not prepared:
+            raise DataError(f"there is no demonstration to imitate; give at least one{example}")
+        if left_out:
+            counted = ", ".join(f"{n} {reason}" for reason, n in left_out.most_common())
+            count = len(demonstrations)
+            reporter.line(
+                f"{len(prepared)} of {count} demonstrations; left out: {counted}{example}"
+            )
+        return prepared
+
+    def _rendered(
+        self,
+        demonstrations: Sequence[Json | Demonstration],
+        tokenizer: TransformersTokenizer,
+        left_out: Counter[str],
+        *,
+        is_strict: bool,
+    ) -> tuple[list[Demonstration], str]:
+        """Return the demonstrations as token ids, and the last reason why one was left out.
+
+        Args:
+            demonstrations: the demonstrations.
+            tokenizer: the model's tokenizer.
+            left_out: reason → number of demonstrations left out, to which this method adds.
+            is_strict: whether malformed demonstrations are errors.
+
+        Raises:
+            DataError: a demonstration is malformed.
+        """
+        prepared, example = [], ""
+        for index, demo in enumerate(demonstrations):
+            try:
+                prepared.append(_prepared(demo, tokenizer, index, self.turns))
+            except (ModelError, ContextOverflowError) as error:
+                left_out["not for this model"] += 1
+                example = f" (demonstrations[{index}]: {error})"
+            except DataError as error:
+                if is_strict:
+                    raise
+                left_out["not for this model"] += 1
+                example = f" ({error})"
+        return prepared, example
 
     def _work(self, demonstrations: Sequence[Demonstration]) -> str:
         """Return a hash of the demonstrations and the settings, by which `fit` checks a checkpoint.
@@ -378,13 +426,15 @@ def _described(options: Mapping[str, Any]) -> str:
 
 
 def _prepared(
-    demo: Json | Demonstration, tokenizer: ChatTokenizer, index: int, turns: Turns = "last"
+    demo: Json | Demonstration, tokenizer: TransformersTokenizer, index: int, turns: Turns = "last"
 ) -> Demonstration:
     """Return the demonstration as token ids.
 
     Raises:
-        DataError: prompt or answer are empty, an interval of `earlier` (earlier answers to imitate)
-            is outside the prompt, or the demonstration is too long for the model.
+        ContextOverflowError: the demonstration is too long for the model.
+        DataError: prompt or answer are empty, or an interval of `earlier` (earlier answers to
+            imitate) is outside the prompt.
+        ModelError: the chat template refuses the messages.
     """
     ids = _tokenise(demo, tokenizer, index, turns)
     if not ids.prompt_ids or not ids.response_ids:
@@ -397,15 +447,15 @@ def _prepared(
             )
     size = len(ids.prompt_ids) + len(ids.response_ids)
     if size > tokenizer.context_length:
-        raise DataError(
-            f"demonstrations[{index}] has {size} tokens, but the model's context holds "
-            f"{tokenizer.context_length}: leave it out, or shorten it"
+        raise ContextOverflowError(
+            f"it has {size} tokens, but the model's context holds {tokenizer.context_length}: "
+            "shorten it"
         )
     return ids
 
 
 def _tokenise(
-    demo: Json | Demonstration, tokenizer: ChatTokenizer, index: int, turns: Turns
+    demo: Json | Demonstration, tokenizer: TransformersTokenizer, index: int, turns: Turns
 ) -> Demonstration:
     if isinstance(demo, Demonstration):
         return demo
@@ -434,7 +484,7 @@ def _tokenise(
 def _turn(
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None,
-    tokenizer: ChatTokenizer,
+    tokenizer: TransformersTokenizer,
     index: int,
 ) -> tuple[list[int], list[int]]:
     """Return the prompt and the answer as token ids; the answer is the last message."""
@@ -449,6 +499,8 @@ def _turn(
     ends = [place for place, token in enumerate(response) if token in tokenizer.eos_ids]
     if ends:  # sampling ends there: the template, not the model, writes what follows
         response = response[: ends[0] + 1]
+    elif response and tokenizer.end_id is not None:  # else the model would learn never to end
+        response.append(tokenizer.end_id)
     return prompt, response
 
 

@@ -18,13 +18,13 @@ from lightspan.algorithms.recorded_attempts import (
 )
 from lightspan.lightning.episode import Call, Episode
 from lightspan.schema import genai_messages, semconv as c
-from lightspan.schema.media import is_reference
 from lightspan.schema.records import Json
 from lightspan.schema.routing import matches
 from lightspan.schema.token_records import CallOutcome
 from lightspan.stores import open_existing
 from lightspan.stores.aio import run_sync
 from lightspan.stores.protocol import Store
+from lightspan_torch.engine.tokenizer import is_reference
 
 
 @dataclass(slots=True)
@@ -99,6 +99,7 @@ def chat_of(call: Call) -> dict[str, Json] | str:
             genai_messages.input_messages_of(attributes),
             genai_messages.output_messages_of(attributes),
         )
+        tools = json.loads(str(attributes.get(c.TOOL_DEFINITIONS, "null")))
     except (ValueError, KeyError, TypeError, AttributeError):
         return "unreadable"
     if not prompt or not answers:
@@ -111,9 +112,7 @@ def chat_of(call: Call) -> dict[str, Json] | str:
         return "cut off"
     if not answers[0].get("content") and not answers[0].get("tool_calls"):
         return "without an answer"
-    tools = attributes.get(c.TOOL_DEFINITIONS)
-    with_tools = {} if tools is None else {"tools": json.loads(str(tools))}
-    return {"messages": [*prompt, answers[0]], **with_tools}
+    return {"messages": [*prompt, answers[0]], **({} if tools is None else {"tools": tools})}
 
 
 def _has_media(message: Mapping[str, Any]) -> bool:

@@ -1,0 +1,170 @@
+"""Repair of the chunks that endpoints stream, so that every client assembles the same answer.
+
+OpenAI's SDK joins texts of one field and tool calls of one index. Some endpoints repeat ids and
+names in every chunk, number calls otherwise, or send lists and objects where the API has texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+import msgspec
+
+from lightspan.schema.genai_messages import dump_json, joined_text, mappings_in
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Call:
+    """The parts of a tool call that have arrived."""
+
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class _Calls:
+    """The tool calls of a choice."""
+
+    calls: list[_Call] = field(default_factory=list)
+    places: dict[int, int] = field(default_factory=dict)
+    """The endpoint's index → place in `calls` of the last call with this index."""
+
+
+class StreamRepair:
+    """Repair the chunks of one stream, or one answer. Nothing here raises."""
+
+    def __init__(self) -> None:
+        self._choices: dict[int, _Calls] = {}
+
+    def repaired(self, chunk: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the chunk as the API defines it; the chunk itself if it is so already."""
+        choices = chunk.get("choices")
+        repaired = [self._choice(choice) for choice in mappings_in(choices)]
+        return chunk if repaired == (choices or []) else {**chunk, "choices": repaired}
+
+    def repaired_answer(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an answer that is not streamed as the API defines it; itself if it is so already.
+
+        Its texts and arguments are repaired. Each of its calls is whole.
+        """
+        choices = []
+        for choice in mappings_in(answer.get("choices")):
+            message = choice.get("message")
+            if isinstance(message, dict):
+                message = _texts(message)
+                if message.get("tool_calls") is not None:
+                    calls = mappings_in(message["tool_calls"])
+                    message["tool_calls"] = [_whole_call(call) for call in calls]
+                choice = {**choice, "message": message}
+            choices.append(choice)
+        is_regular = choices == (answer.get("choices") or [])
+        return answer if is_regular else {**answer, "choices": choices}
+
+    def _choice(self, choice: Mapping[str, Any]) -> Json:
+        number = choice.get("index")
+        index = number if _is_index(number) else 0
+        calls, repaired = self._choices.setdefault(index, _Calls()), {**choice, "index": index}
+        if "delta" in choice:
+            repaired["delta"] = self._delta(calls, choice["delta"])
+        if "text" in choice:
+            repaired["text"] = text_of(choice["text"])
+        reason = choice.get("finish_reason")
+        if reason is not None and not isinstance(reason, str):
+            repaired["finish_reason"] = dump_json(reason)
+        return repaired
+
+    def _delta(self, calls: _Calls, delta: Any) -> Json:
+        repaired = _texts(delta)
+        if repaired.get("tool_calls") is not None:
+            repaired["tool_calls"] = [
+                _call(calls, call) for call in mappings_in(repaired["tool_calls"])
+            ]
+        return repaired
+
+
+def _texts(message: Any) -> Json:
+    """Return a copy of a message or delta whose texts are texts; empty if it is no object."""
+    repaired: Json = {**message} if isinstance(message, dict) else {}
+    for key in ("content", "refusal", "reasoning_content", "reasoning"):
+        if repaired.get(key) is not None:
+            repaired[key] = text_of(repaired[key])
+    return repaired
+
+
+def _whole_call(call: Mapping[str, Any]) -> Json:
+    repaired = _call(_Calls(), {**call, "index": 0})
+    del repaired["index"]
+    return {**repaired, **({"index": call["index"]} if "index" in call else {})}
+
+
+def _call(choice: _Calls, part: Mapping[str, Any]) -> Json:
+    """Add a part of a tool call to `choice`, and return it as the API defines it."""
+    function = part.get("function")
+    changed: Json = {**function} if isinstance(function, dict) else {}
+    for key in ("name", "arguments"):
+        if changed.get(key) is not None:
+            changed[key] = text_of(changed[key])
+    call_id, name = text_of(part.get("id")), changed.get("name") or ""
+    place = _place(choice, part.get("index"), call_id, name)
+    repaired = {**part, "index": place}
+    if place == len(choice.calls):
+        choice.calls.append(_Call())
+        repaired = {**repaired, "type": part.get("type") or "function"}
+    call = choice.calls[place]
+    if call.call_id:  # the SDK would join the ids
+        repaired.pop("id", None)
+    elif call_id:
+        call.call_id = repaired["id"] = call_id
+    if name and call.name and (call.arguments or name == call.name):  # the SDK would join them
+        del changed["name"]
+    else:
+        call.name += name
+    call.arguments += changed.get("arguments") or ""
+    return {**repaired, **({"function": changed} if "function" in part else {})}
+
+
+def _place(choice: _Calls, index: Any, call_id: str, name: str) -> int:
+    """Return the place of the call to which a part belongs; after the last if it begins a call.
+
+    If the endpoint gives several calls one index, a new id begins a call if there is a name with
+    it, and without ids a name begins a call if the arguments before it are complete. If the
+    endpoint gives no index, a new id begins a call, or a name where there is one already.
+    """
+    calls, new = choice.calls, len(choice.calls)
+    if _is_index(index):
+        place = choice.places.get(index, new)
+        if place < new and name:
+            call = calls[place]
+            is_other = call.call_id and call_id and call.call_id != call_id
+            if is_other or (not call_id and _is_object(call.arguments)):
+                place = new
+        choice.places[index] = place
+        return place
+    if not calls:
+        return new
+    if call_id:
+        return next((n for n, call in enumerate(calls) if call.call_id == call_id), new)
+    return new if name and calls[-1].name else new - 1
+
+
+def _is_index(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def text_of(value: Any) -> str:
+    """Return a field's value as text: joined if it is a list of texts, else as JSON."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return joined_text(value) or ("" if value == [] else dump_json(value))
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False

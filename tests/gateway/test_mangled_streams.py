@@ -1,0 +1,224 @@
+"""Streams of other endpoints: what is recorded is what OpenAI's SDK assembles, or is marked."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.genai_attributes import StreamedAnswer, answer_attributes
+from lightspan.schema.llm import LLM
+from lightspan.schema.routing import Route, Routing, Target
+from lightspan.stores.protocol import Store
+from lightspan_gateway.stream_repair import StreamRepair
+from lightspan_testing.gateway_suite import MESSAGES, make_rig
+from lightspan_testing.scripted import Reply, ScriptedServer
+
+Json = dict[str, Any]
+HEAD: Json = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+
+
+def endpoint(server: ScriptedServer) -> Routing:
+    return Routing(
+        default=Target(route=Route.ENDPOINT, endpoint=LLM(base_url=server.url, model="m"))
+    )
+
+
+def chunk(delta: Any, **fields: Any) -> Json:
+    return {**HEAD, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **fields}]}
+
+
+def call(index: Any, call_id: Any, name: Any, arguments: Any) -> Json:
+    function = {"name": name, "arguments": arguments}
+    whole = {"index": index, "id": call_id, "type": "function", "function": function}
+    fields = {key: value for key, value in whole.items() if value is not ...}
+    fields["function"] = {key: value for key, value in function.items() if value is not ...}
+    return fields
+
+
+def assembled(chunks: list[Any]) -> Json | None:
+    """Return the message that the SDK assembles; None if it raises an error."""
+    state = ChatCompletionStreamState()
+    try:
+        with warnings.catch_warnings():  # of fields of other types
+            warnings.simplefilter("ignore")
+            for one in chunks:
+                state.handle_chunk(ChatCompletionChunk.construct(**one))
+            [choice] = state.current_completion_snapshot.choices
+            return plain(choice.message.to_dict())
+    except Exception:
+        return None
+
+
+def plain(message: Json) -> Json:
+    """Return content, thoughts and calls of a message, in the form of recorded messages."""
+    calls = [
+        (one.get("id"), *((one.get("function") or {}).get(key) for key in ("name", "arguments")))
+        for one in message.get("tool_calls") or ()
+    ]
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    calls = [(i or None, name or "", arguments or "") for i, name, arguments in calls]
+    return {"content": message.get("content") or "", "thought": thought or "", "calls": calls}
+
+
+def recorded(chunks: list[Any]) -> tuple[Json, str]:
+    """Return the message that is recorded, and the field for which its attempt is damaged."""
+    answer = StreamedAnswer()
+    for one in chunks:
+        answer.add(one)
+    choices = answer.answer()["choices"] or [{"message": {}}]
+    [message] = genai_messages.output_messages_of(answer_attributes({"choices": choices}))
+    return plain(message), answer.irregular_field
+
+
+TEXT = st.sampled_from(["", "a", "bc", "{", '{"x": 1}'])
+CALL = st.builds(
+    call,
+    st.sampled_from([0, 0, 1, 2, None, ..., -1, "0", True]),
+    st.sampled_from(["one", "two", "", None, ..., ..., ...]),
+    st.sampled_from(["f", "g", "", None, ..., ..., 7]),
+    TEXT | st.sampled_from([None, ..., {"x": 1}, [], 3, '{"x": 1}']),
+)
+DELTA = st.fixed_dictionaries(
+    {},
+    optional={
+        "role": st.just("assistant"),
+        "content": TEXT
+        | st.sampled_from([None, [], [{"type": "text", "text": "part"}], {"a": 1}, 3]),
+        "reasoning_content": TEXT | st.none(),
+        "tool_calls": st.lists(CALL, max_size=2) | st.sampled_from([None, {}, "x", [None]]),
+    },
+)
+CHUNKS = st.lists(st.builds(chunk, DELTA), min_size=1, max_size=6)
+
+
+@given(CHUNKS)
+def test_what_is_recorded_is_what_the_sdk_assembles_or_the_attempt_is_damaged(
+    chunks: list[Json],
+) -> None:
+    theirs = assembled(chunks)
+    ours, irregular = recorded(chunks)
+    assert irregular or theirs is None or ours == theirs
+
+
+@given(CHUNKS)
+def test_the_gateway_mends_every_stream(chunks: list[Json]) -> None:
+    repair = StreamRepair()
+    repaired = [repair.repaired(one) for one in chunks]
+    ours, irregular = recorded(repaired)
+    assert (irregular, ours) == ("", assembled(repaired))
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 2) | st.floats(allow_nan=False) | st.text("a{"),
+    lambda inner: st.lists(inner, max_size=2)
+    | st.dictionaries(
+        st.sampled_from(
+            ["choices", "index", "delta", "content", "tool_calls", "function", "arguments", "type",
+             "usage", "finish_reason", "text", "name", "id", "model", "message"]
+        ),
+        inner,
+        max_size=4,
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["choices", "usage", "id"]), JUNK), max_size=3))
+def test_nothing_that_an_endpoint_sends_raises(chunks: list[Json]) -> None:
+    repair = StreamRepair()
+    recorded_raw, answer = StreamedAnswer(), StreamedAnswer()
+    for one in chunks:
+        recorded_raw.add(one)
+        answer.add(repair.repaired(one))
+        answer_attributes(one)
+    assert answer.irregular_field == ""
+    answer_attributes(answer.answer())
+    answer_attributes(recorded_raw.answer())
+
+
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.just("assistant")},
+    optional={
+        "content": TEXT | st.sampled_from([None, [{"type": "text", "text": "part"}], 3]),
+        "tool_calls": st.lists(CALL, max_size=3) | st.sampled_from([None, {}, [None]]),
+    },
+)
+
+
+@given(MESSAGE)
+def test_the_gateway_mends_every_answer(message: Json) -> None:
+    answer = {**HEAD, "object": "chat.completion", "choices": [{"index": 0, "message": message}]}
+    repaired = StreamRepair().repaired_answer(answer)
+    theirs = ChatCompletion.construct(**repaired).choices[0].message
+    assert isinstance(theirs.content, str | None)
+    for one in theirs.tool_calls or ():
+        assert isinstance(one.function.arguments, str | None)
+    [kept] = genai_messages.output_messages_of(answer_attributes(repaired))
+    assert plain(kept) == plain(theirs.to_dict())
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        assert len(plain(kept)["calls"]) == sum(isinstance(one, dict) for one in calls)
+
+
+F, G = ("a", "f", '{"x": 1}'), ("b", "g", "{}")
+MANGLED: list[tuple[list[Any], list[tuple[str | None, str, str]]]] = [
+    # two calls under one index, whole and in parts
+    ([[call(0, *F)], [call(0, *G)]], [F, G]),
+    ([[call(0, "a", "f", "")], [call(0, ..., ..., '{"x": 1}')], [call(0, *G)]], [F, G]),
+    ([[call(0, ..., "f", '{"x": 1}')], [call(0, ..., "f", '{"x": 1}')]], [(None, *F[1:])] * 2),
+    # id and name in every chunk
+    ([[call(0, "a", "f", '{"x"')], [call(0, "a", "f", ": 1}")]], [F]),
+    # an id of its own in every chunk, but one name
+    ([[call(0, "a", "f", '{"x"')], [call(0, "z", ..., ": 1}")]], [F]),
+    # numbered from 1, or not at all
+    ([[call(1, "a", "f", "")], [call(1, ..., ..., '{"x": 1}')], [call(2, *G)]], [F, G]),
+    ([[call(None, *F)], [call(None, *G)]], [F, G]),
+    ([[call(..., "a", "f", '{"x"'), call(..., ..., ..., ": 1}"), call(..., *G)]], [F, G]),
+    # arguments as an object
+    ([[call(0, "a", "f", {"x": 1})], [call(1, *G)]], [("a", "f", '{"x":1}'), G]),
+]
+
+
+@pytest.mark.parametrize(("parts", "calls"), MANGLED)
+async def test_the_app_gets_the_calls_that_the_endpoint_meant(
+    store: Store, parts: list[Any], calls: list[Any]
+) -> None:
+    chunks = [{**chunk({"tool_calls": part}), "error": None} for part in parts]
+    reply = Reply(chunks=[None, *chunks, chunk({}, finish_reason="tool_calls")])
+    with ScriptedServer([reply]) as server:
+        async with make_rig(store, [], routing=endpoint(server)) as rig:
+            async with (
+                rig.client() as client,
+                client.chat.completions.stream(model="m", messages=MESSAGES) as stream,
+            ):
+                message = (await stream.get_final_completion()).choices[0].message
+            [span] = await rig.spans()
+    assert plain(message.to_dict())["calls"] == calls
+    [kept] = genai_messages.output_messages_of(span.attributes)
+    assert plain(kept)["calls"] == calls
+
+
+async def test_thoughts_and_parts_of_content(store: Store) -> None:
+    deltas = [
+        {"role": "assistant", "reasoning_content": "First "},
+        {"reasoning_content": "think."},
+        {"content": [{"type": "text", "text": "Then "}]},
+        {"content": "answer."},
+    ]
+    reply = Reply(chunks=[*map(chunk, deltas), chunk({}, finish_reason="stop")])
+    with ScriptedServer([reply]) as server:
+        async with make_rig(store, [], routing=endpoint(server)) as rig:
+            reading = await rig.ask(stream=True)
+            [span] = await rig.spans()
+    assert reading.choices[0].content == "Then answer."
+    assert json.loads(str(span.attributes[c.OUTPUT_MESSAGES]))[0]["parts"] == [
+        {"type": "reasoning", "content": "First think."},
+        {"type": "text", "content": "Then answer."},
+    ]
