@@ -177,8 +177,10 @@ async def test_a_gateway_that_is_gone_concerns_its_own_run_only(store: Store) ->
         while not await is_lost():  # noqa: ASYNC110 - in a store
             await asyncio.sleep(0.01)
         live = await enqueue_run("live", url, 12)
-        while {s.status for s in await store.rollouts(live)} != {RolloutStatus.SUCCEEDED}:
-            await asyncio.sleep(0.01)
+        for rollout_id in live:
+            while not (await store.rollouts([rollout_id]))[0].status.final:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert {s.status for s in await store.rollouts(live)} == {RolloutStatus.SUCCEEDED}
         attempts = await store.attempts(gone)
         assert [attempt.outcome for attempt in attempts] == [Outcome.INFRASTRUCTURE]
         assert len(await store.attempts(live)) == len(live)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from typing import Any
+import threading
+from typing import Any, Final
 
 from lightspan.progress import print_line
 
+_EXIT_TIMEOUT_S: Final = 2.0
+"""Seconds in which the process may end after its runner has ended. A thread that waits for a
+store's server would keep it alive."""
 DESCRIPTION = """\
 Run an app's attempts in this environment, for a training in another one. Both use the store that
 the trainer prints (`waiting for runners: …`): a file of this machine, a database or a server. If
@@ -84,23 +88,26 @@ def _run(options: argparse.Namespace) -> None:
     from lightspan_cluster.standalone import JoinOptions, join
 
     take_credentials(options.store)  # before the app, which must not see them, is loaded
-    asyncio.run(
-        join(
-            JoinOptions(
-                store_url=options.store,
-                app=options.app,
-                run_id=options.run_id,
-                slots=options.slots,
-                processes=options.processes,
-                isolation=options.isolation,
-                app_dirs=_folders(options.app_dir),
-                lease_s=options.lease,
-                until_idle_s=options.until_idle,
-                stay=options.stay,
-            ),
-            print_line,
-        )
+    join_options = JoinOptions(
+        store_url=options.store,
+        app=options.app,
+        run_id=options.run_id,
+        slots=options.slots,
+        processes=options.processes,
+        isolation=options.isolation,
+        app_dirs=_folders(options.app_dir),
+        lease_s=options.lease,
+        until_idle_s=options.until_idle,
+        stay=options.stay,
     )
+
+    async def run() -> None:
+        await join(join_options, print_line)
+        timer = threading.Timer(_EXIT_TIMEOUT_S, os._exit, [0])
+        timer.daemon = True
+        timer.start()
+
+    asyncio.run(run())
 
 
 def _folders(folders: list[str] | None) -> tuple[str, ...]:

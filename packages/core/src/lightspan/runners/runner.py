@@ -83,6 +83,8 @@ class Runner:
         self._unanswered: dict[str | None, str] = {}
         """Run id → request id of a claim that got no answer. The claim is repeated with the same
         request id. Otherwise the attempts that it started would wait until their leases expire."""
+        self._claiming: asyncio.Future[list[Claim]] | None = None
+        """The latest claim, which may be under way."""
         self._work_poll: asyncio.Task[bool] | None = None
         self._has_work = False
         """Whether the store has reported work, and nothing has been claimed since."""
@@ -154,6 +156,9 @@ class Runner:
         """Cancel the attempts under way, and claim no more. Their rollouts are requeued."""
         self._is_aborted = True
         self.stop()
+        if self._claiming is not None:
+            timeout_s = self._timings.abort_timeout_s
+            asyncio.get_running_loop().call_later(timeout_s, self._claiming.cancel)
         for attempt in self.attempts:
             attempt.stop()
 
@@ -293,10 +298,17 @@ class Runner:
                 break
             is_idle = not self._tasks and not claims
             request_id = self._unanswered.setdefault(run_id, new_id("claim"))
-            try:
-                claims += await self.store.claim(
+            self._claiming = asyncio.ensure_future(
+                self.store.claim(
                     config.name, limit, config.lease_s, run_id, is_idle, request_id=request_id
                 )
+            )
+            try:
+                claims += await self._claiming
+            except asyncio.CancelledError:
+                if not self._is_aborted:
+                    raise
+                break
             except StoreError as error:
                 log.warning("the runner cannot claim: %s", error)
                 break

@@ -316,7 +316,11 @@ class Session:
         )
         self._stack.push_async_callback(runners.stop)
         await runners.start(plan)
-        peer = make_peer(run_id, PeerRole.TRAINER, app, run_id=run_id)
+        remote = getattr(runners, "elsewhere", isinstance(runners, WatchedRunners))
+        gateway = self._routing.gateway_url
+        peer = make_peer(
+            run_id, PeerRole.TRAINER, app, run_id=run_id, gateway=gateway, remote=remote
+        )
         self._presence = await self._stack.enter_async_context(Presence(self.store, peer))
         if isinstance(runners, WatchedRunners):
             watch = runners.watch(self.store, self.reporter.line)

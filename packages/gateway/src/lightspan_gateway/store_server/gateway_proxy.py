@@ -24,8 +24,9 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from lightspan.errors import StoreError
+from lightspan.errors import ConfigError, StoreError
 from lightspan.schema import clock
+from lightspan.schema.records import Peer
 from lightspan.schema.resources import routing_of
 from lightspan.schema.semconv import HEADER_RELAYED
 from lightspan.stores.keepalive import keepalive_socket
@@ -76,6 +77,8 @@ class GatewayProxy:
         self._max_bytes = limits.max_relayed_bytes
         self._checked: dict[str, float] = {}
         """Gateway → time of its last passed health check, by `clock.monotonic`."""
+        self._announced: set[tuple[str, str]] = set()
+        """The trainers whose gateways were reached when they were announced: (peer id, gateway)."""
         self._session: aiohttp.ClientSession | None = None
 
     def routes(self) -> list[web.AbstractRouteDef]:
@@ -87,6 +90,30 @@ class GatewayProxy:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+    async def check_trainer(self, peer: Peer) -> None:
+        """Check, when a trainer announces itself first, that this server reaches its gateway.
+
+        Without the check, all attempts of the training would be lost, one after another. Later
+        announcements are not checked, because a gateway may be busy or restart.
+
+        Raises:
+            ConfigError: runners of other machines may work for the training, and its gateway cannot
+                be reached.
+        """
+        if not peer.remote or not peer.gateway or (peer.peer_id, peer.gateway) in self._announced:
+            return
+        try:
+            await self._check(_origin(peer.gateway))
+        except ApiError as error:
+            raise ConfigError(
+                f"the gateway {peer.gateway} of the training {peer.run_id} cannot be reached from "
+                "the store's server, which hands the model calls of runners on to it. Start the "
+                "trainer with an address of its machine that the server reaches, "
+                'Trainer(gateway="HOST") or "HOST:PORT", or run the attempts on the trainer\'s own '
+                f"machine, Trainer(runners=8) ({error.message})"
+            ) from error
+        self._announced.add((peer.peer_id, peer.gateway))
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:

@@ -198,6 +198,8 @@ class StoreServer(HttpServer):
     # --- operations -----------------------------------------------------------------------
     async def _execute(self, operation: rpc.Operation, role: Role, body: bytes) -> bytes:
         arguments = operation.read_arguments(body)
+        if operation.name == "announce" and role is not Role.RUNNER:
+            await self._proxy.check_trainer(arguments["peer"])
         method = getattr(self._store, operation.name)
         if operation.is_long_poll:
             arguments["timeout_s"] = min(arguments["timeout_s"], rpc.POLL_S)
