@@ -274,11 +274,11 @@ async def _at_work(start: Start, store: Store, *tasks: Any) -> tuple[Started, li
 async def test_ctrl_c_lets_attempts_end(start: Start, store: Store, tmp_path: Path) -> None:
     waits = {"until": str(tmp_path / "go")}
     runner, names = await _at_work(start, store, waits, waits)
-    runner.process.send_signal(signal.SIGINT)
-    await runner.says("finishing 2 attempts; Ctrl-C again gives them back")
     [peer] = [peer for peer in await store.peers() if peer.role is PeerRole.RUNNER]
     for attempt in await store.attempts(names):  # `lightspan status` counts them by this name
         assert attempt.runner_id.startswith(f"{peer.peer_id}-")
+    runner.process.send_signal(signal.SIGINT)
+    await runner.says("finishing 2 attempts; Ctrl-C again gives them back")
     later = await enqueue(store, "apart_app:naps", {})
     (tmp_path / "go").touch()
     assert await runner.ends() == 0
