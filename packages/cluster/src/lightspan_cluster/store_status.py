@@ -107,7 +107,7 @@ async def read_status(store: Store, *, with_tokens: bool = False) -> StoreStatus
     """
     if not store.capabilities.multi_process:
         raise UnsupportedError(f"store {store.url!r} lives in one process: name a store in use")
-    peers = await store.peers()
+    peers = [peer for peer in await store.peers() if peer.app]  # `/health` announces one without
     trainers = {peer.run_id: peer for peer in peers if peer.role is PeerRole.TRAINER}
     states = await store.rollouts(status=OPEN)
     trainings, busy = [], []

@@ -54,5 +54,7 @@ class StoreServerLimits(ServerLimits):
     """Maximum number of model calls that are forwarded at once."""
     health_timeout_s: float = 5.0
     """Maximum seconds of a health check."""
+    health_interval_s: float = 1.0
+    """Minimum seconds between two health checks; the requests in between share the result."""
     shutdown_s: float = 10.0
     """Seconds for which requests may continue while the server stops."""
