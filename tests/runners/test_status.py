@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -187,6 +189,24 @@ def test_what_cannot_be_done(
     for word in words:
         assert word in text
     assert not (tmp_path / "no-such.db").exists()
+
+
+@pytest.mark.parametrize("command", ["status", "inspect", "cancel"])
+def test_looking_changes_no_file(tmp_path: Path, command: str) -> None:
+    """Check that a file that is no store stays as it is, and a store of another format too."""
+    arguments = ("--gone",) if command == "cancel" else ()
+    empty, older = tmp_path / "empty.db", tmp_path / "older.db"
+    empty.touch()
+    asyncio.run(fill(f"sqlite:///{older}"))
+    with contextlib.closing(sqlite3.connect(older, isolation_level=None)) as db:
+        [version] = db.execute("PRAGMA user_version").fetchone()
+        db.execute(f"PRAGMA user_version = {version - 1}")
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    for path, words in ((empty, "nothing was recorded there"), (older, "an older lightspan")):
+        before = path.read_bytes()
+        code, text = run(command, f"sqlite:///{path}", *arguments)
+        assert (code, words in text) == (1, True), text
+        assert path.read_bytes() == before
 
 
 def test_a_key_that_may_not_read_says_so(tmp_path: Path) -> None:

@@ -84,11 +84,13 @@ def open_existing(url: str | os.PathLike[str]) -> Store:
 
     Raises:
         ConfigError: the URL names no store.
-        NotFoundError: the file does not exist. The store of a database raises it in `open`.
+        NotFoundError: the file does not exist or is empty. The store of a database raises it in
+            `open`.
     """
     store = _make_store(os.fspath(url), create=False)
     path: Path | None = getattr(store, "path", None)
-    if path is not None and not os.path.exists(path):  # `Path.exists` raises for some paths
+    # `Path.exists` raises for some paths. Opening an empty file would make a store of it.
+    if path is not None and not (os.path.exists(path) and os.path.getsize(path)):
         raise NotFoundError(f"there is no store {path}: nothing was recorded there")
     return store
 
