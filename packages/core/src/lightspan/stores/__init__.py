@@ -32,7 +32,7 @@ _ALTERNATIVES: Final = (
 )
 
 
-def open_store(url: str | os.PathLike[str]) -> Store:
+def open_store(url: str | os.PathLike[str], *, patience_s: float | None = None) -> Store:
     """Return the store of a URL without opening it: use `async with`, or call its `open`.
 
     `memory:` is a new store each time. `sqlite:…?power_loss=true` survives a power loss as well as
@@ -42,10 +42,18 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     there; it needs `lightspan[http]`. Its key is the value of `LIGHTSPAN_STORE_KEY`, or of the
     variable in `?api_key_env=…`.
 
+    Args:
+        url: URL or file of the store.
+        patience_s: seconds for which an operation is retried while the store's server is
+            unreachable; None for the store's own time, up to a minute.
+
     Raises:
         ConfigError: the URL names no store, or the package that it needs is not installed.
     """
-    return _make_store(os.fspath(url), create=True)
+    store = _make_store(os.fspath(url), create=True)
+    if patience_s is not None and (set_patience := getattr(store, "set_patience", None)):
+        set_patience(patience_s)
+    return store
 
 
 def _make_store(text: str, *, create: bool) -> Store:
