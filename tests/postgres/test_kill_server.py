@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 
+from lightspan.errors import StoreUnreachableError
+from lightspan.schema.records import RolloutStatus
+from lightspan.stores.timings import StoreTimings
 from lightspan_cluster.postgres.store import PostgresStore
+from lightspan_testing.store_suite import make_rollout
 from packages.core.tests.stores.programs import WRITER, check_acknowledged
 from tests.postgres.cluster import Cluster
 
@@ -20,6 +24,30 @@ _IMPATIENT = """
 from lightspan_cluster.postgres import writer
 writer.RETRY_TIMEOUT_S = 0.0
 """
+
+
+async def test_a_patient_store_waits_for_its_server(postgres: Path) -> None:
+    """Check a trainer's patience (`patience_s`): it ends when the store is closed."""
+    with Cluster(postgres) as cluster:
+        store = PostgresStore(cluster.url("x"), timings=StoreTimings(database_retry_s=0.05))
+        store.set_patience(60.0)
+        async with store:
+            await store.enqueue([make_rollout()])
+            await asyncio.to_thread(cluster.kill)
+            work = [
+                asyncio.create_task(store.enqueue([make_rollout("ro-2")])),
+                asyncio.create_task(store.policy_versions("any")),
+            ]
+            await asyncio.sleep(0.5)
+            assert not any(task.done() for task in work)
+            await asyncio.to_thread(cluster.start)
+            await asyncio.gather(*work)
+            assert await store.count() == {RolloutStatus.QUEUED: 2}
+            await asyncio.to_thread(cluster.kill)
+            waiting = asyncio.create_task(store.enqueue([make_rollout("ro-3")]))
+            await asyncio.sleep(0.2)
+        with pytest.raises(StoreUnreachableError):
+            await waiting
 
 
 @pytest.mark.faults
