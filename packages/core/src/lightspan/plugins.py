@@ -41,7 +41,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "runners": {"ray": "ray"},
     "commands": {
         **dict.fromkeys(("cancel", "runner", "status"), "cluster"),
-        **dict.fromkeys(("dev", "export", "inspect", "rescore"), "train"),
+        **dict.fromkeys(("dev", "export", "inspect", "prune", "rescore"), "train"),
         "import": "otel",
         "serve": "http",
     },

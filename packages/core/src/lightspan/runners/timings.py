@@ -19,7 +19,7 @@ class RunnerTimings:
     """Average seconds between claims while the store reports work of which this runner gets
     none."""
     gateway_retry_s: float = 20.0
-    """Maximum seconds to wait for an unreachable gateway before attempts are claimed again. A
+    """Maximum seconds to wait for an unreachable gateway before its attempts are claimed again. A
     trainer that died has been detected by then. If the trainer is alive and only its gateway cannot
     be reached, attempts have to fail."""
     probe_interval_s: float = 0.5
