@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from lightspan.errors import StoreUnreachableError
-from lightspan.schema.records import RolloutStatus
+from lightspan.runners.discovery import make_peer
+from lightspan.schema.records import PeerRole, RolloutStatus
 from lightspan.stores.timings import StoreTimings
 from lightspan_cluster.postgres.store import PostgresStore
 from lightspan_testing.store_suite import make_rollout
@@ -48,6 +49,39 @@ async def test_a_patient_store_waits_for_its_server(postgres: Path) -> None:
             await asyncio.sleep(0.2)
         with pytest.raises(StoreUnreachableError):
             await waiting
+
+
+@pytest.mark.slow
+async def test_a_server_that_is_gone_does_not_keep_a_runner(postgres: Path, tmp_path: Path) -> None:
+    """Check that an idle `lightspan runner` ends at SIGTERM although its database is away."""
+    (tmp_path / "plain_app.py").write_text("def answer(task):\n    return 1.0\n")
+    with Cluster(postgres) as cluster:
+        url = cluster.url("x")
+        command = [sys.executable, "-m", "lightspan.cli", "runner", "--store", url]
+        async with PostgresStore(url) as store:
+            trainer = make_peer("run", PeerRole.TRAINER, "plain_app:answer", run_id="run")
+            await store.announce(trainer)
+            with subprocess.Popen(  # noqa: ASYNC220
+                [*command, "--app-dir", str(tmp_path), "plain_app:answer"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            ) as runner:
+                try:
+                    assert runner.stdout is not None
+                    while "joined training run" not in await asyncio.to_thread(
+                        runner.stdout.readline
+                    ):
+                        assert runner.poll() is None
+                    await asyncio.sleep(1.0)
+                    await asyncio.to_thread(cluster.kill)
+                    await asyncio.sleep(1.0)
+                    runner.terminate()
+                    assert await asyncio.to_thread(runner.wait, 20.0) == 0
+                    assert "ended; attempts claimed: 0" in runner.stdout.read()
+                finally:
+                    runner.kill()
+            await asyncio.to_thread(cluster.start)
 
 
 @pytest.mark.faults

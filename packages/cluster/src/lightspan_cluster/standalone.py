@@ -145,8 +145,8 @@ class _Joiner:
         await asyncio.wait([task], timeout=LEAVE_TIMEOUT_S)
         if not task.done():
             task.cancel()
-            await asyncio.wait([task])
-        return True if task.cancelled() else task.result()
+            await asyncio.wait([task], timeout=LEAVE_TIMEOUT_S)
+        return True if not task.done() or task.cancelled() else task.result()
 
     async def _start(self) -> None:
         options = self._options

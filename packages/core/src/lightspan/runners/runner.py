@@ -83,8 +83,8 @@ class Runner:
         self._unanswered: dict[str | None, str] = {}
         """Run id → request id of a claim that got no answer. The claim is repeated with the same
         request id. Otherwise the attempts that it started would wait until their leases expire."""
-        self._claiming: asyncio.Future[list[Claim]] | None = None
-        """The latest claim, which may be under way."""
+        self._claim_timeout: asyncio.Timeout | None = None
+        """Timeout of the claim under way; None if there is none."""
         self._work_poll: asyncio.Task[bool] | None = None
         self._has_work = False
         """Whether the store has reported work, and nothing has been claimed since."""
@@ -156,9 +156,9 @@ class Runner:
         """Cancel the attempts under way, and claim no more. Their rollouts are requeued."""
         self._is_aborted = True
         self.stop()
-        if self._claiming is not None:
-            timeout_s = self._timings.abort_timeout_s
-            asyncio.get_running_loop().call_later(timeout_s, self._claiming.cancel)
+        if self._claim_timeout is not None:
+            now = asyncio.get_running_loop().time()
+            self._claim_timeout.reschedule(now + self._timings.abort_timeout_s)
         for attempt in self.attempts:
             attempt.stop()
 
@@ -290,7 +290,14 @@ class Runner:
         counts = Counter(attempt.claim.rollout.run_id for attempt in self.attempts)
         runs = self._claimable
         random.shuffle(runs)
-        runs.sort(key=lambda run: (run not in self._unanswered, counts[run or ""]))
+        # A run in doubt comes early too: the first ones get a share of the slots only.
+        runs.sort(
+            key=lambda run: (
+                run not in self._unanswered,
+                run not in self._doubts,
+                counts[run or ""],
+            )
+        )
         config = self.config
         for number, run_id in enumerate(runs):
             limit = -((len(claims) - free) // (len(runs) - number))  # rounded up
@@ -298,20 +305,16 @@ class Runner:
                 break
             is_idle = not self._tasks and not claims
             request_id = self._unanswered.setdefault(run_id, new_id("claim"))
-            self._claiming = asyncio.ensure_future(
-                self.store.claim(
-                    config.name, limit, config.lease_s, run_id, is_idle, request_id=request_id
-                )
-            )
             try:
-                claims += await self._claiming
-            except asyncio.CancelledError:
-                if not self._is_aborted:
-                    raise
+                async with asyncio.timeout(None) as self._claim_timeout:
+                    claims += await self.store.claim(
+                        config.name, limit, config.lease_s, run_id, is_idle, request_id=request_id
+                    )
+            except (StoreError, TimeoutError) as error:
+                log.warning("the runner cannot claim: %s", str(error) or "it is ending")
                 break
-            except StoreError as error:
-                log.warning("the runner cannot claim: %s", error)
-                break
+            finally:
+                self._claim_timeout = None
             del self._unanswered[run_id]
         return claims
 
