@@ -291,13 +291,8 @@ class Runner:
         runs = self._claimable
         random.shuffle(runs)
         # A run in doubt comes early too: the first ones get a share of the slots only.
-        runs.sort(
-            key=lambda run: (
-                run not in self._unanswered,
-                run not in self._doubts,
-                counts[run or ""],
-            )
-        )
+        unanswered, doubts = self._unanswered, self._doubts
+        runs.sort(key=lambda run: (run not in unanswered, run not in doubts, counts[run or ""]))
         config = self.config
         for number, run_id in enumerate(runs):
             limit = -((len(claims) - free) // (len(runs) - number))  # rounded up

@@ -5,8 +5,8 @@ machine; plugins add others by URL scheme (PostgreSQL, HTTP). `_state_machine` m
 attempts, `_leases` grants, extends and ends leases, `_idempotency` makes claims repeatable,
 `_validation` checks arguments, `_encoding` serialises records, `_signal` wakes coroutines that wait
 for a change, `_process_local` opens connections per process, `_sql` has the shared parts of SQL
-stores. `credentials` keeps passwords out of URLs, `aio` runs a store from synchronous code,
-`keepalive` configures sockets. Most code needs only `open_store`.
+stores. `credentials` keeps passwords out of URLs, `aio` runs a store from synchronous code. Most
+code needs only `open_store`.
 """
 
 from __future__ import annotations

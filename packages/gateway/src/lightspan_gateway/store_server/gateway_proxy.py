@@ -29,11 +29,11 @@ from lightspan.schema import clock
 from lightspan.schema.records import Peer
 from lightspan.schema.resources import routing_of
 from lightspan.schema.semconv import HEADER_RELAYED
-from lightspan.stores.keepalive import keepalive_socket
 from lightspan.stores.protocol import Store
 from lightspan_gateway.access_policy import token_of
 from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError
 from lightspan_gateway.dialects import DIALECTS
+from lightspan_gateway.keepalive import keepalive_socket
 from lightspan_gateway.limits import StoreServerLimits
 from lightspan_gateway.remote_store.url import RELAY_PATH
 from lightspan_gateway.server import error_response

@@ -19,9 +19,8 @@ from aiohttp import web
 
 from lightspan import __version__, errors
 from lightspan.plugins import installed_plugins, load_plugin
-from lightspan.runners.discovery import make_peer
 from lightspan.schema import clock
-from lightspan.schema.records import Mode, PeerRole, new_id
+from lightspan.schema.records import Mode, Peer, PeerRole, new_id
 from lightspan.schema.redaction import clean_text
 from lightspan.schema.semconv import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.stores.protocol import Store
@@ -129,7 +128,13 @@ class StoreServer(HttpServer):
         Reading would not do: it works with a full disk, a lock that another process holds, or a
         database that is a standby.
         """
-        peer = make_peer(self._health_id, PeerRole.RUNNER, "")
+        peer = Peer(
+            peer_id=self._health_id,
+            role=PeerRole.RUNNER,
+            app="",  # of no training
+            protocol=PROTOCOL_VERSION,
+            lightspan=__version__,
+        )
         try:
             async with asyncio.timeout(self._health_timeout_s):
                 await self._store.announce(peer)
