@@ -413,7 +413,9 @@ async def test_limits(tmp_path: Path) -> None:
         first = asyncio.create_task(place.said(claim))
         await gate.reached.wait()
         second = asyncio.create_task(place.said(claim))
-        slots = place.served.server._proxy._slots
+        [slots] = place.served.server._proxy._slots.values()
         await until(lambda: bool(slots._waiters))
+        async with training(place.store, "another") as other:  # its own slots are free
+            assert await place.said(await other.claim("b")) == (200, "another")
         gate.open()
         assert await asyncio.gather(first, second) == [(200, "a b"), (200, "second")]

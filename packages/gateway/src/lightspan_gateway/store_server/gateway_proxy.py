@@ -15,6 +15,7 @@ import asyncio
 import io
 import logging
 import re
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -73,7 +74,10 @@ class GatewayProxy:
 
     def __init__(self, store: Store, limits: StoreServerLimits) -> None:
         self._store = store
-        self._slots = asyncio.Semaphore(limits.max_relayed)
+        self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(limits.max_relayed)
+        )
+        """Gateway → its slots. A gateway that hangs must not occupy those of other trainings."""
         self._max_bytes = limits.max_relayed_bytes
         self._checked: dict[str, float] = {}
         """Gateway → time of its last passed health check, by `clock.monotonic`."""
@@ -119,7 +123,7 @@ class GatewayProxy:
         try:
             path = _gateway_path(request)
             gateway = await self._gateway_of(request, path)
-            async with self._slots:
+            async with self._slots[gateway]:
                 body = await read_body(request, self._max_bytes)
                 await self._check(gateway)
                 return await self._forward(request, gateway, path, body)
