@@ -232,7 +232,7 @@ def _training_lines(training: TrainingStatus, store: str) -> Iterator[str]:
         yield f"  attempts lost: {training.lost}, the last one: {training.last_loss}"
     if training.state in ("gone", "complete") and training.open:
         command = shlex.join(["lightspan", "cancel", store, training.run_id])
-        yield f"  to remove the {training.open} open ones: {command}"
+        yield f"  to remove what is open: {command}"
     for name, tokens in (training.tokens or {}).items():
         missing = f", {tokens.without_usage} of them without usage" if tokens.without_usage else ""
         yield (
