@@ -331,7 +331,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool = False
     """Whether a trainer's run has nothing left to do."""
     gateway: str = ""
-    """Base URL of a trainer's gateway; empty for a runner."""
+    """Base URL of a trainer's gateway; empty for a runner, and if no call goes through it."""
     remote: bool = False
     """Whether a trainer's runners may be on other machines. Then the store's server, if it has one,
     must reach the gateway."""

@@ -318,7 +318,7 @@ class Session:
         self._stack.push_async_callback(runners.stop)
         await runners.start(plan)
         remote = getattr(runners, "elsewhere", isinstance(runners, WatchedRunners))
-        gateway = self._routing.gateway_url
+        gateway = self._routing.gateway_url if self._routing.serves else ""
         peer = make_peer(
             run_id, PeerRole.TRAINER, app, run_id=run_id, gateway=gateway, remote=remote
         )
