@@ -20,6 +20,7 @@ from lightspan.runners.timings import RunnerTimings
 from lightspan.schema import semconv as c
 from lightspan.schema.records import (
     AttemptStatus,
+    Mode,
     Outcome,
     Rollout,
     RolloutStatus,
@@ -144,6 +145,64 @@ async def test_without_its_gateway_a_runner_claims_nothing(
             states = await ended
     assert {state.status for state in states} == {RolloutStatus.SUCCEEDED}
     assert len(await store.attempts(names)) == len(names) + 1
+
+
+async def test_a_gateway_that_is_gone_concerns_its_own_run_only(store: Store) -> None:
+    """Check that the run of another gateway ends while the first gateway is still awaited."""
+
+    async def enqueue_run(run_id: str, url: str, count: int) -> list[str]:
+        routing = Routing(gateway_url=url, default=WRITER.target)
+        resources_id = await store.put_resources({"routing": routing})
+        rollouts = [
+            Rollout(
+                rollout_id=f"{run_id}-{number}",
+                run_id=run_id,
+                task={"text": "7"},
+                task_id=f"t{number}",
+                mode=Mode.VAL,
+                resources_id=resources_id,
+            )
+            for number in range(count)
+        ]
+        await store.enqueue(rollouts)
+        return [rollout.rollout_id for rollout in rollouts]
+
+    gone = await enqueue_run("gone", "http://127.0.0.1:9", 4)
+    async with gateway(store, "7") as (url, _), running(store, apps.asks, slots=1) as runner:
+        runner.work_for(["gone", "live"])
+
+        async def is_lost() -> bool:
+            return any(attempt.outcome for attempt in await store.attempts(gone))
+
+        while not await is_lost():  # noqa: ASYNC110 - in a store
+            await asyncio.sleep(0.01)
+        live = await enqueue_run("live", url, 12)
+        for rollout_id in live:
+            while not (await store.rollouts([rollout_id]))[0].status.final:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert {s.status for s in await store.rollouts(live)} == {RolloutStatus.SUCCEEDED}
+        attempts = await store.attempts(gone)
+        assert [attempt.outcome for attempt in attempts] == [Outcome.INFRASTRUCTURE]
+        assert len(await store.attempts(live)) == len(live)
+
+
+async def test_a_gateway_that_stays_away_fails_attempts_without_the_app(store: Store) -> None:
+    """Check that only the first attempt of a run occupies its slot for the app's timeouts."""
+    calls = []
+
+    async def app(task: Any, llm: Any) -> float:
+        calls.append(task)
+        return float(await apps.asks_async(task, llm))
+
+    timings = RunnerTimings(gateway_retry_s=0.05, probe_interval_s=0.01)
+    routing = Routing(gateway_url="http://127.0.0.1:9", default=WRITER.target)
+    await enqueue(store, [{"text": "1"}], {"routing": routing}, max_infrastructure_tries=3)
+    async with running(store, app, timings=timings):
+        [state] = await finished(store)
+    assert (state.status, state.infrastructure_tries) == (RolloutStatus.LOST, 3)
+    assert len(calls) == 1
+    last = (await store.attempts(["ro-0"]))[-1]
+    assert last.message == "the gateway http://127.0.0.1:9 of the training does not answer"
 
 
 async def test_a_request_that_the_gateway_refuses_is_the_apps_failure(store: Store) -> None:

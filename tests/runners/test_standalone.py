@@ -274,6 +274,9 @@ async def _at_work(start: Start, store: Store, *tasks: Any) -> tuple[Started, li
 async def test_ctrl_c_lets_attempts_end(start: Start, store: Store, tmp_path: Path) -> None:
     waits = {"until": str(tmp_path / "go")}
     runner, names = await _at_work(start, store, waits, waits)
+    [peer] = [peer for peer in await store.peers() if peer.role is PeerRole.RUNNER]
+    for attempt in await store.attempts(names):  # `lightspan status` counts them by this name
+        assert attempt.runner_id.startswith(f"{peer.peer_id}-")
     runner.process.send_signal(signal.SIGINT)
     await runner.says("finishing 2 attempts; Ctrl-C again gives them back")
     later = await enqueue(store, "apart_app:naps", {})
@@ -322,6 +325,48 @@ async def test_a_server_that_is_away_is_waited_for(start: Start, tmp_path: Path)
         assert await runner.ends() == 0
     assert runner.text.count(waiting) == 1
     assert runner.text.endswith("ended; attempts claimed: 1, finished: 1\n")
+
+
+async def test_a_server_that_is_away_does_not_keep_a_runner(start: Start, tmp_path: Path) -> None:
+    """Check that an idle runner ends at SIGTERM although nobody answers its requests."""
+    (tmp_path / "plain_app.py").write_text("def answer(task):\n    return 1.0\n")
+    options = ("--app-dir", str(tmp_path), "plain_app:answer")
+    with serving(lambda: SQLiteStore(tmp_path / "run.db")) as served:
+        runner = start("--store", served.url, *options, python=Path(sys.executable))
+        async with open_store(served.url) as store:
+            await store.announce(trainer_of("plain_app:answer"))
+            await runner.says("joined training run-1")
+            await succeeded(store, await enqueue(store, "plain_app:answer", {}))
+        port = await asyncio.to_thread(served.stop)
+        try:
+            await asyncio.sleep(1.5)  # until both processes ask again
+            runner.process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(runner.process.wait, 12.0) == 0
+        finally:
+            await asyncio.to_thread(served.start, port)
+    assert runner.text.endswith("ended; attempts claimed: 1, finished: 1\n")
+
+
+async def test_a_gateway_out_of_reach_is_told_on_both_sides(
+    start: Start, store: Store, lines: Any
+) -> None:
+    """Check that nothing is claimed until the training has a gateway that the runner reaches."""
+    trainer = trainer_of("apart_app:naps", gateway="http://127.0.0.1:9", remote=True)
+    await store.announce(trainer)
+    names = await enqueue(store, "apart_app:naps", {})
+    runner = start("--store", store.url, "apart_app:naps")
+    await runner.says("training run-1 cannot be joined: the gateway http://127.0.0.1:9 does not")
+    assert 'Trainer(gateway="HOST")' in runner.text
+    plan = RunnerPlan(store_url=store.url, app="apart_app:naps", run_id="run-1")
+    watch = RunnerWatch(plan, ExternalRunners(), lines.line)
+    while not any("cannot join: the gateway http://127.0.0.1:9" in line for line in lines.texts):
+        watch.update(await store.peers(), 0.0)
+        await asyncio.sleep(0.05)
+    assert await store.attempts(names) == []
+    await store.announce(msgspec.structs.replace(trainer, gateway=""))
+    await succeeded(store, names)
+    runner.process.send_signal(signal.SIGTERM)
+    assert await runner.ends() == 0
 
 
 # --- it cannot ----------------------------------------------------------------------------------

@@ -14,8 +14,10 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from lightspan.errors import StoreError
+from lightspan.runners.discovery import make_peer
 from lightspan.schema import semconv as c
-from lightspan.schema.records import Claim
+from lightspan.schema.records import Claim, Peer, PeerRole
 from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores import open_store
@@ -108,6 +110,30 @@ async def opened(tmp_path: Path, limits: StoreServerLimits | None = None) -> Asy
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
     async with opened(tmp_path) as place:
         yield place
+
+
+async def test_a_trainer_whose_gateway_cannot_be_reached_is_refused(place: Place) -> None:
+    """Check that the server tries the gateway when the trainer is announced, and only then."""
+
+    def trainer(gateway: str, **fields: Any) -> Peer:
+        peer = {"run_id": "run", "gateway": gateway, "remote": True, **fields}
+        return make_peer("run", PeerRole.TRAINER, "my_app:answer", **peer)
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        gone = f"http://127.0.0.1:{free.getsockname()[1]}"
+    for wrong in (gone, "http://localhost:0", place.served.url):  # the last is another server
+        with pytest.raises(StoreError, match="cannot be reached from the store's server") as error:
+            await place.store.announce(trainer(wrong))
+        assert f"the gateway {wrong} of the training run " in str(error.value)
+        assert 'Trainer(gateway="HOST")' in str(error.value)
+    assert await place.store.peers() == []
+    await place.store.announce(trainer(gone, remote=False))  # runners of its own machine only
+    async with training(place.store, "one") as one:
+        here = trainer(one.gateway.url)
+        await place.store.announce(here)
+    await place.store.announce(here)  # it may be busy later
+    [peer] = await place.store.peers()
+    assert (peer.gateway, peer.remote) == (one.gateway.url, True)
 
 
 async def test_two_trainings_each_at_its_own_gateway(place: Place) -> None:
@@ -388,7 +414,9 @@ async def test_limits(tmp_path: Path) -> None:
         first = asyncio.create_task(place.said(claim))
         await gate.reached.wait()
         second = asyncio.create_task(place.said(claim))
-        slots = place.served.server._proxy._slots
+        [slots] = place.served.server._proxy._slots.values()
         await until(lambda: bool(slots._waiters))
+        async with training(place.store, "another") as other:  # its own slots are free
+            assert await place.said(await other.claim("b")) == (200, "another")
         gate.open()
         assert await asyncio.gather(first, second) == [(200, "a b"), (200, "second")]

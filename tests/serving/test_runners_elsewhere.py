@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,11 +15,14 @@ import pytest
 from serve_process import serving_store  # type: ignore[import-not-found]
 
 from lightspan import ExternalRunners, Trainer
+from lightspan.errors import StoreError
 from lightspan.progress import SilentReporter
 from lightspan.schema.records import Attempt, AttemptStatus
 from lightspan.schema.token_records import TokenRecord
 from lightspan.stores import open_store
-from packages.gateway.tests.remote_store.served import RUNNER, TRAINER
+from lightspan.stores.sqlite import SQLiteStore
+from lightspan_gateway import Gateway
+from packages.gateway.tests.remote_store.served import RUNNER, TRAINER, serving
 from tests.conftest import questions
 
 pytestmark = pytest.mark.slow
@@ -62,6 +66,28 @@ def spell(task, llm):
         "streamed": float(bool("".join(parts)) or bool(parts)),
     }
 """
+
+
+def test_a_trainer_that_the_server_does_not_reach_spends_no_rollout(
+    rl: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check the error before the first rollout, with what to write."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        gone = f"http://127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setattr(Gateway, "url", property(lambda self: gone))
+    with serving(lambda: SQLiteStore(tmp_path / "store.db")) as served:
+        trainer = Trainer(
+            rl(),
+            folder=tmp_path / "far",
+            runners=ExternalRunners(2, timeout_s=240),
+            store=served.url,
+            reporter=SilentReporter(),
+        )
+        with pytest.raises(StoreError, match="cannot be reached from the store's server") as error:
+            trainer.evaluate("far_app:spell", questions(4))
+        assert gone in str(error.value)
+        assert 'Trainer(gateway="HOST")' in str(error.value)
+        assert served.run(served.store.rollouts()) == []
 
 
 @pytest.mark.timeout(300)

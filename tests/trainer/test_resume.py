@@ -26,6 +26,7 @@ from lightspan.algorithms import Metrics, TrainerContext
 from lightspan.errors import CheckpointError, ConfigError
 from lightspan.progress import SilentReporter
 from lightspan.protocols.learner import SFTLoss
+from lightspan.runners.local import LocalRunners
 from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.folder import RunFolder
 from lightspan_torch.learner.torch import TorchLearner
@@ -272,6 +273,29 @@ def test_ctrl_c_in_a_notebook_stops_the_run(apps: Any, rl: Make, tmp_path: Path)
         loop.close()
     assert reporter.texts[-1].startswith(f"stopped; {tmp_path / 'run'} keeps step-000000")
     assert "lightspan-fit" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_way_to_go_on_is_said_before_the_clean_up(apps: Any, rl: Make, tmp_path: Path) -> None:
+    """Check that a service manager's SIGKILL during a long clean-up leaves the hint in the log."""
+    reporter = Signalling("step 1/9")
+    runners = SlowToStop(2, reporter)
+    trainer = Trainer(rl(), steps=9, folder=tmp_path / "run", reporter=reporter, runners=runners)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(apps.spell, TRAIN)
+    assert runners.texts_at_stop[-1].startswith(f"stopped; {tmp_path / 'run'} keeps step-000000")
+
+
+class SlowToStop(LocalRunners):
+    """Runners that note what the trainer has said when it begins to stop them."""
+
+    def __init__(self, slots: int, reporter: Interrupting) -> None:
+        super().__init__(slots)
+        self._reporter = reporter
+        self.texts_at_stop: list[str] = []
+
+    async def stop(self) -> None:
+        self.texts_at_stop = self.texts_at_stop or list(self._reporter.texts)
+        await super().stop()
 
 
 def test_where_ctrl_c_is_ignored_the_run_goes_on(apps: Any, rl: Make, tmp_path: Path) -> None:

@@ -15,14 +15,18 @@ from lightspan.algorithms import TrainerContext
 from lightspan.cli import main
 from lightspan.errors import ConfigError
 from lightspan.progress import SilentReporter
+from lightspan.runners.local import LocalRunners
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
 from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import SpanKind
 from lightspan.stores import open_store
+from lightspan.stores.sqlite import SQLiteStore
 from lightspan.training.collector import stored_episodes
+from lightspan_gateway import Gateway
 from lightspan_testing.scripted import Request, ScriptedServer
+from packages.gateway.tests.remote_store.served import serving
 
 Run = tuple[Path, Any]
 
@@ -60,6 +64,24 @@ def run(shared: ScriptedServer, tmp_path_factory: pytest.TempPathFactory) -> Run
     trainer = _trainer(apps.Trial(["{q}", "say {q}"]), folder, steps=2)
     result = trainer.fit(apps.styled, _tasks(shared, 0, 1, 2, 3), _tasks(shared, 4, 5))
     return folder, result
+
+
+class Elsewhere(LocalRunners):
+    """Runners that count as runners of other machines."""
+
+    elsewhere = True
+
+
+def test_a_gateway_that_no_call_needs_is_not_tried(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that the store's server refuses no training whose calls it does not forward."""
+    monkeypatch.setattr(Gateway, "url", property(lambda self: "http://127.0.0.1:9"))
+    with serving(lambda: SQLiteStore(tmp_path / "store.db")) as served:
+        options = {"store": served.url, "runners": Elsewhere(2)}
+        trainer = _trainer(apps.Trial(["{q}", "say {q}"]), tmp_path / "run", **options)
+        trainer.evaluate(apps.styled, _tasks(server, 0))
+    assert len(server.requests) == 1
 
 
 def test_calls_go_to_the_apps_own_endpoint_and_are_recorded(

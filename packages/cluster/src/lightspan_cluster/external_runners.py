@@ -110,7 +110,7 @@ class RunnerWatch:
     print_line: Callable[[str], None]
     _joined: dict[str, Peer] = field(default_factory=dict)
     _rejected: set[str] = field(default_factory=set)
-    """Names of runners with an incompatible protocol version that were printed already."""
+    """Names of runners that cannot join and were printed already."""
     _alone_since: float | None = None
     _reminded: float | None = None
 
@@ -144,12 +144,16 @@ class RunnerWatch:
     def _joined_of(self, peers: Sequence[Peer]) -> dict[str, Peer]:
         """Return the runners that work for this training, by name, and print the new ones.
 
-        A runner of another protocol version is left out, and is printed once.
+        A runner that cannot work for the training is left out, and is printed once.
         """
         joined = {}
         for peer in (peer for peer in peers if is_runner_of(self.plan, peer)):
             name = peer.peer_id
-            if is_compatible(peer):
+            if peer.problem and is_compatible(peer):
+                if name not in self._rejected:
+                    self._rejected.add(name)
+                    self.print_line(f"runner {name} cannot join: {peer.problem}")
+            elif is_compatible(peer):
                 joined[name] = peer
                 if name not in self._joined:
                     self.print_line(

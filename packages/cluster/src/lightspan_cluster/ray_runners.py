@@ -142,6 +142,11 @@ class RayRunners:
         self._failure: LightspanError | None = None
         self._empty_since: float | None = None
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the actors may be on other machines than the trainer."""
+        return not self._membership.is_local
+
     async def start(self, plan: RunnerPlan) -> None:
         """Join the cluster, and wait until each actor has a place and has imported the app.
 

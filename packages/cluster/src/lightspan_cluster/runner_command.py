@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from lightspan.progress import print_line
 
 if TYPE_CHECKING:
     from lightspan_cluster.join_token import JoinToken
 
-from lightspan.progress import print_line
-
+_EXIT_TIMEOUT_S: Final = 2.0
+"""Seconds in which the process may end after its runner has ended. A thread that waits for a
+store's server would keep it alive."""
 DESCRIPTION = """\
 Run an app's attempts in this environment, for a training in another one. Both use the store that
 the trainer prints (`waiting for runners: …`): a file of this machine, a database or a server. If
@@ -123,6 +127,9 @@ async def _join(store_url: str, options: argparse.Namespace) -> None:
         stay=options.stay,
     )
     await join(joined, print_line)
+    timer = threading.Timer(_EXIT_TIMEOUT_S, os._exit, [0])
+    timer.daemon = True
+    timer.start()
 
 
 def _folders(folders: list[str] | None) -> tuple[str, ...]:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from lightspan import __version__
 from lightspan.errors import AppError, ConfigError, StoreUnreachableError, UnsupportedError
 from lightspan.runners.discovery import Presence, make_peer
+from lightspan.runners.gateway_probe import GatewayEndpoint
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema import clock
 from lightspan.schema.records import Peer, PeerRole, new_id
 from lightspan.schema.validation import check_number
-from lightspan.stores import open_store, public_url
+from lightspan.stores import open_store, public_url, relay_url
 from lightspan.stores.aio import wait_for_event
 from lightspan.stores.protocol import Store
 from lightspan_cluster.peers import incompatibility, is_compatible, is_present
@@ -29,6 +31,8 @@ POLL_INTERVAL_S: Final = 1.0
 """Seconds between two polls of the store's trainings and of the runner's processes."""
 PRINT_INTERVAL_S: Final = 10.0
 """Minimum seconds between two printed lines with the numbers of attempts."""
+LEAVE_TIMEOUT_S: Final = 1.0
+"""Seconds after a signal in which a request to the store may end. The store may be away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +110,8 @@ class _Joiner:
         self._printed_at = self._busy_at = clock.monotonic()
         self._rejected: set[str] = set()
         """Ids of runs with another protocol version that were printed already."""
+        self._unreachable: set[tuple[str, str]] = set()
+        """Runs, with their gateways, that were printed already as out of reach."""
 
     async def work(self, store: Store) -> None:
         """Run attempts until a training of this runner is complete, or until the runner has to end.
@@ -115,7 +121,7 @@ class _Joiner:
         await self._start()
         try:
             with self._signals():
-                while not await self._work_with(store):
+                while not await self._until_interrupted(self._work_with(store)):
                     self._print(f"the store {self._options.store_url} was replaced by another one")
                     await self._runners.stop()
                     await self._start()
@@ -126,6 +132,22 @@ class _Joiner:
         more = f", given back: {back}" if back else ""
         self._print(f"ended; attempts claimed: {claimed}, finished: {claimed - back}{more}")
 
+    async def _until_interrupted(self, work: Coroutine[Any, Any, bool]) -> bool:
+        """Return the result of `work`; True if a signal ends it.
+
+        A store that is away would keep the runner waiting, so `work` is cancelled if it does not
+        end soon after the signal.
+        """
+        task = asyncio.create_task(work)
+        interrupted = asyncio.create_task(self._interrupted.wait())
+        await asyncio.wait([task, interrupted], return_when=asyncio.FIRST_COMPLETED)
+        interrupted.cancel()
+        await asyncio.wait([task], timeout=LEAVE_TIMEOUT_S)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=LEAVE_TIMEOUT_S)
+        return True if not task.done() or task.cancelled() else task.result()
+
     async def _start(self) -> None:
         options = self._options
         plan = RunnerPlan(
@@ -135,6 +157,7 @@ class _Joiner:
             sys_path=[*options.app_dirs, *sys.path],
             joins=True,
             elsewhere=True,
+            prefix=self._name,  # so that `lightspan status` can tell whose attempts are whose
         )
         self._runs = []
         try:
@@ -180,11 +203,37 @@ class _Joiner:
                 if current.incompatible and not current.live:
                     await presence.stay()  # so that the trainer reports it too
                     raise ConfigError(incompatibility(current.incompatible[0]))
+                current = await self._without_unreachable(current, presence)
                 if self._follow(current) or await self._should_end():
                     return True
                 self._runners.check()
                 self._print_counts()
         return False
+
+    async def _without_unreachable(self, current: Trainings, presence: Presence) -> Trainings:
+        """Return `current` without the new live trainings whose gateways this machine cannot reach.
+
+        Each is printed once, and announced to the trainer. If the store has a server, the server
+        forwards the model calls and has tried the gateway itself.
+        """
+        if relay_url(self._options.store_url):
+            return current
+        live, problem = [], ""
+        for peer in current.live:
+            is_new = bool(peer.gateway) and peer.run_id not in self._runs
+            if is_new and not await GatewayEndpoint(peer.gateway, "").is_open():
+                problem = (
+                    f"the gateway {peer.gateway} does not answer on this machine: start the "
+                    "trainer with an address of its machine that runners reach, "
+                    'Trainer(gateway="HOST") or "HOST:PORT"'
+                )
+                if (peer.run_id, peer.gateway) not in self._unreachable:
+                    self._unreachable.add((peer.run_id, peer.gateway))
+                    self._print(f"training {peer.run_id} cannot be joined: {problem}")
+            else:
+                live.append(peer)
+        await presence.update(problem="" if live else problem)
+        return dataclasses.replace(current, live=tuple(live))
 
     def _follow(self, current: Trainings) -> bool:
         """Work for the training runs in `current.live`, and print what changed.

@@ -18,8 +18,8 @@ from typing import Final, Self
 from lightspan import __version__
 from lightspan.errors import ConfigError, StoreError, StoreUnreachableError, how_to_install
 from lightspan.schema.semconv import HEADER_PROTOCOL, HEADER_VERSION, PROTOCOL_VERSION
-from lightspan.stores.keepalive import keep_alive
 from lightspan_cluster.join_token import JoinToken, fingerprint
+from lightspan_gateway.keepalive import keep_alive
 
 try:
     from lightspan_gateway.remote_store.errors import Failure

@@ -40,9 +40,9 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "stores": {"postgresql": "postgres", "http": "http", "https": "http"},
     "runners": {"ray": "ray"},
     "commands": {
-        **dict.fromkeys(("dev", "export", "inspect", "rescore"), "train"),
+        **dict.fromkeys(("cancel", "runner", "status"), "cluster"),
+        **dict.fromkeys(("dev", "export", "inspect", "prune", "rescore"), "train"),
         "import": "otel",
-        "runner": "cluster",
         "serve": "http",
     },
     "api": {

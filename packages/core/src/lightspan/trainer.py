@@ -73,6 +73,8 @@ class Trainer:
             `"mlflow"`, `"trackio"`, or a sink of `lightspan.training.sinks`.
         reporter: reporter of progress.
         lease_s: seconds without a heartbeat of the runner after which an attempt is lost.
+        patience_s: seconds for which training waits for a store whose server is unreachable (a
+            PostgreSQL or served store), as runners do. Then it ends, and `resume=True` goes on.
         reward: source of rewards in place of the app: a `Judge`, a function of `task`, `answer`,
             `episode` or `episodes` (`docs/rewards.md`), or the name of a function (`module:name`),
             which this process imports. The app's reward is stored too. None: the app's reward.

@@ -112,6 +112,19 @@ run_sync(work())
 """
 
 
+@pytest.mark.parametrize("ignored", ["", "signal.signal(signal.SIGINT, signal.SIG_IGN)"])
+def test_sigterm_closes_too(run: Run, ignored: str) -> None:
+    """Check that a service manager's SIGTERM ends a process like Ctrl-C, nohup or not."""
+    wait = 'asyncio.sleep(0.01); print("closed", flush=True)'
+    script = CLOSING.replace("WAIT", wait).replace("import asyncio, time", "import asyncio, signal")
+    process = run(script.replace("\nrun_sync", f"\n{ignored}\nrun_sync"))
+    until_line(process, "working")
+    process.send_signal(signal.SIGTERM)
+    until_line(process, "closed")
+    rest, _ = process.communicate(timeout=60)
+    assert (process.returncode, rest) == (-signal.SIGTERM, "")
+
+
 @pytest.mark.parametrize("wait", ["asyncio.sleep(1000)", "asyncio.to_thread(time.sleep, 1000)"])
 def test_a_second_one_ends_what_does_not_close(run: Run, wait: str) -> None:
     """Check that a second Ctrl-C ends a process that waits for a thread without an end."""

@@ -51,8 +51,10 @@ class StoreServerLimits(ServerLimits):
     max_relayed_bytes: int = MAX_CALL_BYTES
     """Maximum size of the body of a model call that is forwarded to a gateway, in bytes."""
     max_relayed: int = 1024
-    """Maximum number of model calls that are forwarded at once."""
+    """Maximum number of model calls that are forwarded to one gateway at once."""
     health_timeout_s: float = 5.0
     """Maximum seconds of a health check."""
+    health_interval_s: float = 1.0
+    """Minimum seconds between two health checks; the requests in between share the result."""
     shutdown_s: float = 10.0
     """Seconds for which requests may continue while the server stops."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import OrderedDict
@@ -45,6 +46,7 @@ class TrainingAccess(AccessPolicy):
     def __init__(self, store: Store, *, store_timeout_s: float) -> None:
         super().__init__(CallRecorder(store, store_timeout_s=store_timeout_s))
         self._store = store
+        self._store_timeout_s = store_timeout_s
         self._open: OrderedDict[str, CallerSession] = OrderedDict()
         """Call token → session, in the order of the last look-up."""
 
@@ -77,13 +79,15 @@ class TrainingAccess(AccessPolicy):
 
     async def _look_up(self, token: str) -> CallerSession:
         try:
-            claim = await self._store.claim_of_token(token)
-            if claim is None:
-                raise call_token_error(token)
-            if claim.attempt.sealed:
-                return CallerSession(claim, Routing())
-            fresh = await self._read(claim)
-        except StoreError as error:
+            # The trainer's store may wait for its server for much longer.
+            async with asyncio.timeout(self._store_timeout_s):
+                claim = await self._store.claim_of_token(token)
+                if claim is None:
+                    raise call_token_error(token)
+                if claim.attempt.sealed:
+                    return CallerSession(claim, Routing())
+                fresh = await self._read(claim)
+        except (StoreError, TimeoutError) as error:
             raise ApiError(503, f"the store cannot look the call token up: {error}") from error
         self._evict()
         # a concurrent request of the same attempt may have stored its session first
@@ -97,8 +101,9 @@ class TrainingAccess(AccessPolicy):
         session.checked_at = time.monotonic()
         self._open.move_to_end(token)
         try:
-            claim = await self._store.claim_of_token(token)
-        except StoreError as error:
+            async with asyncio.timeout(self._store_timeout_s):
+                claim = await self._store.claim_of_token(token)
+        except (StoreError, TimeoutError) as error:
             log.warning("attempt %s cannot be looked up: %s", session.attempt_id, error)
             return
         if claim is not None:

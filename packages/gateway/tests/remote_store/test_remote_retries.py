@@ -160,6 +160,23 @@ async def test_a_server_that_stays_away(served: Served, pauses: list[float]) -> 
         assert await store.count() == {}
 
 
+async def test_a_patient_client_asks_on(served: Served, pauses: list[float]) -> None:
+    """Check a trainer's patience (`patience_s`); a greeting and a closed store have none."""
+    async with open_store(served.url, patience_s=3600.0) as store:
+        port = await asyncio.to_thread(served.stop)
+        with pytest.raises(StoreUnreachableError):
+            await store.count()
+        assert 3000.0 < sum(pauses) <= 1.25 * 3600.0
+        pauses.clear()
+        with pytest.raises(StoreUnreachableError):
+            await open_store(served.url, patience_s=3600.0).open()
+        assert len(pauses) == len(client.GREETING_BACKOFF_S)
+        await asyncio.to_thread(served.start, port)
+        connection = store._opened
+        assert connection._retry_s == 3600.0
+    assert connection._retry_s == 60.0  # what is still asked when the store is closed
+
+
 async def test_an_outage_is_told_once(
     served: Served, pauses: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:

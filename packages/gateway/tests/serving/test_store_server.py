@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
 import socket
+import sqlite3
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -336,13 +338,42 @@ async def test_what_cannot_be_asked_together(served: Served) -> None:
 
 
 # --- health ---------------------------------------------------------------------------------
-async def test_health(served: Served) -> None:
+async def is_healthy(served: Served) -> bool:
     """The health check needs no key and reveals nothing else."""
     answer = await asyncio.to_thread(ask, served.url, "/health", None, "")
-    assert (answer.status, json.loads(answer.body)) == (200, {"status": "ok"})
-    await asyncio.to_thread(served.run, served.store.close())
-    answer = await asyncio.to_thread(ask, served.url, "/health", None, "")
-    assert (answer.status, json.loads(answer.body)) == (503, {"status": "failed"})
+    is_ok = answer.status == 200
+    assert (answer.status, json.loads(answer.body)) == (
+        (200, {"status": "ok"}) if is_ok else (503, {"status": "failed"})
+    )
+    return is_ok
+
+
+async def test_health(tmp_path: Path) -> None:
+    """A store that cannot be written is not healthy, although it can be read."""
+    path = tmp_path / "store.db"
+    limits = StoreServerLimits(health_timeout_s=0.3, health_interval_s=0.0)
+    with serving(lambda: SQLiteStore(path), Keys(KEYS), limits=limits) as served:
+        assert await is_healthy(served)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            db.execute("BEGIN IMMEDIATE")
+            assert not await is_healthy(served)
+            assert await asyncio.wrap_future(count_of(served)) == {}
+            db.execute("ROLLBACK")
+        while not await is_healthy(served):  # noqa: ASYNC110 - over HTTP
+            await asyncio.sleep(0.05)
+        await asyncio.to_thread(served.run, until_nobody_is_announced(served.store))
+        await asyncio.to_thread(served.run, served.store.close())
+        assert not await is_healthy(served)
+
+
+def count_of(served: Served) -> Any:
+    return asyncio.run_coroutine_threadsafe(served.store.count(), served._loop)
+
+
+async def until_nobody_is_announced(store: Store) -> None:
+    """Wait until the checks have left no trace, the one that was given up included."""
+    while await store.peers():  # noqa: ASYNC110 - in a store
+        await asyncio.sleep(0.05)
 
 
 async def test_a_database_that_is_away_is_one_to_come_back_to(

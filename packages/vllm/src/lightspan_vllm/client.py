@@ -14,7 +14,7 @@ import msgspec
 
 from lightspan.errors import ConfigError, EngineError
 from lightspan.schema.token_records import Sampling
-from lightspan.stores.keepalive import keepalive_socket
+from lightspan_gateway.keepalive import keepalive_socket
 from lightspan_gateway.openai_engine import server_events
 from lightspan_vllm.config import Link
 from lightspan_vllm.requirements import ServerInfo, without_routes

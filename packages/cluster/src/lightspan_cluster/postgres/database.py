@@ -58,6 +58,7 @@ class PostgresDatabase(OpenDatabase):
         self._is_unreachable = False
         """Whether the last query waited in vain for the server. If so, the next query does not
         wait."""
+        self._is_closing = False
         self._mover = WriterThread(moving, on_move, moves=True)
         self._adder = WriterThread(adding, on_move, moves=False)
         self._additions = {
@@ -107,8 +108,7 @@ class PostgresDatabase(OpenDatabase):
                 self._listener = Listener(self._server, self._on_move)
 
     def _query(self, query: Callable[[], R]) -> R:
-        timeout_s = self._server.timings.database_retry_s
-        retry = Retry(0.0 if self._is_unreachable else timeout_s)
+        retry = Retry(0.0 if self._is_unreachable else self._retry_s)
         while True:
             try:
                 result = query()
@@ -122,7 +122,13 @@ class PostgresDatabase(OpenDatabase):
             self._is_unreachable = False
             return result
 
+    def _retry_s(self) -> float:
+        """Return the seconds for which a query is retried; few while the store is closed."""
+        limit_s, patience_s = self._server.timings.database_retry_s, self._server.patience_s
+        return min(limit_s, patience_s) if self._is_closing else patience_s
+
     def stop(self) -> None:
+        self._is_closing = True
         if self._listener is not None:
             self._listener.stop()
         self._read_thread.shutdown()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import psycopg
@@ -75,6 +76,8 @@ class Server:
         """Check the address; raise `ConfigError` if libpq does not know one of its options."""
         self.address: Final = address
         self.timings = timings
+        self.patience_s = timings.database_retry_s
+        """Seconds for which an operation is retried while the server is unreachable."""
         self._parameters = {**_DEFAULTS, **address.parameters}
         try:
             psycopg.conninfo.make_conninfo("", **self._parameters)
@@ -258,19 +261,22 @@ class Retry:
 
     The timeout is counted from the first pause, so that all of it is left even if the loss of a
     connection was noticed late.
+
+    Args:
+        timeout_s: the timeout in seconds, or a function that returns it, which may change.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float | Callable[[], float]) -> None:
         self._timeout_s = timeout_s
-        self._end: float | None = None
+        self._start: float | None = None
         self._backoff_s = _MIN_BACKOFF_S
 
     def pause(self) -> bool:
         """Wait before a retry, and return True; after the timeout, return False at once."""
         now = clock.monotonic()
-        if self._end is None:
-            self._end = now + self._timeout_s
-        if now >= self._end:
+        self._start = now if self._start is None else self._start
+        timeout_s = self._timeout_s if isinstance(self._timeout_s, float) else self._timeout_s()
+        if now - self._start >= timeout_s:
             return False
         time.sleep(random.uniform(0.5, 1.0) * self._backoff_s)
         self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)

@@ -57,6 +57,10 @@ class PostgresStore(SQLStore[PostgresDatabase]):
         self._clock = clock
         super().__init__(self.url, _POLLS_S)
 
+    def set_patience(self, seconds: float) -> None:
+        """Retry operations for `seconds` while the server is unreachable. Call it before `open`."""
+        self._server.patience_s = seconds
+
     @property
     def capabilities(self) -> StoreCapabilities:
         return StoreCapabilities(durable=True, multi_process=True, power_loss=True)

@@ -61,7 +61,8 @@ class RunnerContext(Protocol):
     def is_leaving(self) -> bool: ...
     async def resources_of(self, resources_id: str) -> NamedResources: ...
     def leave_run(self, run_id: str) -> None: ...
-    def await_gateway(self, endpoint: GatewayEndpoint) -> None: ...
+    def await_gateway(self, run_id: str, endpoint: GatewayEndpoint) -> None: ...
+    async def can_reach(self, run_id: str, endpoint: GatewayEndpoint) -> bool: ...
     def abandon(self, attempt: AttemptRun, ending: AttemptResult) -> None: ...
     def count_stuck(self, change: int) -> None: ...
 
@@ -103,9 +104,8 @@ class AttemptRun:
         except asyncio.CancelledError:
             await asyncio.shield(self.finish(STOPPED))
             raise
-        if ending.outcome is Outcome.INFRASTRUCTURE and self._scope and self._scope.gateway_url:
-            endpoint = GatewayEndpoint(self._scope.gateway_url, self._scope.call_token)
-            self._runner.await_gateway(endpoint)
+        if ending.outcome is Outcome.INFRASTRUCTURE and self._endpoint is not None:
+            self._runner.await_gateway(self.claim.rollout.run_id, self._endpoint)
         await self.finish(ending)
 
     async def _prepare_and_execute(self) -> AttemptResult:
@@ -113,7 +113,20 @@ class AttemptRun:
             self._scope, inputs = await self._prepare()
         except LightspanError as error:
             return AttemptResult(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, str(error))
+        endpoint, run_id = self._endpoint, self.claim.rollout.run_id
+        if endpoint is not None and not await self._runner.can_reach(run_id, endpoint):
+            # The app would occupy its slot until the timeouts of its clients are over.
+            text = f"the gateway {endpoint.url} of the training does not answer"
+            return AttemptResult(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, text)
         return await self._execute(self._scope, inputs)
+
+    @property
+    def _endpoint(self) -> GatewayEndpoint | None:
+        """The gateway of the attempt; None if there is none, or before the attempt is prepared."""
+        scope = self._scope
+        if scope is None or not scope.gateway_url:
+            return None
+        return GatewayEndpoint(scope.gateway_url, scope.call_token)
 
     @property
     def _is_cancelled(self) -> bool:

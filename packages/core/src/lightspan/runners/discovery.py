@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 _ANNOUNCE_INTERVAL_S: Final = 5.0
 """Seconds between two announcements of a peer."""
+_WITHDRAW_TIMEOUT_S: Final = 2.0
+"""Seconds for a withdrawal. A store that is away must not keep a process from ending."""
 
 
 def make_peer(peer_id: str, role: PeerRole, app: str, **fields: Any) -> Peer:
@@ -70,8 +72,10 @@ class Presence:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if not self._stays:
-            with contextlib.suppress(StoreError):  # the announcement expires soon in any case
-                await self._store.withdraw(self._peer.peer_id)
+            # If the withdrawal fails, the announcement expires soon.
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(_WITHDRAW_TIMEOUT_S):
+                    await self._store.withdraw(self._peer.peer_id)
 
     async def stay(self, **changes: Any) -> None:
         """Announce the trainer or runner with changed fields, and keep this after the block.
@@ -80,8 +84,13 @@ class Presence:
             changes: fields of `Peer` with their new values.
         """
         self._stays = True
-        self._peer = msgspec.structs.replace(self._peer, **changes)
-        await self._store.announce(self._peer)
+        await self.update(**changes)
+
+    async def update(self, **changes: Any) -> None:
+        """Announce the trainer or runner with changed fields, if any field changes or it stays."""
+        before, self._peer = self._peer, msgspec.structs.replace(self._peer, **changes)
+        if self._stays or self._peer != before:
+            await self._store.announce(self._peer)
 
     async def _repeat(self) -> None:
         while True:

@@ -157,11 +157,12 @@ async def _work(plan: RunnerPlan, app: App, name: str, parent_pipe: Connection) 
             await runner.run()
             if runner.stuck:  # its thread or task would block the exit
                 parent.end(None)
-        parent.report()
-    # Tasks and threads that the app has left running may keep the process alive for ever.
-    timer = threading.Timer(plan.timings.exit_timeout_s, _end_process, [0])
-    timer.daemon = True
-    timer.start()
+            parent.report()
+            # Tasks and threads that the app has left running may keep the process alive for ever,
+            # and a store whose server is away for a minute.
+            timer = threading.Timer(plan.timings.exit_timeout_s, _end_process, [0])
+            timer.daemon = True
+            timer.start()
 
 
 async def open_plan_store(plan: RunnerPlan, parent: _Parent) -> Store | None:

@@ -71,16 +71,20 @@ class Runner:
         """Set when an attempt has ended, the runs have changed or the runner is to stop."""
         self._stuck = 0
         self._main: asyncio.Task[Any] | None = None
-        self._unreachable: tuple[GatewayEndpoint, float] | None = None
-        """A gateway that an attempt could not reach, and when, by `clock.monotonic`. None if all
-        were reached."""
-        self._has_warned = False
+        self._doubts: dict[str, asyncio.Task[bool] | None] = {}
+        """Run id → the latest check whether the run's gateway answers, of runs whose gateway an
+        attempt could not reach and that has not answered since. None before the first check."""
+        self._probes: dict[str, asyncio.Task[None]] = {}
+        """Run id → task that waits until the run's gateway answers. Nothing of the run is claimed
+        meanwhile."""
         self._is_ending = False
         self._is_aborted = False
         self._runs: Sequence[str | None] = [self.config.run_id]
         self._unanswered: dict[str | None, str] = {}
         """Run id → request id of a claim that got no answer. The claim is repeated with the same
         request id. Otherwise the attempts that it started would wait until their leases expire."""
+        self._claim_timeout: asyncio.Timeout | None = None
+        """Timeout of the claim under way; None if there is none."""
         self._work_poll: asyncio.Task[bool] | None = None
         self._has_work = False
         """Whether the store has reported work, and nothing has been claimed since."""
@@ -111,7 +115,8 @@ class Runner:
         finally:
             self._is_ending = True
             self._cancel_work_poll()
-            for task in self._tasks:  # there are some only if this runner itself is cancelled
+            # There are tasks of attempts only if this runner itself is cancelled.
+            for task in (*self._tasks, *self._probes.values()):
                 task.cancel()
             if leases is not None:
                 leases.cancel()
@@ -125,6 +130,9 @@ class Runner:
     def work_for(self, run_ids: Sequence[str]) -> None:
         """Claim only rollouts of the runs `run_ids` from now on. An empty list claims none."""
         self._runs = list(run_ids)
+        for run_id in [run_id for run_id in self._probes if run_id not in run_ids]:
+            self._probes.pop(run_id).cancel()  # a run that is resumed has a new gateway
+            self._doubts.pop(run_id, None)
         self._cancel_work_poll()
         self._changed.set()
 
@@ -148,6 +156,9 @@ class Runner:
         """Cancel the attempts under way, and claim no more. Their rollouts are requeued."""
         self._is_aborted = True
         self.stop()
+        if self._claim_timeout is not None:
+            now = asyncio.get_running_loop().time()
+            self._claim_timeout.reschedule(now + self._timings.abort_timeout_s)
         for attempt in self.attempts:
             attempt.stop()
 
@@ -171,9 +182,6 @@ class Runner:
             self._changed.clear()
             is_alone = any(attempt.claim.alone for attempt in self.attempts)
             free = 0 if is_alone else self.config.slots - len(self._tasks)
-            if free and not await self._can_reach_gateway():
-                await wait_for_event(self._timings.probe_interval_s, self._stopping)
-                continue
             claims = await self._claim(free) if free else []
             if claims:
                 self._launch(claims)
@@ -196,7 +204,7 @@ class Runner:
             pause_s = random.uniform(0.5, 1.5) * self._timings.claim_pause_s
             await wait_for_event(pause_s, self._changed)
             return
-        self._work_poll = self._work_poll or asyncio.create_task(self._poll_work(list(self._runs)))
+        self._work_poll = self._work_poll or asyncio.create_task(self._poll_work(self._claimable))
         changed = asyncio.create_task(self._changed.wait())
         await asyncio.wait([self._work_poll, changed], return_when=asyncio.FIRST_COMPLETED)
         changed.cancel()
@@ -221,29 +229,55 @@ class Runner:
             self._work_poll.cancel()
         self._work_poll = None
 
-    def await_gateway(self, endpoint: GatewayEndpoint) -> None:
-        """Stop claiming attempts until the gateway answers. They would be lost without it.
+    def await_gateway(self, run_id: str, endpoint: GatewayEndpoint) -> None:
+        """Claim nothing of a run until its gateway answers. The attempts would be lost without it.
+
+        Other runs go on: their gateways are others.
 
         Args:
+            run_id: id of the run.
             endpoint: the gateway that an attempt could not reach, for example because the trainer
                 was killed.
         """
-        self._unreachable = self._unreachable or (endpoint, clock.monotonic())
+        self._doubts.setdefault(run_id, None)
+        if run_id not in self._probes:
+            self._probes[run_id] = asyncio.create_task(self._probe(run_id, endpoint))
+            self._cancel_work_poll()
 
-    async def _can_reach_gateway(self) -> bool:
-        if self._unreachable is None:
-            return True
-        endpoint, since = self._unreachable
-        is_recent = clock.monotonic() - since < self._timings.gateway_retry_s
-        if is_recent and not await endpoint.is_open():
-            if not self._has_warned:
+    async def _probe(self, run_id: str, endpoint: GatewayEndpoint) -> None:
+        """Wait until a gateway answers, at most `gateway_retry_s`; then claim of its run again."""
+        end, has_warned = clock.monotonic() + self._timings.gateway_retry_s, False
+        while clock.monotonic() < end and not await self.can_reach(run_id, endpoint):
+            if not has_warned:
+                has_warned = True
                 log.warning(
-                    "the gateway %s does not answer: nothing is claimed until it does", endpoint.url
+                    "the gateway %s does not answer: of run %s nothing is claimed until it does",
+                    endpoint.url,
+                    run_id or "''",
                 )
-            self._has_warned = True
-            return False
-        self._unreachable, self._has_warned = None, False
-        return True
+            await asyncio.sleep(self._timings.probe_interval_s)
+        del self._probes[run_id]
+        self._cancel_work_poll()
+        self._changed.set()
+
+    async def can_reach(self, run_id: str, endpoint: GatewayEndpoint) -> bool:
+        """Return whether the gateway of a run answers. It is checked only if that is in doubt."""
+        if run_id not in self._doubts:
+            return True
+        check = self._doubts[run_id]
+        if check is None or check.done():  # else one check is enough for all attempts of the run
+            check = self._doubts[run_id] = asyncio.create_task(endpoint.is_open())
+        is_open = await asyncio.shield(check)
+        if is_open:
+            self._doubts.pop(run_id, None)
+        return is_open
+
+    @property
+    def _claimable(self) -> list[str | None]:
+        """The runs of which attempts are claimed now: those whose gateways are not awaited."""
+        if None in self._runs and self._probes:  # a claim cannot leave one run out
+            return []
+        return [run_id for run_id in self._runs if run_id not in self._probes]
 
     async def _claim(self, free: int) -> list[Claim]:
         """Claim attempts for `free` slots, shared fairly between the runs.
@@ -254,8 +288,11 @@ class Runner:
         """
         claims: list[Claim] = []
         counts = Counter(attempt.claim.rollout.run_id for attempt in self.attempts)
-        runs = random.sample(self._runs, len(self._runs))
-        runs.sort(key=lambda run: (run not in self._unanswered, counts[run or ""]))
+        runs = self._claimable
+        random.shuffle(runs)
+        # A run in doubt comes early too: the first ones get a share of the slots only.
+        unanswered, doubts = self._unanswered, self._doubts
+        runs.sort(key=lambda run: (run not in unanswered, run not in doubts, counts[run or ""]))
         config = self.config
         for number, run_id in enumerate(runs):
             limit = -((len(claims) - free) // (len(runs) - number))  # rounded up
@@ -264,12 +301,15 @@ class Runner:
             is_idle = not self._tasks and not claims
             request_id = self._unanswered.setdefault(run_id, new_id("claim"))
             try:
-                claims += await self.store.claim(
-                    config.name, limit, config.lease_s, run_id, is_idle, request_id=request_id
-                )
-            except StoreError as error:
-                log.warning("the runner cannot claim: %s", error)
+                async with asyncio.timeout(None) as self._claim_timeout:
+                    claims += await self.store.claim(
+                        config.name, limit, config.lease_s, run_id, is_idle, request_id=request_id
+                    )
+            except (StoreError, TimeoutError) as error:
+                log.warning("the runner cannot claim: %s", str(error) or "it is ending")
                 break
+            finally:
+                self._claim_timeout = None
             del self._unanswered[run_id]
         return claims
 

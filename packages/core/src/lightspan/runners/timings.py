@@ -19,7 +19,7 @@ class RunnerTimings:
     """Average seconds between claims while the store reports work of which this runner gets
     none."""
     gateway_retry_s: float = 20.0
-    """Maximum seconds to wait for an unreachable gateway before attempts are claimed again. A
+    """Maximum seconds to wait for an unreachable gateway before its attempts are claimed again. A
     trainer that died has been detected by then. If the trainer is alive and only its gateway cannot
     be reached, attempts have to fail."""
     probe_interval_s: float = 0.5
@@ -44,6 +44,8 @@ class RunnerTimings:
     orphan_timeout_s: float = 8.0
     """Seconds that apps may take to end after the parent has ended or closed the pipe. It must be
     less than `end_timeout_s`, because a living parent kills the process after `end_timeout_s`."""
+    abort_timeout_s: float = 2.0
+    """Seconds that a claim under way may take when the runner is aborted. The store may be away."""
     end_timeout_s: float = 10.0
     """Seconds that processes may take to end before they are killed."""
     exit_timeout_s: float = 3.0

@@ -330,5 +330,12 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of concurrent attempts of a runner."""
     complete: bool = False
     """Whether a trainer's run has nothing left to do."""
+    gateway: str = ""
+    """Base URL of a trainer's gateway; empty for a runner, and if no call goes through it."""
+    remote: bool = False
+    """Whether a trainer's runners may be on other machines. Then the store's server, if it has one,
+    must reach the gateway."""
+    problem: str = ""
+    """Why a runner works for none of its app's trainings; empty if it does."""
     silent_s: float = 0.0
     """Seconds since the peer's last announcement by the store's clock; set by `Store.peers`."""

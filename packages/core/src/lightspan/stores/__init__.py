@@ -5,8 +5,8 @@ machine; plugins add others by URL scheme (PostgreSQL, HTTP). `_state_machine` m
 attempts, `_leases` grants, extends and ends leases, `_idempotency` makes claims repeatable,
 `_validation` checks arguments, `_encoding` serialises records, `_signal` wakes coroutines that wait
 for a change, `_process_local` opens connections per process, `_sql` has the shared parts of SQL
-stores. `credentials` keeps passwords out of URLs, `aio` runs a store from synchronous code,
-`keepalive` configures sockets. Most code needs only `open_store`.
+stores. `credentials` keeps passwords out of URLs, `aio` runs a store from synchronous code. Most
+code needs only `open_store`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ALTERNATIVES: Final = (
 )
 
 
-def open_store(url: str | os.PathLike[str]) -> Store:
+def open_store(url: str | os.PathLike[str], *, patience_s: float | None = None) -> Store:
     """Return the store of a URL without opening it: use `async with`, or call its `open`.
 
     `memory:` is a new store each time. `sqlite:…?power_loss=true` survives a power loss as well as
@@ -42,10 +42,18 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     there; it needs `lightspan[http]`. Its key is the value of `LIGHTSPAN_STORE_KEY`, or of the
     variable in `?api_key_env=…`.
 
+    Args:
+        url: URL or file of the store.
+        patience_s: seconds for which an operation is retried while the store's server is
+            unreachable; None for the store's own time, up to a minute.
+
     Raises:
         ConfigError: the URL names no store, or the package that it needs is not installed.
     """
-    return _make_store(os.fspath(url), create=True)
+    store = _make_store(os.fspath(url), create=True)
+    if patience_s is not None and (set_patience := getattr(store, "set_patience", None)):
+        set_patience(patience_s)
+    return store
 
 
 def _make_store(text: str, *, create: bool) -> Store:
@@ -84,11 +92,13 @@ def open_existing(url: str | os.PathLike[str]) -> Store:
 
     Raises:
         ConfigError: the URL names no store.
-        NotFoundError: the file does not exist. The store of a database raises it in `open`.
+        NotFoundError: the file does not exist or is empty. The store of a database raises it in
+            `open`.
     """
     store = _make_store(os.fspath(url), create=False)
     path: Path | None = getattr(store, "path", None)
-    if path is not None and not os.path.exists(path):  # `Path.exists` raises for some paths
+    # `Path.exists` raises for some paths. Opening an empty file would make a store of it.
+    if path is not None and not (os.path.exists(path) and os.path.getsize(path)):
         raise NotFoundError(f"there is no store {path}: nothing was recorded there")
     return store
 

@@ -7,15 +7,20 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from lightspan import child_processes
 from lightspan.schema import clock
 
 T = TypeVar("T")
+_DEFAULT_HANDLERS: Final[Mapping[signal.Signals, Any]] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
+"""Handlers of the signals that end a process, in a process that has set none."""
 
 
 async def wait_for_event(timeout_s: float | None, event: asyncio.Event) -> bool:
@@ -39,9 +44,10 @@ def use_real_clock(loop: asyncio.AbstractEventLoop) -> None:
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end and return its result, also while an event loop is running.
 
-    An event loop is running in a notebook, for example. Ctrl-C cancels the coroutine and waits for
-    its clean-up. A second Ctrl-C kills this process and its child processes. If the app has its own
-    handler of SIGINT, or if this thread is not the main thread, Ctrl-C does what it did before.
+    An event loop is running in a notebook, for example. Ctrl-C or SIGTERM cancels the coroutine and
+    waits for its clean-up; after SIGTERM the process then ends. A second one kills this process and
+    its child processes at once. If the app has its own handler of a signal, or if this thread is
+    not the main thread, the signal does what it did before.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed.
@@ -52,34 +58,39 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
         pass
     else:
         return _run_in_thread(work)
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return asyncio.run(work)  # another handler gets Ctrl-C
-    is_interrupted = False
+    if threading.current_thread() is not threading.main_thread():
+        return asyncio.run(work)
+    handlers = {n: h for n, h in _DEFAULT_HANDLERS.items() if signal.getsignal(n) is h}
+    interrupt_number = 0
 
     async def main() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            nonlocal is_interrupted
-            is_interrupted = True
+            nonlocal interrupt_number
+            interrupt_number = number
             # asyncio would raise the second one inside the callback that happens to run, which may
             # leave a lock held or cut the closing short: the process then hangs forever.
-            signal.signal(signal.SIGINT, _end_process)
+            for each in handlers:
+                signal.signal(each, _end_process)
             with contextlib.suppress(RuntimeError):  # the loop has just been closed
                 loop.call_soon_threadsafe(task.cancel)
 
-        signal.signal(signal.SIGINT, interrupt)
+        for each in handlers:
+            signal.signal(each, interrupt)
         return await work
 
     try:
         return asyncio.run(main())
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
-        if isinstance(error, asyncio.CancelledError) and not is_interrupted:
+        if isinstance(error, asyncio.CancelledError) and not interrupt_number:
             raise
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    if interrupt_number == signal.SIGTERM:
+        _end_process(interrupt_number, None)
     raise KeyboardInterrupt  # a new one, without the cancellation as its context
 
 

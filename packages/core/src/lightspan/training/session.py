@@ -123,12 +123,12 @@ class Session:
         if kind is asyncio.CancelledError:
             self.reporter.line("stopping; Ctrl-C again ends at once")
         self._is_stopped = kind in (asyncio.CancelledError, KeyboardInterrupt)
+        if error is not None and self._is_resumable:  # SIGKILL may follow before the clean-up ends
+            self._print_checkpoint(error)
         try:
             await self._stack.aclose()
         finally:
             self._thread.shutdown()
-            if error is not None and self._is_resumable:
-                self._print_checkpoint(error)
 
     def _print_checkpoint(self, error: BaseException) -> None:
         saved = checkpoints.latest(self.folder.checkpoints)
@@ -212,7 +212,8 @@ class Session:
         # A runner process inherits the environment and runs the app, which could read the
         # credentials in /proc even after their removal: remove them before any process starts.
         take_credentials(url)
-        self.store = await self._stack.enter_async_context(open_store(url))
+        store = open_store(url, patience_s=self.settings.patience_s)
+        self.store = await self._stack.enter_async_context(store)
         if not self.store.capabilities.multi_process:
             raise UnsupportedError(
                 f"store {url!r} lives in one process, and runners have their own: leave store= "
@@ -319,7 +320,11 @@ class Session:
         )
         self._stack.push_async_callback(runners.stop)
         await runners.start(plan)
-        peer = make_peer(run_id, PeerRole.TRAINER, app, run_id=run_id)
+        remote = getattr(runners, "elsewhere", isinstance(runners, WatchedRunners))
+        gateway = self._routing.gateway_url if self._routing.serves else ""
+        peer = make_peer(
+            run_id, PeerRole.TRAINER, app, run_id=run_id, gateway=gateway, remote=remote
+        )
         self._presence = await self._stack.enter_async_context(Presence(self.store, peer))
         if isinstance(runners, WatchedRunners):
             watch = runners.watch(self.store, self.reporter.line)

@@ -83,6 +83,7 @@ class TrainerSettings:
     sinks: Sequence[str | MetricSink] = ()
     reporter: Reporter | None = None
     lease_s: float = 30.0
+    patience_s: float = 3600.0
     reward: Scorer | Callable[..., Any] | str | None = None
     gateway: str | None = None
 
@@ -93,6 +94,7 @@ class TrainerSettings:
         validation.check_choice("keep", self.keep, ("last", "best"))
         validation.check_number("epochs", self.epochs, above=0)
         validation.check_number("lease_s", self.lease_s, above=0, high=validation.MAX_S)
+        validation.check_number("patience_s", self.patience_s, low=0, high=validation.MAX_S)
         if self.validate_temperature is not None:
             validation.check_number("validate_temperature", self.validate_temperature, low=0)
         if self.selection_setting and self.validate_every is None:

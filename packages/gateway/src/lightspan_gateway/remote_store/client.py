@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import encodings.idna  # noqa: F401 - else a thread imports it: see _sql/queries.py
 import io
+import itertools
 import logging
 import os
 import random
@@ -224,25 +225,37 @@ class ServerConnection:
         Args:
             name: name of the operation; empty for the greeting.
             send: function that sends the request.
-            backoff_s: pauses in seconds before the retries.
+            backoff_s: pauses in seconds before the retries. Except for the greeting, the last one
+                is repeated.
         """
-        start = clock.monotonic()
-        for pause in (*backoff_s, None):
+        start, paused_s = clock.monotonic(), 0.0
+        for number in itertools.count():
+            pause = backoff_s[min(number, len(backoff_s) - 1)]
             try:
                 body = self._read(name, await send())
             except StoreUnreachableError as error:
-                if pause is None or clock.monotonic() - start > self._timings.server_retry_s:
+                limit_s = self._retry_s
+                waited_s = max(paused_s, clock.monotonic() - start)
+                # A further pause must end in time.
+                is_last = number >= len(backoff_s) and (not name or waited_s + pause > limit_s)
+                if is_last or waited_s > limit_s:
                     raise
                 if pause >= _WARN_FROM_S and not self._has_warned:
                     self._has_warned = True  # once for all operations
-                    limit_s = self._timings.server_retry_s
                     log.warning("retrying for up to %g s: %s", limit_s, error)
                 # jitter, because all clients of a server that restarts would retry at once
+                paused_s += pause
                 await _sleep(pause * random.uniform(0.75, 1.25))
             else:
                 self._has_warned = False
                 return body
-        raise AssertionError("the last pause is None")
+        raise AssertionError("the count does not end")
+
+    @property
+    def _retry_s(self) -> float:
+        """Seconds for which a request is retried. A long patience ends when the store is closed."""
+        limit_s = self._timings.server_retry_s
+        return min(limit_s, StoreTimings().server_retry_s) if self._is_closed else limit_s
 
     async def _send_batch(self, items: Sequence[tuple[str, bytes]]) -> Sequence[Response]:
         timeout_s = self._timings.read_timeout_s

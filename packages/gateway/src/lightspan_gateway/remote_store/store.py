@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
@@ -65,6 +66,10 @@ class RemoteStore(OpenedStore[ServerConnection]):
         self._timings = timings or StoreTimings()
         # every served store has these capabilities; the greeting adds others
         self._capabilities = StoreCapabilities(durable=True, multi_process=True)
+
+    def set_patience(self, seconds: float) -> None:
+        """Retry operations for `seconds` while the server is unreachable. Call it before `open`."""
+        self._timings = dataclasses.replace(self._timings, server_retry_s=seconds)
 
     @property
     def capabilities(self) -> StoreCapabilities:

@@ -15,6 +15,7 @@ import asyncio
 import io
 import logging
 import re
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -24,15 +25,16 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from lightspan.errors import StoreError
+from lightspan.errors import ConfigError, StoreError
 from lightspan.schema import clock
+from lightspan.schema.records import Peer
 from lightspan.schema.resources import routing_of
 from lightspan.schema.semconv import HEADER_RELAYED
-from lightspan.stores.keepalive import keepalive_socket
 from lightspan.stores.protocol import Store
 from lightspan_gateway.access_policy import token_of
 from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError, call_token_error
 from lightspan_gateway.dialects import DIALECTS
+from lightspan_gateway.keepalive import keepalive_socket
 from lightspan_gateway.limits import StoreServerLimits
 from lightspan_gateway.remote_store.url import RELAY_PATH
 from lightspan_gateway.server import error_response
@@ -72,10 +74,15 @@ class GatewayProxy:
 
     def __init__(self, store: Store, limits: StoreServerLimits) -> None:
         self._store = store
-        self._slots = asyncio.Semaphore(limits.max_relayed)
+        self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(limits.max_relayed)
+        )
+        """Gateway → its slots. A gateway that hangs must not occupy those of other trainings."""
         self._max_bytes = limits.max_relayed_bytes
         self._checked: dict[str, float] = {}
         """Gateway → time of its last passed health check, by `clock.monotonic`."""
+        self._announced: set[tuple[str, str]] = set()
+        """The trainers whose gateways were reached when they were announced: (peer id, gateway)."""
         self._session: aiohttp.ClientSession | None = None
 
     def routes(self) -> list[web.AbstractRouteDef]:
@@ -88,11 +95,35 @@ class GatewayProxy:
         if session is not None:
             await session.close()
 
+    async def check_trainer(self, peer: Peer) -> None:
+        """Check, when a trainer announces itself first, that this server reaches its gateway.
+
+        Without the check, all attempts of the training would be lost, one after another. Later
+        announcements are not checked, because a gateway may be busy or restart.
+
+        Raises:
+            ConfigError: runners of other machines may work for the training, and its gateway cannot
+                be reached.
+        """
+        if not peer.remote or not peer.gateway or (peer.peer_id, peer.gateway) in self._announced:
+            return
+        try:
+            await self._check(_origin(peer.gateway))
+        except ApiError as error:
+            raise ConfigError(
+                f"the gateway {peer.gateway} of the training {peer.run_id} cannot be reached from "
+                "the store's server, which hands the model calls of runners on to it. Start the "
+                "trainer with an address of its machine that the server reaches, "
+                'Trainer(gateway="HOST") or "HOST:PORT", or run the attempts on the trainer\'s own '
+                f"machine, Trainer(runners=8) ({error.message})"
+            ) from error
+        self._announced.add((peer.peer_id, peer.gateway))
+
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:
             path = _gateway_path(request)
             gateway = await self._gateway_of(request, path)
-            async with self._slots:
+            async with self._slots[gateway]:
                 body = await read_body(request, self._max_bytes)
                 await self._check(gateway)
                 return await self._forward(request, gateway, path, body)

@@ -20,7 +20,8 @@ from aiohttp import web
 
 from lightspan import __version__, errors
 from lightspan.plugins import installed_plugins, load_plugin
-from lightspan.schema.records import Mode
+from lightspan.schema import clock
+from lightspan.schema.records import Mode, Peer, PeerRole, new_id
 from lightspan.schema.redaction import clean_text
 from lightspan.schema.semconv import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.stores.protocol import Store
@@ -75,6 +76,12 @@ class StoreServer(HttpServer):
             )
         super().__init__(host, port, limits, shutdown_s=limits.shutdown_s, tls=tls)
         self._health_timeout_s = limits.health_timeout_s
+        self._health_interval_s = limits.health_interval_s
+        self._health_id = new_id("health")
+        self._health_check: asyncio.Task[bool] | None = None
+        """The latest check of the store; None before the first one."""
+        self._health_checked = 0.0
+        """Time at which the latest check began, by `clock.monotonic`."""
         self._store = store
         self._keys = keys
         self._slots = asyncio.Semaphore(limits.max_concurrent)
@@ -103,15 +110,43 @@ class StoreServer(HttpServer):
         ]
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Answer whether the store works, without details, because the path needs no key."""
+        """Answer whether the store can be written, without details: the path needs no key.
+
+        Everybody may ask, so requests within a second share one check.
+        """
+        now = clock.monotonic()
+        check = self._health_check
+        if check is None or (
+            check.done() and now - self._health_checked >= self._health_interval_s
+        ):
+            check = self._health_check = asyncio.create_task(self._is_writable())
+            self._health_checked = now
+        if await asyncio.shield(check):
+            return web.json_response({"status": "ok"})
+        return web.json_response({"status": "failed"}, status=503)
+
+    async def _is_writable(self) -> bool:
+        """Return whether the store takes a write within the time limit.
+
+        Reading would not do: it works with a full disk, a lock that another process holds, or a
+        database that is a standby.
+        """
+        peer = Peer(
+            peer_id=self._health_id,
+            role=PeerRole.RUNNER,
+            app="",  # of no training
+            protocol=PROTOCOL_VERSION,
+            lightspan=__version__,
+        )
         try:
             async with asyncio.timeout(self._health_timeout_s):
-                await self._store.policy_versions("")
+                await self._store.announce(peer)
+                await self._store.withdraw(peer.peer_id)
         except (errors.StoreError, TimeoutError) as error:
-            reason = error or f"within {self._health_timeout_s:g} s"
-            log.warning("the store does not answer: %s", reason)
-            return web.json_response({"status": "failed"}, status=503)
-        return web.json_response({"status": "ok"})
+            reason = str(error) or f"no answer within {self._health_timeout_s:g} s"
+            log.warning("the store cannot be written: %s", reason)
+            return False
+        return True
 
     async def _extra(self, route: StoreRoute, request: web.Request) -> web.StreamResponse:
         """Answer a request to a plugin's route, without a check of lightspan's protocol version."""
@@ -201,6 +236,8 @@ class StoreServer(HttpServer):
     # --- operations -----------------------------------------------------------------------
     async def _execute(self, operation: rpc.Operation, role: Role, body: bytes) -> bytes:
         arguments = operation.read_arguments(body)
+        if operation.name == "announce" and role is not Role.RUNNER:
+            await self._proxy.check_trainer(arguments["peer"])
         method = getattr(self._store, operation.name)
         if operation.is_long_poll:
             arguments["timeout_s"] = min(arguments["timeout_s"], rpc.POLL_S)
