@@ -140,6 +140,20 @@ def posts_to(task: dict[str, Any], llm: Any) -> float:
 
 
 @lightspan.rollout
+def delegates(task: dict[str, Any]) -> float:
+    """Call the model as `resolver` inside `resolve`, then as a checker, unless the task says not.
+
+    `resolve` makes no call itself.
+    """
+    with lightspan.agent("resolve"), lightspan.agent("resolver"):
+        answer = float(_ask([{"role": "user", "content": task["q"]}]))
+    with lightspan.agent("checker"):
+        if task.get("checks", True):
+            _ask([{"role": "user", "content": "fine?"}])
+    return answer
+
+
+@lightspan.rollout
 def silent(task: dict[str, Any]) -> float:
     """Return a reward without calling a model."""
     return 1.0

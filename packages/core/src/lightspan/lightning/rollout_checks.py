@@ -8,14 +8,19 @@ from typing import Final, NamedTuple
 
 from lightspan.errors import RewardError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.episode import Call, Episode
-from lightspan.lightning.selection import Coverage, Rejection, check_agents
+from lightspan.lightning.selection import (
+    Coverage,
+    Rejection,
+    check_agents,
+    sub_agent_patterns,
+)
 from lightspan.lightning.uncaptured_advice import describe_request, fix_of
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.provenance import requests_of
 from lightspan.schema.records import Mode, Outcome
 from lightspan.schema.reward import LARGEST
-from lightspan.schema.routing import Route, Routing
+from lightspan.schema.routing import Route, Routing, matches
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.token_records import CallOutcome
 
@@ -35,6 +40,9 @@ WAY_OUT: Final = (
     "for, and the agent's name as the model; or use the OpenAI SDK"
 )
 """Advice on how to point any client at the attempt's endpoint."""
+_DECLARE: Final = (
+    "If it acts in few rollouts, name all agents, and the training goes on: fit(…, agents=[…])"
+)
 
 
 class RolloutChecks:
@@ -43,18 +51,28 @@ class RolloutChecks:
     Args:
         routing: routing of the agents; each of its patterns must match an agent.
         note: function that prints a message for the user.
-        agents: paths of all agents, if the app declares them. The caller has then checked the
-            patterns. None if the app does not declare them; then the first training batch is
-            checked.
+        agents: paths of all agents, if the app declares them; then a selected agent may make its
+            first call after the first step. None if the app does not declare them.
+        tasks: number of training tasks; None if unknown.
     """
 
     def __init__(
-        self, routing: Routing, note: Callable[[str], None], agents: Sequence[str] | None = None
+        self,
+        routing: Routing,
+        note: Callable[[str], None],
+        agents: Sequence[str] | None = None,
+        tasks: int | None = None,
     ) -> None:
         self._routing = routing
         self._note = note
         self._agents: set[str] = set()
-        self._agents_checked = agents is not None
+        self._callers: set[str] = set()
+        self._declared = agents
+        self._enough_tasks = min(ENOUGH_TASKS, tasks or ENOUGH_TASKS)
+        self._idle_tasks: set[str] = set()
+        """Tasks of training rollouts in which some selected agent made no call yet."""
+        self.agents_checked = False
+        """Whether the patterns were checked, so that they are not checked again."""
         self._calls_checked = False
         self._called = False
         self._untrainable_tasks: set[str] = set()
@@ -67,7 +85,8 @@ class RolloutChecks:
 
         Raises:
             RewardError: the app returned a value that is not a reward.
-            UnknownAgentError: a pattern matches no agent of the first training batch.
+            UnknownAgentError: a pattern matches no agent that calls a model in the first training
+                batch.
             UnsupportedError: no call of an agent to train can be trained (`check_trainable`), in
                 `ENOUGH_TASKS` tasks or in all.
         """
@@ -76,14 +95,37 @@ class RolloutChecks:
         self._note_damaged(episodes)
         self._note_unscored(episodes)
         self._agents |= agents_of(episodes)
+        self._callers |= callers_of(episodes)
         trained = any(episode.mode is Mode.TRAIN for episode in episodes)
-        if trained and not self._agents_checked:
-            check_patterns(self._routing, self._agents, episodes)
-            self._agents_checked = True
+        if trained and not self.agents_checked:
+            self.agents_checked = self._check_agents(episodes)
         # a dry run reports untrainable calls itself
         is_dry_run = any(episode.mode is Mode.DEV for episode in episodes)
         if not self._calls_checked and not is_dry_run:
             self._calls_checked = self._trainable(episodes)
+
+    def _check_agents(self, episodes: Sequence[Episode]) -> bool:
+        """Return whether each pattern of `optimize=` matches an agent that has called a model.
+
+        Raises:
+            UnknownAgentError: a pattern matches none. If the app declares its agents, an agent may
+                be idle at first; then no selected agent has called a model in `ENOUGH_TASKS` tasks.
+        """
+        agents = self._agents if self._declared is None else self._declared
+        idle = check_patterns(self._routing, agents, self._callers, episodes)
+        if not idle:
+            return bool(self._callers)
+        is_first = not self._idle_tasks
+        fresh = {episode.task_id for episode in episodes} - self._idle_tasks
+        self._idle_tasks |= fresh
+        is_enough = not fresh or len(self._idle_tasks) >= self._enough_tasks
+        if self._declared is None:
+            raise UnknownAgentError(f"{idle}. {_DECLARE}")
+        if is_enough and not any(self._routing.target(path).selected for path in self._callers):
+            raise UnknownAgentError(idle)
+        if is_first:
+            self._note(f"{idle}; so far nothing of it is trained")
+        return False
 
     def _trainable(self, episodes: Sequence[Episode]) -> bool:
         """Return whether any call of an agent to train can be trained.
@@ -203,24 +245,56 @@ def check_scored(
     )
 
 
-def check_patterns(routing: Routing, agents: Collection[str], episodes: Sequence[Episode]) -> None:
-    """Check that each pattern of `routing` matches an agent.
+def check_patterns(
+    routing: Routing,
+    agents: Collection[str],
+    callers: Collection[str],
+    episodes: Sequence[Episode],
+) -> str:
+    """Check that each pattern of `routing` matches an agent, and one that calls a model.
 
     Args:
         routing: routing with the patterns.
-        agents: paths of the agents seen so far.
+        agents: paths of all agents if the app declares them, else of those seen so far.
+        callers: paths of the agents that have called a model so far.
         episodes: episodes of a batch. If `agents` is empty, the error says why these episodes
             have no recorded call.
 
+    Returns:
+        Text about patterns of `optimize=` whose agents have called no model. Empty if there are
+        none, or if that may be due to a rollout of the batch that failed.
+
     Raises:
-        UnknownAgentError: a pattern matches no agent.
+        UnknownAgentError: a pattern matches no agent, or only agents whose sub-agents make all
+            calls.
     """
-    try:
-        check_agents(routing, agents)
-    except UnknownAgentError:
-        if agents:
-            raise
-        raise UnknownAgentError(why_no_call(episodes)) from None
+    if not agents:
+        raise UnknownAgentError(why_no_call(episodes))
+    check_agents(routing, agents)
+    idle = [rule for rule in routing.rules if not any(map(rule.matches, callers))]
+    for rule in idle:
+        # `*` is for the agents that no other pattern names
+        others = [r for r in routing.rules if r is not rule and r.pattern.strip("*")]
+        inside = [path for path in callers if not any(other.matches(path) for other in others)]
+        if narrower := sub_agent_patterns(rule.pattern, inside):
+            calling = sorted(path for path in inside if any(matches(n, path) for n in narrower))
+            raise UnknownAgentError(
+                f"{rule.pattern!r} matches no agent that calls a model itself: the calls are made "
+                f"by its sub-agents {', '.join(map(repr, calling[:NAMED]))}, which it does not "
+                f"match. Name {' and '.join(map(repr, narrower))} in its place"
+            )
+    patterns = [rule.pattern for rule in idle if rule.target.selected]
+    unclear = any(app_failed(e) or not e.finished or e.capture_errors for e in episodes)
+    if not patterns or not callers or unclear:
+        return ""
+    uncaptured = requests_of(span for episode in episodes for span in episode.spans)
+    named = [one for one in uncaptured if any(matches(each, one.agent) for each in patterns)]
+    advice = [f"For {one.client} ({describe_request(one)}), {fix_of(one)}" for one in named[:NAMED]]
+    return (
+        f"no agent that {' or '.join(map(repr, patterns))} matches made a model call in the first "
+        f"rollouts ({len(episodes)}), only {', '.join(map(repr, sorted(callers)[:NAMED]))}. "
+        + (". ".join(advice) or f"If it calls a model by another client, give that one {WAY_OUT}")
+    )
 
 
 def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
@@ -381,8 +455,12 @@ def why_no_call(episodes: Sequence[Episode]) -> str:
 def agents_of(episodes: Sequence[Episode]) -> set[str]:
     """Return the paths of all agents that were recorded: by an AGENT span or a model call."""
     agents = (s for e in episodes for s in e.spans if s.kind is SpanKind.AGENT)
-    callers = {call.agent_path for episode in episodes for call in episode.calls}
-    return callers | {str(span.attributes[c.AGENT_PATH]) for span in agents}
+    return callers_of(episodes) | {str(span.attributes[c.AGENT_PATH]) for span in agents}
+
+
+def callers_of(episodes: Sequence[Episode]) -> set[str]:
+    """Return the paths of the agents that called a model."""
+    return {call.agent_path for episode in episodes for call in episode.calls}
 
 
 def _why_unscored(episode: Episode) -> str:

@@ -93,7 +93,9 @@ class Session:
         self._learner: Learner | None = None
         self._app = app
         self._sampler = Epochs(train, self.algorithm.seed)
-        self._rollout_checks = RolloutChecks(self.algorithm.routing(), self.note, agents)
+        self._rollout_checks = RolloutChecks(
+            self.algorithm.routing(), self.note, agents, len(train)
+        )
         self._stack = AsyncExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lightspan-learner")
         self._segment = new_id("")[-12:]
@@ -247,6 +249,7 @@ class Session:
         self.rng.setstate((version, tuple(internal), gauss))
         self.algorithm.load_state(self.state.algorithm)
         self.state.return_in_flight()
+        self._rollout_checks.agents_checked = self.state.step > 0
         states = await self.store.rollouts(run_id=self.state.run_id)
         await self.store.cancel([s.rollout.rollout_id for s in states if not s.status.final])
         self.reporter.line(f"resuming {self.path} after step {self.state.step}")

@@ -72,11 +72,15 @@ def _agents(agents: Sequence[model.AgentReport]) -> Iterator[str]:
     yield from _table([header, *rows], left=2)
     yield "  (prompt, answer: tokens, mean / largest)"
     for agent in agents:
-        yield from (f"  {agent.path}: {note}" for note in _agent_notes(agent))
+        inside = [a.path for a in agents if a.calls and a.path.startswith(f"{agent.path}/")]
+        yield from (f"  {agent.path}: {note}" for note in _agent_notes(agent, inside))
 
 
-def _agent_notes(agent: model.AgentReport) -> Iterator[str]:
-    if not agent.calls and agent.acted and agent.policy is not None:
+def _agent_notes(agent: model.AgentReport, inside: Sequence[str]) -> Iterator[str]:
+    """Yield notes on an agent; `inside` are the paths of its sub-agents that called a model."""
+    if not agent.calls and inside and agent.policy is not None:
+        yield f"called no model itself, its sub-agents did: {', '.join(inside)}"
+    elif not agent.calls and agent.acted and agent.policy is not None:
         yield (
             "made no call of the OpenAI SDK, of a client that an adapter knows, or to the "
             "attempt's endpoint. If it calls a model by another client, give that one "

@@ -24,7 +24,12 @@ from lightspan.errors import (
 )
 from lightspan.lightning.advantages import BATCH_ESTIMATORS
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.rollout_checks import check_computed, check_patterns, check_trainable
+from lightspan.lightning.rollout_checks import (
+    callers_of,
+    check_computed,
+    check_patterns,
+    check_trainable,
+)
 from lightspan.lightning.selection import Coverage
 from lightspan.progress import plural
 from lightspan.runners.app import App
@@ -277,15 +282,19 @@ class DryRun:
     def _agent_warnings(
         self, findings: Findings, agents: Sequence[model.AgentReport]
     ) -> Iterator[str]:
-        """Warn of patterns that match no agent.
+        """Warn of patterns that match no agent, or none that calls a model.
 
-        If all patterns match an agent, warn of trained agents without calls.
+        If all patterns match such an agent, warn of other trained agents without calls.
         """
-        paths = [agent.path for agent in agents]
+        paths = self.agents or [agent.path for agent in agents]
+        routing, callers = self._algorithm.routing(), callers_of(findings.episodes)
         try:
-            check_patterns(self._algorithm.routing(), self.agents or paths, findings.episodes)
+            reason = check_patterns(routing, paths, callers, findings.episodes)
         except UnknownAgentError as error:
             yield f"fit would stop: {error}"
+            return
+        if reason and (not self.agents or not any(routing.target(p).selected for p in callers)):
+            yield f"fit would stop: {reason}"
             return
         idle = [agent.path for agent in agents if agent.policy is not None and not agent.calls]
         if idle:
