@@ -21,6 +21,8 @@ from lightspan.instrumentation import Patch, patch_subclasses
 
 IsOff = Callable[[], bool]
 
+METHODS: Final = ("lookup", "update", "alookup", "aupdate")
+"""Methods of a cache of models."""
 MAX_KEYS: Final = 100_000
 """Maximum number of keys of nodes that are remembered."""
 
@@ -35,8 +37,7 @@ def switch_models(is_off: IsOff) -> list[Patch]:
         return None if is_off() else await method(*args, **kwargs)
 
     return _patches(
-        ModelCache,
-        {"lookup": call, "update": call, "alookup": call_async, "aupdate": call_async},
+        ModelCache, {name: call_async if name.startswith("a") else call for name in METHODS}
     )
 
 
