@@ -78,7 +78,7 @@ def test_an_agent_whose_sub_agents_make_all_calls(
     reason = SUB_AGENTS.format(pattern)
     assert f"fit would stop: {reason}" in report.warnings
     assert "base_url" not in report.text()
-    if "*" != options["optimize"]:
+    if options["optimize"] != "*":
         note = "  resolve: called no model itself, its sub-agents did: resolve/resolver"
         assert note in report.text().splitlines()
     with pytest.raises(UnknownAgentError) as caught:
