@@ -13,11 +13,12 @@ from typing import Any
 import best_toy as toy  # type: ignore[import-not-found]
 import pytest
 
-from lightspan import FitResult, Trainer
+from lightspan import FitResult, LightningRL, Trainer
 from lightspan.errors import CheckpointError, ConfigError, DataError
 from lightspan.progress import SilentReporter
 from lightspan.training.checkpoints import list_checkpoints
 from lightspan.training.folder import RunFolder
+from lightspan.training.model_selection import Splits, overlap_warnings
 from lightspan_torch.learner.torch import TorchLearner
 
 Run = tuple[FitResult, Any, list[str]]
@@ -237,3 +238,38 @@ def test_selection_tasks_that_are_trained_on_are_told(
         "1 of the 1 task of selection are trained on too: the best step may be the one that knows "
         "them by heart"
     )
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "count"),
+    [
+        ([{"q": "a", "gold": 1}, {"q": "b"}], [{"gold": 1, "q": "a"}, {"q": "c"}], 1),
+        ([{"q": "a"}, {"q": "b"}], [{"q": "b"}, {"q": "a"}], 2),
+        ([{"id": "1", "q": "a"}], [{"id": "7", "q": "a"}], 1),
+        ([{"id": "1", "q": "a"}], [{"id": "1", "q": "b"}], 0),  # numbered in each file
+        ([{"id": "1"}, "text", 3], [{"id": "2"}, {"id": "1"}, "text", 4], 2),
+    ],
+)
+def test_held_out_tasks_that_are_training_tasks(
+    tiny: Path, train: list[Any], val: list[Any], count: int
+) -> None:
+    """Check equal values in another order, of fields and of tasks, and with other ids."""
+    said = [
+        f"{count} of the {len(val)} held-out task{'s' * (len(val) > 1)} are training tasks too: "
+        "the weights may know them by heart, so the reported reward is too high; give other "
+        "held-out tasks"
+    ]
+    found = list(overlap_warnings(LightningRL(tiny), Splits(train, None, val)))
+    assert found == (said if count else [])
+
+
+def test_dev_and_fit_say_that_held_out_tasks_are_trained_on(
+    rl: Any, apps: Any, tmp_path: Path, ask: Any, lines: Any
+) -> None:
+    trainer = Trainer(rl(), steps=1, folder=tmp_path / "run", reporter=lines)
+    tasks = ask(2)
+    said = "2 of the 2 held-out tasks are training tasks too: the weights may know them by heart"
+    report = trainer.dev(apps.spell, tasks, tasks[::-1], count=1, group_size=1)
+    assert any(warning.startswith(said) for warning in report.warnings)
+    trainer.fit(apps.spell, tasks, tasks[::-1])
+    assert any(text.startswith(said) for text in lines.texts)

@@ -36,6 +36,10 @@ def read_jsonl(path: Path, what: str, one: str) -> list[Json]:
             continue
         try:
             values.append(msgspec.json.decode(line))
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{what}: {path}, line {number} is not UTF-8: {error}; save the file as UTF-8"
+            ) from error
         except msgspec.DecodeError as error:
             raise DataError(
                 f"{what}: {path}, line {number} is not JSON; each line must be one {one}: {error}"

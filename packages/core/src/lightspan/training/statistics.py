@@ -78,8 +78,8 @@ def clustered_interval(values: Mapping[str, float], clusters: Mapping[str, str])
         low, high = sorted(distinct)
         mean = math.fsum(values.values()) / n
         count, width = sum(value == high for value in values.values()), high - low
-        bounds = _share_above(count, n), 1 - _share_above(n - count, n)
-        return Interval(mean, *(low + bound * width for bound in bounds), n)
+        below, above = _share_above(count, n), _share_above(n - count, n)
+        return Interval(mean, low + below * width, high - above * width, n)
     return _t_interval(values, clusters, *_range(distinct))
 
 

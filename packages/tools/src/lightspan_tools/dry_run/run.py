@@ -35,6 +35,7 @@ from lightspan.progress import plural
 from lightspan.runners.app import App
 from lightspan.schema.records import Json, Mode
 from lightspan.training.folder import RunFolder
+from lightspan.training.model_selection import Splits, overlap_warnings
 from lightspan.training.session import Session
 from lightspan.training.settings import TrainerSettings
 from lightspan_tools.dry_run import analysis, memory, report_model as model
@@ -245,6 +246,7 @@ class DryRun:
             *self._problems,
             *stops,
             *self._agent_warnings(findings, agents),
+            *overlap_warnings(self._algorithm, Splits(self.tasks, self.selection, self.val)),
             *analysis.reward_warnings(rewards, trains=trains),
             *([] if stops or not trains else analysis.call_warnings(agents, uncaptured)),
             *analysis.other_warnings(agents, rows, costs, memory_report),
