@@ -57,6 +57,14 @@ def says(task: dict[str, Any]) -> float | None:
 
 
 @lightspan.rollout
+def samples(task: dict[str, Any]) -> float:
+    """Call the model once with the request fields `task["fields"]`; the reward is its answer."""
+    with lightspan.agent("writer"):
+        messages = [{"role": "user", "content": task["q"]}]
+        return float(_ask(messages, extra_body=task["fields"]))
+
+
+@lightspan.rollout
 def forgets_a_name(task: dict[str, Any]) -> float:
     """Call the writer, then the model again without an agent's name."""
     with lightspan.agent("writer"):

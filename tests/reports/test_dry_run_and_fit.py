@@ -259,3 +259,62 @@ def test_a_picture_in_some_tasks_leaves_the_others_to_learn_from(
     [line] = [line for line in training.folder.metrics() if line["kind"] == "train"]
     calls = {key: value for key, value in line.items() if key.startswith("calls/")}
     assert calls == {"calls/trained": 2, "calls/rejected:refused": 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown", "said"),
+    [
+        ({"seed": 7}, "seed=7", "'seed' = 7"),
+        ({"presence_penalty": 0.5}, "presence_penalty=0.5", "'presence_penalty' = 0.5"),
+        ({"logit_bias": {"5": 1}}, 'logit_bias={"5": 1}', "'logit_bias' = {'5': 1}"),
+        ({"brand_new": True}, "brand_new=true", "'brand_new' = True"),
+    ],
+)
+def test_what_evaluations_refuse(
+    rl: Callable[..., Any],
+    dry_apps: Any,
+    tmp_path: Path,
+    fields: dict[str, Any],
+    shown: str,
+    said: str,
+) -> None:
+    """Check fields that training sets aside: `dev` says that `fit` will stop, and it does, in its
+    first evaluation and before most of it.
+    """
+    train, val = ([{"q": f"{what} {n}", "fields": fields} for n in range(20)] for what in "ab")
+    report = trainer_of(rl, tmp_path, "1", "0").dev(dry_apps.samples, train[:1], val, group_size=2)
+    refuses = (
+        f"evaluations sample as the app asks, so they refuse {shown} of writer, which training"
+    )
+    assert report.warnings[0] == (
+        f"fit would stop: its {refuses} sets aside. Leave that out of the app's requests"
+    )
+    trainer = trainer_of(rl, tmp_path, "1", "0")
+    with pytest.raises(UnsupportedError) as caught:
+        trainer.fit(dry_apps.samples, train, val)
+    assert str(caught.value) == (
+        "evaluations sample as the app asks, so they refuse a call of writer: "
+        f"{said} cannot be honoured by this engine; leave it out"
+    )
+    assert trainer.folder.metrics() == []
+    # without held-out tasks nothing is refused
+    report = trainer_of(rl, tmp_path, "1", "0").dev(dry_apps.samples, train[:1], group_size=2)
+    assert report.warnings[0].startswith(f"with held-out tasks, fit would stop: its {refuses}")
+    alone = trainer_of(rl, tmp_path / "alone", "1", "0", steps=1)
+    alone.fit(dry_apps.samples, train)
+    assert [line["failed"] for line in alone.folder.metrics()] == [0]
+
+
+def test_what_evaluations_set_aside_too(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    """Check a field that only one provider's models know, and sampling that the engine can do."""
+    tasks = [
+        {"q": name, "fields": {"reasoning_effort": "low", "temperature": 0.5, "max_tokens": 5}}
+        for name in "abc"
+    ]
+    trainer = trainer_of(rl, tmp_path, "1", "0", steps=1)
+    report = trainer.dev(dry_apps.samples, tasks[:1], tasks[1:], group_size=2)
+    assert not any("evaluations" in warning for warning in report.warnings)
+    result = trainer_of(rl, tmp_path, "1", "0", steps=1).fit(dry_apps.samples, tasks[:1], tasks[1:])
+    assert [e.failed for e in result.evaluations] == [0, 0]

@@ -217,6 +217,16 @@ def check_rewards(episodes: Sequence[Episode]) -> None:
             raise RewardError(f"task {episode.task_id}: {episode.message}")
 
 
+def check_evaluable(episodes: Sequence[Episode]) -> None:
+    """Raise `UnsupportedError` if evaluations refuse a parameter, which training may set aside."""
+    for call in (call for episode in episodes for call in episode.calls):
+        if call.span and call.span.attributes.get(c.ERROR_TYPE) == c.UNSUPPORTED_PARAMETER:
+            raise UnsupportedError(
+                f"evaluations sample as the app asks, so they refuse a call of {call.agent_path}: "
+                f"{refusal_of(call.span)}"
+            )
+
+
 def check_scored(
     episodes: Sequence[Episode], unscored: set[str], *, step_rewards: bool = False
 ) -> bool:

@@ -11,6 +11,7 @@ from typing import Final
 
 from lightspan.errors import RewardError
 from lightspan.lightning.episode import Episode, build_episode
+from lightspan.lightning.rollout_checks import check_evaluable
 from lightspan.progress import Reporter
 from lightspan.protocols.engine import TokenEngine
 from lightspan.runners.protocol import Runners
@@ -107,6 +108,7 @@ class Collector:
             ConfigError: fewer than `count` groups are in flight, a group of `first` is not in
                 flight, or `first` has more than `count` groups.
             RewardError: an app returned an invalid reward.
+            UnsupportedError: evaluations refuse what the app asks a model for.
             LightspanError: the runners cannot continue.
         """
         self.in_flight.check(count, first)
@@ -119,8 +121,12 @@ class Collector:
         while (groups := self.in_flight.ready(count, first)) is None:
             ended = self.in_flight.update(await self._poll_ended())
             attempts = await last_attempts(self.store, ended)
+            failed = []
             for state, attempt in zip(ended, attempts, strict=True):
                 progress.add(state, attempt)
+                if state.rollout.mode is Mode.VAL and attempt.status is AttemptStatus.FAILED:
+                    failed.append(state)
+            check_evaluable(await read_episodes(self.store, failed))
             _, done = self.in_flight.size(count, first)
             self.reporter.advance(done - shown, **progress.values())
             shown = done

@@ -31,6 +31,7 @@ from lightspan.lightning.rollout_checks import (
     check_trainable,
 )
 from lightspan.lightning.selection import Coverage
+from lightspan.plugins import load_plugin
 from lightspan.progress import plural
 from lightspan.runners.app import App
 from lightspan.schema.records import Json, Mode
@@ -122,6 +123,7 @@ class DryRun:
             episodes, seconds = await self._run_tasks(session)
             findings = await self._classify(session, episodes)
             if self.settings.has_policies:
+                self._check_evaluations(session, findings)
                 measured = await self._measure(session, findings)
         memory_report = await asyncio.to_thread(self._memory, measured)
         return self._assemble(findings, measured, memory_report, seconds)
@@ -164,6 +166,16 @@ class DryRun:
             coverages = await reject_mismatches(session, coverages)
         routing = self._algorithm.routing()
         return Findings(episodes=episodes, coverages=coverages, routing=routing)
+
+    def _check_evaluations(self, session: Session, findings: Findings) -> None:
+        """Note the request fields because of which evaluations of `fit` would fail."""
+        gateway = load_plugin("gateway", "default")
+        self._problems += analysis.evaluation_warnings(
+            analysis.read_overrides(findings),
+            session.engine.capabilities,
+            getattr(gateway, "ignored_fields", ()),
+            is_evaluated=self.val is not None or self.selection is not None,
+        )
 
     async def _measure(self, session: Session, findings: Findings) -> _Measurements:
         """Build the rows and train on some of them, to see whether an update fits into memory."""
