@@ -109,7 +109,7 @@ def test_a_selected_agent_without_calls(
     def trainer(folder: str, optimize: Any) -> Trainer:
         algorithm = rl(optimize=optimize, frozen="base", group_size=2, tasks_per_step=1)
         engine, path = scripted({"": ["1", "0"]}), tmp_path / folder
-        return Trainer(algorithm, engine=engine, steps=1, folder=path, reporter=SilentReporter())
+        return Trainer(algorithm, engine=engine, steps=2, folder=path, reporter=SilentReporter())
 
     reason = (
         "no agent that 'checker' matches made a model call in the first rollouts (2), only "
@@ -121,7 +121,7 @@ def test_a_selected_agent_without_calls(
     )
     both = ["checker", "resolver"]
     report = trainer("dev", both).dev(dry_apps.delegates, tasks, group_size=2)
-    assert report.warnings[0] == f"fit would stop: {reason}"
+    assert report.warnings[0] == f"fit would stop: {reason}{declare}"
     with pytest.raises(UnknownAgentError) as caught:
         trainer("both", both).fit(dry_apps.delegates, tasks)
     assert str(caught.value) == reason + declare
@@ -129,8 +129,10 @@ def test_a_selected_agent_without_calls(
     declared = trainer("declared", both)
     declared.fit(dry_apps.delegates, tasks, agents=agents)
     assert declared.folder.read_result()
-    # of a single selected agent, nothing would ever be trained
-    with pytest.raises(UnknownAgentError) as caught:
+    # if no other agent is selected, nothing would ever be trained
+    report = trainer("dev", "checker").dev(dry_apps.delegates, tasks, group_size=2, agents=agents)
+    assert report.warnings[0] == "never called, so not trained: checker"
+    with pytest.raises(UnsupportedError) as caught:
         trainer("alone", "checker").fit(dry_apps.delegates, tasks, agents=agents)
     assert str(caught.value) == reason
 

@@ -53,24 +53,16 @@ class RolloutChecks:
         note: function that prints a message for the user.
         agents: paths of all agents, if the app declares them; then a selected agent may make its
             first call after the first step. None if the app does not declare them.
-        tasks: number of training tasks; None if unknown.
     """
 
     def __init__(
-        self,
-        routing: Routing,
-        note: Callable[[str], None],
-        agents: Sequence[str] | None = None,
-        tasks: int | None = None,
+        self, routing: Routing, note: Callable[[str], None], agents: Sequence[str] | None = None
     ) -> None:
         self._routing = routing
         self._note = note
         self._agents: set[str] = set()
         self._callers: set[str] = set()
         self._declared = agents
-        self._enough_tasks = min(ENOUGH_TASKS, tasks or ENOUGH_TASKS)
-        self._idle_tasks: set[str] = set()
-        """Tasks of training rollouts in which some selected agent made no call yet."""
         self.agents_checked = False
         """Whether the patterns were checked, so that they are not checked again."""
         self._calls_checked = False
@@ -87,8 +79,8 @@ class RolloutChecks:
             RewardError: the app returned a value that is not a reward.
             UnknownAgentError: a pattern matches no agent that calls a model in the first training
                 batch.
-            UnsupportedError: no call of an agent to train can be trained (`check_trainable`), in
-                `ENOUGH_TASKS` tasks or in all.
+            UnsupportedError: no agent to train made a call, or none of their calls can be trained
+                (`check_trainable`), in `ENOUGH_TASKS` tasks or in all.
         """
         check_rewards(episodes)
         self._note_failures(episodes)
@@ -98,34 +90,13 @@ class RolloutChecks:
         self._callers |= callers_of(episodes)
         trained = any(episode.mode is Mode.TRAIN for episode in episodes)
         if trained and not self.agents_checked:
-            self.agents_checked = self._check_agents(episodes)
+            self.agents_checked = check_patterns(
+                self._routing, self._declared, self._agents, self._callers, episodes
+            )
         # a dry run reports untrainable calls itself
         is_dry_run = any(episode.mode is Mode.DEV for episode in episodes)
         if not self._calls_checked and not is_dry_run:
             self._calls_checked = self._trainable(episodes)
-
-    def _check_agents(self, episodes: Sequence[Episode]) -> bool:
-        """Return whether each pattern of `optimize=` matches an agent that has called a model.
-
-        Raises:
-            UnknownAgentError: a pattern matches none. If the app declares its agents, an agent may
-                be idle at first; then no selected agent has called a model in `ENOUGH_TASKS` tasks.
-        """
-        agents = self._agents if self._declared is None else self._declared
-        idle = check_patterns(self._routing, agents, self._callers, episodes)
-        if not idle:
-            return bool(self._callers)
-        is_first = not self._idle_tasks
-        fresh = {episode.task_id for episode in episodes} - self._idle_tasks
-        self._idle_tasks |= fresh
-        is_enough = not fresh or len(self._idle_tasks) >= self._enough_tasks
-        if self._declared is None:
-            raise UnknownAgentError(f"{idle}. {_DECLARE}")
-        if is_enough and not any(self._routing.target(path).selected for path in self._callers):
-            raise UnknownAgentError(idle)
-        if is_first:
-            self._note(f"{idle}; so far nothing of it is trained")
-        return False
 
     def _trainable(self, episodes: Sequence[Episode]) -> bool:
         """Return whether any call of an agent to train can be trained.
@@ -144,7 +115,12 @@ class RolloutChecks:
             return False
         self._called = self._called or not silent
         try:
-            return check_trainable(self._routing, episodes)
+            if check_trainable(self._routing, episodes):
+                return True
+            is_train = any(episode.mode is Mode.TRAIN for episode in episodes)
+            if is_train and (reason := _why_idle(self._routing, callers_of(episodes), episodes)):
+                raise UnsupportedError(reason)
+            return False
         except UnsupportedError as error:
             fresh = {episode.task_id for episode in episodes} - self._untrainable_tasks
             self._untrainable_tasks |= fresh
@@ -257,30 +233,29 @@ def check_scored(
 
 def check_patterns(
     routing: Routing,
+    declared: Collection[str] | None,
     agents: Collection[str],
     callers: Collection[str],
     episodes: Sequence[Episode],
-) -> str:
-    """Check that each pattern of `routing` matches an agent, and one that calls a model.
+) -> bool:
+    """Return whether each pattern of `optimize=` matches an agent that has called a model.
 
     Args:
         routing: routing with the patterns.
-        agents: paths of all agents if the app declares them, else of those seen so far.
+        declared: paths of all agents, which may make their first call later; None if unknown.
+        agents: paths of the agents seen so far.
         callers: paths of the agents that have called a model so far.
-        episodes: episodes of a batch. If `agents` is empty, the error says why these episodes
-            have no recorded call.
-
-    Returns:
-        Text about patterns of `optimize=` whose agents have called no model. Empty if there are
-        none, or if that may be due to a rollout of the batch that failed.
+        episodes: episodes of a batch. If no agent was seen, the error says why these episodes have
+            no recorded call.
 
     Raises:
         UnknownAgentError: a pattern matches no agent, or only agents whose sub-agents make all
-            calls.
+            calls; or, without `declared`, agents without a call.
     """
-    if not agents:
+    paths = declared or agents
+    if not paths:
         raise UnknownAgentError(why_no_call(episodes))
-    check_agents(routing, agents)
+    check_agents(routing, paths)
     idle = [rule for rule in routing.rules if not any(map(rule.matches, callers))]
     for rule in idle:
         # `*` is for the agents that no other pattern names
@@ -293,9 +268,18 @@ def check_patterns(
                 f"by its sub-agents {', '.join(map(repr, calling[:NAMED]))}, which it does not "
                 f"match. Name {' and '.join(map(repr, narrower))} in its place"
             )
-    patterns = [rule.pattern for rule in idle if rule.target.selected]
-    unclear = any(app_failed(e) or not e.finished or e.capture_errors for e in episodes)
-    if not patterns or not callers or unclear:
+    if declared is None and (reason := _why_idle(routing, callers, episodes)):
+        raise UnknownAgentError(f"{reason}. {_DECLARE}")
+    return not routing.unmatched(callers)
+
+
+def _why_idle(routing: Routing, callers: Collection[str], episodes: Sequence[Episode]) -> str:
+    """Return a text about patterns of `optimize=` that match no caller.
+
+    Empty if there are none, if no agent called a model, or if a failure may be the reason.
+    """
+    patterns = routing.unmatched(callers)
+    if not patterns or not callers or _is_cut(episodes):
         return ""
     uncaptured = requests_of(span for episode in episodes for span in episode.spans)
     named = [one for one in uncaptured if any(matches(each, one.agent) for each in patterns)]
@@ -305,6 +289,11 @@ def check_patterns(
         f"rollouts ({len(episodes)}), only {', '.join(map(repr, sorted(callers)[:NAMED]))}. "
         + (". ".join(advice) or f"If it calls a model by another client, give that one {WAY_OUT}")
     )
+
+
+def _is_cut(episodes: Sequence[Episode]) -> bool:
+    """Return whether an episode may have ended before its calls."""
+    return any(app_failed(e) or not e.finished or e.capture_errors for e in episodes)
 
 
 def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
@@ -365,11 +354,7 @@ def _check_called(episodes: Sequence[Episode]) -> bool:
             agent called a model.
     """
     is_evaluation = any(episode.mode is Mode.VAL for episode in episodes)
-    calls = any(
-        episode.calls or not episode.finished or episode.capture_errors for episode in episodes
-    )
-    failed = any(map(app_failed, episodes))  # perhaps before its first call
-    if calls or failed or is_evaluation or not episodes:
+    if is_evaluation or not episodes or callers_of(episodes) or _is_cut(episodes):
         return False
     raise UnsupportedError(why_no_call(episodes))
 

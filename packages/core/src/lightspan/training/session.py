@@ -93,9 +93,7 @@ class Session:
         self._learner: Learner | None = None
         self._app = app
         self._sampler = Epochs(train, self.algorithm.seed)
-        self._rollout_checks = RolloutChecks(
-            self.algorithm.routing(), self.note, agents, len(train)
-        )
+        self._rollout_checks = RolloutChecks(self.algorithm.routing(), self.note, agents)
         self._stack = AsyncExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lightspan-learner")
         self._segment = new_id("")[-12:]

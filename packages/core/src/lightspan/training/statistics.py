@@ -108,9 +108,8 @@ def _range(rewards: Collection[float]) -> tuple[float, float]:
     """Return the smallest and the largest possible reward: 0 and 1, or -1 and 1; infinite if other
     rewards occur.
     """
-    for least in (0.0, -1.0):
-        if all(least <= reward <= 1 for reward in rewards):
-            return least, 1.0
+    if all(-1 <= reward <= 1 for reward in rewards):
+        return (-1.0 if any(reward < 0 for reward in rewards) else 0.0), 1.0
     return -math.inf, math.inf
 
 
@@ -160,13 +159,11 @@ def _share_above(count: int, n: int) -> float:
 def t_quantile(df: int) -> float:
     """Return the 97.5 % quantile of Student's t with `df` degrees of freedom, within 0.2 %.
 
-    From 5 degrees it is the expansion 26.7.5 of Abramowitz and Stegun.
+    From 10 degrees it is the expansion 26.7.5 of Abramowitz and Stegun.
     """
-    if df < 5:
-        return (12.7062, 4.3027, 3.1824, 2.7764)[df - 1]
-    terms = (
-        (Z**3 + Z) / 4,
-        (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
-        (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
-    )
-    return Z + math.fsum(term / df**power for power, term in enumerate(terms, 1))
+    if df <= len(_T_QUANTILES):
+        return _T_QUANTILES[df - 1]
+    return Z + (Z**3 + Z) / (4 * df) + (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * df**2)
+
+
+_T_QUANTILES: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)

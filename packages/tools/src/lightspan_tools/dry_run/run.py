@@ -300,15 +300,12 @@ class DryRun:
 
         If all patterns match such an agent, warn of other trained agents without calls.
         """
-        paths = self.agents or [agent.path for agent in agents]
-        routing, callers = self._algorithm.routing(), callers_of(findings.episodes)
+        paths, episodes = [agent.path for agent in agents], findings.episodes
         try:
-            reason = check_patterns(routing, paths, callers, findings.episodes)
+            routing, callers = self._algorithm.routing(), callers_of(episodes)
+            check_patterns(routing, self.agents, paths, callers, episodes)
         except UnknownAgentError as error:
             yield f"fit would stop: {error}"
-            return
-        if reason and (not self.agents or not any(routing.target(p).selected for p in callers)):
-            yield f"fit would stop: {reason}"
             return
         idle = [agent.path for agent in agents if agent.policy is not None and not agent.calls]
         if idle:
