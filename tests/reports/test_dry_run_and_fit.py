@@ -115,10 +115,7 @@ def test_a_selected_agent_without_calls(
         "no agent that 'checker' matches made a model call in the first rollouts (2), only "
         f"'resolve/resolver'. If it calls a model by another client, give that one {WAY_OUT}"
     )
-    declare = (
-        ". If it acts in few rollouts, name all agents, and the training goes on: "
-        "fit(…, agents=[…])"
-    )
+    declare = ". If it acts in few rollouts, name all agents: fit(…, agents=[…])"
     both = ["checker", "resolver"]
     report = trainer("dev", both).dev(dry_apps.delegates, tasks, group_size=2)
     assert report.warnings[0] == f"fit would stop: {reason}{declare}"

@@ -76,7 +76,7 @@ def test_an_evaluation_that_the_apps_cache_answers_says_so(
     result = trainer.fit(apps.remembers, ask(2), ask(3, held=1))
     assert [(e.policy_calls, e.silent) for e in result.evaluations] == [(3, 0), (0, 3)]
     [warning] = [text for text in lines.texts if "asked the policy nothing" in text]
-    assert warning.startswith("step 1: warning: this evaluation asked the policy nothing, so its ")
+    assert "warning: the evaluation of step 1 asked the policy nothing, so its reward" in warning
     assert any(
         text.startswith("step 1: held-out reward ") and ", 3 without a call of the policy" in text
         for text in lines.texts

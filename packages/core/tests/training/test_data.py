@@ -35,10 +35,13 @@ def test_files_may_have_blank_lines_and_any_line_separator_in_texts(tmp_path: Pa
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"q": "café"}'.encode("latin-1"), "is not UTF-8: .* 0xe9 .*; save the file as UTF-8$"),
-        (b'{"q": "\xed\xa0\xbd"}', "is not UTF-8: .*; save the file as UTF-8$"),
-        (rb'{"q": "half \ud83d"}', "is not JSON; each line must be one task: "),
-        (rb'{"q": "half \ude00"}', "is not JSON; each line must be one task: "),
+        (
+            '{"q": "café"}'.encode("latin-1"),
+            "is not UTF-8; each line must be one task as JSON in UTF-8: .* 0xe9 ",
+        ),
+        (b'{"q": "\xed\xa0\xbd"}', "is not UTF-8; each line must be one task as JSON in UTF-8: "),
+        (rb'{"q": "half \ud83d"}', "is not JSON; each line must be one task as JSON in UTF-8: "),
+        (rb'{"q": "half \ude00"}', "is not JSON; each line must be one task as JSON in UTF-8: "),
     ],
 )
 def test_what_is_no_text_is_named_with_its_line(tmp_path: Path, line: bytes, reason: str) -> None:

@@ -40,9 +40,6 @@ WAY_OUT: Final = (
     "for, and the agent's name as the model; or use the OpenAI SDK"
 )
 """Advice on how to point any client at the attempt's endpoint."""
-_DECLARE: Final = (
-    "If it acts in few rollouts, name all agents, and the training goes on: fit(…, agents=[…])"
-)
 
 
 class RolloutChecks:
@@ -269,7 +266,9 @@ def check_patterns(
                 f"match. Name {' and '.join(map(repr, narrower))} in its place"
             )
     if declared is None and (reason := _why_idle(routing, callers, episodes)):
-        raise UnknownAgentError(f"{reason}. {_DECLARE}")
+        raise UnknownAgentError(
+            f"{reason}. If it acts in few rollouts, name all agents: fit(…, agents=[…])"
+        )
     return not routing.unmatched(callers)
 
 
@@ -281,13 +280,10 @@ def _why_idle(routing: Routing, callers: Collection[str], episodes: Sequence[Epi
     patterns = routing.unmatched(callers)
     if not patterns or not callers or _is_cut(episodes):
         return ""
-    uncaptured = requests_of(span for episode in episodes for span in episode.spans)
-    named = [one for one in uncaptured if any(matches(each, one.agent) for each in patterns)]
-    advice = [f"For {one.client} ({describe_request(one)}), {fix_of(one)}" for one in named[:NAMED]]
     return (
         f"no agent that {' or '.join(map(repr, patterns))} matches made a model call in the first "
-        f"rollouts ({len(episodes)}), only {', '.join(map(repr, sorted(callers)[:NAMED]))}. "
-        + (". ".join(advice) or f"If it calls a model by another client, give that one {WAY_OUT}")
+        f"rollouts ({len(episodes)}), only {', '.join(map(repr, sorted(callers)[:NAMED]))}. If it "
+        f"calls a model by another client, give that one {WAY_OUT}"
     )
 
 

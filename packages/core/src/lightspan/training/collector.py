@@ -121,12 +121,10 @@ class Collector:
         while (groups := self.in_flight.ready(count, first)) is None:
             ended = self.in_flight.update(await self._poll_ended())
             attempts = await last_attempts(self.store, ended)
-            failed = []
             for state, attempt in zip(ended, attempts, strict=True):
                 progress.add(state, attempt)
                 if state.rollout.mode is Mode.VAL and attempt.status is AttemptStatus.FAILED:
-                    failed.append(state)
-            check_evaluable(await read_episodes(self.store, failed))
+                    check_evaluable(await read_episodes(self.store, [state]))
             _, done = self.in_flight.size(count, first)
             self.reporter.advance(done - shown, **progress.values())
             shown = done

@@ -72,7 +72,6 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         """
         rewards = {e.task_id: e.reward for e in episodes if e.reward is not None}
         calls = [_policy_calls(episode, routing) for episode in episodes]
-        ended = [e.finished and not app_failed(e) for e in episodes]
         return cls(
             step=step,
             rewards=rewards,
@@ -82,7 +81,10 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             weights=weights,
             clusters=dict(clusters or {}),
             policy_calls=sum(calls),
-            silent=sum(not count for count, is_ok in zip(calls, ended, strict=True) if is_ok),
+            silent=sum(
+                e.finished and not (count or app_failed(e))
+                for e, count in zip(episodes, calls, strict=True)
+            ),
         )
 
     @property
@@ -106,10 +108,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         of unscored, failed and silent tasks.
         """
         metrics = {**msgspec.to_builtins(self.interval), "unscored": self.unscored}
-        metrics["failed"] = self.failed
-        if self.policy_calls is not None:
-            metrics |= {"policy_calls": self.policy_calls, "silent": self.silent}
-        return metrics if self.weights is None else {**metrics, "weights": self.weights}
+        more = {"policy_calls": self.policy_calls, "silent": self.silent or None}
+        more["weights"] = self.weights
+        return metrics | {"failed": self.failed} | {k: v for k, v in more.items() if v is not None}
 
     def text(self, metric: str, split: str = "held-out") -> str:
         """Describe the evaluation in one line.

