@@ -63,7 +63,6 @@ class RolloutChecks:
         self.agents_checked = False
         """Whether the patterns were checked, so that they are not checked again."""
         self._calls_checked = False
-        self._called = False
         self._untrainable_tasks: set[str] = set()
         self._unscored_tasks: set[str] = set()
         """Tasks that a message about missing rewards has named so far."""
@@ -107,15 +106,14 @@ class RolloutChecks:
         Raises:
             UnsupportedError: `ENOUGH_TASKS` tasks, or all tasks, have no trainable call.
         """
-        silent = not any(episode.calls for episode in episodes)
-        if silent and self._called and not self._routing.serves:
+        callers = callers_of(episodes)
+        if self._callers and not callers and not self._routing.serves:
             return False
-        self._called = self._called or not silent
         try:
             if check_trainable(self._routing, episodes):
                 return True
             is_train = any(episode.mode is Mode.TRAIN for episode in episodes)
-            if is_train and (reason := _why_idle(self._routing, callers_of(episodes), episodes)):
+            if is_train and (reason := _why_idle(self._routing, callers, episodes)):
                 raise UnsupportedError(reason)
             return False
         except UnsupportedError as error:
