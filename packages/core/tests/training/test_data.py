@@ -37,11 +37,11 @@ def test_files_may_have_blank_lines_and_any_line_separator_in_texts(tmp_path: Pa
     [
         (
             '{"q": "café"}'.encode("latin-1"),
-            "is not UTF-8; each line must be one task as JSON in UTF-8: .* 0xe9 ",
+            "is not UTF-8; each line must be one task: .* 0xe9 ",
         ),
-        (b'{"q": "\xed\xa0\xbd"}', "is not UTF-8; each line must be one task as JSON in UTF-8: "),
-        (rb'{"q": "half \ud83d"}', "is not JSON; each line must be one task as JSON in UTF-8: "),
-        (rb'{"q": "half \ude00"}', "is not JSON; each line must be one task as JSON in UTF-8: "),
+        (b'{"q": "\xed\xa0\xbd"}', "is not UTF-8; each line must be one task: "),
+        (rb'{"q": "half \ud83d"}', "is not JSON; each line must be one task: "),
+        (rb'{"q": "half \ude00"}', "is not JSON; each line must be one task: "),
     ],
 )
 def test_what_is_no_text_is_named_with_its_line(tmp_path: Path, line: bytes, reason: str) -> None:
