@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lightspan.training.statistics import RESAMPLES, Interval, percentiles
+from lightspan.training.statistics import Interval, paired_gain
 
+RESAMPLES: Final = 2000
 T_QUANTILES: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Student's t at 97.5 %, for 1, 2, … degrees of freedom."""
 COLOURS: Final = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
@@ -50,13 +51,15 @@ def crossed_interval(
     It is a bootstrap: seeds are drawn with replacement, then clusters of tasks, which are the same
     for every drawn seed. A cluster that is hard for one seed is hard for all seeds, because all are
     measured on the same tasks (the pigeonhole bootstrap, Owen 2007, Annals of Applied Statistics
-    1(2)). With one seed this is the cluster bootstrap. The variation of seeds is underestimated if
-    there are only three: report `seed_interval` too.
+    1(2)). With one seed it is Student's t over clusters (`paired_gain`). The variation of seeds is
+    underestimated if there are only three: report `seed_interval` too.
 
     Args:
         of_seed: for each seed, task → value.
         clusters: task → its cluster; a task without an entry is a cluster of its own.
     """
+    if len(of_seed) == 1:
+        return paired_gain(dict.fromkeys(of_seed[0], 0.0), of_seed[0], clusters)
     names: dict[object, None] = {}
     sums: list[dict[object, tuple[float, int]]] = []
     for values in of_seed:
@@ -69,13 +72,14 @@ def crossed_interval(
     rng = random.Random(0)
     means = []
     for _ in range(RESAMPLES):
-        drawn = sums if len(sums) == 1 else rng.choices(sums, k=len(sums))
+        drawn = rng.choices(sums, k=len(sums))
         chosen = rng.choices(every, k=len(every))
         parts = [seed.get(name, (0.0, 0)) for seed in drawn for name in chosen]
         size = sum(count for _, count in parts)
         means += [math.fsum(total for total, _ in parts) / size] if size else []
     whole = [value for values in of_seed for value in values.values()]
-    low, high = percentiles(sorted(means))
+    means.sort()
+    low, high = (means[round(share * len(means)) - 1] for share in (0.025, 0.975))
     return Interval(math.fsum(whole) / len(whole), low, high, len(whole), len(every))
 
 

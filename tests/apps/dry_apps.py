@@ -57,6 +57,14 @@ def says(task: dict[str, Any]) -> float | None:
 
 
 @lightspan.rollout
+def samples(task: dict[str, Any]) -> float:
+    """Call the model once with the request fields `task["fields"]`; the reward is its answer."""
+    with lightspan.agent("writer"):
+        messages = [{"role": "user", "content": task["q"]}]
+        return float(_ask(messages, extra_body=task["fields"]))
+
+
+@lightspan.rollout
 def forgets_a_name(task: dict[str, Any]) -> float:
     """Call the writer, then the model again without an agent's name."""
     with lightspan.agent("writer"):
@@ -137,6 +145,20 @@ def posts_to(task: dict[str, Any], llm: Any) -> float:
     """Send an HTTP request without any SDK to the attempt's own endpoint."""
     with lightspan.agent("writer"):
         return _post(llm.base_url, llm.api_key, "writer", task["q"])
+
+
+@lightspan.rollout
+def delegates(task: dict[str, Any]) -> float:
+    """Call the model as `resolver` inside `resolve`, then as a checker, unless the task says not.
+
+    `resolve` makes no call itself.
+    """
+    with lightspan.agent("resolve"), lightspan.agent("resolver"):
+        answer = float(_ask([{"role": "user", "content": task["q"]}]))
+    with lightspan.agent("checker"):
+        if task.get("checks", True):
+            _ask([{"role": "user", "content": "fine?"}])
+    return answer
 
 
 @lightspan.rollout

@@ -40,7 +40,7 @@ def test_an_interval_over_seeds_and_clusters() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=20), st.integers(1, 5))
-def test_of_one_seed_it_is_the_cluster_bootstrap(values: list[float], count: int) -> None:
+def test_of_one_seed_it_is_that_over_clusters(values: list[float], count: int) -> None:
     tasks = {f"t{n:02}": value for n, value in enumerate(values)}
     clusters = {task: f"c{n % count}" for n, task in enumerate(tasks)}
     found = _curves.crossed_interval([tasks], clusters)

@@ -149,7 +149,10 @@ def test_costs_of_a_whole_fit(report: DevReport) -> None:
 
 def test_warnings_come_first_and_say_what_matters(report: DevReport) -> None:
     assert report.warnings == [
-        "fit would make about 680 calls to endpoints and stop at max_frozen_calls=100"
+        "fit would stop: its evaluations sample as the app asks, so they refuse "
+        "presence_penalty=0.5, seed=7 of team/planner, which training sets aside. Leave that out "
+        "of the app's requests",
+        "fit would make about 680 calls to endpoints and stop at max_frozen_calls=100",
     ]
     lines = report.text().splitlines()
     assert lines[0].startswith("dry run of dry_apps:research: lightning_rl on ")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightspan import Trainer
-from lightspan.errors import UnsupportedError
+from lightspan.errors import UnknownAgentError, UnsupportedError
 from lightspan.progress import SilentReporter
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_tools.dry_run.report_model import Reason
@@ -43,6 +43,97 @@ def test_an_app_that_calls_no_model(rl: Callable[..., Any], dry_apps: Any) -> No
     assert report.rows is not None
     assert (report.rows.calls, report.rows.rows) == (0, 0)
     assert report.failure == ""
+
+
+SUB_AGENTS = (
+    "{!r} matches no agent that calls a model itself: the calls are made by its sub-agents "
+    "'resolve/resolver', which it does not match. Name 'resolve/*' in its place"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        ({"optimize": "resolve", "frozen": "base"}, "resolve"),
+        ({"optimize": ["res*lve", "checker"], "frozen": "base"}, "res*lve"),
+        ({"optimize": "*", "frozen": {"resolve": "base"}}, "resolve"),
+    ],
+)
+@pytest.mark.parametrize("agents", [None, ["resolve", "resolve/resolver", "checker"]])
+def test_an_agent_whose_sub_agents_make_all_calls(
+    rl: Callable[..., Any],
+    dry_apps: Any,
+    tmp_path: Path,
+    options: dict[str, Any],
+    pattern: str,
+    agents: list[str] | None,
+) -> None:
+    """Check a node around an agent: the pattern matches the node, and every call is the agent's."""
+
+    def trainer() -> Trainer:
+        algorithm = rl(group_size=2, tasks_per_step=1, **options)
+        engine, folder = scripted({"": ["1", "0"]}), tmp_path / "run"
+        return Trainer(algorithm, engine=engine, steps=2, folder=folder, reporter=SilentReporter())
+
+    tasks = [{"q": "a"}, {"q": "b"}]
+    report = trainer().dev(dry_apps.delegates, tasks, group_size=2, agents=agents)
+    reason = SUB_AGENTS.format(pattern)
+    assert f"fit would stop: {reason}" in report.warnings
+    assert "base_url" not in report.text()
+    if options["optimize"] != "*":
+        note = "  resolve: called no model itself, its sub-agents did: resolve/resolver"
+        assert note in report.text().splitlines()
+    with pytest.raises(UnknownAgentError) as caught:
+        trainer().fit(dry_apps.delegates, tasks, agents=agents)
+    assert str(caught.value) == reason
+    assert not [line for line in trainer().folder.metrics() if line["kind"] == "train"]
+
+
+def test_a_pattern_that_the_error_names_trains(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    algorithm = rl(optimize="resolve/*", frozen="base", group_size=2, tasks_per_step=1)
+    engine = scripted({"": ["1", "0"]})
+    trainer = Trainer(
+        algorithm, engine=engine, steps=1, folder=tmp_path / "run", reporter=SilentReporter()
+    )
+    trainer.fit(dry_apps.delegates, [{"q": "a"}])
+    [line] = [line for line in trainer.folder.metrics() if line["kind"] == "train"]
+    assert (line["calls/trained"], line["calls/frozen"]) == (2, 2)
+
+
+def test_a_selected_agent_without_calls(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    """Check an agent that acts and calls no model, beside another that does."""
+    tasks = [{"q": "a", "checks": False}]
+
+    def trainer(folder: str, optimize: Any) -> Trainer:
+        algorithm = rl(optimize=optimize, frozen="base", group_size=2, tasks_per_step=1)
+        engine, path = scripted({"": ["1", "0"]}), tmp_path / folder
+        return Trainer(algorithm, engine=engine, steps=2, folder=path, reporter=SilentReporter())
+
+    reason = (
+        "no agent that 'checker' matches made a model call in the first rollouts (2), only "
+        f"'resolve/resolver'. If it calls a model by another client, give that one {WAY_OUT}"
+    )
+    declare = ". If it acts in few rollouts, name all agents: fit(…, agents=[…])"
+    both = ["checker", "resolver"]
+    report = trainer("dev", both).dev(dry_apps.delegates, tasks, group_size=2)
+    assert report.warnings[0] == f"fit would stop: {reason}{declare}"
+    with pytest.raises(UnknownAgentError) as caught:
+        trainer("both", both).fit(dry_apps.delegates, tasks)
+    assert str(caught.value) == reason + declare
+    agents = ["resolve/resolver", "checker"]
+    declared = trainer("declared", both)
+    declared.fit(dry_apps.delegates, tasks, agents=agents)
+    assert declared.folder.read_result()
+    # if no other agent is selected, nothing would ever be trained
+    report = trainer("dev", "checker").dev(dry_apps.delegates, tasks, group_size=2, agents=agents)
+    assert report.warnings[0] == "never called, so not trained: checker"
+    with pytest.raises(UnsupportedError) as caught:
+        trainer("alone", "checker").fit(dry_apps.delegates, tasks, agents=agents)
+    assert str(caught.value) == reason
 
 
 FIX = "use framework.ChatOpenAI in its place"
@@ -169,3 +260,62 @@ def test_a_picture_in_some_tasks_leaves_the_others_to_learn_from(
     [line] = [line for line in training.folder.metrics() if line["kind"] == "train"]
     calls = {key: value for key, value in line.items() if key.startswith("calls/")}
     assert calls == {"calls/trained": 2, "calls/rejected:refused": 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown", "said"),
+    [
+        ({"seed": 7}, "seed=7", "'seed' = 7"),
+        ({"presence_penalty": 0.5}, "presence_penalty=0.5", "'presence_penalty' = 0.5"),
+        ({"logit_bias": {"5": 1}}, 'logit_bias={"5": 1}', "'logit_bias' = {'5': 1}"),
+        ({"brand_new": True}, "brand_new=true", "'brand_new' = True"),
+    ],
+)
+def test_what_evaluations_refuse(
+    rl: Callable[..., Any],
+    dry_apps: Any,
+    tmp_path: Path,
+    fields: dict[str, Any],
+    shown: str,
+    said: str,
+) -> None:
+    """Check fields that training sets aside: `dev` says that `fit` will stop, and it does, in its
+    first evaluation and before most of it.
+    """
+    train, val = ([{"q": f"{what} {n}", "fields": fields} for n in range(20)] for what in "ab")
+    report = trainer_of(rl, tmp_path, "1", "0").dev(dry_apps.samples, train[:1], val, group_size=2)
+    refuses = (
+        f"evaluations sample as the app asks, so they refuse {shown} of writer, which training"
+    )
+    assert report.warnings[0] == (
+        f"fit would stop: its {refuses} sets aside. Leave that out of the app's requests"
+    )
+    trainer = trainer_of(rl, tmp_path, "1", "0")
+    with pytest.raises(UnsupportedError) as caught:
+        trainer.fit(dry_apps.samples, train, val)
+    assert str(caught.value) == (
+        "evaluations sample as the app asks, so they refuse a call of writer: "
+        f"{said} cannot be honoured by this engine; leave it out"
+    )
+    assert trainer.folder.metrics() == []
+    # without held-out tasks nothing is refused
+    report = trainer_of(rl, tmp_path, "1", "0").dev(dry_apps.samples, train[:1], group_size=2)
+    assert report.warnings[0].startswith(f"with held-out tasks, fit would stop: its {refuses}")
+    alone = trainer_of(rl, tmp_path / "alone", "1", "0", steps=1)
+    alone.fit(dry_apps.samples, train)
+    assert [line["failed"] for line in alone.folder.metrics()] == [0]
+
+
+def test_what_evaluations_set_aside_too(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    """Check a field that only one provider's models know, and sampling that the engine can do."""
+    tasks = [
+        {"q": name, "fields": {"reasoning_effort": "low", "temperature": 0.5, "max_tokens": 5}}
+        for name in "abc"
+    ]
+    trainer = trainer_of(rl, tmp_path, "1", "0", steps=1)
+    report = trainer.dev(dry_apps.samples, tasks[:1], tasks[1:], group_size=2)
+    assert not any("evaluations" in warning for warning in report.warnings)
+    result = trainer_of(rl, tmp_path, "1", "0", steps=1).fit(dry_apps.samples, tasks[:1], tasks[1:])
+    assert [e.failed for e in result.evaluations] == [0, 0]

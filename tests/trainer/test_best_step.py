@@ -13,11 +13,12 @@ from typing import Any
 import best_toy as toy  # type: ignore[import-not-found]
 import pytest
 
-from lightspan import FitResult, Trainer
+from lightspan import FitResult, LightningRL, Trainer
 from lightspan.errors import CheckpointError, ConfigError, DataError
 from lightspan.progress import SilentReporter
 from lightspan.training.checkpoints import list_checkpoints
 from lightspan.training.folder import RunFolder
+from lightspan.training.model_selection import Splits, overlap_warnings
 from lightspan_torch.learner.torch import TorchLearner
 
 pytestmark = pytest.mark.slow
@@ -71,12 +72,12 @@ def test_held_out_tasks_have_no_part_in_the_choice(run: Run) -> None:
 def test_selection_score_is_told_and_is_not_the_result(run: Run) -> None:
     result, _, said = run
     assert (
-        "step 6: step 2 is kept: its reward on the selection split is 0.900 (95% CI 0.900..0.900, "
+        "step 6: step 2 is kept: its reward on the selection split is 0.900 (95% CI 0.142..0.984, "
         "n=2), the highest of 7, so by luck too: what counts is the held-out one"
     ) in said
     # the toy's rewards follow the steps done, not the weights
     assert result.summary() == (
-        "held-out reward: 0.20 -> 0.30 (n=2, 95% CI of the gain 0.10..0.10), keeping step 2"
+        "held-out reward: 0.20 -> 0.30 (n=2, 95% CI of the gain -0.83..0.86), keeping step 2"
     )
     saved = json.loads((result.folder / "result.json").read_text())
     assert (saved["steps"], saved["kept"]["step"]) == (6, 2)
@@ -238,3 +239,38 @@ def test_selection_tasks_that_are_trained_on_are_told(
         "1 of the 1 task of selection are trained on too: the best step may be the one that knows "
         "them by heart"
     )
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "count"),
+    [
+        ([{"q": "a", "gold": 1}, {"q": "b"}], [{"gold": 1, "q": "a"}, {"q": "c"}], 1),
+        ([{"q": "a"}, {"q": "b"}], [{"q": "b"}, {"q": "a"}], 2),
+        ([{"id": "1", "q": "a"}], [{"id": "7", "q": "a"}], 1),
+        ([{"id": "1", "q": "a"}], [{"id": "1", "q": "b"}], 0),  # numbered in each file
+        ([{"id": "1"}, "text", 3], [{"id": "2"}, {"id": "1"}, "text", 4], 2),
+    ],
+)
+def test_held_out_tasks_that_are_training_tasks(
+    tiny: Path, train: list[Any], val: list[Any], count: int
+) -> None:
+    """Check equal values in another order, of fields and of tasks, and with other ids."""
+    said = [
+        f"{count} of the {len(val)} held-out task{'s' * (len(val) > 1)} are training tasks too: "
+        "the weights may know them by heart, so the reported reward is too high; give other "
+        "held-out tasks"
+    ]
+    found = list(overlap_warnings(LightningRL(tiny), Splits(train, None, val)))
+    assert found == (said if count else [])
+
+
+def test_dev_and_fit_say_that_held_out_tasks_are_trained_on(
+    rl: Any, apps: Any, tmp_path: Path, ask: Any, lines: Any
+) -> None:
+    trainer = Trainer(rl(), steps=1, folder=tmp_path / "run", reporter=lines)
+    tasks = ask(2)
+    said = "2 of the 2 held-out tasks are training tasks too: the weights may know them by heart"
+    report = trainer.dev(apps.spell, tasks, tasks[::-1], count=1, group_size=1)
+    assert any(warning.startswith(said) for warning in report.warnings)
+    trainer.fit(apps.spell, tasks, tasks[::-1])
+    assert any(text.startswith(said) for text in lines.texts)

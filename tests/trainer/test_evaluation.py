@@ -12,6 +12,7 @@ import pytest
 from lightspan import LLM, Trainer
 from lightspan.errors import ConfigError
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_tools.inspect import inspect_run
 from lightspan_torch.learner.torch import TorchLearner
 
 Make = Callable[..., Any]
@@ -64,6 +65,27 @@ def test_an_agent_elsewhere_that_nobody_gives_a_temperature_is_named_too(
         assert server.requests[-1].body.get("temperature") == sampling.get("temperature")
     [text] = [text for text in lines.texts if "held-out reward" in text]
     assert text.partition("; ")[2] == said
+
+
+def test_an_evaluation_that_the_apps_cache_answers_says_so(
+    apps: Any, rl: Make, tmp_path: Path, ask: Make, lines: Any
+) -> None:
+    """Check a cache in a variable of the app, which nobody can switch off from outside."""
+    algorithm = rl(group_size=2, tasks_per_step=2)
+    trainer = Trainer(algorithm, runners=1, steps=1, folder=tmp_path / "run", reporter=lines)
+    result = trainer.fit(apps.remembers, ask(2), ask(3, held=1))
+    assert [(e.policy_calls, e.silent) for e in result.evaluations] == [(3, 0), (0, 3)]
+    [warning] = [text for text in lines.texts if "asked the policy nothing" in text]
+    assert "warning: the evaluation of step 1 asked the policy nothing, so its reward" in warning
+    assert any(
+        text.startswith("step 1: held-out reward ") and ", 3 without a call of the policy" in text
+        for text in lines.texts
+    )
+    assert "; held out: without a call of the policy 0 -> 3" in result.summary()
+    first, last = [line for line in trainer.folder.metrics() if line["kind"] == "eval"]
+    assert (first["policy_calls"], last["policy_calls"], last["silent"]) == (3, 0, 3)
+    shown = inspect_run(tmp_path / "run")
+    assert ", n=3), 3 without a call of the policy" in shown
 
 
 @pytest.mark.slow

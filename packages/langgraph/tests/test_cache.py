@@ -1,10 +1,14 @@
-"""Test LangChain's cache: switched off for calls to the gateway, reported for other calls."""
+"""Test the caches of LangChain and LangGraph.
+
+That of models is switched off for calls to the gateway, and reported for other calls. That of nodes
+is switched off in rollouts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 
@@ -12,6 +16,10 @@ pytest.importorskip("langchain_openai")
 
 from langchain_core.caches import BaseCache, InMemoryCache
 from langchain_core.globals import get_llm_cache, set_llm_cache
+from langgraph.cache.memory import InMemoryCache as NodeCache
+from langgraph.func import entrypoint, task
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import CachePolicy
 
 import lightspan
 from lightspan.capture import sdk_instrumentation
@@ -178,3 +186,91 @@ def test_in_production_the_cache_answers_and_is_reported(
             "  invoke_agent checker",
             "    chat m @checker",
         ]
+
+
+# --- results of nodes -----------------------------------------------------------------------
+GO: Any = {"question": "go"}
+
+
+class OwnNodes(NodeCache[Any]):
+    """A custom cache of nodes, defined before `instrument()` or after it."""
+
+    def get(self, keys: Any) -> Any:
+        return super().get(keys)
+
+
+class Question(TypedDict, total=False):
+    """A state without messages, whose random ids would be part of the cache's key."""
+
+    question: str
+    messages: list[Any]
+
+
+def cached_graph(server: ScriptedServer, cache: Any) -> Any:
+    """Return a graph whose only node is cached."""
+    graph: Any = StateGraph(Question)
+    graph.add_node("writer", asks(chat(server)), cache_policy=CachePolicy())
+    graph.add_edge(START, "writer")
+    graph.add_edge("writer", END)
+    return graph.compile(cache=cache)
+
+
+def cached_task(server: ScriptedServer, cache: Any) -> Any:
+    """Return a workflow of the functional API whose only task is cached."""
+    model = chat(server, metadata={"lightspan_agent": "writer"})
+
+    @task(cache_policy=CachePolicy())
+    def write(question: Any) -> Any:
+        return {"messages": [model.invoke("hi")]}
+
+    @entrypoint(cache=cache)
+    def workflow(question: Any) -> Any:
+        return write("go").result()
+
+    return workflow
+
+
+@pytest.mark.parametrize("own", [NodeCache, OwnNodes])
+@pytest.mark.parametrize("make", [cached_graph, cached_task])
+@pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.VAL, Mode.DEV])
+async def test_no_cached_node_answers_in_a_rollout(
+    server: ScriptedServer, gateway: ScriptedServer, own: Any, make: Any, mode: Mode
+) -> None:
+    """Check that a result from before is ignored, and that the policy's answers are not kept."""
+    cache = own()
+    app = make(server, cache)
+    first = [app.invoke(GO)["messages"][-1].text for _ in range(2)]
+    stored = {key: dict(values) for key, values in cache._cache.items()}
+    with trained(gateway, mode=mode):
+        inside = [app.invoke(GO)["messages"][-1].text for _ in range(2)]
+        inside += [(await app.ainvoke(GO))["messages"][-1].text for _ in range(2)]
+        await sdk_instrumentation.aclose()
+    after = [app.invoke(GO)["messages"][-1].text for _ in range(2)]
+    assert (first, inside, after) == (["hi"] * 2, ["trained"] * 4, ["hi"] * 2)
+    assert (len(server.requests), len(gateway.requests)) == (1, 4)
+    assert {key: dict(values) for key, values in cache._cache.items()} == stored
+
+
+def test_a_cached_node_is_off_where_only_prompts_are_learned(server: ScriptedServer) -> None:
+    """Check a rollout without a gateway: the key of a node does not contain the agents' prompts."""
+    app = cached_graph(server, NodeCache())
+    for _ in range(2):
+        with captured() as run:
+            app.invoke(GO)
+        assert run.tree == ["invoke_agent writer @writer", "  chat m @writer"]
+    assert len(server.requests) == 2
+
+
+def test_in_production_a_cached_node_answers(server: ScriptedServer, tmp_path: Path) -> None:
+    app = cached_graph(server, NodeCache())
+    with lightspan.record(f"sqlite:{tmp_path / 'store.db'}"):
+        for _ in range(2):
+            app.invoke(GO)
+    assert len(server.requests) == 1
+
+
+def test_uninstrument_restores_the_cache_of_nodes() -> None:
+    assert hasattr(NodeCache.get, "__wrapped__")
+    uninstrument()
+    assert not hasattr(NodeCache.get, "__wrapped__")
+    instrument()

@@ -25,6 +25,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import StructuredTool, tool
 from langchain_core.tracers import context as langchain_context
 from langchain_openai import ChatOpenAI
+from langgraph.cache.memory import InMemoryCache as NodeCache
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command
 from pydantic import SecretStr
@@ -353,9 +354,13 @@ class TestSuite(AdapterSuite):
         """Return LangChain's hooks for run configuration, lightspan's resolvers, and the caches'
         methods.
         """
-        caches = ((kind, name) for kind in (BaseCache, InMemoryCache) for name in METHODS)
+        caches = [(kind, name) for kind in (BaseCache, InMemoryCache) for name in METHODS]
+        caches += [(NodeCache, name) for name in ("get", "set", "aget", "aset")]
         return {
-            **{f"{kind.__name__}.{name}": vars(kind)[name] for kind, name in caches},
+            **{
+                f"{kind.__module__}.{kind.__name__}.{name}": vars(kind)[name]
+                for kind, name in caches
+            },
             "BaseCache.__init_subclass__": vars(BaseCache).get("__init_subclass__"),
             "langchain_core.tracers.context._configure_hooks": [
                 *langchain_context._configure_hooks

@@ -5,7 +5,12 @@ import pytest
 
 from lightspan.errors import ConfigError, UnknownAgentError
 from lightspan.lightning import Rejection, Selection, build_episode, classify_calls
-from lightspan.lightning.selection import CallStatus, check_agents, parse_optimize
+from lightspan.lightning.selection import (
+    CallStatus,
+    check_agents,
+    parse_optimize,
+    sub_agent_patterns,
+)
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
 from lightspan.schema.routing import Route
@@ -215,6 +220,32 @@ def test_a_name_that_matches_nothing_is_an_error_with_the_candidates():
     assert str(caught.value) == (
         "no agent matches 'write_query'. Did you mean 'agent/writequery' or 'writequery'? "
         "Agents: 'agent/check', 'agent/writequery', 'app'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "paths", "narrower"),
+    [
+        ("team", ["team/writer", "team/planner", "app"], ["team/*"]),
+        ("team", ["team/writer", "team/planner/helper"], ["team/**"]),
+        ("t*m", ["tim/a", "tom/b/c", "tam"], ["tim/*", "tom/**"]),
+        ("desk/team", ["desk/team/writer", "team/writer"], ["desk/team/*"]),
+        ("team", ["desk/team/writer", "team", "steam/writer"], ["desk/team/*"]),
+        ("team", ["team/team/writer"], ["team/**"]),
+        ("writer", ["team/writer"], []),
+    ],
+)
+def test_patterns_on_sub_agents(pattern, paths, narrower):
+    assert sub_agent_patterns(pattern, paths) == narrower
+
+
+def test_a_name_of_what_holds_agents_is_an_error_with_their_pattern():
+    """Check the node of a subgraph, which `agents()` of an adapter does not list as an agent."""
+    with pytest.raises(UnknownAgentError) as caught:
+        check_agents(Selection.of("resolve").routing, ["resolve/draft", "resolve/check"])
+    assert str(caught.value) == (
+        "no agent matches 'resolve'. Did you mean 'resolve/*'? "
+        "Agents: 'resolve/check', 'resolve/draft'"
     )
 
 

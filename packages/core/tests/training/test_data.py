@@ -32,6 +32,32 @@ def test_files_may_have_blank_lines_and_any_line_separator_in_texts(tmp_path: Pa
     assert load_tasks(path) == load_tasks(str(path)) == [{"q": "a\u2028b"}, "c"]
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            '{"q": "café"}'.encode("latin-1"),
+            "is not UTF-8; each line must be one task: .* 0xe9 ",
+        ),
+        (b'{"q": "\xed\xa0\xbd"}', "is not UTF-8; each line must be one task: "),
+        (rb'{"q": "half \ud83d"}', "is not JSON; each line must be one task: "),
+        (rb'{"q": "half \ude00"}', "is not JSON; each line must be one task: "),
+    ],
+)
+def test_what_is_no_text_is_named_with_its_line(tmp_path: Path, line: bytes, reason: str) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(b'{"q": "a"}\n' + line + b"\n")
+    with pytest.raises(DataError, match=f"^train: .*tasks.jsonl, line 2 {reason}") as caught:
+        load_tasks(path, "train")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("task", [{"q": "half \ud83d"}, {"\ude00": 1}, ["a", ["\ud83d"]]])
+def test_half_of_an_emoji_is_no_text(task: Any) -> None:
+    with pytest.raises(DataError, match=r"^val\[1\] is not JSON: .*surrogates not allowed"):
+        load_tasks(["a \U0001f600", task], "val")
+
+
 @pytest.mark.parametrize("empty", [[], "", "\n\n"])
 def test_no_task_is_an_error(tmp_path: Path, empty: Any) -> None:
     if isinstance(empty, str):

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pytest
+
+from lightspan.lightning.episode import build_episode
+from lightspan.schema.records import AttemptStatus, Outcome
+from lightspan.schema.routing import Routing
 from lightspan.training.results import Evaluation, FitResult, Outcomes
+from lightspan_testing.strategies import make_attempt, make_call_span, make_rollout
+from packages.core.tests.lightning.steps import WRITER, built, call
 
 
 def evaluation(step: int, rewards: list[float], **options: Any) -> Evaluation:
@@ -25,19 +34,59 @@ def result(*evaluations: Evaluation, **options: Any) -> FitResult:
 
 def test_an_evaluation_says_what_its_mean_leaves_out() -> None:
     plain = evaluation(3, [0.5, 0.5])
-    assert plain.text("reward") == "step 3: held-out reward 0.500 (95% CI 0.500..0.500, n=2)"
+    assert plain.text("reward") == "step 3: held-out reward 0.500 (95% CI 0.079..0.921, n=2)"
     odd = evaluation(3, [0.5, 0.5], unscored=3, failed=1)
     assert odd.text("reward") == (
-        "step 3: held-out reward 0.500 (95% CI 0.500..0.500, n=2), 3 unscored, 1 failed"
+        "step 3: held-out reward 0.500 (95% CI 0.079..0.921, n=2), 3 unscored, 1 failed"
     )
     assert plain.metrics() == {
         "mean": 0.5,
-        "low": 0.5,
-        "high": 0.5,
+        "low": pytest.approx(0.0790569),
+        "high": pytest.approx(0.9209431),
         "n": 2,
         "unscored": 0,
         "failed": 0,
     }
+
+
+def test_an_evaluation_of_one_task_has_no_interval() -> None:
+    one = evaluation(3, [0.5])
+    assert one.text("reward") == "step 3: held-out reward 0.500 (no CI, n=1)"
+    shared = evaluation(3, [0.0, 1.0], clusters={"t0": "a", "t1": "a"})
+    assert shared.text("reward") == "step 3: held-out reward 0.500 (no CI, n=2 in 1 cluster)"
+    assert json.loads(msgspec.json.encode(one.metrics()))["low"] is None
+
+
+def test_calls_of_the_policy_are_counted() -> None:
+    """Check a rollout that asks the policy twice, one that only a frozen agent answers, one
+    without any call, one whose call bypassed the gateway, and one that failed before its call.
+    """
+    failure = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR}
+    past = make_call_span("past", "writer", (None, None), attempt="t3")
+    episodes = [
+        built([call("a", 1, 2, attempt="t0"), call("b", 3, 4, attempt="t0")], name="t0"),
+        built([call("a", 1, 2, agent="checker", attempt="t1")], name="t1"),
+        built([], name="t2"),
+        build_episode(make_attempt("t3", 1.0), make_rollout("t3"), [past], []),
+        built([], reward=None, name="t4", **failure),
+    ]
+    found = Evaluation.of(2, episodes, routing=WRITER)
+    assert (found.policy_calls, found.silent, found.failed) == (2, 3, 1)
+    assert ", 1 failed, 3 without a call of the policy" in found.text("reward")
+    assert found.metrics()["policy_calls"] == 2
+    assert found.metrics()["silent"] == 3
+    # without a policy, as in a search for prompts, every model call counts
+    searched = Evaluation.of(2, episodes, routing=Routing())
+    assert (searched.policy_calls, searched.silent) == (4, 1)
+
+
+def test_the_last_line_says_that_the_policy_was_not_asked() -> None:
+    first = evaluation(0, [0.0, 1.0], policy_calls=2)
+    last = evaluation(5, [0.0, 1.0], policy_calls=0, silent=2)
+    assert result(first, last).summary() == (
+        "held-out reward: 0.50 -> 0.50 (n=2, 95% CI of the gain -0.84..0.84); held out: without a "
+        "call of the policy 0 -> 2"
+    )
 
 
 def test_a_temperature_that_nobody_gave_is_the_endpoints_own() -> None:
@@ -56,7 +105,7 @@ def test_the_last_line_counts_what_was_not_scored_and_what_failed() -> None:
     last = Evaluation(step=5, rewards={"t0": 1.0}, unscored=2, failed=3)
     outcomes = Outcomes(rollouts=2560, unscored=3, failed=1040)
     assert result(first, last, outcomes=outcomes).summary() == (
-        "held-out reward: 0.25 -> 1.00 (n=1, 95% CI of the gain 1.00..1.00); held out: unscored "
+        "held-out reward: 0.00 -> 1.00 (n=1, no CI of the gain); held out: unscored "
         "1 -> 2, failed 0 -> 3; of 2,560 rollouts in training 3 unscored, 1,040 failed"
     )
     assert result(outcomes=outcomes).summary() == (
@@ -65,12 +114,12 @@ def test_the_last_line_counts_what_was_not_scored_and_what_failed() -> None:
 
 
 def test_the_gain_is_over_clusters_too() -> None:
-    """Check two clusters of which one gained 1 and one 0: the interval is from 0 to 1."""
+    """Check two clusters of which one gained 1 and one 0: that says little."""
     clusters = {"t0": "a", "t1": "a", "t2": "b"}
     first = evaluation(0, [0.0, 0.0, 0.0], clusters=clusters)
     last = evaluation(5, [1.0, 1.0, 0.0], clusters=clusters)
     assert result(first, last).summary() == (
-        "held-out reward: 0.00 -> 0.67 (n=3 in 2 clusters, 95% CI of the gain 0.00..1.00)"
+        "held-out reward: 0.00 -> 0.67 (n=3 in 2 clusters, 95% CI of the gain -1.00..1.00)"
     )
 
 

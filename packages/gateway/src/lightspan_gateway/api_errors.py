@@ -16,10 +16,19 @@ MAX_MESSAGE_LENGTH: Final = 4_000
 
 
 class ApiError(Exception):
-    """An error response: HTTP status, message, and OpenAI's `param` and `code`."""
+    """An error response: HTTP status, message, and OpenAI's `param` and `code`.
+
+    `recorded` is the `error.type` of the call's span; None for the code or the status.
+    """
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        recorded: str | None = None,
     ) -> None:
         if len(message) > MAX_MESSAGE_LENGTH:  # a message may quote a field of any size
             message = f"{message[:MAX_MESSAGE_LENGTH]}…"
@@ -28,6 +37,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.code = code
+        self.recorded = recorded or code or str(status)
 
 
 def openai_error(error: ApiError, request_id: str | None = None) -> bytes:

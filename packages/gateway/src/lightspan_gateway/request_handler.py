@@ -244,7 +244,8 @@ class RequestHandler:
         ):
             if is_set and not is_supported:
                 value = getattr(sampling, key)
-                raise cannot_honour(key, list(value) if key == "stop" else value)
+                recorded = None if key == "stop" else c.UNSUPPORTED_PARAMETER
+                raise cannot_honour(key, list(value) if key == "stop" else value, recorded)
         context, longest = tokenizer.context_length, max(map(len, prompts))
         if longest >= context:
             raise bad_request(

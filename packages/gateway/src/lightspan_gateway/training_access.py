@@ -7,7 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Collection
-from typing import Final
+from typing import ClassVar, Final
 
 from aiohttp import web
 
@@ -24,6 +24,7 @@ from lightspan_gateway.access_policy import AccessPolicy, token_of
 from lightspan_gateway.api_errors import ApiError, bad_request, call_token_error, no_model
 from lightspan_gateway.call_recorder import CallRecorder
 from lightspan_gateway.calls import CallerSession, RecordedCall
+from lightspan_gateway.dialects.base import STEERING
 from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.server import Server
 
@@ -176,6 +177,10 @@ class Gateway(Server):
         port: port; 0 for any free port.
         limits: limits and times; None for the defaults.
     """
+
+    ignored_fields: ClassVar[frozenset[str]] = STEERING
+    """Request fields that are set aside in every mode; evaluations refuse all others that training
+    sets aside."""
 
     def __init__(
         self,

@@ -87,7 +87,7 @@ class _State:
     handles: dict[UUID, AttemptHandle] = field(default_factory=dict)
     """Id of an open run → handle of the production attempt that began with the run."""
     patches: list[Patch] = field(default_factory=list)
-    """Patches of LangChain's caches."""
+    """Patches of the frameworks' caches."""
     lock: Any = field(default_factory=threading.RLock)
 
 
@@ -435,19 +435,30 @@ class Instrumentor(AdapterInstrumentor):
 
 
 def _listen() -> None:
-    """Start to listen for model calls, and patch LangChain's caches. Idempotent.
+    """Start to listen for model calls, and patch the frameworks' caches. Idempotent.
 
     Both are also needed by a `LightspanCallback` that is used without `instrument()`.
     """
     _adapter.listen()
     if not _state.patches:
         with _state.lock:
-            _state.patches = _state.patches or _cache.switch(_is_cache_off)
+            _state.patches = _state.patches or [
+                *_cache.switch_models(_is_cache_off),
+                *_cache.switch_nodes(_is_in_rollout),
+            ]
+
+
+def _is_in_rollout() -> bool:
+    """Return whether a rollout is running: any node may call an agent whose weights or prompts
+    change, which the key of a node's cached result does not contain.
+    """
+    current = current_context()
+    return current is not None and current.scope.is_rollout
 
 
 def _is_cache_off() -> bool:
     current = current_context()
-    if current is None or current.scope.gateway_url is None:
+    if current is None:
         return False
     try:
         agent = current_agent()

@@ -68,7 +68,11 @@ class AlertMonitor:
     def evaluated(self, evaluation: Evaluation) -> list[Alert]:
         """Add an evaluation on held-out tasks, and return the new alerts."""
         self._evaluations.append(evaluation)
-        return self._new({"validation_falls": validation_falls(self._evaluations)}, evaluation.step)
+        texts = {
+            "validation_falls": validation_falls(self._evaluations),
+            "policy_is_silent": policy_is_silent(evaluation),
+        }
+        return self._new(texts, evaluation.step)
 
     def read(self, metrics: Sequence[Line], evaluations: Sequence[Evaluation]) -> list[Alert]:
         """Add further lines of a run's metrics, and return the new alerts.
@@ -158,6 +162,17 @@ def validation_falls(evaluations: Sequence[Evaluation]) -> str:
         f"the held-out reward has fallen since step {best.step}: by {gain} on the tasks that both "
         "evaluations scored. Lower learning_rate, train for fewer steps, or keep the best step by "
         'a selection split: Trainer(keep="best"), fit(…, selection=…)'
+    )
+
+
+def policy_is_silent(evaluation: Evaluation) -> str:
+    """Return the text of an alert if an evaluation asked the policy nothing; else ""."""
+    if evaluation.policy_calls != 0 or not evaluation.silent:
+        return ""
+    return (
+        f"the evaluation of step {evaluation.step} asked the policy nothing, so its reward says "
+        "nothing of the weights or prompts. If a cache of the app answers, switch it off in "
+        "rollouts"
     )
 
 

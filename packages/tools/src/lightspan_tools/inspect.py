@@ -21,6 +21,7 @@ from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_existing
 from lightspan.stores.protocol import Store
 from lightspan.training.folder import RunFolder
+from lightspan.training.results import SILENT
 from lightspan.training.rewards import OWN
 from lightspan_tools.alerts import AlertMonitor
 from lightspan_tools.pagination import Page, TableRow, table_lines
@@ -250,8 +251,7 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
             of = f" with the weights of step {line['weights']}" if "weights" in line else ""
             yield (
                 f"step {line['step']}: {split} {config.get('metric', 'reward')}{of} "
-                f"{_mean(line, 'mean')} ({_mean(line, 'low')}..{_mean(line, 'high')}, "
-                f"n={line.get('n')})"
+                f"{_mean(line, 'mean')} ({_bounds(line)}, n={line.get('n')}){_silent(line)}"
             )
     kept = (run.read_result() or {}).get("kept")
     if kept is not None:
@@ -298,6 +298,16 @@ def _candidate_lines(search: SearchResult) -> Iterator[str]:
     yield from search.spending()
     if texts := search.texts():
         yield texts
+
+
+def _bounds(line: Mapping[str, Any]) -> str:
+    is_known = line.get("low") is not None
+    return f"{_mean(line, 'low')}..{_mean(line, 'high')}" if is_known else "no CI"
+
+
+def _silent(line: Mapping[str, Any]) -> str:
+    """Return the number of tasks whose rollout asked the policy nothing as text, or ""."""
+    return f", {line['silent']} {SILENT}" if line.get("silent") else ""
 
 
 def _mean(line: Mapping[str, Any], key: str) -> str:

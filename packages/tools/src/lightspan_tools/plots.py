@@ -86,7 +86,10 @@ def _held_out(axes: Any, points: Sequence[Line]) -> None:
         return
     steps = [_weights(line) for line in points]
     means = [line["mean"] for line in points]
-    low, high = [line["low"] for line in points], [line["high"] for line in points]
+    low, high = (
+        [line["mean"] if line[end] is None else line[end] for line in points]
+        for end in ("low", "high")
+    )
     axes.fill_between(steps, low, high, alpha=0.18, color=HELD_OUT, linewidth=0)
     last = points[-1]
     counts = "".join(f", {last[key]} {key}" for key in ("unscored", "failed") if last.get(key))

@@ -36,9 +36,10 @@ def read_jsonl(path: Path, what: str, one: str) -> list[Json]:
             continue
         try:
             values.append(msgspec.json.decode(line))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            kind = "UTF-8" if isinstance(error, UnicodeDecodeError) else "JSON"
             raise DataError(
-                f"{what}: {path}, line {number} is not JSON; each line must be one {one}: {error}"
+                f"{what}: {path}, line {number} is not {kind}; each line must be one {one}: {error}"
             ) from error
     [only] = values if len(values) == 1 else [None]
     if not isinstance(only, list):

@@ -8,14 +8,19 @@ from typing import Final, NamedTuple
 
 from lightspan.errors import RewardError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.episode import Call, Episode
-from lightspan.lightning.selection import Coverage, Rejection, check_agents
+from lightspan.lightning.selection import (
+    Coverage,
+    Rejection,
+    check_agents,
+    sub_agent_patterns,
+)
 from lightspan.lightning.uncaptured_advice import describe_request, fix_of
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.provenance import requests_of
 from lightspan.schema.records import Mode, Outcome
 from lightspan.schema.reward import LARGEST
-from lightspan.schema.routing import Route, Routing
+from lightspan.schema.routing import Route, Routing, matches
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.token_records import CallOutcome
 
@@ -43,9 +48,8 @@ class RolloutChecks:
     Args:
         routing: routing of the agents; each of its patterns must match an agent.
         note: function that prints a message for the user.
-        agents: paths of all agents, if the app declares them. The caller has then checked the
-            patterns. None if the app does not declare them; then the first training batch is
-            checked.
+        agents: paths of all agents, if the app declares them; then a selected agent may make its
+            first call after the first step. None if the app does not declare them.
     """
 
     def __init__(
@@ -54,7 +58,10 @@ class RolloutChecks:
         self._routing = routing
         self._note = note
         self._agents: set[str] = set()
-        self._agents_checked = agents is not None
+        self._callers: set[str] = set()
+        self._declared = agents
+        self.agents_checked = False
+        """Whether the patterns were checked, so that they are not checked again."""
         self._calls_checked = False
         self._untrainable_tasks: set[str] = set()
         self._unscored_tasks: set[str] = set()
@@ -66,19 +73,22 @@ class RolloutChecks:
 
         Raises:
             RewardError: the app returned a value that is not a reward.
-            UnknownAgentError: a pattern matches no agent of the first training batch.
-            UnsupportedError: no call of an agent to train can be trained (`check_trainable`), in
-                `ENOUGH_TASKS` tasks or in all.
+            UnknownAgentError: a pattern matches no agent that calls a model in the first training
+                batch.
+            UnsupportedError: no agent to train made a call, or none of their calls can be trained
+                (`check_trainable`), in `ENOUGH_TASKS` tasks or in all.
         """
         check_rewards(episodes)
         self._note_failures(episodes)
         self._note_damaged(episodes)
         self._note_unscored(episodes)
         self._agents |= agents_of(episodes)
+        self._callers |= callers_of(episodes)
         trained = any(episode.mode is Mode.TRAIN for episode in episodes)
-        if trained and not self._agents_checked:
-            check_patterns(self._routing, self._agents, episodes)
-            self._agents_checked = True
+        if trained and not self.agents_checked:
+            self.agents_checked = check_patterns(
+                self._routing, self._declared, self._agents, self._callers, episodes
+            )
         # a dry run reports untrainable calls itself
         is_dry_run = any(episode.mode is Mode.DEV for episode in episodes)
         if not self._calls_checked and not is_dry_run:
@@ -93,8 +103,14 @@ class RolloutChecks:
         Raises:
             UnsupportedError: `ENOUGH_TASKS` tasks, or all tasks, have no trainable call.
         """
+        callers = callers_of(episodes)
         try:
-            return check_trainable(self._routing, episodes)
+            if check_trainable(self._routing, episodes):
+                return True
+            is_train = any(episode.mode is Mode.TRAIN for episode in episodes)
+            if is_train and (reason := _why_idle(self._routing, callers, episodes)):
+                raise UnsupportedError(reason)
+            return False
         except UnsupportedError as error:
             fresh = {episode.task_id for episode in episodes} - self._untrainable_tasks
             self._untrainable_tasks |= fresh
@@ -167,6 +183,16 @@ def check_rewards(episodes: Sequence[Episode]) -> None:
             raise RewardError(f"task {episode.task_id}: {episode.message}")
 
 
+def check_evaluable(episodes: Sequence[Episode]) -> None:
+    """Raise `UnsupportedError` if evaluations refuse a parameter, which training may set aside."""
+    for call in (call for episode in episodes for call in episode.calls):
+        if call.span and call.span.attributes.get(c.ERROR_TYPE) == c.UNSUPPORTED_PARAMETER:
+            raise UnsupportedError(
+                f"evaluations sample as the app asks, so they refuse a call of {call.agent_path}: "
+                f"{refusal_of(call.span)}"
+            )
+
+
 def check_scored(
     episodes: Sequence[Episode], unscored: set[str], *, step_rewards: bool = False
 ) -> bool:
@@ -195,24 +221,68 @@ def check_scored(
     )
 
 
-def check_patterns(routing: Routing, agents: Collection[str], episodes: Sequence[Episode]) -> None:
-    """Check that each pattern of `routing` matches an agent.
+def check_patterns(
+    routing: Routing,
+    declared: Collection[str] | None,
+    agents: Collection[str],
+    callers: Collection[str],
+    episodes: Sequence[Episode],
+) -> bool:
+    """Return whether each pattern of `optimize=` matches an agent that has called a model.
 
     Args:
         routing: routing with the patterns.
+        declared: paths of all agents, which may make their first call later; None if unknown.
         agents: paths of the agents seen so far.
-        episodes: episodes of a batch. If `agents` is empty, the error says why these episodes
-            have no recorded call.
+        callers: paths of the agents that have called a model so far.
+        episodes: episodes of a batch. If no agent was seen, the error says why these episodes have
+            no recorded call.
 
     Raises:
-        UnknownAgentError: a pattern matches no agent.
+        UnknownAgentError: a pattern matches no agent, or only agents whose sub-agents make all
+            calls; or, without `declared`, agents without a call.
     """
-    try:
-        check_agents(routing, agents)
-    except UnknownAgentError:
-        if agents:
-            raise
-        raise UnknownAgentError(why_no_call(episodes)) from None
+    paths = declared or agents
+    if not paths:
+        raise UnknownAgentError(why_no_call(episodes))
+    check_agents(routing, paths)
+    idle = [rule for rule in routing.rules if not any(map(rule.matches, callers))]
+    for rule in idle:
+        # `*` is for the agents that no other pattern names
+        others = [r for r in routing.rules if r is not rule and r.pattern.strip("*")]
+        inside = [path for path in callers if not any(other.matches(path) for other in others)]
+        if narrower := sub_agent_patterns(rule.pattern, inside):
+            calling = sorted(path for path in inside if any(matches(n, path) for n in narrower))
+            raise UnknownAgentError(
+                f"{rule.pattern!r} matches no agent that calls a model itself: the calls are made "
+                f"by its sub-agents {', '.join(map(repr, calling[:NAMED]))}, which it does not "
+                f"match. Name {' and '.join(map(repr, narrower))} in its place"
+            )
+    if declared is None and (reason := _why_idle(routing, callers, episodes)):
+        raise UnknownAgentError(
+            f"{reason}. If it acts in few rollouts, name all agents: fit(…, agents=[…])"
+        )
+    return not routing.unmatched(callers)
+
+
+def _why_idle(routing: Routing, callers: Collection[str], episodes: Sequence[Episode]) -> str:
+    """Return a text about patterns of `optimize=` that match no caller.
+
+    Empty if there are none, if no agent called a model, or if a failure may be the reason.
+    """
+    patterns = routing.unmatched(callers)
+    if not patterns or not callers or _is_cut(episodes):
+        return ""
+    return (
+        f"no agent that {' or '.join(map(repr, patterns))} matches made a model call in the first "
+        f"rollouts ({len(episodes)}), only {', '.join(map(repr, sorted(callers)[:NAMED]))}. If it "
+        f"calls a model by another client, give that one {WAY_OUT}"
+    )
+
+
+def _is_cut(episodes: Sequence[Episode]) -> bool:
+    """Return whether an episode may have ended before its calls."""
+    return any(app_failed(e) or not e.finished or e.capture_errors for e in episodes)
 
 
 def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
@@ -275,11 +345,7 @@ def _check_called(episodes: Sequence[Episode]) -> bool:
             agent called a model.
     """
     is_evaluation = any(episode.mode is Mode.VAL for episode in episodes)
-    calls = any(
-        episode.calls or not episode.finished or episode.capture_errors for episode in episodes
-    )
-    failed = any(map(app_failed, episodes))  # perhaps before its first call
-    if calls or failed or is_evaluation or not episodes:
+    if is_evaluation or not episodes or callers_of(episodes) or _is_cut(episodes):
         return False
     raise UnsupportedError(why_no_call(episodes))
 
@@ -375,8 +441,12 @@ def why_no_call(episodes: Sequence[Episode]) -> str:
 def agents_of(episodes: Sequence[Episode]) -> set[str]:
     """Return the paths of all agents that were recorded: by an AGENT span or a model call."""
     agents = (s for e in episodes for s in e.spans if s.kind is SpanKind.AGENT)
-    callers = {call.agent_path for episode in episodes for call in episode.calls}
-    return callers | {str(span.attributes[c.AGENT_PATH]) for span in agents}
+    return callers_of(episodes) | {str(span.attributes[c.AGENT_PATH]) for span in agents}
+
+
+def callers_of(episodes: Sequence[Episode]) -> set[str]:
+    """Return the paths of the agents that called a model."""
+    return {call.agent_path for episode in episodes for call in episode.calls}
 
 
 def _why_unscored(episode: Episode) -> str:

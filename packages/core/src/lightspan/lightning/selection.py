@@ -22,7 +22,7 @@ from lightspan.lightning.episode import Call, CallKey, Episode
 from lightspan.lightning.turns import Turns
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode
-from lightspan.schema.routing import BASE_POLICY, Route, Routing, make_routing
+from lightspan.schema.routing import BASE_POLICY, Route, Routing, make_routing, matches
 from lightspan.schema.semconv import UNNAMED_AGENT
 from lightspan.schema.token_records import CallOutcome, FinishReason, Sampling
 
@@ -436,7 +436,24 @@ def unknown_agents(patterns: Iterable[str], paths: Sequence[str]) -> str:
     unnamed = _UNNAMED if list(paths) == [UNNAMED_AGENT] else ""
     messages = []
     for pattern in patterns:
-        close = sorted(difflib.get_close_matches(pattern, names, n=3, cutoff=0.5))
+        close = sub_agent_patterns(pattern, paths)
+        close = close or sorted(difflib.get_close_matches(pattern, names, n=3, cutoff=0.5))
         guess = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
         messages.append(f"no agent matches {pattern!r}.{guess} Agents: {agents}{unnamed}")
     return " ".join(messages)
+
+
+def sub_agent_patterns(pattern: str, paths: Iterable[str]) -> list[str]:
+    """Return patterns that match the agents inside those that `pattern` matches, such as `team/*`.
+
+    Args:
+        pattern: pattern on agent paths.
+        paths: paths of agents; those outside every agent that `pattern` matches are ignored.
+    """
+    levels: dict[str, int] = {}
+    for path in paths:
+        names = path.split("/")
+        outer = ("/".join(names[:depth]) for depth in range(1, len(names)))
+        if match := next((each for each in outer if matches(pattern, each)), None):
+            levels[match] = max(levels.get(match, 0), path.count("/") - match.count("/"))
+    return [f"{outer}/{'*' if depth == 1 else '**'}" for outer, depth in sorted(levels.items())]

@@ -11,6 +11,7 @@ from typing import Final
 
 from lightspan.errors import RewardError
 from lightspan.lightning.episode import Episode, build_episode
+from lightspan.lightning.rollout_checks import check_evaluable
 from lightspan.progress import Reporter
 from lightspan.protocols.engine import TokenEngine
 from lightspan.runners.protocol import Runners
@@ -107,6 +108,7 @@ class Collector:
             ConfigError: fewer than `count` groups are in flight, a group of `first` is not in
                 flight, or `first` has more than `count` groups.
             RewardError: an app returned an invalid reward.
+            UnsupportedError: evaluations refuse what the app asks a model for.
             LightspanError: the runners cannot continue.
         """
         self.in_flight.check(count, first)
@@ -121,6 +123,8 @@ class Collector:
             attempts = await last_attempts(self.store, ended)
             for state, attempt in zip(ended, attempts, strict=True):
                 progress.add(state, attempt)
+                if state.rollout.mode is Mode.VAL and attempt.status is AttemptStatus.FAILED:
+                    check_evaluable(await read_episodes(self.store, [state]))
             _, done = self.in_flight.size(count, first)
             self.reporter.advance(done - shown, **progress.values())
             shown = done

@@ -112,7 +112,8 @@ def _to_json(task: Any, where: str) -> Json:
     """
     try:
         plain = msgspec.to_builtins(task, str_keys=True)
-        return json.loads(json.dumps(plain, allow_nan=False))
+        # encoded, because half of a surrogate pair (of an emoji) is no valid text
+        return json.loads(json.dumps(plain, allow_nan=False, ensure_ascii=False).encode())
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
         raise DataError(
             f"{where} is not JSON: {error}. A task is made of dicts, lists, text, finite numbers, "

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.errors import ConfigError, DataError
 from lightspan.progress import plural
-from lightspan.schema.records import Json, task_id
+from lightspan.schema.records import Json, fingerprint, task_id
 from lightspan.schema.validation import is_number
 from lightspan.training.data import clusters_of, load_distinct
 from lightspan.training.results import Evaluation
@@ -51,9 +51,9 @@ class BestSoFar(NamedTuple):
 class Splits(NamedTuple):
     """The tasks of a run, by split; None for a split that the run does not have."""
 
-    train: list[Json]
-    selection: list[Json] | None
-    held_out: list[Json] | None
+    train: Sequence[Json]
+    selection: Sequence[Json] | None
+    held_out: Sequence[Json] | None
 
 
 def split_tasks(
@@ -110,21 +110,29 @@ def split_tasks(
 def overlap_warnings(algorithm: Algorithm, splits: Splits) -> Iterator[str]:
     """Yield warnings about selection tasks or held-out tasks that are training tasks too.
 
-    Held-out tasks that are training tasks matter only if the algorithm searches for prompts.
+    Tasks are equal if all fields but `id` are.
     """
-    train = _ids(splits.train)
-    if shared := len(train & _ids(splits.selection)):
+    train = set(map(_content, splits.train))
+    selection, held_out = splits.selection or (), splits.held_out or ()
+    if shared := sum(_content(task) in train for task in selection):
         yield (
-            f"{shared} of the {plural(len(splits.selection or ()), 'task')} of selection are "
-            "trained on too: the best step may be the one that knows them by heart"
+            f"{shared} of the {plural(len(selection), 'task')} of selection are trained on too: "
+            "the best step may be the one that knows them by heart"
         )
-    searches = algorithm.searches or not algorithm.policies()
-    if searches and (shared := len(train & _ids(splits.held_out))):
+    why = "the weights may know them by heart"
+    if algorithm.searches or not algorithm.policies():
+        why = "prompts may be chosen by them and contain their answers"
+    if shared := sum(_content(task) in train for task in held_out):
         yield (
-            f"{shared} of the {plural(len(splits.held_out or ()), 'held-out task')} are training "
-            "tasks too: prompts may be chosen by them and contain their answers, so the reported "
-            "reward is too high; give other held-out tasks"
+            f"{shared} of the {plural(len(held_out), 'held-out task')} are training tasks too: "
+            f"{why}, so the reported reward is too high; give other held-out tasks"
         )
+
+
+def _content(task: Json) -> str:
+    """Return a hash of a task without its id; of the whole task if it has no other field."""
+    content = {k: v for k, v in task.items() if k != "id"} if isinstance(task, dict) else task
+    return fingerprint(content or task)
 
 
 def _split_off(train: list[Json], share: float, seed: int) -> tuple[list[Json], list[Json]]:

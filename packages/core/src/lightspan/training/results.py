@@ -42,6 +42,14 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """
     clusters: dict[str, str] = {}
     """Task id → cluster of correlated tasks; empty if tasks are independent."""
+    policy_calls: int | None = None
+    """Number of calls that the trained policies answered or refused; without policies, of all model
+    calls. None if unknown.
+    """
+    silent: int = 0
+    """Number of tasks that the app finished without such a call: their rewards say nothing of the
+    policies.
+    """
 
     @classmethod
     def of(
@@ -63,6 +71,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             clusters: cluster of correlated tasks, by task id; None if tasks are independent.
         """
         rewards = {e.task_id: e.reward for e in episodes if e.reward is not None}
+        calls = [_policy_calls(episode, routing) for episode in episodes]
         return cls(
             step=step,
             rewards=rewards,
@@ -71,6 +80,11 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             temperatures=_temperatures(episodes, routing),
             weights=weights,
             clusters=dict(clusters or {}),
+            policy_calls=sum(calls),
+            silent=sum(
+                e.finished and not (count or app_failed(e))
+                for e, count in zip(episodes, calls, strict=True)
+            ),
         )
 
     @property
@@ -87,14 +101,16 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _counts(self) -> dict[str, int]:
-        return {"unscored": self.unscored, "failed": self.failed}
+        return {"unscored": self.unscored, "failed": self.failed, SILENT: self.silent}
 
     def metrics(self) -> dict[str, Json]:
-        """Return the metrics for `metrics.jsonl`: mean, interval, and numbers of unscored and
-        failed tasks.
+        """Return the metrics for `metrics.jsonl`: mean, interval, the policies' calls, and numbers
+        of unscored, failed and silent tasks.
         """
-        weights = {} if self.weights is None else {"weights": self.weights}
-        return {**msgspec.to_builtins(self.interval), **self._counts, **weights}
+        metrics = {**msgspec.to_builtins(self.interval), "unscored": self.unscored}
+        more = {"policy_calls": self.policy_calls, "silent": self.silent or None}
+        more["weights"] = self.weights
+        return metrics | {"failed": self.failed} | {k: v for k, v in more.items() if v is not None}
 
     def text(self, metric: str, split: str = "held-out") -> str:
         """Describe the evaluation in one line.
@@ -125,6 +141,19 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DEFAULT: Final = "its endpoint's own"
+SILENT: Final = "without a call of the policy"
+"""Description of rollouts that asked the policy nothing, after their number."""
+
+
+def _policy_calls(episode: Episode, routing: Routing) -> int:
+    """Return how many calls of an episode reached a trained policy.
+
+    If `routing` has no policy, as for a prompt search, all model calls count.
+    """
+    if not any(rule.target.selected for rule in routing.rules):
+        return len(episode.calls)
+    calls = [call for call in episode.calls if call.sequence_start is not None]
+    return sum(routing.target(call.agent_path).selected for call in calls)
 
 
 def _temperatures(episodes: Sequence[Episode], routing: Routing) -> dict[str, list[float | None]]:
@@ -229,8 +258,8 @@ class FitResult:
         """Describe the result in one line.
 
         It has the mean reward of the first and the last evaluation, the confidence interval of the
-        gain, and the numbers of unscored and failed tasks and rollouts. Means are over scored
-        tasks; the gain is over tasks that were scored in both evaluations.
+        gain, and the numbers of unscored, failed and silent tasks and rollouts. Means and gain are
+        over the tasks that were scored in both evaluations.
 
         Args:
             metric: name of the reward.
@@ -241,15 +270,20 @@ class FitResult:
         if gain is None:
             return f"trained for {self.steps} steps{of}{trained}: {self.folder}"
         first, last = self.evaluations[0], self.evaluations[-1]
+        both = first.rewards.keys() & last.rewards.keys()
+        means = [math.fsum(each.rewards[task] for task in both) / gain.n for each in (first, last)]
+        bounds = f"95% CI of the gain {gain.low:.2f}..{gain.high:.2f}"
         return (
-            f"held-out {metric}: {first.mean:.2f} -> {last.mean:.2f} ({gain.size}, 95% CI of the "
-            f"gain {gain.low:.2f}..{gain.high:.2f}){_problems(first, last)}{of}{trained}"
+            f"held-out {metric}: {means[0]:.2f} -> {means[1]:.2f} ({gain.size}, "
+            f"{bounds if gain.is_known else 'no CI of the gain'}){_problems(first, last)}{of}"
+            f"{trained}"
         )
 
 
 def _problems(first: Evaluation, last: Evaluation) -> str:
-    """Describe the numbers of unscored and failed tasks in both evaluations; empty if all are 0."""
+    """Describe the numbers of unscored, failed and silent tasks; empty if all are 0."""
     pairs = {"unscored": (first.unscored, last.unscored), "failed": (first.failed, last.failed)}
+    pairs[SILENT] = (first.silent, last.silent)
     parts = [f"{name} {before} -> {after}" for name, (before, after) in pairs.items()]
     counts = [part for part, pair in zip(parts, pairs.values(), strict=True) if any(pair)]
     return f"; held out: {', '.join(counts)}" if counts else ""

@@ -251,6 +251,7 @@ class Session:
         self.rng.setstate((version, tuple(internal), gauss))
         self.algorithm.load_state(self.state.algorithm)
         self.state.return_in_flight()
+        self._rollout_checks.agents_checked = self.state.step > 0
         states = await self.store.rollouts(run_id=self.state.run_id)
         await self.store.cancel([s.rollout.rollout_id for s in states if not s.status.final])
         self.reporter.line(f"resuming {self.path} after step {self.state.step}")

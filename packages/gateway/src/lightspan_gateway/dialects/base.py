@@ -378,7 +378,9 @@ def read_fields(
     if forced is None or mode is Mode.VAL:
         refused = refused or unsupported.keys() - STEERING
     for key in sorted(refused):
-        raise cannot_honour(key, unsupported[key])
+        raise cannot_honour(
+            key, unsupported[key], None if key in CONSTRAINING else c.UNSUPPORTED_PARAMETER
+        )
     requested = sampling = _requested_sampling(body, rules)
     if forced is not None and mode is Mode.VAL:
         sampling = msgspec.structs.replace(requested, temperature=forced.temperature)
@@ -436,9 +438,13 @@ def _template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
-def cannot_honour(key: str, value: Any) -> ApiError:
-    """Return the HTTP 400 for the unsupported field `key` with the value `value`."""
-    return bad_request(f"'{key}' = {value!r} cannot be honoured by this engine; leave it out", key)
+def cannot_honour(key: str, value: Any, recorded: str | None = None) -> ApiError:
+    """Return the HTTP 400 for the unsupported field `key` with the value `value`.
+
+    `recorded` is that of `ApiError`.
+    """
+    message = f"'{key}' = {value!r} cannot be honoured by this engine; leave it out"
+    return ApiError(400, message, param=key, recorded=recorded)
 
 
 # --- messages -------------------------------------------------------------------------------

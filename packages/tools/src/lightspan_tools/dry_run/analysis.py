@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -29,6 +29,7 @@ from lightspan.lightning.selection import CallCoverage, CallStatus, Coverage, Re
 from lightspan.lightning.transitions import Transition, trained_transitions
 from lightspan.lightning.uncaptured_advice import describe_request, fix_of, host_of
 from lightspan.progress import plural
+from lightspan.protocols.engine import EngineCapabilities
 from lightspan.schema import semconv as c
 from lightspan.schema.provenance import requests_of
 from lightspan.schema.records import Outcome
@@ -200,6 +201,38 @@ def read_overrides(findings: Findings) -> list[model.OverrideReport]:
         for (agent, field, pair), calls in sorted(counts.items())
         for asked, used in [json.loads(pair)]
     ]
+
+
+def evaluation_warnings(
+    overrides: Sequence[model.OverrideReport],
+    capabilities: EngineCapabilities,
+    ignored: Collection[str],
+    *,
+    is_evaluated: bool,
+) -> Iterator[str]:
+    """Warn of request fields that training sets aside and evaluations refuse.
+
+    Args:
+        overrides: fields to which training gives another value.
+        capabilities: what the engine supports.
+        ignored: fields that are set aside in evaluations too.
+        is_evaluated: whether `fit` evaluates.
+    """
+    refused: dict[str, list[str]] = defaultdict(list)
+    for each in overrides:
+        is_unknown = each.used is None and each.field not in ignored
+        is_unsupported = each.field in ("top_p", "top_k") and not getattr(capabilities, each.field)
+        if is_unknown or is_unsupported:
+            refused[each.agent].append(
+                f"{each.field}={json.dumps(each.asked)}"[:_MAX_MESSAGE_LENGTH]
+            )
+    if refused:
+        named = "; ".join(f"{', '.join(fields)} of {agent}" for agent, fields in refused.items())
+        yield (
+            ("fit would stop: its" if is_evaluated else "with held-out tasks, fit would stop: its")
+            + f" evaluations sample as the app asks, so they refuse {named}, which training sets "
+            "aside. Leave that out of the app's requests"
+        )
 
 
 # --- rewards ----------------------------------------------------------------------------------

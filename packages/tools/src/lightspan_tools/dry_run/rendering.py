@@ -76,11 +76,16 @@ def _agents(agents: Sequence[model.AgentReport], *, trains: bool) -> Iterator[st
     yield from _table(rows, left=2 if trains else 1)
     yield "  (prompt, answer: tokens, mean / largest)"
     for agent in agents:
-        yield from (f"  {agent.path}: {note}" for note in _agent_notes(agent, trains=trains))
+        inside = [a.path for a in agents if a.calls and a.path.startswith(f"{agent.path}/")]
+        notes = _agent_notes(agent, inside, trains=trains)
+        yield from (f"  {agent.path}: {note}" for note in notes)
 
 
-def _agent_notes(agent: model.AgentReport, *, trains: bool) -> Iterator[str]:
-    if not agent.calls and agent.acted and agent.policy is not None:
+def _agent_notes(agent: model.AgentReport, inside: Sequence[str], *, trains: bool) -> Iterator[str]:
+    """Yield notes on an agent; `inside` are the paths of its sub-agents that called a model."""
+    if not agent.calls and inside and agent.policy is not None:
+        yield f"called no model itself, its sub-agents did: {', '.join(inside)}"
+    elif not agent.calls and agent.acted and agent.policy is not None:
         yield (
             "made no call of the OpenAI SDK, of a client that an adapter knows, or to the "
             "attempt's endpoint. If it calls a model by another client, give that one "

@@ -24,12 +24,19 @@ from lightspan.errors import (
 )
 from lightspan.lightning.advantages import BATCH_ESTIMATORS
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.rollout_checks import check_computed, check_patterns, check_trainable
+from lightspan.lightning.rollout_checks import (
+    callers_of,
+    check_computed,
+    check_patterns,
+    check_trainable,
+)
 from lightspan.lightning.selection import Coverage
+from lightspan.plugins import load_plugin
 from lightspan.progress import plural
 from lightspan.runners.app import App
 from lightspan.schema.records import Json, Mode
 from lightspan.training.folder import RunFolder
+from lightspan.training.model_selection import Splits, overlap_warnings
 from lightspan.training.session import Session
 from lightspan.training.settings import TrainerSettings
 from lightspan_tools.dry_run import analysis, memory, report_model as model
@@ -116,6 +123,7 @@ class DryRun:
             episodes, seconds = await self._run_tasks(session)
             findings = await self._classify(session, episodes)
             if self.settings.has_policies:
+                self._check_evaluations(session, findings)
                 measured = await self._measure(session, findings)
         memory_report = await asyncio.to_thread(self._memory, measured)
         return self._assemble(findings, measured, memory_report, seconds)
@@ -158,6 +166,16 @@ class DryRun:
             coverages = await reject_mismatches(session, coverages)
         routing = self._algorithm.routing()
         return Findings(episodes=episodes, coverages=coverages, routing=routing)
+
+    def _check_evaluations(self, session: Session, findings: Findings) -> None:
+        """Note the request fields because of which evaluations of `fit` would fail."""
+        gateway = load_plugin("gateway", "default")
+        self._problems += analysis.evaluation_warnings(
+            analysis.read_overrides(findings),
+            session.engine.capabilities,
+            getattr(gateway, "ignored_fields", ()),
+            is_evaluated=self.val is not None or self.selection is not None,
+        )
 
     async def _measure(self, session: Session, findings: Findings) -> _Measurements:
         """Build the rows and train on some of them, to see whether an update fits into memory."""
@@ -241,6 +259,7 @@ class DryRun:
             *self._problems,
             *stops,
             *self._agent_warnings(findings, agents),
+            *overlap_warnings(self._algorithm, Splits(self.tasks, self.selection, self.val)),
             *analysis.reward_warnings(rewards, trains=trains),
             *([] if stops or not trains else analysis.call_warnings(agents, uncaptured)),
             *analysis.other_warnings(agents, rows, costs, memory_report),
@@ -278,13 +297,14 @@ class DryRun:
     def _agent_warnings(
         self, findings: Findings, agents: Sequence[model.AgentReport]
     ) -> Iterator[str]:
-        """Warn of patterns that match no agent.
+        """Warn of patterns that match no agent, or none that calls a model.
 
-        If all patterns match an agent, warn of trained agents without calls.
+        If all patterns match such an agent, warn of other trained agents without calls.
         """
-        paths = [agent.path for agent in agents]
+        paths, episodes = [agent.path for agent in agents], findings.episodes
         try:
-            check_patterns(self._algorithm.routing(), self.agents or paths, findings.episodes)
+            routing, callers = self._algorithm.routing(), callers_of(episodes)
+            check_patterns(routing, self.agents, paths, callers, episodes)
         except UnknownAgentError as error:
             yield f"fit would stop: {error}"
             return
