@@ -134,9 +134,9 @@ def test_what_is_no_reward_is_an_error(apps: Any, rl: Make, tmp_path: Path) -> N
 # --- apps that fail -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("failure_reward", [None, -1.0])
+@pytest.mark.parametrize(("failure_reward", "value"), [(None, None), (-1.0, -1.0), ("lowest", 0.0)])
 def test_failing_app_is_an_outcome(
-    apps: Any, rl: Make, tmp_path: Path, lines: Any, failure_reward: float | None
+    apps: Any, rl: Make, tmp_path: Path, lines: Any, failure_reward: Any, value: float | None
 ) -> None:
     tasks = [{"id": "bad", "q": "a", "raise": "nam"}, {"id": "good", "q": "b"}]
     algorithm = rl(failure_reward=failure_reward)
@@ -146,7 +146,8 @@ def test_failing_app_is_an_outcome(
     [before, _] = result.evaluations
     assert before.failed == 1
     assert before.unscored == (0 if scored else 1)
-    assert before.rewards.get("bad") == failure_reward
+    assert before.rewards.get("bad") == value
+    assert ("without these" in result.summary()) == scored
     line = trainer.folder.metrics()[1]
     assert (line["rollouts"], line["failed"], line["scored"]) == (8, 4, 8 if scored else 4)
     assert (

@@ -17,8 +17,9 @@ from lightspan.algorithms.metrics import (
     rollout_metrics,
     why_no_rows,
 )
-from lightspan.errors import UnknownAgentError, UnsupportedError
-from lightspan.lightning.rollout_checks import RolloutChecks
+from lightspan.errors import RewardError, UnknownAgentError, UnsupportedError
+from lightspan.lightning.episode import lowest_reward, score_failure
+from lightspan.lightning.rollout_checks import RolloutChecks, check_scored
 from lightspan.schema.records import AttemptStatus, Outcome
 from packages.core.tests.algorithms.scripted_world import Scripted, episode
 from packages.core.tests.lightning.steps import weight_mass
@@ -271,6 +272,29 @@ def test_failures_are_told_above_five_per_cent() -> None:
     checks.check([*good[:18], episode("bad", 0, None, **failure)])
     [note] = notes
     assert note == "5 % of the rollouts failed (mostly app_error; for example task bad: boom)"
+
+
+def test_what_makes_the_app_fail_is_worth_no_more_than_a_wrong_answer() -> None:
+    """Check the advantages of a right answer, a wrong one and one that makes the app raise."""
+    failure = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR}
+    answers = [episode("g", 0, 1.0), episode("g", 1, 0.0), episode("g", 2, None, **failure)]
+    algorithm = LightningRL(MODEL, group_size=3)
+    assert algorithm.failure_reward == "lowest"
+    scored = [score_failure(each, lowest_reward(answers, 0.0)) for each in answers]
+    explanations = algorithm.build(scored).explanations
+    right, wrong, raises = (explanations[f"at-g-{n}", "call", 0].advantage for n in range(3))
+    assert right > 0 > wrong == raises
+    metrics = rollout_metrics(scored)
+    assert (metrics["reward"], metrics["reward_without_failures"]) == (1 / 3, 0.5)
+    assert (metrics["scored"], metrics["failed"]) == (3, 1)
+
+
+def test_an_app_that_fails_once_and_never_scores_teaches_nothing() -> None:
+    failure = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR}
+    episodes = [score_failure(episode("f", 0, None, **failure), 0.0)]
+    episodes += [episode(f"t{n}", 0, None) for n in range(4)]
+    with pytest.raises(RewardError, match="no rollout has a reward"):
+        check_scored(episodes, set())
 
 
 def test_training_stops_when_no_call_of_several_tasks_can_be_trained() -> None:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from lightspan.lightning import build_episode
+from lightspan.lightning.episode import lowest_reward, score_failure
 from lightspan.lightning.span_tree import build_tree, walk
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
@@ -370,6 +371,21 @@ def test_an_infrastructure_failure_is_never_scored(status, outcome):
     episode = build([reward], status=status, outcome=outcome, reward=1.0, failure_reward=0.0)
     assert episode.reward is None
     assert not episode.scored(step_rewards=True)
+
+
+def test_the_lowest_reward_is_that_of_scored_episodes_and_at_most_zero():
+    failed = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR, "reward": None}
+    on_calls = [make_reward_span(f"r{n}", -1.0, {c.REWARD_CALL_ID: "c1"}) for n in (1, 2)]
+    in_steps = build(on_calls, [make_record("c1")], reward=None)
+    assert lowest_reward([build(reward=2.0), build(reward=None)], 0.0) == 0.0
+    assert lowest_reward([build(reward=-0.5), build(reward=1.0)], 0.0) == -0.5
+    assert lowest_reward([build(reward=-0.5)], -3.0) == -3.0
+    assert lowest_reward([in_steps, build(reward=-0.5)], 0.0) == -1.0  # no final reward: the calls'
+    assert lowest_reward([build(**failed)], 0.0) == 0.0
+    assert score_failure(build(**failed), -3.0).reward == -3.0
+    assert score_failure(build(**failed), None).reward is None
+    assert score_failure(build(reward=None), -3.0).reward is None  # unscored, and no failure
+    assert score_failure(build(reward=math.nan), -3.0).reward is None
 
 
 # --- the tree ---------------------------------------------------------------------------------

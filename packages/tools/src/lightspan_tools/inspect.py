@@ -250,13 +250,41 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
             yield (
                 f"step {line['step']}: {split} {config.get('metric', 'reward')}{of} "
                 f"{_mean(line, 'mean')} ({_mean(line, 'low')}..{_mean(line, 'high')}, "
-                f"n={line.get('n')})"
+                f"n={line.get('n')}{_failure_count(line, 'mean_without_failures')})"
             )
+    yield from _failure_lines(metrics, config)
     kept = (run.read_result() or {}).get("kept")
     if kept is not None:
         yield f"step {kept['step']} is kept, the best by the selection split"
     for alert in AlertMonitor().read(metrics, run.evaluations()):
         yield f"warning, step {alert.step}: {alert.text}"
+
+
+def _failure_lines(
+    metrics: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
+) -> Iterator[str]:
+    """Describe how often the app failed in training; nothing if it never did."""
+    lines = [line for line in metrics if line["kind"] == "train" and line.get("rollouts")]
+    failed = sum(line.get("failed", 0) for line in lines)
+    if not failed:
+        return
+    total = sum(line["rollouts"] for line in lines)
+    shares = [100 * line.get("failed", 0) / line["rollouts"] for line in (lines[0], lines[-1])]
+    setting = config.get("failure_reward")
+    value = lines[-1].get("failure_reward")
+    now = "" if value is None else f", now {value:g}"
+    scored = "unscored" if setting is None else f"scored failure_reward={setting!r}{now}"
+    yield (
+        f"the app failed in {failed} of {total} rollouts of training ({100 * failed / total:.0f} "
+        f"%; {shares[0]:.0f} % in step {lines[0]['step']}, {shares[1]:.0f} % in step "
+        f"{lines[-1]['step']}): {scored}"
+    )
+
+
+def _failure_count(line: Mapping[str, Any], key: str) -> str:
+    """Describe the failures of an evaluation, and the mean without them; empty without any."""
+    beside = f", {_mean(line, key)} without these" if key in line else ""
+    return f", {line['failed']} failed{beside}" if line.get("failed") else ""
 
 
 def _prompt_lines(run: RunFolder) -> Iterator[str]:

@@ -38,6 +38,9 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
     if scored:
         metrics["reward"] = math.fsum(scored) / len(scored)
         metrics |= _reward_error(episodes, metrics["reward"])
+    own = [e.reward for e in episodes if e.reward is not None and e.reward_source != "failure"]
+    if own and len(own) < len(scored):
+        metrics["reward_without_failures"] = math.fsum(own) / len(own)
     calls: Counter[str] = Counter()
     rewards: dict[str, list[float]] = {}
     for episode in episodes:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, Final, Literal
@@ -232,9 +232,9 @@ def build_episode(
     inputs = _sort_inputs(attempt.attempt_id, spans, records)
     notes: list[str] = []
     emitted, on_calls = _sort_rewards(inputs, notes)
-    value, dimensions, source = _final_reward(attempt, emitted, failure_reward, notes)
+    value, dimensions, source = _final_reward(attempt, emitted, notes)
     calls, late_calls = _calls(inputs, on_calls, notes)
-    return Episode(
+    episode = Episode(
         rollout_id=rollout.rollout_id,
         attempt_id=attempt.attempt_id,
         task_id=rollout.task_id,
@@ -253,6 +253,33 @@ def build_episode(
         notes=tuple(notes),
         spans=tuple(inputs.spans),
     )
+    return score_failure(episode, failure_reward)
+
+
+def score_failure(episode: Episode, failure_reward: float | None) -> Episode:
+    """Return the episode with the reward `failure_reward` if its app failed and gave no reward.
+
+    Failures that the policy's words can cause count: an exception, the time limit, the context and
+    the budget, not the infrastructure. None leaves the episode as it is.
+    """
+    is_failure = episode.outcome in _APP_FAILED and episode.finished
+    if failure_reward is None or not is_failure or episode.reward_source is not None:
+        return episode
+    return replace(episode, reward=_finite(failure_reward), reward_source="failure")
+
+
+def lowest_reward(episodes: Iterable[Episode], lowest: float) -> float:
+    """Return the lowest reward of the scored episodes, or `lowest` if that is lower.
+
+    An episode with rewards on calls only counts with their sum.
+    """
+    for episode in episodes:
+        on_calls = [call.reward for call in episode.calls if call.reward is not None]
+        if episode.reward is not None:
+            lowest = min(lowest, episode.reward)
+        elif on_calls and episode.finished:
+            lowest = min(lowest, math.fsum(on_calls))
+    return lowest
 
 
 # --- sorting spans and records ----------------------------------------------------------------
@@ -647,10 +674,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _final_reward(
-    attempt: Attempt,
-    emitted: Sequence[EmittedReward],
-    failure_reward: float | None,
-    notes: list[str],
+    attempt: Attempt, emitted: Sequence[EmittedReward], notes: list[str]
 ) -> tuple[float | None, Mapping[str, float], RewardSource | None]:
     """Return the final reward of an attempt: its value, its named numbers and its source.
 
@@ -660,7 +684,6 @@ def _final_reward(
     Args:
         attempt: the attempt, with the app's return value.
         emitted: rewards emitted for the attempt, by time.
-        failure_reward: reward if the app failed without a reward; None for no reward.
         notes: list to which a note on contradicting rewards is added.
     """
     # rewards emitted before the infrastructure failed concern a part of the attempt only
@@ -681,8 +704,6 @@ def _final_reward(
                 f"{len(emitted)} differing rewards emitted: the last, {last.value}, counts"
             )
         return last.value, last.dimensions, "emitted"
-    if attempt.outcome in _APP_FAILED and failure_reward is not None:
-        return _finite(failure_reward), {}, "failure"
     return None, {}, None
 
 

@@ -189,7 +189,7 @@ def check_scored(
         RewardError: no rollout of `ENOUGH_TASKS` tasks, or of all tasks, had a reward so far.
     """
     ended = [episode for episode in episodes if episode.finished and not app_failed(episode)]
-    if any(episode.scored(step_rewards) for episode in episodes):
+    if any(e.scored(step_rewards) and e.reward_source != "failure" for e in episodes):
         return True
     fresh = {episode.task_id for episode in ended} - unscored
     unscored |= fresh

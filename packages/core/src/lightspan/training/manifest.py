@@ -49,11 +49,13 @@ def fit_result(
         kept: evaluation by which the best weights were chosen; None if the run keeps its last
             weights.
     """
+    evaluations = folder.evaluations()
+    failure_reward = evaluations[-1].failure_reward if evaluations else None
     return FitResult(
         folder=folder.path,
         model=folder.model if folder.model.is_dir() else None,
         prompts=folder.prompts(),
-        evaluations=tuple(folder.evaluations()),
+        evaluations=tuple(each.restated(failure_reward) for each in evaluations),
         seconds=dict(seconds),
         steps=steps,
         kept=kept,

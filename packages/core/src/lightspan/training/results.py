@@ -42,6 +42,10 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """
     clusters: dict[str, str] = {}
     """Task id → cluster of correlated tasks; empty if tasks are independent."""
+    failures: list[str] = []
+    """Ids of the tasks whose reward is `failure_reward`, because the app failed."""
+    failure_reward: float | None = None
+    """Reward of failures at the time; None if they were unscored."""
 
     @classmethod
     def of(
@@ -52,6 +56,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         routing: Routing,
         weights: int | None = None,
         clusters: Mapping[str, str] | None = None,
+        failure_reward: float | None = None,
     ) -> Evaluation:
         """Return the evaluation of episodes, one per task.
 
@@ -61,6 +66,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             routing: the rules by which each agent's calls went to a policy or an endpoint.
             weights: step of the evaluated weights, if earlier than `step`; else None.
             clusters: cluster of correlated tasks, by task id; None if tasks are independent.
+            failure_reward: reward of the episodes whose app failed; None if they are unscored.
         """
         rewards = {e.task_id: e.reward for e in episodes if e.reward is not None}
         return cls(
@@ -71,7 +77,16 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             temperatures=_temperatures(episodes, routing),
             weights=weights,
             clusters=dict(clusters or {}),
+            failures=[e.task_id for e in episodes if e.reward_source == "failure"],
+            failure_reward=failure_reward,
         )
+
+    def restated(self, failure_reward: float | None) -> Evaluation:
+        """Return the evaluation with the failure reward of a later one, so that both compare."""
+        if not self.failures or failure_reward is None:
+            return self
+        rewards = self.rewards | dict.fromkeys(self.failures, failure_reward)
+        return msgspec.structs.replace(self, rewards=rewards, failure_reward=failure_reward)
 
     @property
     def mean(self) -> float:
@@ -79,6 +94,12 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         if not self.rewards:
             return math.nan
         return math.fsum(self.rewards.values()) / len(self.rewards)
+
+    @property
+    def mean_without_failures(self) -> float:
+        """The mean reward of the tasks on which the app did not fail; NaN if there are none."""
+        rewards = [reward for task, reward in self.rewards.items() if task not in self.failures]
+        return math.fsum(rewards) / len(rewards) if rewards else math.nan
 
     @property
     def interval(self) -> Interval:
@@ -94,7 +115,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         failed tasks.
         """
         weights = {} if self.weights is None else {"weights": self.weights}
-        return {**msgspec.to_builtins(self.interval), **self._counts, **weights}
+        completed = {"mean_without_failures": self.mean_without_failures} if self.failures else {}
+        return {**msgspec.to_builtins(self.interval), **self._counts, **completed, **weights}
 
     def text(self, metric: str, split: str = "held-out") -> str:
         """Describe the evaluation in one line.
@@ -105,6 +127,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         """
         counts = counted(self._counts)
         counts = f", {counts}" if counts else ""
+        counts += f" ({self.mean_without_failures:.3f} without these)" if self.failures else ""
         of = "" if self.weights is None else f" with the weights of step {self.weights}"
         sampled = self._sampling_text()
         return f"step {self.step}: {split} {metric}{of} {self.interval}{counts}{sampled}"
@@ -230,7 +253,8 @@ class FitResult:
 
         It has the mean reward of the first and the last evaluation, the confidence interval of the
         gain, and the numbers of unscored and failed tasks and rollouts. Means are over scored
-        tasks; the gain is over tasks that were scored in both evaluations.
+        tasks, failed ones with `failure_reward`, and then without these; the gain is over
+        tasks that were scored in both evaluations.
 
         Args:
             metric: name of the reward.
@@ -252,4 +276,7 @@ def _problems(first: Evaluation, last: Evaluation) -> str:
     pairs = {"unscored": (first.unscored, last.unscored), "failed": (first.failed, last.failed)}
     parts = [f"{name} {before} -> {after}" for name, (before, after) in pairs.items()]
     counts = [part for part, pair in zip(parts, pairs.values(), strict=True) if any(pair)]
+    if first.failures or last.failures:
+        means = [f"{each.mean_without_failures:.2f}" for each in (first, last)]
+        counts[-1] += f" ({' -> '.join(means)} without these)"
     return f"; held out: {', '.join(counts)}" if counts else ""

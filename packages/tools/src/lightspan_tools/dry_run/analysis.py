@@ -202,13 +202,16 @@ def read_overrides(findings: Findings) -> list[model.OverrideReport]:
 
 
 # --- rewards ----------------------------------------------------------------------------------
-def read_rewards(findings: Findings, *, by_batch: bool) -> model.RewardReport:
+def read_rewards(
+    findings: Findings, *, by_batch: bool, failure_reward: float | str | None
+) -> model.RewardReport:
     """Report the rewards of all rollouts by group, which is the rollouts of one task.
 
     Args:
         findings: the episodes of the dry run.
         by_batch: True if training compares a rollout with the batch or a critic; False if it
             compares the rollout with its group.
+        failure_reward: the option of the algorithm.
     """
     episodes = findings.episodes
     rewards = group_rewards(episodes, findings.coverages)
@@ -231,6 +234,7 @@ def read_rewards(findings: Findings, *, by_batch: bool) -> model.RewardReport:
             )
             for group, values in rewards.items()
         ],
+        failure_reward=failure_reward,
         by_batch=by_batch,
         failures=_failures(episodes),
     )
@@ -365,7 +369,8 @@ def reward_warnings(rewards: model.RewardReport, *, trains: bool) -> Iterator[st
     for verb, count in ends.items():
         if count > FAILURE_WARNING * rewards.rollouts:
             why = f", first of all: {rewards.failures[0]}" if rewards.failures else ""
-            yield f"{count} of {rewards.rollouts} rollouts {verb}{why}"
+            scored = _failure_text(rewards.failure_reward) if verb == "failed" else ""
+            yield f"{count} of {rewards.rollouts} rollouts {verb}{why}{scored}"
     if rewards.unscored:
         yield (
             f"{rewards.unscored} of {rewards.rollouts} rollouts have no usable reward: they are "
@@ -383,6 +388,15 @@ def reward_warnings(rewards: model.RewardReport, *, trains: bool) -> Iterator[st
         )
     elif rewards.varying < groups / 2:
         yield f"rewards vary inside {rewards.varying} of {groups} groups only"
+
+
+def _failure_text(failure_reward: float | str | None) -> str:
+    if failure_reward is None:
+        return (
+            "; failure_reward=None leaves them unscored, so that an answer that makes the app fail "
+            'costs less than a wrong one: use failure_reward="lowest"'
+        )
+    return f"; fit scores them failure_reward={failure_reward!r}"
 
 
 def call_warnings(

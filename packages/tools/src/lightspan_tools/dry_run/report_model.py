@@ -105,6 +105,8 @@ class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
     """Number of rollouts with a capture error, which are never trained."""
     mean: float | None
     groups: list[GroupReport]
+    failure_reward: float | str | None
+    """Reward of failures: a number, `lowest`, or None if they are unscored."""
     by_batch: bool
     """Whether rollouts are compared with the batch or a critic in place of their group."""
     failures: list[str]
