@@ -13,6 +13,7 @@ import pytest
 
 from lightspan import LightningRL, Optimizer, Trainer
 from lightspan.errors import (
+    AppError,
     ConfigError,
     DataError,
     ModelError,
@@ -154,6 +155,20 @@ def test_failing_app_is_an_outcome(
         "step 1: 50 % of the rollouts failed (mostly app_error; for example task bad: "
         "ValueError: no such column: nam)"
     ) in lines.texts
+
+
+def test_training_ends_with_the_error_if_every_rollout_fails_alike(
+    apps: Any, rl: Make, tmp_path: Path, lines: Any
+) -> None:
+    advice = f"{'a long story ' * 30}: set DESK_URL"
+    tasks = [{"q": letter, "raise": advice} for letter in "ab"]
+    trainer = Trainer(rl(), steps=6, folder=tmp_path / "run", reporter=lines)
+    with pytest.raises(AppError) as raised:
+        trainer.fit(apps.breaks, tasks)
+    assert str(raised.value).startswith("the latest 16 rollouts, of 2 tasks, all failed alike (app")
+    assert f"ValueError: no such column: {advice}. If an answer can cause it" in str(raised.value)
+    assert trainer.folder.metrics()[-1]["step"] == 1
+    assert lines.texts[-1].endswith("go on with resume=True (--resume)")
 
 
 # --- models -------------------------------------------------------------------------------------

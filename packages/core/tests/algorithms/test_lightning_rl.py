@@ -17,10 +17,16 @@ from lightspan.algorithms.metrics import (
     rollout_metrics,
     why_no_rows,
 )
-from lightspan.errors import RewardError, UnknownAgentError, UnsupportedError
+from lightspan.errors import (
+    AppError,
+    LightspanError,
+    RewardError,
+    UnknownAgentError,
+    UnsupportedError,
+)
 from lightspan.lightning.episode import lowest_reward, score_failure
 from lightspan.lightning.rollout_checks import RolloutChecks, check_scored
-from lightspan.schema.records import AttemptStatus, Outcome
+from lightspan.schema.records import AttemptStatus, Mode, Outcome
 from packages.core.tests.algorithms.scripted_world import Scripted, episode
 from packages.core.tests.lightning.steps import weight_mass
 
@@ -295,6 +301,72 @@ def test_an_app_that_fails_once_and_never_scores_teaches_nothing() -> None:
     episodes += [episode(f"t{n}", 0, None) for n in range(4)]
     with pytest.raises(RewardError, match="no rollout has a reward"):
         check_scored(episodes, set())
+
+
+def failing(step: int, text: str, *, size: int = 2, tasks: int = 4, **more: Any) -> list[Any]:
+    """Return a batch whose rollouts all failed, with the number of the rollout in the text."""
+    failure: dict[str, Any] = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR} | more
+    return [
+        episode(f"{step}-{n}", member, None, message=f"{text} (pid {step}{n}{member})", **failure)
+        for n in range(tasks)
+        for member in range(size)
+    ]
+
+
+LONG = f"KeyError: {'long ' * 200}: set DESK_URL"
+
+
+def test_training_stops_at_once_if_the_app_fails_before_any_answer() -> None:
+    checks = RolloutChecks(LightningRL(MODEL).routing(), lambda text: None, agents=["writer"])
+    silent = [replace(each, calls=()) for each in failing(1, LONG)]
+    with pytest.raises(AppError) as raised:
+        checks.check(silent)
+    assert str(raised.value) == (
+        "the latest 8 rollouts, of 4 tasks, all failed alike (app_error), so there is nothing to "
+        f"learn from. The first, of task 1-0: {LONG} (pid 100)"
+    )
+    again = RolloutChecks(LightningRL(MODEL).routing(), lambda text: None, agents=["writer"])
+    again.check(silent[:2])
+    with pytest.raises(AppError, match="the latest 4 rollouts, of 1 task, all failed"):
+        again.check(silent[:2])  # there is no other task
+
+
+def test_training_stops_if_batches_fail_alike_after_answers() -> None:
+    notes: list[str] = []
+    checks = RolloutChecks(LightningRL(MODEL).routing(), notes.append, agents=["writer"])
+    checks.check(failing(1, LONG, size=8))  # 32 rollouts, but one batch
+    assert LONG in notes[0]
+    checks.check([*failing(2, LONG), episode("good", 0, 1.0)])
+    checks.check(failing(3, LONG))
+    with pytest.raises(AppError, match=r"16 rollouts, of 8 tasks.*set DESK_URL.*a low reward for"):
+        checks.check(failing(4, LONG))
+
+
+def test_failures_that_differ_with_the_answers_do_not_stop_training() -> None:
+    checks = RolloutChecks(LightningRL(MODEL).routing(), lambda text: None, agents=["writer"])
+    for step, word in enumerate(("a", "b", "c", "d", "e")):
+        checks.check(failing(step, f"ValueError: {word} is no number"))
+        mixed = [*failing(step, "ValueError: no"), *failing(step, "KeyError: no")]
+        checks.check(mixed)
+    dry = [replace(each, mode=Mode.DEV, calls=()) for each in failing(1, LONG)]
+    checks.check(dry)  # a dry run reports failures itself
+
+
+def test_training_stops_if_the_infrastructure_loses_every_rollout_or_a_scorer_raises() -> None:
+    lost = {"status": AttemptStatus.LOST, "outcome": Outcome.INFRASTRUCTURE}
+    checks = RolloutChecks(LightningRL(MODEL).routing(), lambda text: None, agents=["writer"])
+    checks.check([episode("good", 0, 1.0)])
+    with pytest.raises(LightspanError, match=r"all are unscored \(infrastructure\).*refused; mend"):
+        checks.check(failing(1, "refused; mend it", **lost))
+    cancelled = {"status": AttemptStatus.CANCELLED, "outcome": Outcome.CANCELLED}
+    checks.check(failing(1, "by hand", **cancelled))
+    scorer = [
+        replace(episode(f"t{n}", 0, None), reward_source="scored", unscored="it raised OSError: x")
+        for n in range(8)
+    ]
+    checks.check(scorer)
+    with pytest.raises(LightspanError, match=r"all are unscored \(ok\).*it raised OSError: x"):
+        checks.check(scorer)
 
 
 def test_training_stops_when_no_call_of_several_tasks_can_be_trained() -> None:

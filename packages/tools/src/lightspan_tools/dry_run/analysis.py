@@ -49,7 +49,6 @@ T = TypeVar("T")
 
 MAX_EXAMPLES: Final = 2
 """Maximum number of breaks per cause that are reported as examples."""
-_MAX_MESSAGE_LENGTH: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,8 +248,7 @@ def _failures(episodes: Sequence[Episode]) -> list[str]:
     failures: Counter[str] = Counter()
     for episode in episodes:
         if episode.outcome is not Outcome.OK:
-            message = episode.message[:_MAX_MESSAGE_LENGTH]
-            failures[f"{episode.outcome}: {message}".rstrip(": ")] += 1
+            failures[f"{episode.outcome}: {episode.message}".rstrip(": ")] += 1
         failures.update(
             f"damaged: {reason[:MAX_CAPTURE_ERROR_LENGTH]}" for reason in episode.capture_errors
         )
