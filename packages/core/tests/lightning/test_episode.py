@@ -5,15 +5,17 @@ import math
 import msgspec
 import pytest
 
+from lightspan.algorithms.metrics import rollout_metrics
 from lightspan.lightning import build_episode
-from lightspan.lightning.episode import lowest_reward, score_failure
+from lightspan.lightning.episode import dimension_means, lowest_reward, score_failure
 from lightspan.lightning.span_tree import build_tree, walk
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
 from lightspan.schema.reward import Reward
-from lightspan.schema.routing import Route
+from lightspan.schema.routing import Route, Routing
 from lightspan.schema.spans import SpanEvent, SpanKind, SpanLink, SpanStatus
 from lightspan.schema.token_records import CallOutcome
+from lightspan.training.results import Evaluation
 from lightspan_testing.strategies import (
     make_attempt,
     make_call_span,
@@ -307,6 +309,20 @@ def test_named_dimensions_are_kept():
     attempt = make_attempt(reward=None)
     returned = msgspec.structs.replace(attempt, reward=Reward(1.0, {"a": 1.0}))
     assert build_episode(returned, make_rollout(), [], []).dimensions == {"a": 1.0}
+
+
+def test_means_of_named_rewards_are_over_the_scored_episodes_that_have_them():
+    def scored(value, **named):
+        returned = msgspec.structs.replace(make_attempt(reward=None), reward=Reward(value, named))
+        return build_episode(returned, make_rollout(), [], [])
+
+    episodes = [scored(1.0, reward=1.0, f1=0.5, s=2.0), scored(0.0, reward=0.0, f1=1.0)]
+    assert dimension_means([*episodes, scored(None, f1=9.0), build(reward=1.0)]) == {
+        "dimension/f1": 0.75,
+        "dimension/s": 2.0,
+    }
+    assert rollout_metrics(episodes)["dimension/f1"] == 0.75
+    assert Evaluation.of(0, episodes, routing=Routing()).metrics()["dimension/s"] == 2.0
 
 
 def test_rewards_on_a_call_its_span_or_by_link_stay_with_that_call():

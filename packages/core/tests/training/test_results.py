@@ -83,6 +83,12 @@ def test_failures_count_and_the_mean_without_them_is_told() -> None:
     assert nothing.text("reward").endswith("1 failed (nan without these)")
 
 
+def test_named_rewards_are_told_with_their_means() -> None:
+    told = evaluation(3, [0.5, 0.5], dimensions={"dimension/exact": 0.25, "dimension/s": 2.0})
+    assert told.text("reward").endswith(", n=2), exact 0.25, s 2")
+    assert told.metrics()["dimension/exact"] == 0.25
+
+
 def test_the_gain_is_over_clusters_too() -> None:
     """Check two clusters of which one gained 1 and one 0: the interval is from 0 to 1."""
     clusters = {"t0": "a", "t1": "a", "t2": "b"}

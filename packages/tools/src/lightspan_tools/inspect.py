@@ -251,7 +251,11 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
                 f"step {line['step']}: {split} {config.get('metric', 'reward')}{of} "
                 f"{_mean(line, 'mean')} ({_mean(line, 'low')}..{_mean(line, 'high')}, "
                 f"n={line.get('n')}{_failure_count(line, 'mean_without_failures')})"
+                f"{_dimensions(line)}"
             )
+    trained = [line for line in metrics if line["kind"] == "train" and _dimensions(line)]
+    for line in trained[:: max(1, len(trained) - 1)]:  # the first and the last
+        yield f"step {line['step']}: training reward {_mean(line, 'reward')}{_dimensions(line)}"
     yield from _failure_lines(metrics, config)
     kept = (run.read_result() or {}).get("kept")
     if kept is not None:
@@ -279,6 +283,12 @@ def _failure_lines(
         f"%; {shares[0]:.0f} % in step {lines[0]['step']}, {shares[1]:.0f} % in step "
         f"{lines[-1]['step']}): {scored}"
     )
+
+
+def _dimensions(line: Mapping[str, Any]) -> str:
+    """Describe the means of named rewards; empty if there are none."""
+    names = [key for key in line if key.startswith("dimension/")]
+    return "".join(f", {key.partition('/')[2]} {_mean(line, key)}" for key in names)
 
 
 def _failure_count(line: Mapping[str, Any], key: str) -> str:
@@ -360,8 +370,10 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
     yield f"attempt {episode.attempt_id}: reward {_number(episode.reward)}{source}"
     if episode.unscored:
         yield f"  unscored: {episode.unscored}"
-    if episode.reward_source == "scored" and OWN in episode.dimensions:
-        yield f"  the app's own reward: {_number(episode.dimensions[OWN])}"
+    own = OWN if episode.reward_source == "scored" else ""
+    for name, value in sorted(episode.dimensions.items()):
+        title = "the app's own reward" if name == own else name
+        yield f"  {title}: {_number(value)}"
     if episode.message:
         yield f"  {episode.message}"
     yield from (f"  damaged: {reason}" for reason in episode.capture_errors)

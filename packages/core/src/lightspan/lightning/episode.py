@@ -268,6 +268,19 @@ def score_failure(episode: Episode, failure_reward: float | None) -> Episode:
     return replace(episode, reward=_finite(failure_reward), reward_source="failure")
 
 
+def dimension_means(episodes: Iterable[Episode]) -> dict[str, float]:
+    """Return the mean of each named reward over the scored episodes that have it, by name.
+
+    The dimension `"reward"` is left out, because it is the reward.
+    """
+    values: dict[str, list[float]] = defaultdict(list)
+    for episode in (each for each in episodes if each.reward is not None):
+        for name, value in episode.dimensions.items():
+            values[name].append(value)
+    values.pop("reward", None)
+    return {f"dimension/{name}": math.fsum(v) / len(v) for name, v in sorted(values.items())}
+
+
 def lowest_reward(episodes: Iterable[Episode], lowest: float) -> float:
     """Return the lowest reward of the scored episodes, or `lowest` if that is lower.
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from lightspan.lightning.episode import Episode
+from lightspan.lightning.episode import Episode, dimension_means
 from lightspan.lightning.rollout_checks import app_failed
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
@@ -42,6 +42,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """
     clusters: dict[str, str] = {}
     """Task id → cluster of correlated tasks; empty if tasks are independent."""
+    dimensions: dict[str, float] = {}
+    """`dimension/NAME` → mean of a named reward."""
     failures: list[str] = []
     """Ids of the tasks whose reward is `failure_reward`, because the app failed."""
     failure_reward: float | None = None
@@ -77,6 +79,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             temperatures=_temperatures(episodes, routing),
             weights=weights,
             clusters=dict(clusters or {}),
+            dimensions=dimension_means(episodes),
             failures=[e.task_id for e in episodes if e.reward_source == "failure"],
             failure_reward=failure_reward,
         )
@@ -114,9 +117,10 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         """Return the metrics for `metrics.jsonl`: mean, interval, and numbers of unscored and
         failed tasks.
         """
-        weights = {} if self.weights is None else {"weights": self.weights}
-        completed = {"mean_without_failures": self.mean_without_failures} if self.failures else {}
-        return {**msgspec.to_builtins(self.interval), **self._counts, **completed, **weights}
+        more: dict[str, Json] = {} if self.weights is None else {"weights": self.weights}
+        if self.failures:
+            more["mean_without_failures"] = self.mean_without_failures
+        return {**msgspec.to_builtins(self.interval), **self._counts, **self.dimensions, **more}
 
     def text(self, metric: str, split: str = "held-out") -> str:
         """Describe the evaluation in one line.
@@ -128,6 +132,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         counts = counted(self._counts)
         counts = f", {counts}" if counts else ""
         counts += f" ({self.mean_without_failures:.3f} without these)" if self.failures else ""
+        counts += "".join(
+            f", {name.partition('/')[2]} {mean:.3g}" for name, mean in self.dimensions.items()
+        )
         of = "" if self.weights is None else f" with the weights of step {self.weights}"
         sampled = self._sampling_text()
         return f"step {self.step}: {split} {metric}{of} {self.interval}{counts}{sampled}"

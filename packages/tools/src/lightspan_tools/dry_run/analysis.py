@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from lightspan.lightning.advantages import groups_without_variance
-from lightspan.lightning.episode import Call, Episode
+from lightspan.lightning.episode import Call, Episode, dimension_means
 from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rollout_checks import (
     FAILURE_WARNING,
@@ -224,6 +224,7 @@ def read_rewards(
         lost=sum(not episode.finished for episode in episodes),
         damaged=sum(bool(episode.capture_errors) for episode in episodes),
         mean=_mean(scored),
+        dimensions={k.partition("/")[2]: mean for k, mean in dimension_means(episodes).items()},
         groups=[
             model.GroupReport(
                 task_id=tasks[group],

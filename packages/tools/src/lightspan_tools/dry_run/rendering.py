@@ -142,6 +142,9 @@ def _rewards(rewards: model.RewardReport) -> Iterator[str]:
         f"  mean {_number(rewards.mean)}; {rewards.scored} of {rewards.rollouts} rollouts scored"
         f"{others}; {groups}"
     )
+    if rewards.dimensions:
+        means = ", ".join(f"{k} {_number(mean)}" for k, mean in rewards.dimensions.items())
+        yield f"  means of the named rewards: {means}"
     rows = [_group(group, by_batch=rewards.by_batch) for group in rewards.groups[:MAX_ITEMS]]
     yield from _table([["task", "mean", "", "rewards"], *rows], left=1, last=2)
     if len(rewards.groups) > MAX_ITEMS:

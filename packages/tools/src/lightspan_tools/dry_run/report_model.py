@@ -104,6 +104,8 @@ class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
     damaged: int
     """Number of rollouts with a capture error, which are never trained."""
     mean: float | None
+    dimensions: dict[str, float]
+    """Means of the named rewards."""
     groups: list[GroupReport]
     failure_reward: float | str | None
     """Reward of failures: a number, `lowest`, or None if they are unscored."""
