@@ -24,9 +24,18 @@ from lightspan.errors import (
     UnknownAgentError,
     UnsupportedError,
 )
-from lightspan.lightning.episode import lowest_reward, score_failure
+from lightspan.lightning.episode import Episode, build_episode, lowest_reward, score_failure
 from lightspan.lightning.rollout_checks import RolloutChecks, check_scored
+from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
+from lightspan.schema.spans import SpanKind, SpanStatus
+from lightspan_testing.strategies import (
+    make_attempt,
+    make_call_span,
+    make_record,
+    make_rollout,
+    make_span,
+)
 from packages.core.tests.algorithms.scripted_world import Scripted, episode
 from packages.core.tests.lightning.steps import weight_mass
 
@@ -293,6 +302,34 @@ def test_what_makes_the_app_fail_is_worth_no_more_than_a_wrong_answer() -> None:
     metrics = rollout_metrics(scored)
     assert (metrics["reward"], metrics["reward_without_failures"]) == (1 / 3, 0.5)
     assert (metrics["scored"], metrics["failed"]) == (3, 1)
+
+
+def retried(member: int, reward: float, tries: int) -> Episode:
+    """Return an episode in which all tries of an agent but the last ended in an error."""
+    name, spans, records = f"g-{member}", [], []
+    for number in range(tries):
+        status = SpanStatus.ERROR if number + 1 < tries else SpanStatus.OK
+        block: dict[str, Any] = {"start_ns": 10 * number + 1, "end_ns": 10 * number + 9}
+        block |= {"status": status, "attributes": {c.AGENT_PATH: "writer"}}
+        spans.append(make_span(f"block{number}", SpanKind.AGENT, name, **block))
+        spans.append(make_call_span(f"c{number}", parent_id=f"block{number}", attempt=name))
+        place = (2 * number + 1, 2 * number + 2)
+        records.append(make_record(f"c{number}", [1], [2], place, name))
+    rollout = make_rollout(name, "g", task_id="g")
+    return build_episode(make_attempt(name, reward), rollout, spans, records)
+
+
+def test_a_call_that_was_retried_does_not_get_the_credit_of_the_one_that_succeeded() -> None:
+    episodes = [retried(0, 1.0, 3), retried(1, 0.0, 1)]
+    algorithm = LightningRL(MODEL, group_size=2, estimator="dr_grpo")
+    scored = [score_failure(each, -1.0) for each in episodes]
+    why = algorithm.build(scored).explanations
+    assert [why["at-g-0", f"c{n}", 0].credit for n in range(3)] == [-1.0, -1.0, 1.0]
+    assert [why["at-g-0", f"c{n}", 0].advantage for n in range(3)] == [-1.5, -1.5, 0.5]
+    assert why["at-g-1", "c0", 0].advantage == -0.5  # the statistics are of the rollouts' rewards
+    assert "credit -1 (terminal, retried)" in str(why["at-g-0", "c0", 0])
+    [first, _] = algorithm.coverages(episodes)  # as with failure_reward=None
+    assert first.counts() == {"rejected:retried": 2, "trained": 1}
 
 
 def test_an_app_that_fails_once_and_never_scores_teaches_nothing() -> None:

@@ -404,6 +404,42 @@ def test_the_lowest_reward_is_that_of_scored_episodes_and_at_most_zero():
     assert score_failure(build(reward=math.nan), -3.0).reward is None
 
 
+def block(span_id, start, end, *, failed=False, path="writer", parent="root"):
+    status = SpanStatus.ERROR if failed else SpanStatus.OK
+    attributes = {c.AGENT_PATH: path}
+    return make_span(
+        span_id,
+        kind=SpanKind.AGENT,
+        parent_id=parent,
+        start_ns=start,
+        end_ns=end,
+        status=status,
+        attributes=attributes,
+    )
+
+
+def test_calls_of_an_agent_that_failed_and_was_retried_are_known():
+    spans = [
+        block("team", 1, 90, path="team"),
+        block("try1", 1, 10, failed=True, parent="team"),
+        block("inner", 2, 9, path="writer/helper", parent="try1"),
+        block("try2", 11, 20, failed=True, parent="team"),
+        block("try3", 21, 30, parent="team"),
+        block("last", 40, 50, failed=True, path="checker"),  # its error was not answered by a retry
+        block("other", 60, 70, path="checker", parent="team"),
+        *(make_call_span(f"c{n}", parent_id=p) for n, p in enumerate(("inner", "try2", "try3"))),
+        make_call_span("c3", parent_id="last"),
+        make_call_span("c4", parent_id="circle"),
+        block("circle", 1, 2, path="x", parent="circle"),
+    ]
+    records = [make_record(f"c{n}") for n in range(5)]
+    episode = build(spans, records)
+    assert episode.retried == {("c0", 0), ("c1", 0)}
+    assert score_failure(episode, -1.0).failure_reward == -1.0
+    assert score_failure(episode, -1.0).reward == episode.reward
+    assert not build(spans[4:5], records).retried
+
+
 # --- the tree ---------------------------------------------------------------------------------
 
 

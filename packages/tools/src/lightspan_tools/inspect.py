@@ -434,6 +434,8 @@ def _entry_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
         f"    {key}: {asked!r} asked, {used!r} used"
         for key, (asked, used) in sorted(_overrides(call).items())
     )
+    if call.key in view.episode.retried:
+        yield "    its agent ended in an error and was retried"
     yield from (f"    {line}" for line in view.explanation_lines(call))
 
 

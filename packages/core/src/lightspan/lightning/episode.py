@@ -160,6 +160,8 @@ class Episode:
     """Source of the final reward; None without a final reward. If there is a source and `reward` is
     None, the reward is not usable, such as NaN.
     """
+    failure_reward: float | None = None
+    """Credit of the calls in `retried`; with None they are rejected."""
     unscored: str = ""
     """Why a judge or reward function did not score the episode; empty if it did, or if there is
     none.
@@ -196,6 +198,30 @@ class Episode:
         if not step_rewards or self.reward_source is not None or not self.finished:
             return False
         return any(call.reward is not None for call in self.calls)
+
+    @cached_property
+    def retried(self) -> frozenset[CallKey]:
+        """Calls inside a block of an agent that ended in an error and then began again."""
+        agents = [span for span in self.spans if span.kind is SpanKind.AGENT]
+        failed = {
+            span.span_id
+            for span in agents
+            if span.status is SpanStatus.ERROR
+            and any(
+                later.span_id != span.span_id
+                and later.start_ns >= span.end_ns
+                and later.parent_id == span.parent_id
+                and _path(later) == _path(span)
+                for later in agents
+            )
+        }
+        parents = {span.span_id: span.parent_id or "" for span in self.spans}
+        return frozenset(
+            call.key
+            for call in (self.calls if failed else ())
+            if call.span is not None
+            and not failed.isdisjoint(_ancestors(call.span.parent_id or "", parents))
+        )
 
     @cached_property
     def tree(self) -> tuple[SpanNode, ...]:
@@ -260,12 +286,14 @@ def score_failure(episode: Episode, failure_reward: float | None) -> Episode:
     """Return the episode with the reward `failure_reward` if its app failed and gave no reward.
 
     Failures that the policy's words can cause count: an exception, the time limit, the context and
-    the budget, not the infrastructure. None leaves the episode as it is.
+    the budget, not the infrastructure. In other episodes it is the credit of calls in `retried`.
+    None leaves the episode as it is.
     """
     is_failure = episode.outcome in _APP_FAILED and episode.finished
-    if failure_reward is None or not is_failure or episode.reward_source is not None:
-        return episode
-    return replace(episode, reward=_finite(failure_reward), reward_source="failure")
+    value = None if failure_reward is None else _finite(failure_reward)
+    if value is not None and is_failure and episode.reward_source is None:
+        return replace(episode, reward=value, reward_source="failure", failure_reward=value)
+    return replace(episode, failure_reward=value) if episode.retried else episode
 
 
 def dimension_means(episodes: Iterable[Episode]) -> dict[str, float]:
@@ -279,6 +307,15 @@ def dimension_means(episodes: Iterable[Episode]) -> dict[str, float]:
             values[name].append(value)
     values.pop("reward", None)
     return {f"dimension/{name}": math.fsum(v) / len(v) for name, v in sorted(values.items())}
+
+
+def _ancestors(span_id: str, parents: Mapping[str, str]) -> set[str]:
+    """Return the ids of a span and the spans around it; also ends if parents form a circle."""
+    ids: set[str] = set()
+    while span_id and span_id not in ids:
+        ids.add(span_id)
+        span_id = parents.get(span_id, "")
+    return ids
 
 
 def lowest_reward(episodes: Iterable[Episode], lowest: float) -> float:

@@ -128,6 +128,11 @@ def _agent(
             for reason, number in rejected.most_common()
         ],
         unseen=[f"{plural(count, 'call')} {client}" for client, count in unseen.most_common()],
+        retried=sum(
+            call.agent_path == path and call.key in episode.retried
+            for episode, coverage in zip(findings.episodes, findings.coverages, strict=True)
+            for call in coverage.trained
+        ),
         acted=acted,
     )
 

@@ -88,6 +88,11 @@ def _agent_notes(agent: model.AgentReport) -> Iterator[str]:
         yield f"frozen, it is not selected; answered by {', '.join(agent.goes_to)}"
     for reason in agent.rejected:
         yield f"{reason.calls} rejected ({reason.code}): {reason.text}"
+    if agent.retried:
+        yield (
+            f"{agent.retried} trained with failure_reward: the agent ended in an error after them, "
+            "and was retried"
+        )
     if agent.policy is not None:
         yield from agent.unseen
 

@@ -53,6 +53,8 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     rejected: list[Reason]
     unseen: list[str] = []
     """Calls that bypassed the gateway, by client, each with a hint."""
+    retried: int = 0
+    """Trained calls inside a block of the agent that ended in an error and was retried."""
     acted: bool = False
     """Whether a span of the agent was recorded."""
 
