@@ -88,7 +88,7 @@ def test_an_algorithm_learns_from_the_judge_and_the_apps_own_reward_is_kept(
     train = [line for line in RunFolder(folder).metrics() if line["kind"] == "train"]
     assert (train[0]["judge/calls"], train[0]["judge/unscored"]) == (len(asked) - 1, 0)
     assert train[0]["judge/tokens"] > 0
-    assert any("the app's own reward there: 0.250 of 1 rollouts" in text for text in lines.texts)
+    assert any("held-out reward" in text and ", app 0.25" in text for text in lines.texts)
     shown = inspect_run(folder)
     assert "\nreward judge: mean 0.329 of 14\n" in shown
     one = inspect_run(folder, sees.episodes[0].rollout_id)

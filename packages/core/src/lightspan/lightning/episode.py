@@ -26,7 +26,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from lightspan.errors import DataError
-from lightspan.lightning.span_tree import SpanNode, build_tree
+from lightspan.lightning.span_tree import SpanNode, build_tree, walk
 from lightspan.schema import semconv
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
 from lightspan.schema.reward import usable
@@ -202,26 +202,21 @@ class Episode:
     @cached_property
     def retried(self) -> frozenset[CallKey]:
         """Calls inside a block of an agent that ended in an error and then began again."""
-        agents = [span for span in self.spans if span.kind is SpanKind.AGENT]
+        blocks: dict[tuple[str | None, str], list[Span]] = defaultdict(list)
+        for span in self.spans:
+            if span.kind is SpanKind.AGENT:
+                blocks[span.parent_id, _path(span)].append(span)
         failed = {
             span.span_id
-            for span in agents
+            for spans in blocks.values()
+            for span in spans
             if span.status is SpanStatus.ERROR
-            and any(
-                later.span_id != span.span_id
-                and later.start_ns >= span.end_ns
-                and later.parent_id == span.parent_id
-                and _path(later) == _path(span)
-                for later in agents
-            )
+            and any(later.start_ns >= span.end_ns for later in spans if later is not span)
         }
-        parents = {span.span_id: span.parent_id or "" for span in self.spans}
-        return frozenset(
-            call.key
-            for call in (self.calls if failed else ())
-            if call.span is not None
-            and not failed.isdisjoint(_ancestors(call.span.parent_id or "", parents))
-        )
+        around = [node for _, node in walk(self.tree if failed else ())]
+        failed_nodes = [node for node in around if node.span.span_id in failed]
+        inside = {node.span.span_id for _, node in walk(failed_nodes)}
+        return frozenset(call.key for call in self.calls if call.span_id in inside)
 
     @cached_property
     def tree(self) -> tuple[SpanNode, ...]:
@@ -307,15 +302,6 @@ def dimension_means(episodes: Iterable[Episode]) -> dict[str, float]:
             values[name].append(value)
     values.pop("reward", None)
     return {f"dimension/{name}": math.fsum(v) / len(v) for name, v in sorted(values.items())}
-
-
-def _ancestors(span_id: str, parents: Mapping[str, str]) -> set[str]:
-    """Return the ids of a span and the spans around it; also ends if parents form a circle."""
-    ids: set[str] = set()
-    while span_id and span_id not in ids:
-        ids.add(span_id)
-        span_id = parents.get(span_id, "")
-    return ids
 
 
 def lowest_reward(episodes: Iterable[Episode], lowest: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from lightspan.errors import (
@@ -115,27 +116,25 @@ class RolloutChecks:
         """
         ways = {_way_of_failure(episode) for episode in episodes}
         self._has_succeeded = self._has_succeeded or None in ways
-        if None in ways or ways != {_way_of_failure(e) for batch in self._alike for e in batch}:
-            self._alike = []
-        if None in ways or len(ways) != 1:
+        batches = [batch for batch in self._alike if {_way_of_failure(batch[0])} == ways]
+        self._alike = [] if None in ways or len(ways) != 1 else [*batches, episodes]
+        if not self._alike:
             return
-        earlier = {episode.task_id for batch in self._alike for episode in batch}
-        self._alike.append(episodes)
         failed = [episode for batch in self._alike for episode in batch]
-        tasks, first = {episode.task_id for episode in failed}, failed[0]
-        is_first = not self._has_succeeded and not any(map(_is_answered, failed))
+        tasks, earlier = ({e.task_id for e in part} for part in (failed, chain(*batches)))
+        first, is_app = failed[0], app_failed(failed[0])
+        is_early = not (self._has_succeeded or any(map(_is_answered, failed)))
         is_enough = len(failed) >= ENOUGH_ROLLOUTS and len(self._alike) > 1
-        if not (is_first or is_enough or not first.finished):
+        if (len(tasks) < ENOUGH_TASKS and tasks != earlier) or not (
+            is_early or is_enough or not first.finished
+        ):
             return
-        if len(tasks) < ENOUGH_TASKS and tasks != earlier:
-            return
-        is_app = app_failed(first)
-        advice = ". If an answer can cause it, return a low reward for it" if not is_first else ""
+        advice = "" if is_early else ". If an answer can cause it, return a low reward for it"
         raise (AppError if is_app else LightspanError)(
             f"the latest {plural(len(failed), 'rollout')}, of {plural(len(tasks), 'task')}, all "
             f"{'failed alike' if is_app else 'are unscored'} ({first.outcome}), so there is "
             f"nothing to learn from. The first, of task {first.task_id}: "
-            f"{_error_of(first) or first.message}{advice if is_app else ''}"
+            f"{_error_of(first)}{advice if is_app else ''}"
         )
 
     def _trainable(self, episodes: Sequence[Episode]) -> bool:
@@ -231,7 +230,7 @@ def _way_of_failure(episode: Episode) -> tuple[str, ...] | None:
     Where a model had answered, errors are compared by their texts without words that have digits,
     else by their types. The result is None without a failure, and for a cancelled rollout.
     """
-    if episode.outcome is Outcome.CANCELLED or (episode.finished and not _error_of(episode)):
+    if episode.outcome in (Outcome.OK, Outcome.CANCELLED) and not episode.unscored:
         return None
     if not episode.finished:
         return ("lost",)
@@ -240,9 +239,7 @@ def _way_of_failure(episode: Episode) -> tuple[str, ...] | None:
 
 
 def _error_of(episode: Episode) -> str:
-    """Return why the app failed, or a scorer; empty if neither did."""
-    is_failure = app_failed(episode)
-    return (episode.message or str(episode.outcome)) if is_failure else episode.unscored
+    return episode.message or episode.unscored or str(episode.outcome)
 
 
 def check_rewards(episodes: Sequence[Episode]) -> None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any, Final
 
 import msgspec
 
@@ -133,32 +132,6 @@ class ServedPolicy(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
 
 
-class Upstream(NamedTuple):
-    """An endpoint that answers the calls of frozen agents."""
-
-    agents: str
-    """Pattern on agent paths, or "other agents" for agents without a rule."""
-    url: str
-    variable: str | None
-    """Environment variable of the API key; None if no key is sent."""
-
-    def __str__(self) -> str:
-        key = f"the key in ${self.variable}" if self.variable else "no key"
-        host = f" (the host is {self._host})" if "@" in self.url else ""
-        return quoted(f"{self.agents} -> {self.url}{host}, with {key}")
-
-    @property
-    def _host(self) -> str | None:
-        """Host of `url`; None for an invalid URL.
-
-        It is shown next to the URL, because a user name before `@` can be mistaken for the host.
-        """
-        try:
-            return urlsplit(self.url).hostname
-        except ValueError:
-            return None
-
-
 class ServedRun(msgspec.Struct, frozen=True, kw_only=True):
     """What is needed to serve a complete run: its trained policies and the routing of agents to
     them.
@@ -190,15 +163,6 @@ class ServedRun(msgspec.Struct, frozen=True, kw_only=True):
         }
         return cls(policies=policies, base_model=algorithm.base_model, routing=algorithm.routing())
 
-    def upstreams(self) -> list[Upstream]:
-        """Return the endpoints of frozen agents."""
-        rules = [(rule.pattern, rule.target) for rule in self.routing.rules]
-        return [
-            Upstream(pattern, target.endpoint.base_url, target.endpoint.api_key_env)
-            for pattern, target in [*rules, ("other agents", self.routing.default)]
-            if target.endpoint is not None
-        ]
-
 
 def read_served(result: Mapping[str, Any] | None, folder: Path) -> ServedRun:
     """Return the trained policies of a complete run.
@@ -225,8 +189,3 @@ def read_served(result: Mapping[str, Any] | None, folder: Path) -> ServedRun:
         raise ConfigError(
             f"{folder} cannot be served, its result.json is damaged: {error}"
         ) from error
-
-
-def quoted(text: str) -> str:
-    """Return `text` from an untrusted file with non-ASCII and control characters escaped."""
-    return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]

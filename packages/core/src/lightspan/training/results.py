@@ -54,7 +54,6 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         cls,
         step: int,
         episodes: Sequence[Episode],
-        *,
         routing: Routing,
         weights: int | None = None,
         clusters: Mapping[str, str] | None = None,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -381,18 +380,6 @@ class Rewards:
         new = {f"{self.name}/{k}": v - self._reported.get(k, 0.0) for k, v in total.items()}
         self._reported = total
         return new
-
-
-def own_reward(episodes: Sequence[Episode]) -> str:
-    """Return a text with the mean of the app's own rewards.
-
-    Only episodes that a scorer has scored count. The text is empty if none of them has an own
-    reward.
-    """
-    own = [
-        e.dimensions[OWN] for e in episodes if e.reward_source == "scored" and OWN in e.dimensions
-    ]
-    return f"{math.fsum(own) / len(own):.3f} of {len(own)} rollouts" if own else ""
 
 
 def check_reward_name(name: str) -> None:

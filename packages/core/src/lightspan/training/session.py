@@ -44,7 +44,7 @@ from lightspan.training.manifest import data_config, finished_result
 from lightspan.training.model_selection import BestSoFar
 from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.resume import find_start, next_version
-from lightspan.training.rewards import Rewards, ScoringPosition, own_reward
+from lightspan.training.rewards import Rewards, ScoringPosition
 from lightspan.training.settings import TrainerSettings
 from lightspan.training.weight_sync_check import check_probes
 
@@ -340,14 +340,8 @@ class Session:
         """
         episodes = await self.rollouts(tasks, 1, Mode.VAL)
         clusters = clusters_of(tasks, self.settings.cluster)
-        return Evaluation.of(
-            self.state.step,
-            episodes,
-            routing=self._routing,
-            weights=weights,
-            clusters=clusters,
-            failure_reward=self._failure_reward,
-        )
+        step, failed = self.state.step, self._failure_reward
+        return Evaluation.of(step, episodes, self._routing, weights, clusters, failed)
 
     @property
     def _failure_reward(self) -> float | None:
@@ -446,8 +440,6 @@ class Session:
         if self._rewards is not None:
             tasks = [rollout.task for rollout in rollouts]
             episodes = await self._rewards.apply(tasks, episodes)
-            if mode is Mode.VAL and (own := own_reward(episodes)):
-                self.note(f"the app's own reward there: {own}")
         self.state.lowest_reward = lowest_reward(episodes, self.state.lowest_reward)
         episodes = [score_failure(episode, self._failure_reward) for episode in episodes]
         self._rollout_checks.check(episodes)
