@@ -10,11 +10,12 @@ import pytest
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.spans import Span, SpanEvent, SpanKind
 from lightspan_otel.normalize import normalized
+from lightspan_otel.span_kind import kind_of
 from packages.otel.tests.dialects import ANSWERED, ASKED, DIALECTS, TOOLS
 
 
 def span(attributes: dict[str, Any], **more: Any) -> Span:
-    kind = c.kind_of(attributes)
+    kind = kind_of(attributes)
     return Span(
         span_id="1" * 16, trace_id="2" * 32, name="x", kind=kind, attributes=attributes, **more
     )

@@ -28,6 +28,7 @@ from lightspan.schema.spans import (
     clean_attributes,
 )
 from lightspan_otel.open_spans import open_span_by_ids, recorded_whole
+from lightspan_otel.span_kind import kind_of
 from lightspan_otel.to_otel import STATUS_CODES, to_otel
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def span_of(attributes: Attributes, **fields: Any) -> Span:
         attributes: attributes from `clean_attributes`; those that become fields are removed.
         fields: the other fields of `Span`.
     """
-    kind = c.kind_of(attributes)
+    kind = kind_of(attributes)
     own = {key: attributes.pop(key) for key in _FIELD_ATTRIBUTES if key in attributes}
     return Span(
         kind=kind,

@@ -38,6 +38,7 @@ from lightspan_otel.open_spans import (
     open_here,
     recorded_whole,
 )
+from lightspan_otel.span_kind import kind_of
 
 _CALL_ATTRIBUTES: Final = frozenset(
     {
@@ -119,7 +120,7 @@ def read(open_span: OpenSpan, span: ReadableSpan) -> None:
     if agent is None or agent.scope.mode is not Mode.PRODUCTION or open_span.ids in recorded_whole:
         return
     try:
-        kind = c.kind_of(span.attributes or {})
+        kind = kind_of(span.attributes or {})
         if kind is SpanKind.LLM:
             if not open_span.has_call:
                 _record(open_span, agent, normalized(from_otel(span)))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lightspan.schema.redaction import bounded_text
-from lightspan.schema.spans import Attributes, SpanKind, text_of
+from lightspan.schema.spans import Attributes, text_of
 
 # --- OpenTelemetry GenAI ------------------------------------------------------------------
 OPERATION_NAME: Final = "gen_ai.operation.name"
@@ -157,46 +157,6 @@ ROUTING_PATH: Final = "/lightspan/routing"
 """Path at which a server lists the agents that it serves."""
 
 UNNAMED_AGENT: Final = "app"
-
-_KINDS: Final = frozenset(str(kind) for kind in SpanKind)
-_KIND_OF_OPERATION: Final = {
-    "chat": SpanKind.LLM,
-    "text_completion": SpanKind.LLM,
-    "generate_content": SpanKind.LLM,
-    "execute_tool": SpanKind.TOOL,
-    "invoke_agent": SpanKind.AGENT,
-    "create_agent": SpanKind.OTHER,
-    "invoke_workflow": SpanKind.CHAIN,
-}
-_KIND_OF_OPENINFERENCE: Final = {
-    "LLM": SpanKind.LLM,
-    "TOOL": SpanKind.TOOL,
-    "AGENT": SpanKind.AGENT,
-    "CHAIN": SpanKind.CHAIN,
-}
-_KIND_OF_OPENLLMETRY: Final = {
-    "workflow": SpanKind.CHAIN,
-    "task": SpanKind.CHAIN,
-    "agent": SpanKind.AGENT,
-    "tool": SpanKind.TOOL,
-}
-
-
-def kind_of(attributes: Mapping[str, Any]) -> SpanKind:
-    """Return the kind of a span from its attributes in any of the three conventions.
-
-    `OTHER` if the attributes give no kind.
-    """
-    own = str(attributes.get(SPAN_KIND))
-    if own in _KINDS:
-        return SpanKind(own)
-    by_dialect = (
-        _KIND_OF_OPERATION.get(str(attributes.get(OPERATION_NAME))),
-        _KIND_OF_OPENINFERENCE.get(str(attributes.get(OPENINFERENCE_KIND)).upper()),
-        _KIND_OF_OPENLLMETRY.get(str(attributes.get("traceloop.span.kind"))),
-        SpanKind.LLM if "llm.request.type" in attributes else None,
-    )
-    return next((kind for kind in by_dialect if kind is not None), SpanKind.OTHER)
 
 
 def agent_name_of(attributes: Mapping[str, Any]) -> str | None:
