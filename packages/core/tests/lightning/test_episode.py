@@ -400,6 +400,7 @@ def test_the_lowest_reward_is_that_of_scored_episodes_and_at_most_zero():
     assert lowest_reward([build(**failed)], 0.0) == 0.0
     assert score_failure(build(**failed), -3.0).reward == -3.0
     assert score_failure(build(**failed), None).reward is None
+    assert build(**failed, failure_reward="lowest").reward == 0.0
     assert score_failure(build(reward=None), -3.0).reward is None  # unscored, and no failure
     assert score_failure(build(reward=math.nan), -3.0).reward is None
 

@@ -230,7 +230,7 @@ def build_episode(
     spans: Sequence[Span],
     records: Sequence[TokenRecord],
     *,
-    failure_reward: float | None = None,
+    failure_reward: float | Literal["lowest"] | None = None,
 ) -> Episode:
     """Return the episode of an attempt, whatever the order of spans and records.
 
@@ -240,7 +240,8 @@ def build_episode(
         spans: all spans of the attempt; spans of other attempts are ignored.
         records: all token records of the attempt; records of other attempts are ignored.
         failure_reward: reward if the app failed (error, timeout, context, budget) and gave no
-            reward; None leaves the episode unscored. Infrastructure failures are always unscored.
+            reward (`score_failure`); None leaves the episode unscored. Infrastructure failures are
+            always unscored.
 
     Raises:
         DataError: the attempt belongs to another rollout.
@@ -277,15 +278,15 @@ def build_episode(
     return score_failure(episode, failure_reward)
 
 
-def score_failure(episode: Episode, failure_reward: float | None) -> Episode:
+def score_failure(episode: Episode, failure_reward: float | Literal["lowest"] | None) -> Episode:
     """Return the episode with the reward `failure_reward` if its app failed and gave no reward.
 
     Failures that the policy's words can cause count: an exception, the time limit, the context and
     the budget, not the infrastructure. In other episodes it is the credit of calls in `retried`.
-    None leaves the episode as it is.
+    None leaves the episode as it is; `"lowest"`, without the rewards of a run, is 0.
     """
     is_failure = episode.outcome in _APP_FAILED and episode.finished
-    value = None if failure_reward is None else _finite(failure_reward)
+    value = 0.0 if failure_reward == "lowest" else _finite(failure_reward)
     if value is not None and is_failure and episode.reward_source is None:
         return replace(episode, reward=value, reward_source="failure", failure_reward=value)
     return replace(episode, failure_reward=value) if episode.retried else episode
