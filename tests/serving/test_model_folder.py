@@ -15,7 +15,7 @@ from lightspan.cli import main
 from lightspan.errors import ConfigError, ModelError
 from lightspan.schema.routing import Route
 from lightspan_gateway.serving.endpoint import ServeOptions, describe, load_served
-from lightspan_gateway.serving.upstreams import upstreams_of
+from lightspan_gateway.serving.served_run import upstreams_of
 from lightspan_testing.tiny import tiny_model
 
 MESSAGES: Any = [{"role": "user", "content": "What is 12 + 7 * 3?"}]

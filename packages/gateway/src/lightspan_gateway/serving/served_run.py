@@ -1,11 +1,44 @@
-"""The endpoints to which a served run would send the calls of frozen agents."""
+"""Read what a complete run serves: its policies, and the endpoints of its frozen agents."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from lightspan.training.manifest import ServedRun
+import msgspec
+
+from lightspan.errors import ConfigError
+from lightspan.training.folder import PROMPTS
+from lightspan.training.manifest import KEY, ServedRun
+
+
+def read_served(result: Mapping[str, Any] | None, folder: Path) -> ServedRun:
+    """Return the trained policies of a complete run.
+
+    Args:
+        result: content of `result.json`; None while the run is incomplete.
+        folder: folder of the run, for error messages.
+
+    Raises:
+        ConfigError: the run is incomplete, trained no policy, or `result.json` is damaged.
+    """
+    if result is None:
+        raise ConfigError(
+            f"the run in {folder} is not complete, so it has no trained model yet: go on with it "
+            "(resume=True, --resume), then serve it"
+        )
+    if result.get(KEY) is None:
+        path = folder / PROMPTS
+        learned = f": what it learned is in {path}" if path.exists() else ""
+        raise ConfigError(f"the run in {folder} trained no policy, so it has no model{learned}")
+    try:
+        return msgspec.convert(result[KEY], ServedRun)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"{folder} cannot be served, its result.json is damaged: {error}"
+        ) from error
 
 
 class Upstream(NamedTuple):
