@@ -230,6 +230,21 @@ def test_failures_and_missing_rewards(rl: Callable[..., Any], dry_apps: Any) -> 
     assert report.warnings[2].startswith("1 of 4 calls would be rejected (1 unscored: ")
 
 
+def test_calls_of_a_failed_try_are_counted_and_rejected_without_a_failure_reward(
+    rl: Callable[..., Any], dry_apps: Any
+) -> None:
+    answers = ["what?", "huh", "1"]
+    report = dev(rl, dry_apps.retries, answers, group_size=1)
+    [writer] = report.agents
+    assert (writer.calls, writer.trained, writer.retried) == (3, 3, 2)
+    assert "writer: 2 trained with failure_reward: the agent ended in an error" in report.text()
+    assert "means of the named rewards: tries 3" in report.text()
+    unscored = {"failure_reward": None}
+    report = dev(rl, dry_apps.retries, answers, group_size=1, algorithm=unscored)
+    [writer] = report.agents
+    assert [(reason.code, reason.calls) for reason in writer.rejected] == [("retried", 2)]
+
+
 def test_calls_that_are_too_long_are_rejected_by_name(
     rl: Callable[..., Any], dry_apps: Any
 ) -> None:
