@@ -19,7 +19,6 @@ from lightspan.algorithms.metrics import (
 )
 from lightspan.errors import (
     AppError,
-    LightspanError,
     RewardError,
     UnknownAgentError,
     UnsupportedError,
@@ -393,7 +392,7 @@ def test_training_stops_if_the_infrastructure_loses_every_rollout_or_a_scorer_ra
     lost = {"status": AttemptStatus.LOST, "outcome": Outcome.INFRASTRUCTURE}
     checks = RolloutChecks(LightningRL(MODEL).routing(), lambda text: None, agents=["writer"])
     checks.check([episode("good", 0, 1.0)])
-    with pytest.raises(LightspanError, match=r"all are unscored \(infrastructure\).*refused; mend"):
+    with pytest.raises(RewardError, match=r"all are unscored \(infrastructure\).*refused; mend"):
         checks.check(failing(1, "refused; mend it", **lost))
     cancelled = {"status": AttemptStatus.CANCELLED, "outcome": Outcome.CANCELLED}
     checks.check(failing(1, "by hand", **cancelled))
@@ -402,7 +401,7 @@ def test_training_stops_if_the_infrastructure_loses_every_rollout_or_a_scorer_ra
         for n in range(8)
     ]
     checks.check(scorer)
-    with pytest.raises(LightspanError, match=r"all are unscored \(ok\).*it raised OSError: x"):
+    with pytest.raises(RewardError, match=r"all are unscored \(ok\).*it raised OSError: x"):
         checks.check(scorer)
 
 

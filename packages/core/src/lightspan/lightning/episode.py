@@ -289,7 +289,8 @@ def score_failure(episode: Episode, failure_reward: float | Literal["lowest"] | 
     value = 0.0 if failure_reward == "lowest" else _finite(failure_reward)
     if value is not None and is_failure and episode.reward_source is None:
         return replace(episode, reward=value, reward_source="failure", failure_reward=value)
-    return replace(episode, failure_reward=value) if episode.retried else episode
+    is_retried = value is not None and episode.retried
+    return replace(episode, failure_reward=value) if is_retried else episode
 
 
 def dimension_means(episodes: Iterable[Episode]) -> dict[str, float]:

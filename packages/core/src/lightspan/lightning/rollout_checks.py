@@ -8,13 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
-from lightspan.errors import (
-    AppError,
-    LightspanError,
-    RewardError,
-    UnknownAgentError,
-    UnsupportedError,
-)
+from lightspan.errors import AppError, RewardError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.selection import Coverage, Rejection, check_agents
 from lightspan.lightning.uncaptured_advice import describe_request, fix_of
@@ -81,8 +75,8 @@ class RolloutChecks:
 
         Raises:
             AppError: the app failed in the same way in all of the latest rollouts.
-            LightspanError: all of the latest rollouts were lost.
-            RewardError: the app returned a value that is not a reward.
+            RewardError: the app returned a value that is not a reward, or all of the latest
+                rollouts were lost, or not scored for the same reason.
             UnknownAgentError: a pattern matches no agent of the first training batch.
             UnsupportedError: no call of an agent to train can be trained (`check_trainable`), in
                 `ENOUGH_TASKS` tasks or in all.
@@ -96,10 +90,8 @@ class RolloutChecks:
         if trained and not self._agents_checked:
             check_patterns(self._routing, self._agents, episodes)
             self._agents_checked = True
-        # a dry run reports untrainable calls itself
-        is_dry_run = any(episode.mode is Mode.DEV for episode in episodes)
-        if is_dry_run:
-            return
+        if any(episode.mode is Mode.DEV for episode in episodes):
+            return  # a dry run reports untrainable calls and failures itself
         if not self._calls_checked:
             self._calls_checked = self._trainable(episodes)
         self._check_alike(episodes)
@@ -112,7 +104,7 @@ class RolloutChecks:
 
         Raises:
             AppError: the app failed.
-            LightspanError: the rollouts were lost.
+            RewardError: the rollouts were lost or not scored.
         """
         ways = {_way_of_failure(episode) for episode in episodes}
         self._has_succeeded = self._has_succeeded or None in ways
@@ -130,7 +122,7 @@ class RolloutChecks:
         ):
             return
         advice = "" if is_early else ". If an answer can cause it, return a low reward for it"
-        raise (AppError if is_app else LightspanError)(
+        raise (AppError if is_app else RewardError)(
             f"the latest {plural(len(failed), 'rollout')}, of {plural(len(tasks), 'task')}, all "
             f"{'failed alike' if is_app else 'are unscored'} ({first.outcome}), so there is "
             f"nothing to learn from. The first, of task {first.task_id}: "
