@@ -439,6 +439,8 @@ def test_calls_of_an_agent_that_failed_and_was_retried_are_known():
     assert score_failure(episode, -1.0).failure_reward == -1.0
     assert score_failure(episode, -1.0).reward == episode.reward
     assert not build(spans[4:5], records).retried
+    failed_call = make_call_span("c5", parent_id="try2", attributes={c.CALL_OUTCOME: "error"})
+    assert build([*spans, failed_call], records).retried == {("c0", 0)}
 
 
 # --- the tree ---------------------------------------------------------------------------------

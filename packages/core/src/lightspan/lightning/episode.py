@@ -201,7 +201,10 @@ class Episode:
 
     @cached_property
     def retried(self) -> frozenset[CallKey]:
-        """Calls inside a block of an agent that ended in an error and then began again."""
+        """Calls inside a block of an agent that ended in an error and then began again.
+
+        Blocks in which a call itself failed are left out.
+        """
         blocks: dict[tuple[str | None, str], list[Span]] = defaultdict(list)
         for span in self.spans:
             if span.kind is SpanKind.AGENT:
@@ -213,9 +216,13 @@ class Episode:
             if span.status is SpanStatus.ERROR
             and any(later.start_ns >= span.end_ns for later in spans if later is not span)
         }
-        around = [node for _, node in walk(self.tree if failed else ())]
-        failed_nodes = [node for node in around if node.span.span_id in failed]
-        inside = {node.span.span_id for _, node in walk(failed_nodes)}
+        inside: set[str] = set()
+        for _, node in walk(self.tree if failed else ()):
+            if node.span.span_id in failed:
+                ids = {below.span.span_id for _, below in walk([node])}
+                # a call that failed explains the error, not what the others answered
+                if all(call.outcome is _OK for call in self.calls if call.span_id in ids):
+                    inside |= ids
         return frozenset(call.key for call in self.calls if call.span_id in inside)
 
     @cached_property
