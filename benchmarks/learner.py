@@ -55,7 +55,7 @@ import torch
 from _report import Figure, finish, options_of
 
 from lightspan import LightningRL
-from lightspan.lightning.episode import Episode, build_episode
+from lightspan.lightning.episode import Episode, build_episode, score_failure
 from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import Critic, Optimizer, PolicyLoss
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
@@ -102,7 +102,8 @@ async def _by_step(run: Path, config: dict[str, Any]) -> list[list[Episode]]:
     """Return the training episodes of each iteration of a run."""
     async with open_store(RunFolder(run).store_url) as store:
         states = await store.rollouts(run_id=config["run_id"], mode=Mode.TRAIN)
-        episodes = await read_episodes(store, states, failure_reward=config["failure_reward"])
+        read = await read_episodes(store, states)
+    episodes = [score_failure(episode, config["failure_reward"]) for episode in read]
     steps: dict[int, list[Episode]] = defaultdict(list)
     for state, episode in zip(states, episodes, strict=True):
         steps[state.rollout.step].append(episode)

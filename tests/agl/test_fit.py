@@ -17,8 +17,8 @@ from lightspan.lightning.selection import CallStatus, classify_calls
 from lightspan.schema.records import Mode
 from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
-from lightspan.training.manifest import read_served
 from lightspan.training.results import FitResult
+from lightspan_gateway.serving.served_run import read_served
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_torch.learner.torch import TorchLearner
 

@@ -65,6 +65,19 @@ def samples(task: dict[str, Any]) -> float:
 
 
 @lightspan.rollout
+def retries(task: dict[str, Any]) -> dict[str, float]:
+    """Call the writer until its answer is a number, at most three times."""
+    for number in range(3):
+        try:
+            with lightspan.agent("writer"):
+                value = float(_ask([{"role": "user", "content": task["q"]}]))
+        except ValueError:
+            continue
+        return {"tries": number + 1.0, "reward": value}
+    raise LookupError("no number")
+
+
+@lightspan.rollout
 def forgets_a_name(task: dict[str, Any]) -> float:
     """Call the writer, then the model again without an agent's name."""
     with lightspan.agent("writer"):

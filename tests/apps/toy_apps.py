@@ -102,6 +102,7 @@ REWARDS: dict[str, Any] = {
     "list": [1.0],
     "named": {"style": 0.25, "reward": 0.75},
     "number": 0.5,
+    "low": -3.0,
 }
 
 

@@ -145,6 +145,29 @@ def test_a_held_out_reward_that_falls_is_compared_on_the_tasks_that_both_scored(
     assert 'Trainer(keep="best"), fit(…, selection=…)' in alert.text
 
 
+def test_an_app_that_comes_to_fail_is_noticed_in_training_and_held_out() -> None:
+    def failing(shares: Sequence[float]) -> list[str]:
+        rng = random.Random(9)
+        lines = [
+            sampled(rng, n, 0.5, rollouts=128.0, failed=round(128 * share))
+            for n, share in enumerate(shares, 1)
+        ]
+        return [alert.text for alert in read(lines)]
+
+    assert not failing([0.4] * 12)
+    assert not failing([0.4] * 6 + [0.1] * 6)
+    assert not failing([0.0] * 6 + [0.04] * 6)
+    [text] = failing([0.4] * 6 + [0.8] * 6)
+    assert text.startswith("the app fails more often: 40 % of the rollouts in steps 1 to 3, 80 % ")
+
+    monitor, rewards = AlertMonitor(), {f"t{n}": 0.5 for n in range(256)}
+    assert not monitor.evaluated(Evaluation(step=0, rewards=rewards, failed=101))
+    assert not monitor.evaluated(Evaluation(step=5, rewards=rewards, failed=110))
+    [alert] = monitor.evaluated(Evaluation(step=10, rewards=rewards, failed=210))
+    assert alert.name == "validation_failures_rise"
+    assert "on 101 of 256 at step 0, on 210 of 256 now" in alert.text
+
+
 def test_a_resumed_run_does_not_repeat_an_alert() -> None:
     rng = random.Random(8)
     levels = [0.7] * 8 + [0.2] * 12

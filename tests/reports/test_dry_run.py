@@ -217,20 +217,37 @@ def test_calls_that_no_agent_made_beside_those_of_agents(
 def test_failures_and_missing_rewards(rl: Callable[..., Any], dry_apps: Any) -> None:
     report = dev(rl, dry_apps.says, ["1", "none", "oops", "0"])
     rewards = report.rewards
-    assert (rewards.scored, rewards.unscored, rewards.failed) == (2, 2, 1)
+    assert (rewards.scored, rewards.unscored, rewards.failed) == (3, 1, 1)
     [group] = rewards.groups
-    assert sorted(map(str, group.rewards)) == ["0.0", "1.0", "None", "None"]
+    assert sorted(map(str, group.rewards)) == ["0.0", "0.0", "1.0", "None"]
     [failure] = rewards.failures
     assert failure.startswith("app_error: ")
     assert failure.endswith("(1 of 4 rollouts)")
-    assert report.warnings[0] == f"1 of 4 rollouts failed, first of all: {failure}"
-    assert report.warnings[1].startswith("2 of 4 rollouts have no usable reward")
+    assert report.warnings[0] == (
+        f"1 of 4 rollouts failed, first of all: {failure}; fit scores them failure_reward='lowest'"
+    )
+    assert report.warnings[1].startswith("1 of 4 rollouts have no usable reward")
     [writer] = report.agents
-    assert (writer.trained, sum(reason.calls for reason in writer.rejected)) == (2, 2)
+    assert (writer.trained, sum(reason.calls for reason in writer.rejected)) == (3, 1)
     [unscored] = writer.rejected
-    assert (unscored.code, unscored.calls) == ("unscored", 2)
+    assert (unscored.code, unscored.calls) == ("unscored", 1)
     assert unscored.text == "the episode has no usable reward, which is not a reward of zero"
-    assert report.warnings[2].startswith("2 of 4 calls would be rejected (2 unscored: ")
+    assert report.warnings[2].startswith("1 of 4 calls would be rejected (1 unscored: ")
+
+
+def test_calls_of_a_failed_try_are_counted_and_rejected_without_a_failure_reward(
+    rl: Callable[..., Any], dry_apps: Any
+) -> None:
+    answers = ["what?", "huh", "1"]
+    report = dev(rl, dry_apps.retries, answers, group_size=1)
+    [writer] = report.agents
+    assert (writer.calls, writer.trained, writer.retried) == (3, 3, 2)
+    assert "writer: 2 trained with failure_reward: the agent ended in an error" in report.text()
+    assert "means of the named rewards: tries 3" in report.text()
+    unscored = {"failure_reward": None}
+    report = dev(rl, dry_apps.retries, answers, group_size=1, algorithm=unscored)
+    [writer] = report.agents
+    assert [(reason.code, reason.calls) for reason in writer.rejected] == [("retried", 2)]
 
 
 def test_calls_that_are_too_long_are_rejected_by_name(

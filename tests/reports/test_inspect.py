@@ -26,6 +26,7 @@ from lightspan_testing.strategies import (
     make_reward_span,
     make_rollout,
 )
+from lightspan_tools.export import export_run
 from lightspan_tools.inspect import inspect_run
 from lightspan_tools.pagination import Page
 
@@ -54,6 +55,23 @@ def test_it_says_what_was_forgotten(
     assert lines[lines.index(count) + 1] == (
         "rollouts of steps 1 to 2 are no longer in the store, as after lightspan prune"
     )
+
+
+def test_named_rewards_and_failures_are_shown(apps: Any, rl: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    tasks = [{"q": give, "give": give} for give in ("named", "low", "gone")]
+    Trainer(rl(tasks_per_step=3), steps=1, folder=folder).fit(apps.odd, tasks, tasks)
+    text = inspect_run(folder)
+    assert "n=3, 1 failed, -1.125 without these), style 0.250" in text
+    assert "step 1: training reward -1.750, style 0.250" in text
+    assert "(33 %; 33 % in step 1, 33 % in step 1): scored failure_reward='lowest', now -3" in text
+    shown = "\n".join(inspect_run(folder, name) for name in _rollouts(folder))
+    assert (shown.count("reward -3 (failure)"), shown.count("reward -3 (returned)")) == (4, 4)
+    assert shown.count("\n  style: 0.25") == 4
+    export_run(folder, "messages", out := tmp_path / "out.jsonl")
+    rows = [msgspec.json.decode(row) for row in out.read_text().splitlines()]
+    named = {row["rollout_reward"]: row["reward_dimensions"] for row in rows}
+    assert named == {0.75: {"style": 0.25, "reward": 0.75}, -3.0: {}}
 
 
 def test_printed_advantages_and_weights_are_those_the_learner_used(

@@ -15,7 +15,7 @@ from lightspan.cli import main
 from lightspan.errors import ConfigError, ModelError
 from lightspan.schema.routing import Route
 from lightspan_gateway.serving.endpoint import ServeOptions, describe, load_served
-from lightspan_gateway.serving.upstreams import upstreams_of
+from lightspan_gateway.serving.served_run import upstreams_of
 from lightspan_testing.tiny import tiny_model
 
 MESSAGES: Any = [{"role": "user", "content": "What is 12 + 7 * 3?"}]
@@ -33,7 +33,7 @@ def test_a_model_answers_every_agent_under_its_folders_name(model: Path) -> None
     served, folder = load_served(model)
     assert folder == model
     assert served.policies.keys() == {"SmolLM2-135M"}
-    assert not upstreams_of(served.routing)
+    assert not upstreams_of(served)
     for agent in ("app", "writer", "team/checker"):
         target = served.routing.target(agent)
         assert (target.route, target.policy) == (Route.POLICY, "SmolLM2-135M")

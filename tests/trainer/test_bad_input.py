@@ -13,6 +13,7 @@ import pytest
 
 from lightspan import LightningRL, Optimizer, Trainer
 from lightspan.errors import (
+    AppError,
     ConfigError,
     DataError,
     ModelError,
@@ -133,9 +134,9 @@ def test_what_is_no_reward_is_an_error(apps: Any, rl: Make, tmp_path: Path) -> N
 # --- apps that fail -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("failure_reward", [None, -1.0])
+@pytest.mark.parametrize(("failure_reward", "value"), [(None, None), (-1.0, -1.0), ("lowest", 0.0)])
 def test_failing_app_is_an_outcome(
-    apps: Any, rl: Make, tmp_path: Path, lines: Any, failure_reward: float | None
+    apps: Any, rl: Make, tmp_path: Path, lines: Any, failure_reward: Any, value: float | None
 ) -> None:
     tasks = [{"id": "bad", "q": "a", "raise": "nam"}, {"id": "good", "q": "b"}]
     algorithm = rl(failure_reward=failure_reward)
@@ -145,13 +146,28 @@ def test_failing_app_is_an_outcome(
     [before, _] = result.evaluations
     assert before.failed == 1
     assert before.unscored == (0 if scored else 1)
-    assert before.rewards.get("bad") == failure_reward
+    assert before.rewards.get("bad") == value
+    assert ("without these" in result.summary()) == scored
     line = trainer.folder.metrics()[1]
     assert (line["rollouts"], line["failed"], line["scored"]) == (8, 4, 8 if scored else 4)
     assert (
         "step 1: 50 % of the rollouts failed (mostly app_error; for example task bad: "
         "ValueError: no such column: nam)"
     ) in lines.texts
+
+
+def test_training_ends_with_the_error_if_every_rollout_fails_alike(
+    apps: Any, rl: Make, tmp_path: Path, lines: Any
+) -> None:
+    advice = f"{'a long story ' * 30}: set DESK_URL"
+    tasks = [{"q": letter, "raise": advice} for letter in "ab"]
+    trainer = Trainer(rl(), steps=6, folder=tmp_path / "run", reporter=lines)
+    with pytest.raises(AppError) as raised:
+        trainer.fit(apps.breaks, tasks)
+    assert str(raised.value).startswith("the latest 16 rollouts, of 2 tasks, all failed alike (app")
+    assert f"ValueError: no such column: {advice}. If an answer can cause it" in str(raised.value)
+    assert trainer.folder.metrics()[-1]["step"] == 1
+    assert lines.texts[-1].endswith("go on with resume=True (--resume)")
 
 
 # --- models -------------------------------------------------------------------------------------

@@ -112,6 +112,23 @@ def test_resumed_run_is_the_uninterrupted_one(
     assert _losses(folder) == _losses(tmp_path / "whole")
 
 
+def test_the_lowest_reward_survives(apps: Any, tiny: Path, tmp_path: Path, lines: Any) -> None:
+    """Check a reward that only the evaluation after the checkpoint had."""
+    folder = tmp_path / "run"
+    train = [{"q": "a", "give": "number"}, {"q": "b", "give": "nothing"}]
+    val = [{"q": "c", "give": "low"}, {"q": "d", "give": "nothing"}]
+    for title in ("step 1/3", "step 2/3"):
+        trainer = Trainer(Drill(tiny), steps=3, folder=folder, reporter=Interrupting(title))
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit(apps.odd, train, val, resume=title != "step 1/3")
+    trainer = Trainer(Drill(tiny), steps=3, folder=folder, reporter=lines)
+    result = trainer.fit(apps.odd, train, val, resume=True)
+    assert [each.failure_reward for each in result.evaluations] == [-3.0, -3.0]
+    assert {line["failure_reward"] for line in trainer.folder.metrics()} == {-3.0}
+    assert [list(each.rewards.values()) for each in result.evaluations] == [[-3.0, -3.0]] * 2
+    assert "failed 1 -> 1 (-3.00 -> -3.00 without these)" in result.summary()
+
+
 def test_an_error_says_what_is_kept(apps: Any, tiny: Path, tmp_path: Path, ask: Any) -> None:
     """Check that the error says how to resume, once there is a checkpoint."""
     folder, tasks = tmp_path / "run", ask(5)

@@ -20,6 +20,7 @@ from lightspan import LLM, Judge, Trainer
 from lightspan.cli import main
 from lightspan.errors import AppError, ConfigError, RewardError
 from lightspan.progress import SilentReporter
+from lightspan.schema.records import Outcome
 from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan_testing.scripted import Request, ScriptedServer
@@ -87,7 +88,7 @@ def test_an_algorithm_learns_from_the_judge_and_the_apps_own_reward_is_kept(
     train = [line for line in RunFolder(folder).metrics() if line["kind"] == "train"]
     assert (train[0]["judge/calls"], train[0]["judge/unscored"]) == (len(asked) - 1, 0)
     assert train[0]["judge/tokens"] > 0
-    assert any("the app's own reward there: 0.250 of 1 rollouts" in text for text in lines.texts)
+    assert any("held-out reward" in text and ", app 0.25" in text for text in lines.texts)
     shown = inspect_run(folder)
     assert "\nreward judge: mean 0.329 of 14\n" in shown
     one = inspect_run(folder, sees.episodes[0].rollout_id)
@@ -152,7 +153,9 @@ def test_a_function_that_fails_leaves_rollouts_unscored(
     failing = [{"q": "qqqqqq", "url": model.url, "fails": True}]
     training.fit(judged.counts, [*judged.tasks(model.url, 1), *failing])
     sees: Any = training.algorithm
-    assert sees.rewards == [None] * 12  # 1 raises, 2 is None, 3 is NaN; the other's app failed
+    # 1 raises, 2 is None, 3 is NaN; the other's app failed
+    rewards = {(e.outcome is Outcome.OK, e.reward) for e in sees.episodes}
+    assert (len(sees.rewards), rewards) == (12, {(True, None), (False, 0.0)})
     kept = RunFolder(tmp_path / "run").rewards("moody")
     assert Counter(each.why for each in kept.values()) == {
         "the reward 'moody' raised LookupError: nothing to compare with": 2,

@@ -93,6 +93,7 @@ def test_config_says_what_was_asked(run: Run, tiny: Path) -> None:
         "resample": 0,
         "temperature": 1.0,
         "overlap": 0,
+        "failure_reward": "lowest",
         "timeout_s": 600.0,
         "seed": 3,
         "steps": 2,

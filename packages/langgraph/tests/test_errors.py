@@ -12,16 +12,21 @@ pytest.importorskip("langchain")
 
 from langchain.agents import create_agent
 from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import RetryPolicy
 
 from lightspan.capture.entry import open_scope
 from lightspan.capture.recorder import Recorder
+from lightspan.lightning import build_episode
 from lightspan.schema.spans import SpanStatus
 from lightspan_langgraph import _hook
 from lightspan_langgraph._identity import RunTree
 from lightspan_testing.attempts import captured, make_scope
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.strategies import make_attempt, make_rollout
 from packages.langgraph.tests.langgraph_apps import (
     USER,
+    asks,
     calls_tool,
     chat,
     two_nodes,
@@ -70,6 +75,36 @@ def test_a_tool_with_a_result_that_no_span_can_carry(server: ScriptedServer) -> 
     shown = str(run.one("execute_tool huge").attributes["gen_ai.tool.call.result"])
     assert len(shown) < 70_000
     assert shown.endswith("… (1000005 characters)")
+
+
+def test_the_calls_of_a_node_that_was_retried_are_known(server: ScriptedServer) -> None:
+    tries: list[str] = []
+    model = chat(server)
+
+    def strict(state: Any) -> dict[str, Any]:
+        answer = model.invoke("hi")
+        tries.append("")
+        if len(tries) < 3:
+            raise ValueError("no JSON")
+        return {"messages": [answer]}
+
+    graph: Any = StateGraph(MessagesState)
+    policy = RetryPolicy(max_attempts=3, initial_interval=0.0, jitter=False, retry_on=ValueError)
+    graph.add_node("strict", strict, retry_policy=policy)
+    graph.add_node("after", asks(model))
+    graph.add_edge(START, "strict")
+    graph.add_edge("strict", "after")
+    with captured() as run:
+        graph.compile().invoke(USER)
+    first, second, third, after = run.llm_spans
+    attempt = make_attempt()
+    ids = {"rollout_id": attempt.rollout_id, "attempt_id": attempt.attempt_id}
+    spans = [span.replace(**ids) for span in run.spans]
+    episode = build_episode(attempt, make_rollout(), spans, [])
+    found = {call.span_id for call in episode.calls if call.key in episode.retried}
+    assert found == {first.span_id, second.span_id}
+    assert len(episode.calls) == 4
+    assert {third.span_id, after.span_id}.isdisjoint(found)
 
 
 def test_an_attempt_leaves_nothing_behind(server: ScriptedServer) -> None:

@@ -21,7 +21,7 @@ import lightspan
 from lightspan import LLM, Judge
 from lightspan.errors import BudgetError, ConfigError, EngineError
 from lightspan.lightning.answers import answer_of
-from lightspan.lightning.episode import Episode, build_episode
+from lightspan.lightning.episode import Episode, build_episode, score_failure
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
@@ -477,7 +477,7 @@ async def test_only_rollouts_that_ended_are_judged(server: ScriptedServer) -> No
         results = await scored_groups(scoring, members)
     assert results == {"ro-a": Scored(value=0.8, reasons="A {rambling} sentence.")}
     given = [
-        with_reward(m.episode, results.get(m.episode.rollout_id), failure_reward=-1.0)
+        score_failure(with_reward(m.episode, results.get(m.episode.rollout_id)), -1.0)
         for m in members
     ]
     assert [each.reward for each in given] == [-1.0, None, None, 0.8]

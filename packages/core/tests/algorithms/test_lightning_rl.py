@@ -17,9 +17,24 @@ from lightspan.algorithms.metrics import (
     rollout_metrics,
     why_no_rows,
 )
-from lightspan.errors import UnknownAgentError, UnsupportedError
-from lightspan.lightning.rollout_checks import RolloutChecks
-from lightspan.schema.records import AttemptStatus, Outcome
+from lightspan.errors import (
+    AppError,
+    RewardError,
+    UnknownAgentError,
+    UnsupportedError,
+)
+from lightspan.lightning.episode import Episode, build_episode, lowest_reward, score_failure
+from lightspan.lightning.rollout_checks import RolloutChecks, check_scored
+from lightspan.schema import semconv as c
+from lightspan.schema.records import AttemptStatus, Mode, Outcome
+from lightspan.schema.spans import SpanKind, SpanStatus
+from lightspan_testing.strategies import (
+    make_attempt,
+    make_call_span,
+    make_record,
+    make_rollout,
+    make_span,
+)
 from packages.core.tests.algorithms.scripted_world import Scripted, episode
 from packages.core.tests.lightning.steps import weight_mass
 
@@ -271,6 +286,123 @@ def test_failures_are_told_above_five_per_cent() -> None:
     checks.check([*good[:18], episode("bad", 0, None, **failure)])
     [note] = notes
     assert note == "5 % of the rollouts failed (mostly app_error; for example task bad: boom)"
+
+
+def test_what_makes_the_app_fail_is_worth_no_more_than_a_wrong_answer() -> None:
+    """Check the advantages of a right answer, a wrong one and one that makes the app raise."""
+    failure = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR}
+    answers = [episode("g", 0, 1.0), episode("g", 1, 0.0), episode("g", 2, None, **failure)]
+    algorithm = LightningRL(MODEL, group_size=3)
+    assert algorithm.failure_reward == "lowest"
+    scored = [score_failure(each, lowest_reward(answers, 0.0)) for each in answers]
+    explanations = algorithm.build(scored).explanations
+    right, wrong, raises = (explanations[f"at-g-{n}", "call", 0].advantage for n in range(3))
+    assert right > 0 > wrong == raises
+    metrics = rollout_metrics(scored)
+    assert (metrics["reward"], metrics["reward_without_failures"]) == (1 / 3, 0.5)
+    assert (metrics["scored"], metrics["failed"]) == (3, 1)
+
+
+def retried(member: int, reward: float, tries: int) -> Episode:
+    """Return an episode in which all tries of an agent but the last ended in an error."""
+    name, spans, records = f"g-{member}", [], []
+    for number in range(tries):
+        status = SpanStatus.ERROR if number + 1 < tries else SpanStatus.OK
+        block: dict[str, Any] = {"start_ns": 10 * number + 1, "end_ns": 10 * number + 9}
+        block |= {"status": status, "attributes": {c.AGENT_PATH: "writer"}}
+        spans.append(make_span(f"block{number}", SpanKind.AGENT, name, **block))
+        spans.append(make_call_span(f"c{number}", parent_id=f"block{number}", attempt=name))
+        place = (2 * number + 1, 2 * number + 2)
+        records.append(make_record(f"c{number}", [1], [2], place, name))
+    rollout = make_rollout(name, "g", task_id="g")
+    return build_episode(make_attempt(name, reward), rollout, spans, records)
+
+
+def test_a_call_that_was_retried_does_not_get_the_credit_of_the_one_that_succeeded() -> None:
+    episodes = [retried(0, 1.0, 3), retried(1, 0.0, 1)]
+    algorithm = LightningRL(MODEL, group_size=2, estimator="dr_grpo")
+    scored = [score_failure(each, -1.0) for each in episodes]
+    why = algorithm.build(scored).explanations
+    assert [why["at-g-0", f"c{n}", 0].credit for n in range(3)] == [-1.0, -1.0, 1.0]
+    assert [why["at-g-0", f"c{n}", 0].advantage for n in range(3)] == [-1.5, -1.5, 0.5]
+    assert why["at-g-1", "c0", 0].advantage == -0.5  # the statistics are of the rollouts' rewards
+    assert "credit -1 (terminal, retried)" in str(why["at-g-0", "c0", 0])
+    [first, _] = algorithm.coverages(episodes)  # as with failure_reward=None
+    assert first.counts() == {"rejected:retried": 2, "trained": 1}
+
+
+def test_an_app_that_fails_once_and_never_scores_teaches_nothing() -> None:
+    failure = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR}
+    episodes = [score_failure(episode("f", 0, None, **failure), 0.0)]
+    episodes += [episode(f"t{n}", 0, None) for n in range(4)]
+    with pytest.raises(RewardError, match="no rollout has a reward"):
+        check_scored(episodes, set())
+
+
+def failing(step: int, text: str, *, size: int = 2, tasks: int = 4, **more: Any) -> list[Any]:
+    """Return a batch whose rollouts all failed, with the number of the rollout in the text."""
+    failure: dict[str, Any] = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR} | more
+    return [
+        episode(f"{step}-{n}", member, None, message=f"{text} (pid {step}{n}{member})", **failure)
+        for n in range(tasks)
+        for member in range(size)
+    ]
+
+
+LONG = f"KeyError: {'long ' * 200}: set DESK_URL"
+
+
+def test_training_stops_at_once_if_the_app_fails_before_any_answer() -> None:
+    checks = RolloutChecks(LightningRL(MODEL).routing(), lambda text: None, agents=["writer"])
+    silent = [replace(each, calls=()) for each in failing(1, LONG)]
+    with pytest.raises(AppError) as raised:
+        checks.check(silent)
+    assert str(raised.value) == (
+        "the latest 8 rollouts, of 4 tasks, all failed alike (app_error), so there is nothing to "
+        f"learn from. The first, of task 1-0: {LONG} (pid 100)"
+    )
+    again = RolloutChecks(LightningRL(MODEL).routing(), lambda text: None, agents=["writer"])
+    again.check(silent[:2])
+    with pytest.raises(AppError, match="the latest 4 rollouts, of 1 task, all failed"):
+        again.check(silent[:2])  # there is no other task
+
+
+def test_training_stops_if_batches_fail_alike_after_answers() -> None:
+    notes: list[str] = []
+    checks = RolloutChecks(LightningRL(MODEL).routing(), notes.append, agents=["writer"])
+    checks.check(failing(1, LONG, size=8))  # 32 rollouts, but one batch
+    assert LONG in notes[0]
+    checks.check([*failing(2, LONG), episode("good", 0, 1.0)])
+    checks.check(failing(3, LONG))
+    with pytest.raises(AppError, match=r"16 rollouts, of 8 tasks.*set DESK_URL.*a low reward for"):
+        checks.check(failing(4, LONG))
+
+
+def test_failures_that_differ_with_the_answers_do_not_stop_training() -> None:
+    checks = RolloutChecks(LightningRL(MODEL).routing(), lambda text: None, agents=["writer"])
+    for step, word in enumerate(("a", "b", "c", "d", "e")):
+        checks.check(failing(step, f"ValueError: {word} is no number"))
+        mixed = [*failing(step, "ValueError: no"), *failing(step, "KeyError: no")]
+        checks.check(mixed)
+    dry = [replace(each, mode=Mode.DEV, calls=()) for each in failing(1, LONG)]
+    checks.check(dry)  # a dry run reports failures itself
+
+
+def test_training_stops_if_the_infrastructure_loses_every_rollout_or_a_scorer_raises() -> None:
+    lost = {"status": AttemptStatus.LOST, "outcome": Outcome.INFRASTRUCTURE}
+    checks = RolloutChecks(LightningRL(MODEL).routing(), lambda text: None, agents=["writer"])
+    checks.check([episode("good", 0, 1.0)])
+    with pytest.raises(RewardError, match=r"all are unscored \(infrastructure\).*refused; mend"):
+        checks.check(failing(1, "refused; mend it", **lost))
+    cancelled = {"status": AttemptStatus.CANCELLED, "outcome": Outcome.CANCELLED}
+    checks.check(failing(1, "by hand", **cancelled))
+    scorer = [
+        replace(episode(f"t{n}", 0, None), reward_source="scored", unscored="it raised OSError: x")
+        for n in range(8)
+    ]
+    checks.check(scorer)
+    with pytest.raises(RewardError, match=r"all are unscored \(ok\).*it raised OSError: x"):
+        checks.check(scorer)
 
 
 def test_training_stops_when_no_call_of_several_tasks_can_be_trained() -> None:

@@ -5,14 +5,17 @@ import math
 import msgspec
 import pytest
 
+from lightspan.algorithms.metrics import rollout_metrics
 from lightspan.lightning import build_episode
+from lightspan.lightning.episode import dimension_means, lowest_reward, score_failure
 from lightspan.lightning.span_tree import build_tree, walk
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
 from lightspan.schema.reward import Reward
-from lightspan.schema.routing import Route
+from lightspan.schema.routing import Route, Routing
 from lightspan.schema.spans import SpanEvent, SpanKind, SpanLink, SpanStatus
 from lightspan.schema.token_records import CallOutcome
+from lightspan.training.results import Evaluation
 from lightspan_testing.strategies import (
     make_attempt,
     make_call_span,
@@ -308,6 +311,20 @@ def test_named_dimensions_are_kept():
     assert build_episode(returned, make_rollout(), [], []).dimensions == {"a": 1.0}
 
 
+def test_means_of_named_rewards_are_over_the_scored_episodes_that_have_them():
+    def scored(value, **named):
+        returned = msgspec.structs.replace(make_attempt(reward=None), reward=Reward(value, named))
+        return build_episode(returned, make_rollout(), [], [])
+
+    episodes = [scored(1.0, reward=1.0, f1=0.5, s=2.0), scored(0.0, reward=0.0, f1=1.0)]
+    assert dimension_means([*episodes, scored(None, f1=9.0), build(reward=1.0)]) == {
+        "dimension/f1": 0.75,
+        "dimension/s": 2.0,
+    }
+    assert rollout_metrics(episodes)["dimension/f1"] == 0.75
+    assert Evaluation.of(0, episodes, routing=Routing()).metrics()["dimension/s"] == 2.0
+
+
 def test_rewards_on_a_call_its_span_or_by_link_stay_with_that_call():
     spans = [
         make_call_span("c1", sequence=(1, 2)),
@@ -370,6 +387,60 @@ def test_an_infrastructure_failure_is_never_scored(status, outcome):
     episode = build([reward], status=status, outcome=outcome, reward=1.0, failure_reward=0.0)
     assert episode.reward is None
     assert not episode.scored(step_rewards=True)
+
+
+def test_the_lowest_reward_is_that_of_scored_episodes_and_at_most_zero():
+    failed = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR, "reward": None}
+    on_calls = [make_reward_span(f"r{n}", -1.0, {c.REWARD_CALL_ID: "c1"}) for n in (1, 2)]
+    in_steps = build(on_calls, [make_record("c1")], reward=None)
+    assert lowest_reward([build(reward=2.0), build(reward=None)], 0.0) == 0.0
+    assert lowest_reward([build(reward=-0.5), build(reward=1.0)], 0.0) == -0.5
+    assert lowest_reward([build(reward=-0.5)], -3.0) == -3.0
+    assert lowest_reward([in_steps, build(reward=-0.5)], 0.0) == -1.0  # no final reward: the calls'
+    assert lowest_reward([build(**failed)], 0.0) == 0.0
+    assert score_failure(build(**failed), -3.0).reward == -3.0
+    assert score_failure(build(**failed), None).reward is None
+    assert build(**failed, failure_reward="lowest").reward == 0.0
+    assert score_failure(build(reward=None), -3.0).reward is None  # unscored, and no failure
+    assert score_failure(build(reward=math.nan), -3.0).reward is None
+
+
+def block(span_id, start, end, *, failed=False, path="writer", parent="root"):
+    status = SpanStatus.ERROR if failed else SpanStatus.OK
+    attributes = {c.AGENT_PATH: path}
+    return make_span(
+        span_id,
+        kind=SpanKind.AGENT,
+        parent_id=parent,
+        start_ns=start,
+        end_ns=end,
+        status=status,
+        attributes=attributes,
+    )
+
+
+def test_calls_of_an_agent_that_failed_and_was_retried_are_known():
+    spans = [
+        block("team", 1, 90, path="team"),
+        block("try1", 1, 10, failed=True, parent="team"),
+        block("inner", 2, 9, path="writer/helper", parent="try1"),
+        block("try2", 11, 20, failed=True, parent="team"),
+        block("try3", 21, 30, parent="team"),
+        block("last", 40, 50, failed=True, path="checker"),  # its error was not answered by a retry
+        block("other", 60, 70, path="checker", parent="team"),
+        *(make_call_span(f"c{n}", parent_id=p) for n, p in enumerate(("inner", "try2", "try3"))),
+        make_call_span("c3", parent_id="last"),
+        make_call_span("c4", parent_id="circle"),
+        block("circle", 1, 2, path="x", parent="circle"),
+    ]
+    records = [make_record(f"c{n}") for n in range(5)]
+    episode = build(spans, records)
+    assert episode.retried == {("c0", 0), ("c1", 0)}
+    assert score_failure(episode, -1.0).failure_reward == -1.0
+    assert score_failure(episode, -1.0).reward == episode.reward
+    assert not build(spans[4:5], records).retried
+    failed_call = make_call_span("c5", parent_id="try2", attributes={c.CALL_OUTCOME: "error"})
+    assert build([*spans, failed_call], records).retried == {("c0", 0)}
 
 
 # --- the tree ---------------------------------------------------------------------------------

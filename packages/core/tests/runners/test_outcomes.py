@@ -9,6 +9,7 @@ import pytest
 import lightspan
 from lightspan.capture import emit
 from lightspan.runners.app import App
+from lightspan.runners.outcome import classify
 from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import Runner
 from lightspan.schema import semconv as c
@@ -210,6 +211,34 @@ async def test_keys_in_errors_are_not_kept(store: Store, monkeypatch: pytest.Mon
     assert len(spans) == 7
     for key in (attempt.call_token, "5e8f1c", "upstream-77ab", "abc.def-123", "0123456789abcdef"):
         assert key not in repr(spans)
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        (None, Outcome.INFRASTRUCTURE),  # nothing listens
+        (401, Outcome.INFRASTRUCTURE),
+        (429, Outcome.INFRASTRUCTURE),
+        (503, Outcome.INFRASTRUCTURE),
+        (400, Outcome.APP_ERROR),  # a policy's words may be too long for another model
+        (404, Outcome.APP_ERROR),
+    ],
+)
+def test_only_what_words_can_cause_is_a_failure_of_the_app(
+    status: int | None, outcome: Outcome
+) -> None:
+    import httpx
+    import openai
+
+    request = httpx.Request("POST", "https://frozen.example/v1/chat/completions")
+    error: Exception = openai.APIConnectionError(request=request)
+    if status is not None:
+        response = httpx.Response(status, request=request)
+        error = openai.APIStatusError("no", response=response, body=None)
+    for gateway in (None, "http://127.0.0.1:9"):
+        assert classify(error, gateway).outcome is outcome
+    tool = httpx.ConnectError("no such host", request=request)  # of an address that a policy wrote
+    assert classify(tool, None).outcome is Outcome.APP_ERROR
 
 
 async def test_an_async_app_that_takes_too_long(store: Store) -> None:

@@ -108,7 +108,7 @@ def test_ids_are_fresh_and_begin_with_the_time(monkeypatch: pytest.MonkeyPatch) 
         (-sys.float_info.max, Reward(None)),
         (Reward(2.0, {"a": 1.0}), Reward(2.0, {"a": 1.0})),
         ({"reward": 1, "style": 0.5}, Reward(1.0, {"reward": 1.0, "style": 0.5})),
-        ({"style": 0.5, "exact": True}, Reward(0.5, {"style": 0.5, "exact": 1.0})),
+        ({"exact": True}, Reward(1.0, {"exact": 1.0})),
         ({"reward": math.nan, "style": 0.5}, Reward(None, {"style": 0.5})),
         ({"reward": 1.0, "style": math.inf}, Reward(1.0, {"reward": 1.0})),
     ],
@@ -121,6 +121,8 @@ def test_the_primary_dimension() -> None:
     assert parse_reward({"a": 1, "b": 2}, primary="b") == Reward(2.0, {"a": 1.0, "b": 2.0})
     with pytest.raises(RewardError, match=r"'c'.*'a'"):
         parse_reward({"a": 1}, primary="c")
+    with pytest.raises(RewardError, match=r"which of 'latency_s', 'exact' is the reward\? Give"):
+        parse_reward({"latency_s": 2.5, "exact": True})
 
 
 @pytest.mark.parametrize(

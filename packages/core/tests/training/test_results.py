@@ -113,6 +113,31 @@ def test_the_last_line_counts_what_was_not_scored_and_what_failed() -> None:
     )
 
 
+def test_failures_count_and_the_mean_without_them_is_told() -> None:
+    """Check that both evaluations take the failure reward of the last one."""
+    first = Evaluation(
+        step=0, rewards={"t0": 0.0, "t1": 0.5}, failed=1, failures=["t0"], failure_reward=0.0
+    )
+    last = Evaluation(
+        step=5, rewards={"t0": 0.5, "t1": -1.0}, failed=1, failures=["t1"], failure_reward=-1.0
+    )
+    first = first.restated(last.failure_reward)
+    assert first.rewards == {"t0": -1.0, "t1": 0.5}
+    assert last.text("reward").endswith(", n=2), 1 failed (0.500 without these)")
+    assert last.metrics()["mean_without_failures"] == 0.5
+    text = result(first, last).summary()
+    assert text.startswith("held-out reward: -0.25 -> -0.25 (n=2, ")
+    assert text.endswith("; held out: failed 1 -> 1 (0.50 -> 0.50 without these)")
+    nothing = Evaluation(step=0, rewards={"t0": 0.0}, failed=1, failures=["t0"], failure_reward=0.0)
+    assert nothing.text("reward").endswith("1 failed (nan without these)")
+
+
+def test_named_rewards_are_told_with_their_means() -> None:
+    told = evaluation(3, [0.5, 0.5], dimensions={"dimension/exact": 0.25, "dimension/s": 2.0})
+    assert told.text("reward").endswith(", n=2), exact 0.25, s 2")
+    assert told.metrics()["dimension/exact"] == 0.25
+
+
 def test_the_gain_is_over_clusters_too() -> None:
     """Check two clusters of which one gained 1 and one 0: that says little."""
     clusters = {"t0": "a", "t1": "a", "t2": "b"}

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from lightspan.lightning.rollout_checks import FAILURE_WARNING
 from lightspan.progress import plural
 from lightspan.training.folder import RunFolder
 from lightspan.training.listeners import RunEvent
@@ -27,6 +28,8 @@ WINDOW: Final = 3
 """Number of steps whose mean is compared."""
 MIN_FALL_SE: Final = 4.0
 """Minimum fall of a reward that raises an alert, in standard errors."""
+MIN_RISE_SE: Final = 3.0
+"""Minimum rise of a failure rate that raises an alert, in standard errors."""
 MIN_FALL_GROUPS: Final = 24
 """Minimum groups in a window for an alert: with fewer, standard errors are too uncertain."""
 MIN_FALL_TASKS: Final = 10
@@ -62,16 +65,15 @@ class AlertMonitor:
     def step(self, line: Line) -> list[Alert]:
         """Add the metrics of a training step, and return the new alerts."""
         self._train.append(line)
-        checks = (reward_falls, no_group_varies, entropy_collapses, policy_stays)
+        checks = (reward_falls, failures_rise, no_group_varies, entropy_collapses, policy_stays)
         return self._new({check.__name__: check(self._train) for check in checks}, line["step"])
 
     def evaluated(self, evaluation: Evaluation) -> list[Alert]:
         """Add an evaluation on held-out tasks, and return the new alerts."""
         self._evaluations.append(evaluation)
-        texts = {
-            "validation_falls": validation_falls(self._evaluations),
-            "policy_is_silent": policy_is_silent(evaluation),
-        }
+        checks = (validation_falls, validation_failures_rise)
+        texts = {check.__name__: check(self._evaluations) for check in checks}
+        texts["policy_is_silent"] = policy_is_silent(evaluation)
         return self._new(texts, evaluation.step)
 
     def read(self, metrics: Sequence[Line], evaluations: Sequence[Evaluation]) -> list[Alert]:
@@ -150,10 +152,12 @@ def validation_falls(evaluations: Sequence[Evaluation]) -> str:
 
     Return "" if it is not. Only tasks that both evaluations scored are compared.
     """
-    scored = [earlier for earlier in evaluations[:-1] if math.isfinite(earlier.mean)]
+    latest = evaluations[-1]
+    comparable = [earlier.restated(latest.failure_reward) for earlier in evaluations[:-1]]
+    scored = [earlier for earlier in comparable if math.isfinite(earlier.mean)]
     if not scored:
         return ""
-    best, latest = max(scored, key=lambda earlier: earlier.mean), evaluations[-1]
+    best = max(scored, key=lambda earlier: earlier.mean)
     gain = paired_gain(best.rewards, latest.rewards, latest.clusters)
     error = (gain.high - gain.low) / (2 * 1.96)
     if (gain.clusters or gain.n) < MIN_FALL_TASKS or not -gain.mean > MIN_FALL_SE * error:
@@ -174,6 +178,60 @@ def policy_is_silent(evaluation: Evaluation) -> str:
         "nothing of the weights or prompts. If a cache of the app answers, switch it off in "
         "rollouts"
     )
+
+
+def failures_rise(train: Sequence[Line]) -> str:
+    """Return the text of an alert if the app fails more often in training than before; else "".
+
+    The standard error counts each group once, because the rollouts of a task are similar.
+    """
+    lines = [line for line in train if line.get("rollouts") and "failed" in line]
+    if len(lines) < 2 * WINDOW:
+        return ""
+    latest = lines[-WINDOW:]
+    best = min(_windows(lines[:-WINDOW]), key=_failure_rate)
+    before, now = _failure_rate(best), _failure_rate(latest)
+    sizes = [sum(x.get("batch/groups", x["rollouts"]) for x in part) for part in (best, latest)]
+    if not _rises(before, now, *sizes):
+        return ""
+    return (
+        f"the app fails more often: {100 * before:.0f} % of the rollouts in steps "
+        f"{best[0]['step']} to {best[-1]['step']}, {100 * now:.0f} % in steps "
+        f"{latest[0]['step']} to {latest[-1]['step']}. {_FAILURE_ADVICE}"
+    )
+
+
+def validation_failures_rise(evaluations: Sequence[Evaluation]) -> str:
+    """Return the text of an alert if the app fails on more held-out tasks than before; else ""."""
+    sizes = [len(each.rewards) + each.unscored for each in evaluations]
+    rates = [each.failed / max(1, size) for each, size in zip(evaluations, sizes, strict=True)]
+    best = min(range(len(rates)), key=rates.__getitem__)
+    if not _rises(rates[best], rates[-1], sizes[best], sizes[-1]):
+        return ""
+    return (
+        f"the app fails on more held-out tasks: on {evaluations[best].failed} of {sizes[best]} at "
+        f"step {evaluations[best].step}, on {evaluations[-1].failed} of {sizes[-1]} now. "
+        f"{_FAILURE_ADVICE}"
+    )
+
+
+_FAILURE_ADVICE: Final = (
+    "Let the app return a low reward in place of raising, give failure_reward= a value below that "
+    "of a wrong answer, or look at what fails: lightspan inspect"
+)
+
+
+def _rises(before: float, now: float, size_before: float, size_now: float) -> bool:
+    """Return whether a failure rate has risen, to above `FAILURE_WARNING`, beyond chance."""
+    if not size_before or not size_now or now <= FAILURE_WARNING:
+        return False
+    pooled = (before * size_before + now * size_now) / (size_before + size_now)
+    error = math.sqrt(pooled * (1 - pooled) * (1 / size_before + 1 / size_now))
+    return now - before > MIN_RISE_SE * error
+
+
+def _failure_rate(lines: Sequence[Line]) -> float:
+    return float(sum(x["failed"] for x in lines) / sum(x["rollouts"] for x in lines))
 
 
 def no_group_varies(train: Sequence[Line]) -> str:

@@ -229,6 +229,7 @@ def _rollout_fields(view: RolloutView) -> Row:
         "step": view.step,
         "status": str(view.state.status),
         "rollout_reward": episode.reward,
+        "reward_dimensions": dict(episode.dimensions),
     }
 
 
@@ -442,6 +443,7 @@ _ROLLOUT_COLUMNS: Final = {
     "step": "int",
     "status": "text",
     "rollout_reward": "float",
+    "reward_dimensions": "json",
 }
 _CALL_COLUMNS: Final = {
     "call_id": "text",

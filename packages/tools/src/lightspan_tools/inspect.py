@@ -251,13 +251,52 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
             of = f" with the weights of step {line['weights']}" if "weights" in line else ""
             yield (
                 f"step {line['step']}: {split} {config.get('metric', 'reward')}{of} "
-                f"{_mean(line, 'mean')} ({_bounds(line)}, n={line.get('n')}){_silent(line)}"
+                f"{_mean(line, 'mean')} ({_bounds(line)}, n={line.get('n')}"
+                f"{_failure_count(line, 'mean_without_failures')}){_silent(line)}"
+                f"{_dimensions(line)}"
             )
+    trained = [line for line in metrics if line["kind"] == "train" and _dimensions(line)]
+    for line in trained[:: max(1, len(trained) - 1)]:  # the first and the last
+        yield f"step {line['step']}: training reward {_mean(line, 'reward')}{_dimensions(line)}"
+    yield from _failure_lines(metrics, config)
     kept = (run.read_result() or {}).get("kept")
     if kept is not None:
         yield f"step {kept['step']} is kept, the best by the selection split"
     for alert in AlertMonitor().read(metrics, run.evaluations()):
         yield f"warning, step {alert.step}: {alert.text}"
+
+
+def _failure_lines(
+    metrics: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
+) -> Iterator[str]:
+    """Describe how often the app failed in training; nothing if it never did."""
+    lines = [line for line in metrics if line["kind"] == "train" and line.get("rollouts")]
+    failed = sum(line.get("failed", 0) for line in lines)
+    if not failed:
+        return
+    total = sum(line["rollouts"] for line in lines)
+    shares = [100 * line.get("failed", 0) / line["rollouts"] for line in (lines[0], lines[-1])]
+    setting = config.get("failure_reward")
+    value = lines[-1].get("failure_reward")
+    now = "" if value is None else f", now {value:g}"
+    scored = "unscored" if setting is None else f"scored failure_reward={setting!r}{now}"
+    yield (
+        f"the app failed in {failed} of {total} rollouts of training ({100 * failed / total:.0f} "
+        f"%; {shares[0]:.0f} % in step {lines[0]['step']}, {shares[1]:.0f} % in step "
+        f"{lines[-1]['step']}): {scored}"
+    )
+
+
+def _dimensions(line: Mapping[str, Any]) -> str:
+    """Describe the means of named rewards; empty if there are none."""
+    names = [key for key in line if key.startswith("dimension/")]
+    return "".join(f", {key.partition('/')[2]} {_mean(line, key)}" for key in names)
+
+
+def _failure_count(line: Mapping[str, Any], key: str) -> str:
+    """Describe the failures of an evaluation, and the mean without them; empty without any."""
+    beside = f", {_mean(line, key)} without these" if key in line else ""
+    return f", {line['failed']} failed{beside}" if line.get("failed") else ""
 
 
 def _prompt_lines(run: RunFolder) -> Iterator[str]:
@@ -348,8 +387,10 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
     yield f"attempt {episode.attempt_id}: reward {_number(episode.reward)}{source}"
     if episode.unscored:
         yield f"  unscored: {episode.unscored}"
-    if episode.reward_source == "scored" and OWN in episode.dimensions:
-        yield f"  the app's own reward: {_number(episode.dimensions[OWN])}"
+    own = OWN if episode.reward_source == "scored" else ""
+    for name, value in sorted(episode.dimensions.items()):
+        title = "the app's own reward" if name == own else name
+        yield f"  {title}: {_number(value)}"
     if episode.message:
         yield f"  {episode.message}"
     yield from (f"  damaged: {reason}" for reason in episode.capture_errors)
@@ -410,6 +451,8 @@ def _entry_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
         f"    {key}: {asked!r} asked, {used!r} used"
         for key, (asked, used) in sorted(_overrides(call).items())
     )
+    if call.key in view.episode.retried:
+        yield "    its agent ended in an error and was retried"
     yield from (f"    {line}" for line in view.explanation_lines(call))
 
 

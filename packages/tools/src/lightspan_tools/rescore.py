@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from lightspan.errors import ConfigError, DataError
-from lightspan.lightning.episode import Episode
+from lightspan.lightning.episode import Episode, score_failure
 from lightspan.progress import plural, print_line
 from lightspan.schema.records import Json, Mode, RolloutState
 from lightspan.stores import open_existing
@@ -37,7 +37,7 @@ from lightspan.training.rewards import (
     with_reward,
 )
 from lightspan_tools.pagination import short_ids
-from lightspan_tools.rollout_view import trained_rewards
+from lightspan_tools.rollout_view import failure_rewards, trained_rewards
 
 PORTION: Final = 256
 """Number of rollouts that are in memory at once; the last group may exceed it."""
@@ -164,7 +164,7 @@ async def _rescore(
     place: ScoringPosition,
     mode: Mode | None,
 ) -> tuple[Rescoring, dict[str, Scored]]:
-    failure_reward = config.get("failure_reward")
+    failure_reward = failure_rewards(run, config)
     modes = (Mode.TRAIN, Mode.VAL) if mode is None else (mode,)
     trained = trained_rewards(run, config)
     training_steps = run.training_steps()
@@ -181,17 +181,18 @@ async def _rescore(
         ]
         states.sort(key=lambda state: (state.rollout.step, state.rollout.group_id))
         for part in _portions(states):
-            episodes = await read_episodes(store, part, failure_reward=failure_reward)
+            episodes = await read_episodes(store, part)
             members = [Member(s.rollout.task, e) for s, e in zip(part, episodes, strict=True)]
             scores |= await scored_groups(scoring, members)
             for state, episode in zip(part, episodes, strict=True):
                 rollout, before = state.rollout, episode
                 if trained is not None:
                     earlier = trained.get(rollout.rollout_id)
-                    before = with_reward(episode, earlier, failure_reward=failure_reward)
-                score = scores.get(rollout.rollout_id)
-                after = with_reward(episode, score, failure_reward=failure_reward)
+                    before = with_reward(episode, earlier)
+                after = with_reward(episode, scores.get(rollout.rollout_id))
                 step = training_steps.get(rollout.group_id or "", rollout.step)
+                failed = failure_reward(rollout.mode, step)
+                before, after = score_failure(before, failed), score_failure(after, failed)
                 changes.append(_change(before, after, step))
         spent = dict(scoring.spent())
     if not changes:

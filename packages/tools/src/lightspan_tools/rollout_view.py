@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lightspan.algorithms.recorded_attempts import RecordedAttempt
 from lightspan.lightning.advantages import Explanation
-from lightspan.lightning.episode import Call, Episode
+from lightspan.lightning.episode import Call, Episode, score_failure
 from lightspan.lightning.selection import Coverage, Rejection, classify_calls
 from lightspan.schema.records import Mode, RolloutState
 from lightspan.schema.resources import routing_of
@@ -84,8 +84,8 @@ async def read_views(
     attempts = await store.attempts([state.rollout.rollout_id for state in states])
     claimed = {attempt.rollout_id for attempt in attempts}
     states = [state for state in states if state.rollout.rollout_id in claimed]
-    failure_reward = config.get("failure_reward")
-    episodes = await read_episodes(store, states, failure_reward=failure_reward)
+    failure_reward = failure_rewards(run, config)
+    episodes = await read_episodes(store, states)
     routings = {
         resources_id: routing_of(await store.get_resources(resources_id) if resources_id else {})
         for resources_id in {state.rollout.resources_id for state in states}
@@ -99,8 +99,8 @@ async def read_views(
     for state, episode, step in zip(states, episodes, steps, strict=True):
         rollout = state.rollout
         if rewards is not None:
-            scored = rewards.get(episode.rollout_id)
-            episode = with_reward(episode, scored, failure_reward=failure_reward)
+            episode = with_reward(episode, rewards.get(episode.rollout_id))
+        episode = score_failure(episode, failure_reward(rollout.mode, step))
         classify = partial(
             classify_calls,
             episode,
@@ -117,6 +117,31 @@ async def read_views(
         coverage = _trained_coverage(classify, explanations, unfit, is_explained=is_explained)
         views.append(RolloutView(state, episode, coverage, step, explanations, unfit))
     return views
+
+
+def failure_rewards(
+    run: RunFolder, config: Mapping[str, Any]
+) -> Callable[[Mode, int], float | None]:
+    """Return a function of mode and step that returns the reward of failures then.
+
+    Its result is None if failures are unscored. With `"lowest"`, it is the lowest reward of the run
+    until the end of the step, or of the evaluation after it.
+    """
+    setting = config.get("failure_reward")
+    if setting != "lowest":
+        return lambda mode, step: setting
+    lines = [line for line in run.metrics() if line.get("failure_reward") is not None]
+
+    def lowest(mode: Mode, step: int) -> float:
+        is_before = "train" if mode is Mode.TRAIN else ""
+        past = [
+            line["failure_reward"]
+            for line in lines
+            if line["step"] < step or (line["step"] == step and is_before in line["kind"])
+        ]
+        return float(min([0.0, *past]))
+
+    return lowest
 
 
 def trained_rewards(run: RunFolder, config: Mapping[str, Any]) -> dict[str, Scored] | None:

@@ -23,6 +23,7 @@ from lightspan.algorithms.grammar_check import reject_mismatches
 from lightspan.algorithms.learning_rate import Rate, choose_rate
 from lightspan.algorithms.protocol import (
     Algorithm,
+    FailureReward,
     Metrics,
     Policy,
     PolicySpec,
@@ -107,7 +108,7 @@ class LightningSettings:
     temperature: float = 1.0
     max_tokens: int | None = None
     max_length: int | None = None
-    failure_reward: float | None = None
+    failure_reward: FailureReward = "lowest"
     timeout_s: float | None = 600.0
     max_staleness: int | None = None
     overlap: int = 0
@@ -162,7 +163,7 @@ class LightningSettings:
                 f"max_tokens={self.max_tokens} allows none: lower Overlong.max_tokens"
             )
         validation.check_number("temperature", self.temperature, above=0)
-        if self.failure_reward is not None:
+        if self.failure_reward not in (None, "lowest"):
             validation.check_number("failure_reward", self.failure_reward)
         if self.resample and (
             self.group_size == 1 or self.estimator in advantages.BATCH_ESTIMATORS
@@ -231,7 +232,10 @@ class LightningRL(LightningSettings, Algorithm):
         max_tokens: maximum tokens of an answer, whatever the app requests; None for the app's.
         max_length: maximum tokens of a call; longer calls are rejected. None for the model's
             context.
-        failure_reward: reward of rollouts whose app failed; None leaves them unscored.
+        failure_reward: reward of rollouts whose app failed (an exception, the time limit, the
+            context, a budget). `"lowest"` is the lowest reward that a rollout of the run has had,
+            and at most 0. None leaves them unscored: then an app may learn to fail, because an
+            answer that makes it fail costs less than a wrong one.
         timeout_s: seconds per rollout.
         max_staleness: maximum number of versions that a rollout's weights may lag behind; None for
             no limit.

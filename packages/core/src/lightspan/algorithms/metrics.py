@@ -9,7 +9,7 @@ from typing import Final
 
 from lightspan.algorithms.protocol import Metrics
 from lightspan.lightning.batch import Batch
-from lightspan.lightning.episode import Episode
+from lightspan.lightning.episode import Episode, dimension_means
 from lightspan.lightning.rollout_checks import app_failed
 from lightspan.lightning.rows import Row
 
@@ -38,6 +38,10 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
     if scored:
         metrics["reward"] = math.fsum(scored) / len(scored)
         metrics |= _reward_error(episodes, metrics["reward"])
+    metrics |= dimension_means(episodes)
+    own = [e.reward for e in episodes if e.reward is not None and e.reward_source != "failure"]
+    if own and len(own) < len(scored):
+        metrics["reward_without_failures"] = math.fsum(own) / len(own)
     calls: Counter[str] = Counter()
     rewards: dict[str, list[float]] = {}
     for episode in episodes:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -37,6 +37,9 @@ from lightspan.schema.resources import Resources
 from lightspan.schema.routing import Routing
 
 Metrics = dict[str, float]
+FailureReward = float | Literal["lowest"] | None
+"""Reward of a rollout whose app failed: a number, the lowest reward of the run's scored rollouts so
+far (at most 0), or None for none."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -278,9 +281,9 @@ class Algorithm(Protocol):
         return 600.0
 
     @property
-    def failure_reward(self) -> float | None:
+    def failure_reward(self) -> FailureReward:
         """Reward of a rollout whose app failed; None leaves the rollout unscored."""
-        return None
+        return "lowest"
 
     @property
     def total_steps(self) -> int | None:

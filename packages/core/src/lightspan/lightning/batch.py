@@ -438,6 +438,9 @@ def _member(
         key: credit + shaping.credits.get(key, 0.0) + penalties.get(key, 0.0)
         for key, credit in rule(episode, coverage).items()
     }
+    if episode.failure_reward is not None:
+        failed = credits.keys() & episode.retried
+        credits |= {key: min(credits[key], episode.failure_reward) for key in failed}
     usable, rejected = usable_transitions(trained_transitions(episode, coverage), config.max_length)
     agents = tuple(dict.fromkeys(call.agent_path for call in coverage.turns.calls))
     member = _Member(
@@ -597,7 +600,8 @@ def _explain(
                 agent_path=t.agent_path,
                 estimator=config.estimator,
                 unit=config.unit,
-                credit_rule=config.credit.name,
+                credit_rule=config.credit.name
+                + (", retried" if t.call_key in member.episode.retried else ""),
                 weighting=config.weight,
                 credit=t.reward or 0.0,
                 shaping=None if config.air is None else member.shaping.credits[t.call_key],

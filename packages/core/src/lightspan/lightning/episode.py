@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, Final, Literal
@@ -26,7 +26,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from lightspan.errors import DataError
-from lightspan.lightning.span_tree import SpanNode, build_tree
+from lightspan.lightning.span_tree import SpanNode, build_tree, walk
 from lightspan.schema import semconv
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
 from lightspan.schema.reward import usable
@@ -160,6 +160,8 @@ class Episode:
     """Source of the final reward; None without a final reward. If there is a source and `reward` is
     None, the reward is not usable, such as NaN.
     """
+    failure_reward: float | None = None
+    """Credit of the calls in `retried`; with None they are rejected."""
     unscored: str = ""
     """Why a judge or reward function did not score the episode; empty if it did, or if there is
     none.
@@ -198,6 +200,32 @@ class Episode:
         return any(call.reward is not None for call in self.calls)
 
     @cached_property
+    def retried(self) -> frozenset[CallKey]:
+        """Calls inside a block of an agent that ended in an error and then began again.
+
+        Blocks in which a call itself failed are left out.
+        """
+        blocks: dict[tuple[str | None, str], list[Span]] = defaultdict(list)
+        for span in self.spans:
+            if span.kind is SpanKind.AGENT:
+                blocks[span.parent_id, _path(span)].append(span)
+        failed = {
+            span.span_id
+            for spans in blocks.values()
+            for span in spans
+            if span.status is SpanStatus.ERROR
+            and any(later.start_ns >= span.end_ns for later in spans if later is not span)
+        }
+        inside: set[str] = set()
+        for _, node in walk(self.tree if failed else ()):
+            if node.span.span_id in failed:
+                ids = {below.span.span_id for _, below in walk([node])}
+                # a call that failed explains the error, not what the others answered
+                if all(call.outcome is _OK for call in self.calls if call.span_id in ids):
+                    inside |= ids
+        return frozenset(call.key for call in self.calls if call.span_id in inside)
+
+    @cached_property
     def tree(self) -> tuple[SpanNode, ...]:
         """Roots of the span tree, for display only."""
         return build_tree(self.spans)
@@ -209,7 +237,7 @@ def build_episode(
     spans: Sequence[Span],
     records: Sequence[TokenRecord],
     *,
-    failure_reward: float | None = None,
+    failure_reward: float | Literal["lowest"] | None = None,
 ) -> Episode:
     """Return the episode of an attempt, whatever the order of spans and records.
 
@@ -219,7 +247,8 @@ def build_episode(
         spans: all spans of the attempt; spans of other attempts are ignored.
         records: all token records of the attempt; records of other attempts are ignored.
         failure_reward: reward if the app failed (error, timeout, context, budget) and gave no
-            reward; None leaves the episode unscored. Infrastructure failures are always unscored.
+            reward (`score_failure`); None leaves the episode unscored. Infrastructure failures are
+            always unscored.
 
     Raises:
         DataError: the attempt belongs to another rollout.
@@ -232,9 +261,9 @@ def build_episode(
     inputs = _sort_inputs(attempt.attempt_id, spans, records)
     notes: list[str] = []
     emitted, on_calls = _sort_rewards(inputs, notes)
-    value, dimensions, source = _final_reward(attempt, emitted, failure_reward, notes)
+    value, dimensions, source = _final_reward(attempt, emitted, notes)
     calls, late_calls = _calls(inputs, on_calls, notes)
-    return Episode(
+    episode = Episode(
         rollout_id=rollout.rollout_id,
         attempt_id=attempt.attempt_id,
         task_id=rollout.task_id,
@@ -253,6 +282,49 @@ def build_episode(
         notes=tuple(notes),
         spans=tuple(inputs.spans),
     )
+    return score_failure(episode, failure_reward)
+
+
+def score_failure(episode: Episode, failure_reward: float | Literal["lowest"] | None) -> Episode:
+    """Return the episode with the reward `failure_reward` if its app failed and gave no reward.
+
+    Failures that the policy's words can cause count: an exception, the time limit, the context and
+    the budget, not the infrastructure. In other episodes it is the credit of calls in `retried`.
+    None leaves the episode as it is; `"lowest"`, without the rewards of a run, is 0.
+    """
+    is_failure = episode.outcome in _APP_FAILED and episode.finished
+    value = 0.0 if failure_reward == "lowest" else _finite(failure_reward)
+    if value is not None and is_failure and episode.reward_source is None:
+        return replace(episode, reward=value, reward_source="failure", failure_reward=value)
+    is_retried = value is not None and episode.retried
+    return replace(episode, failure_reward=value) if is_retried else episode
+
+
+def dimension_means(episodes: Iterable[Episode]) -> dict[str, float]:
+    """Return the mean of each named reward over the scored episodes that have it, by name.
+
+    The dimension `"reward"` is left out, because it is the reward.
+    """
+    values: dict[str, list[float]] = defaultdict(list)
+    for episode in (each for each in episodes if each.reward is not None):
+        for name, value in episode.dimensions.items():
+            values[name].append(value)
+    values.pop("reward", None)
+    return {f"dimension/{name}": math.fsum(v) / len(v) for name, v in sorted(values.items())}
+
+
+def lowest_reward(episodes: Iterable[Episode], lowest: float) -> float:
+    """Return the lowest reward of the scored episodes, or `lowest` if that is lower.
+
+    An episode with rewards on calls only counts with their sum.
+    """
+    for episode in episodes:
+        on_calls = [call.reward for call in episode.calls if call.reward is not None]
+        if episode.reward is not None:
+            lowest = min(lowest, episode.reward)
+        elif on_calls and episode.finished:
+            lowest = min(lowest, math.fsum(on_calls))
+    return lowest
 
 
 # --- sorting spans and records ----------------------------------------------------------------
@@ -647,10 +719,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _final_reward(
-    attempt: Attempt,
-    emitted: Sequence[EmittedReward],
-    failure_reward: float | None,
-    notes: list[str],
+    attempt: Attempt, emitted: Sequence[EmittedReward], notes: list[str]
 ) -> tuple[float | None, Mapping[str, float], RewardSource | None]:
     """Return the final reward of an attempt: its value, its named numbers and its source.
 
@@ -660,7 +729,6 @@ def _final_reward(
     Args:
         attempt: the attempt, with the app's return value.
         emitted: rewards emitted for the attempt, by time.
-        failure_reward: reward if the app failed without a reward; None for no reward.
         notes: list to which a note on contradicting rewards is added.
     """
     # rewards emitted before the infrastructure failed concern a part of the attempt only
@@ -681,8 +749,6 @@ def _final_reward(
                 f"{len(emitted)} differing rewards emitted: the last, {last.value}, counts"
             )
         return last.value, last.dimensions, "emitted"
-    if attempt.outcome in _APP_FAILED and failure_reward is not None:
-        return _finite(failure_reward), {}, "failure"
     return None, {}, None
 
 

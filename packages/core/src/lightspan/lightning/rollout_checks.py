@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
-from lightspan.errors import RewardError, UnknownAgentError, UnsupportedError
+from lightspan.errors import AppError, RewardError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.selection import (
     Coverage,
@@ -29,6 +31,9 @@ FAILURE_WARNING: Final = 0.05
 ENOUGH_TASKS: Final = 4
 """Number of tasks without a trainable call, or without a reward, after which training stops; if
 there are fewer tasks, it stops after all of them."""
+ENOUGH_ROLLOUTS: Final = 16
+"""Number of rollouts that fail alike, in two batches or more, after which training stops although
+a model had answered in them, or in earlier ones."""
 NAMED: Final = 5
 """Maximum number of tasks or reasons in a message; of further ones it gives only the number."""
 MAX_CAPTURE_ERROR_LENGTH: Final = 600
@@ -67,12 +72,17 @@ class RolloutChecks:
         self._unscored_tasks: set[str] = set()
         """Tasks that a message about missing rewards has named so far."""
         self._capture_errors_noted = False
+        self._alike: list[Sequence[Episode]] = []
+        """The latest batches in which all rollouts failed, in the same way."""
+        self._has_succeeded = False
 
     def check(self, episodes: Sequence[Episode]) -> None:
         """Report problems of a batch of rollouts.
 
         Raises:
-            RewardError: the app returned a value that is not a reward.
+            AppError: the app failed in the same way in all of the latest rollouts.
+            RewardError: the app returned a value that is not a reward, or all of the latest
+                rollouts were lost, or not scored for the same reason.
             UnknownAgentError: a pattern matches no agent that calls a model in the first training
                 batch.
             UnsupportedError: no agent to train made a call, or none of their calls can be trained
@@ -89,10 +99,44 @@ class RolloutChecks:
             self.agents_checked = check_patterns(
                 self._routing, self._declared, self._agents, self._callers, episodes
             )
-        # a dry run reports untrainable calls itself
-        is_dry_run = any(episode.mode is Mode.DEV for episode in episodes)
-        if not self._calls_checked and not is_dry_run:
+        if any(episode.mode is Mode.DEV for episode in episodes):
+            return  # a dry run reports untrainable calls and failures itself
+        if not self._calls_checked:
             self._calls_checked = self._trainable(episodes)
+        self._check_alike(episodes)
+
+    def _check_alike(self, episodes: Sequence[Episode]) -> None:
+        """Stop if all of the latest rollouts failed in the same way.
+
+        Where a model had answered, or rollouts have succeeded before, another answer or prompt may
+        help, so that more rollouts are awaited.
+
+        Raises:
+            AppError: the app failed.
+            RewardError: the rollouts were lost or not scored.
+        """
+        ways = {_way_of_failure(episode) for episode in episodes}
+        self._has_succeeded = self._has_succeeded or None in ways
+        batches = [batch for batch in self._alike if {_way_of_failure(batch[0])} == ways]
+        self._alike = [] if None in ways or len(ways) != 1 else [*batches, episodes]
+        if not self._alike:
+            return
+        failed = [episode for batch in self._alike for episode in batch]
+        tasks, earlier = ({e.task_id for e in part} for part in (failed, chain(*batches)))
+        first, is_app = failed[0], app_failed(failed[0])
+        is_early = not (self._has_succeeded or any(map(_is_answered, failed)))
+        is_enough = len(failed) >= ENOUGH_ROLLOUTS and len(self._alike) > 1
+        if (len(tasks) < ENOUGH_TASKS and tasks != earlier) or not (
+            is_early or is_enough or not first.finished
+        ):
+            return
+        advice = "" if is_early else ". If an answer can cause it, return a low reward for it"
+        raise (AppError if is_app else RewardError)(
+            f"the latest {plural(len(failed), 'rollout')}, of {plural(len(tasks), 'task')}, all "
+            f"{'failed alike' if is_app else 'are unscored'} ({first.outcome}), so there is "
+            f"nothing to learn from. The first, of task {first.task_id}: "
+            f"{_error_of(first)}{advice if is_app else ''}"
+        )
 
     def _trainable(self, episodes: Sequence[Episode]) -> bool:
         """Return whether any call of an agent to train can be trained.
@@ -127,7 +171,7 @@ class RolloutChecks:
                 why = Counter(str(episode.outcome) for episode in affected).most_common(1)[0][0]
                 self._note(
                     f"{100 * len(affected) / len(episodes):.0f} % of the rollouts {what} (mostly "
-                    f"{why}; for example task {affected[0].task_id}: {affected[0].message[:200]})"
+                    f"{why}; for example task {affected[0].task_id}: {affected[0].message})"
                 )
 
     def _note_damaged(self, episodes: Sequence[Episode]) -> None:
@@ -176,6 +220,28 @@ def app_failed(episode: Episode) -> bool:
     return episode.finished and episode.outcome is not Outcome.OK
 
 
+def _is_answered(episode: Episode) -> bool:
+    return any(call.outcome is CallOutcome.OK for call in episode.calls)
+
+
+def _way_of_failure(episode: Episode) -> tuple[str, ...] | None:
+    """Return what failures have in common: the outcome, and of an app or scorer also the error.
+
+    Where a model had answered, errors are compared by their texts without words that have digits,
+    else by their types. The result is None without a failure, and for a cancelled rollout.
+    """
+    if episode.outcome in (Outcome.OK, Outcome.CANCELLED) and not episode.unscored:
+        return None
+    if not episode.finished:
+        return ("lost",)
+    text = re.sub(r"\w*\d\w*", "#", _error_of(episode))
+    return str(episode.outcome), text if _is_answered(episode) else text.partition(":")[0]
+
+
+def _error_of(episode: Episode) -> str:
+    return episode.message or episode.unscored or str(episode.outcome)
+
+
 def check_rewards(episodes: Sequence[Episode]) -> None:
     """Raise `RewardError` if an app returned a value that is not a reward."""
     for episode in episodes:
@@ -207,7 +273,7 @@ def check_scored(
         RewardError: no rollout of `ENOUGH_TASKS` tasks, or of all tasks, had a reward so far.
     """
     ended = [episode for episode in episodes if episode.finished and not app_failed(episode)]
-    if any(episode.scored(step_rewards) for episode in episodes):
+    if any(e.scored(step_rewards) and e.reward_source != "failure" for e in episodes):
         return True
     fresh = {episode.task_id for episode in ended} - unscored
     unscored |= fresh
@@ -433,7 +499,7 @@ def why_no_call(episodes: Sequence[Episode]) -> str:
         return f"{silent} (rollouts: {len(episodes)}). {way_out}"
     is_all = len(failed) == len(episodes)
     count = f"all {len(failed)}" if is_all else f"{len(failed)} of {len(episodes)}"
-    first = f"{failed[0].outcome}: {failed[0].message[:300]}".rstrip(": ")
+    first = f"{failed[0].outcome}: {failed[0].message}".rstrip(": ")
     rest = "" if is_all else f"; in the others {silent}"
     return f"no model call was seen: {count} rollouts failed, the first: {first}{rest}"
 

@@ -75,6 +75,7 @@ class Rejection(StrEnum):
     TEMPERATURE_ZERO = "temperature_zero", "decoded greedily, which has no policy gradient"
     TRUNCATED_SAMPLING = "truncated_sampling", "sampled under top-p or top-k"
     OUT_OF_CONTEXT = "out_of_context", "longer than the learner's longest sequence"
+    RETRIED = "retried", "its agent ended in an error and was retried (failure_reward=None)"
     UNSCORED = "unscored", "the episode has no usable reward, which is not a reward of zero"
     GRAMMAR_MISMATCH = (
         "grammar_mismatch",
@@ -197,6 +198,7 @@ def classify_calls(
     whole = _episode_rejection(episode, modes)
     unscored = None if episode.scored(step_rewards) else Rejection.UNSCORED
     check = _CallCheck(frozenset(supported), max_length)
+    retried = episode.retried if episode.failure_reward is None else ()
 
     @cache  # matching patterns is the most expensive part, and an episode has few paths
     def policy_of(path: str) -> str | None:
@@ -207,7 +209,9 @@ def classify_calls(
     for call in episode.calls:
         policy = policy_of(call.agent_path)
         # unscored comes last, because it would hide the reasons that concern the call itself
-        reason = None if policy is None else whole or check.rejection(call, policy) or unscored
+        reason = None if policy is None else whole or check.rejection(call, policy)
+        if policy is not None and reason is None:
+            reason = Rejection.RETRIED if call.key in retried else unscored
         entries.append(_covered(call, policy, reason))
     late = Rejection.LATE
     entries += [_covered(call, policy_of(call.agent_path), late) for call in episode.late_calls]

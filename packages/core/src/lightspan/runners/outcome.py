@@ -20,6 +20,9 @@ _STATUSES: Final = {
     Outcome.TIMEOUT: AttemptStatus.TIMEOUT,
     Outcome.INFRASTRUCTURE: AttemptStatus.LOST,
 }
+_MODEL_CLIENTS: Final = frozenset({"openai", "anthropic"})
+_REFUSALS: Final = frozenset({401, 403, 408, 429})
+"""Status codes of an endpoint that no text of a policy causes: the key, a limit, an overload."""
 _MAX_LEAVES: Final = 3
 """Maximum number of exceptions of an exception group that a message quotes."""
 
@@ -140,19 +143,21 @@ def _body_field(error: BaseException, *names: str) -> Any:
 
 
 def _is_unreachable(error: BaseException, gateway_url: str | None) -> bool:
-    """Return whether a request to the gateway failed without a proper answer.
+    """Return whether a request to the gateway or another model failed without a proper answer.
 
-    That is a connection error, a status of 500 or above, or a stream that broke off.
+    That is a connection error, a status of 500 or above, or a stream that broke off; of another
+    model also a refusal of the key or for a limit (`_REFUSALS`).
     """
     try:
         url = str(error.request.url)  # type: ignore[attr-defined]
     except Exception:  # most exceptions have no request, and httpx raises where it knows none
         return False
-    if gateway_url is None or not url.startswith(f"{gateway_url}/"):
-        return False
     # the HTTP client's exception, from which the SDK's was raised, has its status in the response
     sources = (error, getattr(error, "response", None))
     status = next((s for x in sources if (s := getattr(x, "status_code", None)) is not None), None)
+    if gateway_url is None or not url.startswith(f"{gateway_url}/"):
+        is_model = type(error).__module__.partition(".")[0] in _MODEL_CLIENTS
+        return is_model and (status is None or status >= 500 or status in _REFUSALS)
     # Anthropic's client gives a stream that broke off the status with which the stream began
     is_broken_stream = status is not None and status < 400
     return (

@@ -33,11 +33,11 @@ def parse_reward(value: Any, primary: str | None = None) -> Reward | None:
 
     Args:
         primary: name of the dimension that is the reward's value. None for the dimension
-            `"reward"`, or for the first dimension if none has this name.
+            `"reward"`, or for the only dimension.
 
     Raises:
         RewardError: the value is a string or of another type, the mapping is empty, `primary` is
-            not among the dimensions, or a name is too long.
+            not among the dimensions, none of several is `"reward"`, or a name is too long.
     """
     if value is None or isinstance(value, Reward):
         return value
@@ -55,7 +55,12 @@ def _parse_dimensions(value: Mapping[Any, Any], primary: str | None) -> Reward:
     if not value:
         raise RewardError("a reward with named dimensions needs at least one: got {}")
     dimensions = {_name(name): _number(number) for name, number in value.items()}
-    primary = primary or ("reward" if "reward" in dimensions else next(iter(dimensions)))
+    primary = primary or (next(iter(dimensions)) if len(dimensions) == 1 else "reward")
+    if primary not in dimensions and primary == "reward":
+        raise RewardError(
+            f"which of {', '.join(map(repr, dimensions))} is the reward? Give the number to learn "
+            "from the name 'reward', or name it: emit_reward(values, primary=...)"
+        )
     if primary not in dimensions:
         raise RewardError(f"primary reward {primary!r} is not among {sorted(dimensions)}")
     finite = {name: number for name, number in dimensions.items() if usable(number) is not None}

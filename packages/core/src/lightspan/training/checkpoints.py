@@ -34,6 +34,8 @@ class TrainerState(msgspec.Struct, kw_only=True):
     """Group id → task, of groups that were submitted and not taken yet."""
     returned: list[Any] = msgspec.field(default_factory=list)
     """Tasks of groups that a restart interrupted; `next_tasks` returns them first."""
+    lowest_reward: float = 0.0
+    """Lowest reward of a scored rollout so far, at most 0."""
     versions: dict[str, int] = msgspec.field(default_factory=dict)
     """Policy → version of its weights that was last published."""
     rng: Any = None

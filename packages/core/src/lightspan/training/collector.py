@@ -44,14 +44,12 @@ class Collector:
         runners: runners, checked while waiting.
         engine: engine whose token throughput is shown; None for no engine.
         reporter: reporter that shows progress and rewards.
-        failure_reward: reward if the app failed; None leaves the rollout unscored.
     """
 
     store: Store
     runners: Runners
     engine: TokenEngine | None
     reporter: Reporter
-    failure_reward: float | None = None
     in_flight: InFlight = field(default_factory=InFlight, init=False)
     _cursor: int = 0
     _since: float = 0.0
@@ -131,8 +129,7 @@ class Collector:
         states = self.in_flight.pop(groups)
         if not self.in_flight:
             self._seconds += time.monotonic() - self._since
-        episodes = await read_episodes(self.store, states, failure_reward=self.failure_reward)
-        return [state.rollout for state in states], episodes
+        return [s.rollout for s in states], await read_episodes(self.store, states)
 
     async def _poll_ended(self) -> list[RolloutState]:
         """Return the rollouts that have ended since the last poll; wait briefly if there are none.
@@ -202,15 +199,12 @@ class _Progress:
         return self._engine.usage().get("tokens", 0.0) if self._engine is not None else 0.0
 
 
-async def read_episodes(
-    store: Store, states: Sequence[RolloutState], *, failure_reward: float | None = None
-) -> list[Episode]:
-    """Return the episode of each rollout's last attempt.
+async def read_episodes(store: Store, states: Sequence[RolloutState]) -> list[Episode]:
+    """Return the episode of each rollout's last attempt, without `failure_reward`.
 
     Args:
         store: open store.
         states: rollouts, ended or not.
-        failure_reward: reward if the app failed without a reward; None leaves the episode unscored.
     """
     attempts = await last_attempts(store, states)
     ids = [attempt.attempt_id for attempt in attempts if attempt.number]
@@ -222,7 +216,6 @@ async def read_episodes(
             state.rollout,
             spans.get(attempt.attempt_id, []),
             records.get(attempt.attempt_id, []),
-            failure_reward=failure_reward,
         )
         for state, attempt in zip(states, attempts, strict=True)
     ]

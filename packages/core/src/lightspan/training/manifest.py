@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from lightspan.algorithms.protocol import Algorithm
-from lightspan.errors import ConfigError
 from lightspan.schema.records import Json, fingerprint
 from lightspan.schema.routing import Routing
-from lightspan.training.folder import PROMPTS, RunFolder
+from lightspan.training.folder import RunFolder
 from lightspan.training.results import Evaluation, FitResult, Outcomes
 
 KEY: Final = "serving"
@@ -48,11 +46,13 @@ def fit_result(
         kept: evaluation by which the best weights were chosen; None if the run keeps its last
             weights.
     """
+    evaluations = folder.evaluations()
+    failure_reward = evaluations[-1].failure_reward if evaluations else None
     return FitResult(
         folder=folder.path,
         model=folder.model if folder.model.is_dir() else None,
         prompts=folder.prompts(),
-        evaluations=tuple(folder.evaluations()),
+        evaluations=tuple(each.restated(failure_reward) for each in evaluations),
         seconds=dict(seconds),
         steps=steps,
         kept=kept,
@@ -160,30 +160,3 @@ class ServedRun(msgspec.Struct, frozen=True, kw_only=True):
             for name, spec in specs.items()
         }
         return cls(policies=policies, base_model=algorithm.base_model, routing=algorithm.routing())
-
-
-def read_served(result: Mapping[str, Any] | None, folder: Path) -> ServedRun:
-    """Return the trained policies of a complete run.
-
-    Args:
-        result: content of `result.json`; None while the run is incomplete.
-        folder: folder of the run, for error messages.
-
-    Raises:
-        ConfigError: the run is incomplete, trained no policy, or `result.json` is damaged.
-    """
-    if result is None:
-        raise ConfigError(
-            f"the run in {folder} is not complete, so it has no trained model yet: go on with it "
-            "(resume=True, --resume), then serve it"
-        )
-    if result.get(KEY) is None:
-        path = folder / PROMPTS
-        learned = f": what it learned is in {path}" if path.exists() else ""
-        raise ConfigError(f"the run in {folder} trained no policy, so it has no model{learned}")
-    try:
-        return msgspec.convert(result[KEY], ServedRun)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            f"{folder} cannot be served, its result.json is damaged: {error}"
-        ) from error

@@ -43,7 +43,8 @@ class BestSoFar(NamedTuple):
         for evaluation in evaluations:
             mean = evaluation.mean
             since_best += 1
-            if math.isfinite(mean) and (best is None or mean > best.mean):
+            before = None if best is None else best.restated(evaluation.failure_reward)
+            if math.isfinite(mean) and (before is None or mean > before.mean):
                 best, since_best = evaluation, 0
         return cls(best, since_best, len(evaluations))
 

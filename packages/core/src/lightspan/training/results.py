@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from lightspan.lightning.episode import Episode
+from lightspan.lightning.episode import Episode, dimension_means
 from lightspan.lightning.rollout_checks import app_failed
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
@@ -50,16 +50,22 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Number of tasks that the app finished without such a call: their rewards say nothing of the
     policies.
     """
+    dimensions: dict[str, float] = {}
+    """`dimension/NAME` → mean of a named reward."""
+    failures: list[str] = []
+    """Ids of the tasks whose reward is `failure_reward`, because the app failed."""
+    failure_reward: float | None = None
+    """Reward of failures at the time; None if they were unscored."""
 
     @classmethod
     def of(
         cls,
         step: int,
         episodes: Sequence[Episode],
-        *,
         routing: Routing,
         weights: int | None = None,
         clusters: Mapping[str, str] | None = None,
+        failure_reward: float | None = None,
     ) -> Evaluation:
         """Return the evaluation of episodes, one per task.
 
@@ -69,6 +75,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             routing: the rules by which each agent's calls went to a policy or an endpoint.
             weights: step of the evaluated weights, if earlier than `step`; else None.
             clusters: cluster of correlated tasks, by task id; None if tasks are independent.
+            failure_reward: reward of the episodes whose app failed; None if they are unscored.
         """
         rewards = {e.task_id: e.reward for e in episodes if e.reward is not None}
         calls = [_policy_calls(episode, routing) for episode in episodes]
@@ -85,7 +92,17 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
                 e.finished and not (count or app_failed(e))
                 for e, count in zip(episodes, calls, strict=True)
             ),
+            dimensions=dimension_means(episodes),
+            failures=[e.task_id for e in episodes if e.reward_source == "failure"],
+            failure_reward=failure_reward,
         )
+
+    def restated(self, failure_reward: float | None) -> Evaluation:
+        """Return the evaluation with the failure reward of a later one, so that both compare."""
+        if not self.failures or failure_reward is None:
+            return self
+        rewards = self.rewards | dict.fromkeys(self.failures, failure_reward)
+        return msgspec.structs.replace(self, rewards=rewards, failure_reward=failure_reward)
 
     @property
     def mean(self) -> float:
@@ -93,6 +110,12 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         if not self.rewards:
             return math.nan
         return math.fsum(self.rewards.values()) / len(self.rewards)
+
+    @property
+    def mean_without_failures(self) -> float:
+        """The mean reward of the tasks on which the app did not fail; NaN if there are none."""
+        rewards = [reward for task, reward in self.rewards.items() if task not in self.failures]
+        return math.fsum(rewards) / len(rewards) if rewards else math.nan
 
     @property
     def interval(self) -> Interval:
@@ -107,10 +130,15 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         """Return the metrics for `metrics.jsonl`: mean, interval, the policies' calls, and numbers
         of unscored, failed and silent tasks.
         """
-        metrics = {**msgspec.to_builtins(self.interval), "unscored": self.unscored}
-        more = {"policy_calls": self.policy_calls, "silent": self.silent or None}
-        more["weights"] = self.weights
-        return metrics | {"failed": self.failed} | {k: v for k, v in more.items() if v is not None}
+        more: dict[str, Json] = {} if self.weights is None else {"weights": self.weights}
+        if self.failures:
+            more["mean_without_failures"] = self.mean_without_failures
+        if self.policy_calls is not None:
+            more["policy_calls"] = self.policy_calls
+        if self.silent:
+            more["silent"] = self.silent
+        counts = {"unscored": self.unscored, "failed": self.failed}
+        return {**msgspec.to_builtins(self.interval), **counts, **self.dimensions, **more}
 
     def text(self, metric: str, split: str = "held-out") -> str:
         """Describe the evaluation in one line.
@@ -121,6 +149,10 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         """
         counts = counted(self._counts)
         counts = f", {counts}" if counts else ""
+        counts += f" ({self.mean_without_failures:.3f} without these)" if self.failures else ""
+        counts += "".join(
+            f", {name.partition('/')[2]} {mean:.3g}" for name, mean in self.dimensions.items()
+        )
         of = "" if self.weights is None else f" with the weights of step {self.weights}"
         sampled = self._sampling_text()
         return f"step {self.step}: {split} {metric}{of} {self.interval}{counts}{sampled}"
@@ -259,7 +291,8 @@ class FitResult:
 
         It has the mean reward of the first and the last evaluation, the confidence interval of the
         gain, and the numbers of unscored, failed and silent tasks and rollouts. Means and gain are
-        over the tasks that were scored in both evaluations.
+        over the tasks that were scored in both evaluations, failed ones with `failure_reward`; the
+        means without these follow.
 
         Args:
             metric: name of the reward.
@@ -282,8 +315,14 @@ class FitResult:
 
 def _problems(first: Evaluation, last: Evaluation) -> str:
     """Describe the numbers of unscored, failed and silent tasks; empty if all are 0."""
-    pairs = {"unscored": (first.unscored, last.unscored), "failed": (first.failed, last.failed)}
-    pairs[SILENT] = (first.silent, last.silent)
-    parts = [f"{name} {before} -> {after}" for name, (before, after) in pairs.items()]
-    counts = [part for part, pair in zip(parts, pairs.values(), strict=True) if any(pair)]
+    pairs = {
+        "unscored": (first.unscored, last.unscored),
+        "failed": (first.failed, last.failed),
+        SILENT: (first.silent, last.silent),
+    }
+    counts = [f"{name} {before} -> {after}" for name, (before, after) in pairs.items()]
+    if first.failures or last.failures:
+        means = [f"{each.mean_without_failures:.2f}" for each in (first, last)]
+        counts[1] += f" ({' -> '.join(means)} without these)"
+    counts = [text for text, pair in zip(counts, pairs.values(), strict=True) if any(pair)]
     return f"; held out: {', '.join(counts)}" if counts else ""

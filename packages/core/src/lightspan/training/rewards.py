@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -283,26 +282,21 @@ class FunctionScorer:
 
 
 # --- episodes with their scores ---------------------------------------------------------------
-def with_reward(
-    episode: Episode, scored: Scored | None, *, failure_reward: float | None = None
-) -> Episode:
+def with_reward(episode: Episode, scored: Scored | None) -> Episode:
     """Return the episode with a scorer's reward in place of the app's.
 
     The app's own reward becomes one of `dimensions`, which are further named rewards. An unfinished
-    episode is returned unchanged.
+    episode is returned unchanged; one whose app failed has no reward (see `score_failure`).
 
     Args:
         episode: episode of a rollout.
         scored: score of the rollout; None if the scorer did not score it.
-        failure_reward: reward of an episode whose app failed, which a scorer never scores. None
-            leaves the episode unscored.
     """
     own = {} if episode.reward is None else {OWN: episode.reward}
     if not episode.finished:
         return episode
     if app_failed(episode):
-        failed = replace(episode, reward=failure_reward, dimensions={}, reward_source=None)
-        return failed if failure_reward is None else replace(failed, reward_source="failure")
+        return replace(episode, reward=None, dimensions={}, reward_source=None)
     if scored is None:
         why = "its trace is damaged" if episode.capture_errors else "it was not scored"
         scored = Scored(why=why)
@@ -350,13 +344,11 @@ class Rewards:
         name: name of the reward.
         scoring: open scorer.
         store: function that stores scores (by rollout id) under the name of the reward.
-        failure_reward: reward if the app failed; None leaves the rollout unscored.
     """
 
     name: str
     scoring: Scoring
     store: Callable[[str, Mapping[str, Scored]], None]
-    failure_reward: float | None
     _unscored: int = 0
     _reported: Mapping[str, float] = field(default_factory=dict)
 
@@ -377,10 +369,7 @@ class Rewards:
         scores = await scored_groups(self.scoring, members)
         self._unscored += sum(score.value is None for score in scores.values())
         self.store(self.name, scores)
-        return [
-            with_reward(e, scores.get(e.rollout_id), failure_reward=self.failure_reward)
-            for e in episodes
-        ]
+        return [with_reward(e, scores.get(e.rollout_id)) for e in episodes]
 
     def metrics(self) -> dict[str, float]:
         """Return the number of unscored rollouts and the scorer's costs, as metrics.
@@ -391,18 +380,6 @@ class Rewards:
         new = {f"{self.name}/{k}": v - self._reported.get(k, 0.0) for k, v in total.items()}
         self._reported = total
         return new
-
-
-def own_reward(episodes: Sequence[Episode]) -> str:
-    """Return a text with the mean of the app's own rewards.
-
-    Only episodes that a scorer has scored count. The text is empty if none of them has an own
-    reward.
-    """
-    own = [
-        e.dimensions[OWN] for e in episodes if e.reward_source == "scored" and OWN in e.dimensions
-    ]
-    return f"{math.fsum(own) / len(own):.3f} of {len(own)} rollouts" if own else ""
 
 
 def check_reward_name(name: str) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.lightning.advantages import Explanation
-from lightspan.lightning.episode import Episode
+from lightspan.lightning.episode import Episode, lowest_reward, score_failure
 from lightspan.lightning.rollout_checks import RolloutChecks
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.plugins import load_plugin
@@ -44,7 +44,7 @@ from lightspan.training.manifest import data_config, finished_result
 from lightspan.training.model_selection import BestSoFar
 from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.resume import find_start, next_version
-from lightspan.training.rewards import Rewards, ScoringPosition, own_reward
+from lightspan.training.rewards import Rewards, ScoringPosition
 from lightspan.training.settings import TrainerSettings
 from lightspan.training.weight_sync_check import check_probes
 
@@ -233,16 +233,13 @@ class Session:
         routing = self.algorithm.routing().naming(self._app.agents or ())
         routing = routing.validating_at(self.settings.validate_temperature)
         self._routing = msgspec.structs.replace(routing, gateway_url=gateway.url)
-        failure_reward = self.algorithm.failure_reward
         self.runners = await self._start_runners()
-        self.collector = Collector(
-            self.store, self.runners, self._engine, self.reporter, failure_reward
-        )
+        self.collector = Collector(self.store, self.runners, self._engine, self.reporter)
         scorer = self.settings.scorer
         if scorer is not None:
             place = ScoringPosition(self.path, keeps=True, note=self.note)
             scoring = await self._stack.enter_async_context(scorer.opened(place))
-            self._rewards = Rewards(scorer.name, scoring, self.folder.add_rewards, failure_reward)
+            self._rewards = Rewards(scorer.name, scoring, self.folder.add_rewards)
 
     async def _restore(self, checkpoint: Path) -> None:
         if self._learner is not None:
@@ -252,6 +249,9 @@ class Session:
         self.algorithm.load_state(self.state.algorithm)
         self.state.return_in_flight()
         self._rollout_checks.agents_checked = self.state.step > 0
+        evaluations = [*self.folder.evaluations(), *self.folder.evaluations("selection")]
+        lowest = [each.failure_reward or 0.0 for each in evaluations]  # after the checkpoint too
+        self.state.lowest_reward = min([self.state.lowest_reward, *lowest])
         states = await self.store.rollouts(run_id=self.state.run_id)
         await self.store.cancel([s.rollout.rollout_id for s in states if not s.status.final])
         self.reporter.line(f"resuming {self.path} after step {self.state.step}")
@@ -349,9 +349,14 @@ class Session:
         """
         episodes = await self.rollouts(tasks, 1, Mode.VAL)
         clusters = clusters_of(tasks, self.settings.cluster)
-        return Evaluation.of(
-            self.state.step, episodes, routing=self._routing, weights=weights, clusters=clusters
-        )
+        step, failed = self.state.step, self._failure_reward
+        return Evaluation.of(step, episodes, self._routing, weights, clusters, failed)
+
+    @property
+    def _failure_reward(self) -> float | None:
+        """Reward of rollouts whose app failed; None leaves them unscored."""
+        setting = self.algorithm.failure_reward
+        return self.state.lowest_reward if isinstance(setting, str) else setting
 
     # --- members of `TrainerContext`, documented there -----------------------------------
     @property
@@ -444,8 +449,8 @@ class Session:
         if self._rewards is not None:
             tasks = [rollout.task for rollout in rollouts]
             episodes = await self._rewards.apply(tasks, episodes)
-            if mode is Mode.VAL and (own := own_reward(episodes)):
-                self.note(f"the app's own reward there: {own}")
+        self.state.lowest_reward = lowest_reward(episodes, self.state.lowest_reward)
+        episodes = [score_failure(episode, self._failure_reward) for episode in episodes]
         self._rollout_checks.check(episodes)
         if self._span_export is not None:
             self._span_export.add(episodes, self.state.step, is_learned=mode is Mode.TRAIN)
@@ -555,7 +560,10 @@ class Session:
             self._span_export.send()
 
     def reward_metrics(self) -> dict[str, float]:
-        """Return the metrics of the judge or reward function (`Rewards.metrics`); empty without
-        one.
+        """Return the scorer's metrics (`Rewards.metrics`), and the reward of failures if it may
+        change.
         """
-        return {} if self._rewards is None else self._rewards.metrics()
+        metrics = {} if self._rewards is None else self._rewards.metrics()
+        if self.algorithm.failure_reward == "lowest":
+            metrics["failure_reward"] = self.state.lowest_reward
+        return metrics

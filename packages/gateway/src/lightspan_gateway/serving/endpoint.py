@@ -20,12 +20,12 @@ from lightspan.schema.validation import check_device_name, check_url
 from lightspan.stores.aio import wait_for_event
 from lightspan.training.backends import uses_base
 from lightspan.training.folder import RunFolder
-from lightspan.training.manifest import ServedRun, read_served
+from lightspan.training.manifest import ServedRun
 from lightspan_gateway.http_server import check_port
 from lightspan_gateway.serving import public_access
 from lightspan_gateway.serving.model_folder import is_model_folder, not_servable, served_model
+from lightspan_gateway.serving.served_run import quoted, read_served, upstreams_of
 from lightspan_gateway.serving.signals import stop_signals
-from lightspan_gateway.serving.upstreams import quoted, upstreams_of
 from lightspan_torch.engine.config import Transformers
 from lightspan_torch.engine.hub import is_adapter
 
@@ -119,7 +119,7 @@ def check_upstreams(served: ServedRun, run: Path, allowed: Sequence[str]) -> Non
     Raises:
         ConfigError: an endpoint is not allowed, or an allowed one is not in the run.
     """
-    upstreams = upstreams_of(served.routing)
+    upstreams = upstreams_of(served)
     urls = {quoted(upstream.url) for upstream in upstreams}
     if unknown := sorted(set(allowed) - urls):
         raise ConfigError(

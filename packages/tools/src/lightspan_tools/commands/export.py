@@ -141,7 +141,7 @@ def _write(options: argparse.Namespace) -> None:
 
 def _copy_model(options: argparse.Namespace) -> None:
     from lightspan.training.folder import RunFolder
-    from lightspan.training.manifest import read_served
+    from lightspan_gateway.serving.served_run import read_served
     from lightspan_torch.engine.hub import is_adapter
 
     run, out = RunFolder(Path(options.run_folder)), options.output

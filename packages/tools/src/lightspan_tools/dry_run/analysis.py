@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from lightspan.lightning.advantages import groups_without_variance
-from lightspan.lightning.episode import Call, Episode
+from lightspan.lightning.episode import Call, Episode, dimension_means
 from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rollout_checks import (
     FAILURE_WARNING,
@@ -51,7 +51,6 @@ T = TypeVar("T")
 
 MAX_EXAMPLES: Final = 2
 """Maximum number of breaks per cause that are reported as examples."""
-_MAX_MESSAGE_LENGTH: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +130,11 @@ def _agent(
             for reason, number in rejected.most_common()
         ],
         unseen=[f"{plural(count, 'call')} {client}" for client, count in unseen.most_common()],
+        retried=sum(
+            call.agent_path == path and call.key in episode.retried
+            for episode, coverage in zip(findings.episodes, findings.coverages, strict=True)
+            for call in coverage.trained
+        ),
         acted=acted,
     )
 
@@ -223,9 +227,7 @@ def evaluation_warnings(
         is_unknown = each.used is None and each.field not in ignored
         is_unsupported = each.field in ("top_p", "top_k") and not getattr(capabilities, each.field)
         if is_unknown or is_unsupported:
-            refused[each.agent].append(
-                f"{each.field}={json.dumps(each.asked)}"[:_MAX_MESSAGE_LENGTH]
-            )
+            refused[each.agent].append(f"{each.field}={json.dumps(each.asked)}"[:300])
     if refused:
         named = "; ".join(f"{', '.join(fields)} of {agent}" for agent, fields in refused.items())
         yield (
@@ -236,13 +238,16 @@ def evaluation_warnings(
 
 
 # --- rewards ----------------------------------------------------------------------------------
-def read_rewards(findings: Findings, *, by_batch: bool) -> model.RewardReport:
+def read_rewards(
+    findings: Findings, *, by_batch: bool, failure_reward: float | str | None
+) -> model.RewardReport:
     """Report the rewards of all rollouts by group, which is the rollouts of one task.
 
     Args:
         findings: the episodes of the dry run.
         by_batch: True if training compares a rollout with the batch or a critic; False if it
             compares the rollout with its group.
+        failure_reward: the option of the algorithm.
     """
     episodes = findings.episodes
     rewards = group_rewards(episodes, findings.coverages)
@@ -256,6 +261,7 @@ def read_rewards(findings: Findings, *, by_batch: bool) -> model.RewardReport:
         lost=sum(not episode.finished for episode in episodes),
         damaged=sum(bool(episode.capture_errors) for episode in episodes),
         mean=_mean(scored),
+        dimensions={k.partition("/")[2]: mean for k, mean in dimension_means(episodes).items()},
         groups=[
             model.GroupReport(
                 task_id=tasks[group],
@@ -265,6 +271,7 @@ def read_rewards(findings: Findings, *, by_batch: bool) -> model.RewardReport:
             )
             for group, values in rewards.items()
         ],
+        failure_reward=failure_reward,
         by_batch=by_batch,
         failures=_failures(episodes),
     )
@@ -279,8 +286,7 @@ def _failures(episodes: Sequence[Episode]) -> list[str]:
     failures: Counter[str] = Counter()
     for episode in episodes:
         if episode.outcome is not Outcome.OK:
-            message = episode.message[:_MAX_MESSAGE_LENGTH]
-            failures[f"{episode.outcome}: {message}".rstrip(": ")] += 1
+            failures[f"{episode.outcome}: {episode.message}".rstrip(": ")] += 1
         failures.update(
             f"damaged: {reason[:MAX_CAPTURE_ERROR_LENGTH]}" for reason in episode.capture_errors
         )
@@ -399,7 +405,8 @@ def reward_warnings(rewards: model.RewardReport, *, trains: bool) -> Iterator[st
     for verb, count in ends.items():
         if count > FAILURE_WARNING * rewards.rollouts:
             why = f", first of all: {rewards.failures[0]}" if rewards.failures else ""
-            yield f"{count} of {rewards.rollouts} rollouts {verb}{why}"
+            scored = _failure_text(rewards.failure_reward) if verb == "failed" else ""
+            yield f"{count} of {rewards.rollouts} rollouts {verb}{why}{scored}"
     if rewards.unscored:
         yield (
             f"{rewards.unscored} of {rewards.rollouts} rollouts have no usable reward: they are "
@@ -417,6 +424,15 @@ def reward_warnings(rewards: model.RewardReport, *, trains: bool) -> Iterator[st
         )
     elif rewards.varying < groups / 2:
         yield f"rewards vary inside {rewards.varying} of {groups} groups only"
+
+
+def _failure_text(failure_reward: float | str | None) -> str:
+    if failure_reward is None:
+        return (
+            "; failure_reward=None leaves them unscored, so that an answer that makes the app fail "
+            'costs less than a wrong one: use failure_reward="lowest"'
+        )
+    return f"; fit scores them failure_reward={failure_reward!r}"
 
 
 def call_warnings(

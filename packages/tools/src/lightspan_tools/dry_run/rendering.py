@@ -99,6 +99,11 @@ def _agent_notes(agent: model.AgentReport, inside: Sequence[str], *, trains: boo
         yield f"frozen, it is not selected; answered by {', '.join(agent.goes_to)}"
     for reason in agent.rejected:
         yield f"{reason.calls} rejected ({reason.code}): {reason.text}"
+    if agent.retried:
+        yield (
+            f"{agent.retried} trained with failure_reward: the agent ended in an error after them, "
+            "and was retried"
+        )
     if agent.policy is not None:
         yield from agent.unseen
 
@@ -156,6 +161,9 @@ def _rewards(rewards: model.RewardReport, *, trains: bool) -> Iterator[str]:
         f"  mean {_number(rewards.mean)}; {rewards.scored} of {rewards.rollouts} rollouts scored"
         f"{others}; {groups}"
     )
+    if rewards.dimensions:
+        means = ", ".join(f"{k} {_number(mean)}" for k, mean in rewards.dimensions.items())
+        yield f"  means of the named rewards: {means}"
     by_batch = rewards.by_batch or not trains
     rows = [_group(group, by_batch=by_batch) for group in rewards.groups[:MAX_ITEMS]]
     yield from _table([["task", "mean", "", "rewards"], *rows], left=1, last=2)

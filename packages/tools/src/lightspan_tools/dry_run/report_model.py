@@ -53,6 +53,8 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     rejected: list[Reason]
     unseen: list[str] = []
     """Calls that bypassed the gateway, by client, each with a hint."""
+    retried: int = 0
+    """Trained calls inside a block of the agent that ended in an error and was retried."""
     acted: bool = False
     """Whether a span of the agent was recorded."""
 
@@ -104,7 +106,11 @@ class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
     damaged: int
     """Number of rollouts with a capture error, which are never trained."""
     mean: float | None
+    dimensions: dict[str, float]
+    """Means of the named rewards."""
     groups: list[GroupReport]
+    failure_reward: float | str | None
+    """Reward of failures: a number, `lowest`, or None if they are unscored."""
     by_batch: bool
     """Whether rollouts are compared with the batch or a critic in place of their group."""
     failures: list[str]

@@ -245,7 +245,9 @@ class DryRun:
         agents = analysis.read_agents(findings, self.agents)
         uncaptured = analysis.read_uncaptured(findings)
         by_batch = self._algorithm.batch_config.estimator in BATCH_ESTIMATORS
-        rewards = analysis.read_rewards(findings, by_batch=by_batch)
+        rewards = analysis.read_rewards(
+            findings, by_batch=by_batch, failure_reward=self._algorithm.failure_reward
+        )
         costs = analysis.read_costs(findings, rollouts, plan, self.settings.max_frozen_calls)
         is_ours = self.settings.learner_spec is not None
         choices = self._algorithm.describe_choices() if is_ours else []
