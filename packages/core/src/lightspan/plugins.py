@@ -40,7 +40,8 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "stores": {"postgresql": "postgres", "http": "http", "https": "http"},
     "runners": {"ray": "ray"},
     "commands": {
-        **dict.fromkeys(("dev", "export", "inspect", "rescore"), "train"),
+        "dev": "train",
+        **dict.fromkeys(("export", "inspect", "rescore"), "tools"),
         "import": "otel",
         "runner": "cluster",
         "serve": "http",

@@ -81,7 +81,8 @@ def switch_on(name: str) -> Switch:
                 f"lightspan-otel, or install older ones"
             ) from error
         raise ConfigError(
-            f"otel.instrument({name!r}) needs {error.name or str(error)!r}: pip install {' '.join(missing)}"
+            f"otel.instrument({name!r}) needs {error.name or str(error)!r}: "
+            f"pip install {' '.join(missing)}"
         ) from error
     return framework.switch_on(*modules)
 

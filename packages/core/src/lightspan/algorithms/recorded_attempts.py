@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,7 @@ from lightspan.lightning.episode import Call, Episode, build_episode
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, Mode, RolloutState
+from lightspan.schema.reward import usable
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.validation import check_number, is_number
 from lightspan.stores.protocol import Store
@@ -147,7 +148,11 @@ def apply_feedback(spans: Sequence[Span]) -> list[Span]:
     Args:
         spans: spans of one attempt, in order of arrival (`Store.spans`).
     """
-    last = {span.attributes.get(c.REWARD_CALL_ID): span for span in spans if is_feedback(span)}
+    last: dict[Any, Span] = {}
+    for span in filter(is_feedback, spans):
+        key = span.attributes.get(c.REWARD_CALL_ID)
+        last.pop(key, None)  # the order is that of the last arrivals
+        last[key] = span
     if not last:
         return list(spans)
     rewarded = max(span.start_ns for span in spans if span.kind is SpanKind.REWARD)
@@ -163,6 +168,18 @@ def is_feedback(span: Span) -> bool:
 def score_of(episode: Episode, call: Call) -> float | None:
     """Return the last reward on a call, else the episode's reward; None if it is unscored."""
     return call.reward if call.rewards else episode.reward
+
+
+def score_of_attempt(episode: Episode) -> float | None:
+    """Return the feedback on an attempt, else the last on one of its calls, else its reward.
+
+    None if it is unscored.
+    """
+    feedback = [span.attributes for span in episode.spans if is_feedback(span)]
+    if not feedback or any(c.REWARD_CALL_ID not in attributes for attributes in feedback):
+        return episode.reward
+    value = feedback[-1].get(c.REWARD_VALUE)
+    return usable(value) if isinstance(value, float | int) else None
 
 
 def reward_bound(name: str, value: float | None) -> float | None:

@@ -12,7 +12,13 @@ from typing import Any, Final
 import msgspec
 
 from lightspan.algorithms.jsonl import read_jsonl
-from lightspan.algorithms.recorded_attempts import Query, Time, read_attempts, reward_bound
+from lightspan.algorithms.recorded_attempts import (
+    Query,
+    Time,
+    read_attempts,
+    reward_bound,
+    score_of_attempt,
+)
 from lightspan.errors import DataError
 from lightspan.schema.records import Json, fingerprint, task_id
 from lightspan.stores import open_existing, public_url
@@ -157,7 +163,7 @@ def tasks_from_store(
             return [
                 state.rollout.task
                 async for state, _, episode in read_attempts(opened, query)
-                if _is_within(episode.reward, low, high)
+                if _is_within(score_of_attempt(episode), low, high)
             ]
 
     tasks = [task for task in run_sync(read()) if task is not None]
