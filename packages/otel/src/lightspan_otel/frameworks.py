@@ -65,7 +65,7 @@ def switch_on(name: str) -> Switch:
         )
     installed: dict[str, str] = {}
     for distribution, floor in framework.floors.items():
-        # without metadata, it is missing or a source tree in `sys.path`: the import tells
+        # without metadata, it is missing or a source tree in `sys.path`: the import shows which
         with contextlib.suppress(PackageNotFoundError):
             installed[distribution] = version(distribution)
             with require_framework("lightspan-otel", distribution, floor):

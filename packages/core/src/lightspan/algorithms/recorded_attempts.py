@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -41,6 +41,11 @@ class RecordedAttempt(NamedTuple):
     state: RolloutState
     attempt: Attempt
     episode: Episode
+
+    @property
+    def score(self) -> float | None:
+        """The score of the attempt; None if it is unscored."""
+        return score_of_attempt(self.episode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,16 +153,13 @@ def apply_feedback(spans: Sequence[Span]) -> list[Span]:
     Args:
         spans: spans of one attempt, in order of arrival (`Store.spans`).
     """
-    last: dict[Any, Span] = {}
-    for span in filter(is_feedback, spans):
-        key = span.attributes.get(c.REWARD_CALL_ID)
-        last.pop(key, None)  # the order is that of the last arrivals
-        last[key] = span
+    places = {s.attributes.get(c.REWARD_CALL_ID): n for n, s in enumerate(spans) if is_feedback(s)}
+    last = [spans[place] for place in sorted(places.values())]
     if not last:
         return list(spans)
     rewarded = max(span.start_ns for span in spans if span.kind is SpanKind.REWARD)
     others = [span for span in spans if not is_feedback(span)]
-    return [*others, *(s.replace(late=False, start_ns=rewarded + 1) for s in last.values())]
+    return [*others, *(s.replace(late=False, start_ns=rewarded + 1) for s in last)]
 
 
 def is_feedback(span: Span) -> bool:

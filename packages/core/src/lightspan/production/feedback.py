@@ -160,19 +160,15 @@ async def _find(store: Store, id: str) -> tuple[Attempt, str | None]:
         call = None if attempt is None else await _find_call(store, [attempt], names)
         if call is not None:
             return call
-    similar: list[Attempt] = []
+    size, similar = len(id), list[Attempt]()
     rollouts = [state.rollout.rollout_id for state in await store.rollouts()][::-1]
     for start in range(0, len(rollouts), _SEARCH_BATCH):
         attempts = await store.attempts(rollouts[start : start + _SEARCH_BATCH])
         call = await _find_call(store, attempts, names)
         if call is not None:
             return call
-        similar += [
-            one
-            for one in attempts
-            if len(id) >= MIN_ID_LENGTH
-            and id in (one.attempt_id[: len(id)], one.attempt_id[-len(id) :])
-        ]
+        if size >= MIN_ID_LENGTH:
+            similar += [a for a in attempts if id in (a.attempt_id[:size], a.attempt_id[-size:])]
     if len(similar) == 1:
         return similar[0], None
     if similar:

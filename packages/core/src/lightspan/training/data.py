@@ -12,13 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from lightspan.algorithms.jsonl import read_jsonl
-from lightspan.algorithms.recorded_attempts import (
-    Query,
-    Time,
-    read_attempts,
-    reward_bound,
-    score_of_attempt,
-)
+from lightspan.algorithms.recorded_attempts import Query, Time, read_attempts, reward_bound
 from lightspan.errors import DataError
 from lightspan.schema.records import Json, fingerprint, task_id
 from lightspan.stores import open_existing, public_url
@@ -161,9 +155,9 @@ def tasks_from_store(
     async def read() -> list[Json]:
         async with open_existing(store) as opened:
             return [
-                state.rollout.task
-                async for state, _, episode in read_attempts(opened, query)
-                if _is_within(score_of_attempt(episode), low, high)
+                recorded.state.rollout.task
+                async for recorded in read_attempts(opened, query)
+                if _is_within(recorded.score, low, high)
             ]
 
     tasks = [task for task in run_sync(read()) if task is not None]
