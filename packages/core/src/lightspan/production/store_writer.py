@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import functools
 import logging
 import multiprocessing
 import os
@@ -376,7 +375,6 @@ def close_at_exit(close: Callable[[], None]) -> None:
     atexit.register(close)
     before = signal.raise_signal
 
-    @functools.wraps(before)
     def raise_signal(signalnum: int, /) -> None:
         if signalnum in _ENDINGS and signal.getsignal(signalnum) is signal.SIG_DFL:
             close()
