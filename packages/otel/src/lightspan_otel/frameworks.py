@@ -73,8 +73,9 @@ def switch_on(name: str) -> Switch:
     try:
         modules = [importlib.import_module(module) for module in framework.modules]
     except ImportError as error:
-        missing = [f"'{key}>={floor}'" for key, floor in framework.floors.items()]
-        if len(installed) == len(missing):
+        floors = framework.floors.items()
+        missing = [f"'{key}>={floor}'" for key, floor in floors if key not in installed]
+        if not missing:
             names = ", ".join(f"{key} {number}" for key, number in installed.items())
             raise ConfigError(
                 f"otel.instrument({name!r}) does not support {names} ({error}): upgrade "
