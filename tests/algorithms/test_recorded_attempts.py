@@ -332,6 +332,42 @@ def test_tasks_are_the_inputs_once_each(url: str) -> None:
 
 
 # --- inspect and export ---------------------------------------------------------------------
+def test_feedback_on_a_response_counts_for_its_attempt(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Check tasks, sorting and what is shown; the app's own reward says the opposite."""
+    liked = attempt(1, call(1), call(2), make_reward_span("f" * 16, 0.1), task="liked")
+    disliked = attempt(2, call(3), make_reward_span("f" * 16, 0.9), task="disliked")
+    whole = attempt(3, call(4), task="whole")
+    write(url, liked, disliked, whole)
+    lightspan.feedback("chatcmpl-theirs-1", 0.2, store=url)
+    lightspan.feedback("chatcmpl-theirs-2", 0.7, store=url)
+    lightspan.feedback("chatcmpl-theirs-1", 1.0, store=url)  # the last to arrive
+    lightspan.feedback("chatcmpl-theirs-3", 0.0, store=url)
+    lightspan.feedback(at(3), 0.6, store=url)
+    lightspan.feedback("chatcmpl-theirs-4", 0.0, store=url)
+    assert tasks_from_store(url, max_reward=0.5) == ["disliked"]
+    assert tasks_from_store(url, min_reward=0.5) == ["liked", "whole"]
+    assert main(["inspect", url, "--sort", "reward"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if " support" in f" {line}"]
+    shown = [number for row in rows for number in (1, 2, 3) if at(number)[-6:] in row]
+    assert shown == [2, 3, 1]
+    assert main(["inspect", url, at(1)[-6:]]) == 0
+    text = capsys.readouterr().out
+    assert f"attempt {at(1)}: reward 1 (feedback)" in text
+    assert "rejected" not in text
+
+
+@pytest.mark.parametrize("part", [at(7)[-6:], at(7)[:-1] + "7"])
+def test_feedback_by_a_short_id(url: str, part: str) -> None:
+    write(url, attempt(7, call(1)), attempt(8, call(2)))
+    assert lightspan.feedback(part, 1.0, store=url) == Rated(at(7), None)
+    with pytest.raises(NotFoundError, match=r"part of 2 attempts' ids: at-0+8, at-0+7"):
+        lightspan.feedback(at(7)[:9], 1.0, store=url)
+    with pytest.raises(NotFoundError, match="has no attempt"):
+        lightspan.feedback("7", 1.0, store=url)
+
+
 def test_inspect_a_store(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     write(
         url, attempt(1, call(1), call(2, agent="checker")), attempt(2, call(3), service="billing")
@@ -345,8 +381,8 @@ def test_inspect_a_store(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "calls by agent: checker 1, writer 1" in shown
     assert main(["inspect", url, at(1)]) == 0
     shown = capsys.readouterr().out
-    assert "reward 0.9 (emitted)" in shown
-    assert "rejected:mode_not_train 2" in shown
+    assert "reward 0.9 (feedback)" in shown
+    assert "calls: 2 recorded in production, which trains none" in shown
     assert main(["inspect", url, at(1), call_id(1, 2)]) == 0
     assert "question 2" in capsys.readouterr().out
     assert main(["inspect", url, "at-nobody"]) == 1

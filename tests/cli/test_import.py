@@ -53,7 +53,7 @@ def test_a_file_from_import_to_training(
 
     assert main(["inspect", url, attempt_id]) == 0
     shown = capsys.readouterr().out
-    assert f"{call_id}/0 writer: rejected" in shown
+    assert f"{call_id}/0 writer: ok" in shown
     assert "its spans were sent by OpenTelemetry: the tokens of its calls are unknown" in shown
     assert main(["feedback", attempt_id, "0.9", "--store", url]) == 0
 

@@ -1,5 +1,5 @@
 """Fixtures of the recording's tests."""
 
-from packages.core.tests.production.conftest import server, url
+from packages.core.tests.production.conftest import client, server, url
 
-__all__ = ["server", "url"]
+__all__ = ["client", "server", "url"]

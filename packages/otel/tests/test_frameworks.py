@@ -133,7 +133,7 @@ def instrumented(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that instruments a stand-in by name."""
 
     def switch_on(stand_in: Any) -> Any:
-        framework = frameworks.Framework((), "", stand_in.switch_on)
+        framework = frameworks.Framework((), {}, stand_in.switch_on)
         monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": framework})
         return otel.instrument("known")
 

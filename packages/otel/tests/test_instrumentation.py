@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import openai
@@ -134,6 +135,10 @@ def test_what_it_does_not_take(what: Any, complaint: str) -> None:
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_framework_that_is_not_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(distribution: str) -> str:
+        raise PackageNotFoundError(distribution)
+
+    monkeypatch.setattr("lightspan_otel.frameworks.version", version)
     for module in FRAMEWORKS[name].modules:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=rf"otel.instrument\('{name}'\) needs .*: pip install"):
@@ -244,7 +249,7 @@ def test_a_provider_that_is_not_heard(provider: TracerProvider, client: openai.O
 @pytest.fixture
 def by_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
     """Yield the tracer of a framework instrumented by name, in an app without a global provider."""
-    framework = Framework((), "", lambda: Switch(lambda: True, lambda: None))
+    framework = Framework((), {}, lambda: Switch(lambda: True, lambda: None))
     monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", {"known": framework})
     with otel.instrument("known"):
         yield PROVIDER.get_tracer("known")
@@ -368,3 +373,29 @@ def test_calls_without_any_agent_are_nobodys_fault(
     assert damage_of(inside) == []
     with provider.get_tracer("app").start_as_current_span("request"):  # before the attempt
         assert damage_of(lambda: say(client)) == []
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_framework_that_is_too_old_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that it is not accepted, and that no installed version is called missing."""
+    for module in ("lightspan.capture.adapter", "lightspan_otel.frameworks"):
+        monkeypatch.setattr(f"{module}.version", lambda distribution: "0.0.1")
+    distribution, floor = next(iter(FRAMEWORKS[name].floors.items()))
+    with pytest.raises(ConfigError) as raised:
+        otel.instrument(name)
+    assert str(raised.value) == (
+        f"{distribution} 0.0.1 is too old: lightspan-otel needs {floor} or newer: "
+        f"pip install '{distribution}>={floor}'"
+    )
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_framework_of_another_structure_is_not_called_missing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("lightspan.capture.adapter", "lightspan_otel.frameworks"):
+        monkeypatch.setattr(f"{module}.version", lambda distribution: "99.0.0")
+    for module in FRAMEWORKS[name].modules:
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=r"does not support .* 99.0.0 .*: upgrade lightspan-otel"):
+        otel.instrument(name)

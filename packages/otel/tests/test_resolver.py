@@ -209,18 +209,22 @@ def _level(kind: str, name: str, number: int, tracer: Tracer) -> AbstractContext
 # --- at once --------------------------------------------------------------------------------
 
 
-def test_between_the_items_of_a_generator_its_agent_acts_as_its_span_does(tracer: Tracer) -> None:
-    """The limit in docs/otel.md: OpenTelemetry's current span stays with the reader."""
+def test_an_agent_of_a_generator_acts_only_while_the_generator_runs(tracer: Tracer) -> None:
+    """OpenTelemetry's current span stays with the reader."""
+    paths = []
 
     def items() -> Generator[int]:
         with agent(tracer, "writer"):
             yield 1
+            paths.append(path())
             yield 2
 
     with captured() as attempt:
         reading = items()
         next(reading)
-        assert path() == "writer"
+        assert path() == "app"
+        next(reading)
+        assert paths == ["writer"]
         reading.close()
         assert path() == "app"
     assert attempt.tree == ["invoke_agent writer @writer unset"]

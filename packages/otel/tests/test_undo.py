@@ -28,7 +28,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         done.append("on")
         return Switch(lambda: True, lambda: done.append("off"))
 
-    stand_ins = {"known": Framework((), "", switch_on)}
+    stand_ins = {"known": Framework((), {}, switch_on)}
     monkeypatch.setattr("lightspan_otel.frameworks.FRAMEWORKS", stand_ins)
     return done
 

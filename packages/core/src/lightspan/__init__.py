@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lightspan.production.apply_prompts import apply_prompts as apply_prompts
     from lightspan.production.connect import connect as connect
     from lightspan.production.feedback import feedback as feedback
-    from lightspan.production.record import record as record
+    from lightspan.production.record import flush as flush, lifespan as lifespan, record as record
     from lightspan.production.redact import map_text as map_text
     from lightspan.protocols.learner import (
         Critic as Critic,
@@ -83,7 +83,7 @@ _NAMES = {
     "lightspan.production.redact": ("map_text",),
     "lightspan.stores": ("open_store",),
     "lightspan.capture.prompt_overrides": ("prompt",),
-    "lightspan.production.record": ("record",),
+    "lightspan.production.record": ("flush", "lifespan", "record"),
     "lightspan.runners.app": ("rollout",),
     "lightspan.training.data": ("tasks_from_store",),
 }

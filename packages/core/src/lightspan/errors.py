@@ -150,6 +150,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "postgres": ("cluster",),
     "prompts": ("gateway", "prompts", "tools"),
     "ray": ("cluster",),
+    "tools": ("tools",),
     "train": ("gateway", "tools", "torch"),
     "verl": ("gateway", "tools", "torch", "verl"),
     "vllm": ("gateway", "tools", "torch", "vllm"),

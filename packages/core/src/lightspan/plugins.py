@@ -41,7 +41,8 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "runners": {"ray": "ray"},
     "commands": {
         **dict.fromkeys(("cancel", "runner", "status"), "cluster"),
-        **dict.fromkeys(("dev", "export", "inspect", "prune", "rescore"), "train"),
+        "dev": "train",
+        **dict.fromkeys(("export", "inspect", "prune", "rescore"), "tools"),
         "import": "otel",
         "serve": "http",
     },

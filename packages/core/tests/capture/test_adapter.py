@@ -24,7 +24,8 @@ from lightspan.schema.spans import SpanKind, SpanStatus
 
 
 @pytest.mark.parametrize(
-    ("installed", "floor"), [("0.10.0", "0.10"), ("0.10rc1", "0.10"), ("2.0.0.post1", "1.10.3")]
+    ("installed", "floor"),
+    [("0.10.0", "0.10"), ("0.10rc1", "0.10"), ("1.2", "1.2.0"), ("2.0.0.post1", "1.10.3")],
 )
 def test_a_framework_that_is_new_enough(
     monkeypatch: pytest.MonkeyPatch, installed: str, floor: str

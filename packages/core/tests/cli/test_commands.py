@@ -10,7 +10,7 @@ from lightspan.errors import how_to_install
 
 @pytest.mark.parametrize(
     ("command", "extra"),
-    [("dev", "train"), ("inspect", "train"), ("serve", "http"), ("import", "otel")],
+    [("dev", "train"), ("inspect", "tools"), ("serve", "http"), ("import", "otel")],
 )
 def test_a_command_that_is_not_installed(
     command: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

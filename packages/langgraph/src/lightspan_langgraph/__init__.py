@@ -7,9 +7,12 @@ lightspan_langgraph.agents(graph)         # the names for `optimize=`
 """
 
 from lightspan.instrumentation import require_framework
-from lightspan_langgraph._versions import FLOOR, FRAMEWORK
+from lightspan_langgraph._versions import FLOOR, FRAMEWORK, LANGCHAIN, LANGCHAIN_FLOOR
 
-with require_framework("lightspan-langgraph", FRAMEWORK, FLOOR):
+with (
+    require_framework("lightspan-langgraph", LANGCHAIN, LANGCHAIN_FLOOR),
+    require_framework("lightspan-langgraph", FRAMEWORK, FLOOR),
+):
     from lightspan_langgraph._hook import LightspanCallback, instrument, uninstrument
     from lightspan_langgraph._static import agents
 

@@ -1,4 +1,4 @@
-"""The oldest version of LangGraph that the adapter supports."""
+"""The oldest versions of LangGraph and LangChain that the adapter supports."""
 
 from __future__ import annotations
 
@@ -9,3 +9,6 @@ FLOOR: Final = "1.1.5"
 """Oldest supported version, because fresh installs of 1.0.0 to 1.1.4 cannot import
 `langgraph.prebuilt`.
 """
+
+LANGCHAIN: Final = "langchain-core"
+LANGCHAIN_FLOOR: Final = "1.2.10"

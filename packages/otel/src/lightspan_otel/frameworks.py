@@ -7,16 +7,19 @@ provider.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import fields
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NamedTuple
 
 from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.trace import NoOpTracer, ProxyTracer, ProxyTracerProvider, Span, Tracer
 
+from lightspan.capture.adapter import require_framework
 from lightspan.capture.patch import Patch
 from lightspan.errors import ConfigError
 from lightspan_otel import framework_patches
@@ -41,8 +44,8 @@ class Framework(NamedTuple):
 
     modules: tuple[str, ...]
     """Modules to import."""
-    install: str
-    """Arguments of `pip install` for the modules."""
+    floors: Mapping[str, str]
+    """Distribution of the modules → oldest version that is supported."""
     switch_on: Callable[..., Switch]
     """Switch the framework's telemetry on; called with the imported modules."""
 
@@ -51,7 +54,7 @@ def switch_on(name: str) -> Switch:
     """Switch on a framework's telemetry for lightspan.
 
     Raises:
-        ConfigError: the name is unknown, or the framework is not installed.
+        ConfigError: the name is unknown, or the framework is not installed or too old.
     """
     framework = FRAMEWORKS.get(name)
     if framework is None:
@@ -60,11 +63,27 @@ def switch_on(name: str) -> Switch:
             f"{', '.join(map(repr, FRAMEWORKS))}; for another framework whose spans name its "
             "agents, give the TracerProvider to which they go: otel.instrument(provider)"
         )
+    installed: dict[str, str] = {}
+    for distribution, floor in framework.floors.items():
+        # without metadata, it is missing or a source tree in `sys.path`: the import shows which
+        with contextlib.suppress(PackageNotFoundError):
+            installed[distribution] = version(distribution)
+            with require_framework("lightspan-otel", distribution, floor):
+                pass
     try:
         modules = [importlib.import_module(module) for module in framework.modules]
-    except ModuleNotFoundError as error:
+    except ImportError as error:
+        floors = framework.floors.items()
+        missing = [f"'{key}>={floor}'" for key, floor in floors if key not in installed]
+        if not missing:
+            names = ", ".join(f"{key} {number}" for key, number in installed.items())
+            raise ConfigError(
+                f"otel.instrument({name!r}) does not support {names} ({error}): upgrade "
+                f"lightspan-otel, or install older ones"
+            ) from error
         raise ConfigError(
-            f"otel.instrument({name!r}) needs {error.name!r}: pip install {framework.install}"
+            f"otel.instrument({name!r}) needs {error.name or str(error)!r}: "
+            f"pip install {' '.join(missing)}"
         ) from error
     return framework.switch_on(*modules)
 
@@ -143,13 +162,13 @@ def _pydantic_ai(framework: Any, instrumented: Any) -> Switch:
     )
 
 
-def _openinference(framework: str, instrumentor: str, needs: str) -> Framework:
+def _openinference(framework: str, instrumentor: str, floors: Mapping[str, str]) -> Framework:
     """Build the entry of a framework that OpenInference instruments.
 
     Args:
         framework: last part of the instrumentation's module name.
         instrumentor: name of the instrumentor class in that module.
-        needs: arguments of `pip install` for both packages.
+        floors: oldest supported version of both distributions.
     """
     module = f"openinference.instrumentation.{framework}"
 
@@ -174,7 +193,7 @@ def _openinference(framework: str, instrumentor: str, needs: str) -> Framework:
 
         return Switch(is_ours, lambda: instance.uninstrument() if is_ours() else None)
 
-    return Framework((module, "openinference.instrumentation"), needs, switch_on)
+    return Framework((module, "openinference.instrumentation"), floors, switch_on)
 
 
 def _strands(telemetry: Any) -> Switch:
@@ -235,27 +254,35 @@ def _patched_by(hook: Callable[..., Callable[[], None]]) -> Callable[..., Switch
 
 FRAMEWORKS: Final[Mapping[str, Framework]] = {
     "pydantic-ai": Framework(
-        ("pydantic_ai", "pydantic_ai.models.instrumented"), "pydantic-ai", _pydantic_ai
+        ("pydantic_ai", "pydantic_ai.models.instrumented"),
+        {"pydantic-ai-slim": "2.0.0"},
+        _pydantic_ai,
     ),
     "smolagents": _openinference(
         "smolagents",
         "SmolagentsInstrumentor",
-        "smolagents openinference-instrumentation-smolagents",
+        {"smolagents": "1.24.0", "openinference-instrumentation-smolagents": "0.1.43"},
     ),
-    "agno": _openinference("agno", "AgnoInstrumentor", "agno openinference-instrumentation-agno"),
-    "strands-agents": Framework(("strands.telemetry.tracer",), "strands-agents", _strands),
+    "agno": _openinference(
+        "agno",
+        "AgnoInstrumentor",
+        {"agno": "3.0.0", "openinference-instrumentation-agno": "1.0.15"},
+    ),
+    "strands-agents": Framework(
+        ("strands.telemetry.tracer",), {"strands-agents": "1.36.0"}, _strands
+    ),
     "google-adk": Framework(
         ("google.adk.telemetry.tracing", "google.adk.telemetry.node_tracing"),
-        "google-adk",
+        {"google-adk": "2.13.0"},
         _google_adk,
     ),
     "agent-framework": Framework(
-        ("agent_framework.observability",), "agent-framework", _agent_framework
+        ("agent_framework.observability",), {"agent-framework-core": "1.9.0"}, _agent_framework
     ),
     "llama-index": Framework(
         ("llama_index.core.agent.workflow", "workflows.workflow", "llama_index_instrumentation"),
-        "llama-index-core",
+        {"llama-index-core": "0.14.22"},
         _patched_by(framework_patches.llama_index),
     ),
-    "dspy": Framework(("dspy",), "dspy", _patched_by(framework_patches.dspy)),
+    "dspy": Framework(("dspy",), {"dspy": "3.4.0"}, _patched_by(framework_patches.dspy)),
 }

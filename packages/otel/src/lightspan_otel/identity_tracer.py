@@ -21,7 +21,7 @@ from opentelemetry.trace import Span, SpanContext, Status, StatusCode, Tracer, T
 from lightspan.schema import semconv as c
 from lightspan.schema.spans import new_span_id
 from lightspan_otel.agent_names import READ
-from lightspan_otel.open_spans import OpenSpan, open_span_of
+from lightspan_otel.open_spans import OpenSpan, open_span_in
 from lightspan_otel.processor import observe_global
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ class _Tracer(Tracer):
         with contextlib.suppress(Exception):  # the app's provider may reject processors
             # a span of the app may come between an agent and its call, and be the current one
             observe_global()
-        return IdentitySpan(name, attributes, trace.get_current_span(context), self._library)
+        parent, above = trace.get_current_span(context), open_span_in(context)
+        return IdentitySpan(name, attributes, parent, above, self._library)
 
     def start_as_current_span(  # type: ignore[override]
         self,
@@ -94,18 +95,21 @@ class IdentitySpan(Span):
     Args:
         name: the span's name.
         attributes: initial attributes.
-        parent: the enclosing span.
+        parent: the current span.
+        above: state of the enclosing span; None for no span.
         library: name of the instrumentation scope.
     """
 
-    def __init__(self, name: str, attributes: Any, parent: Span, library: str) -> None:
+    def __init__(
+        self, name: str, attributes: Any, parent: Span, above: OpenSpan | None, library: str
+    ) -> None:
         self.name = name
         self._attributes: dict[str, Any] = {}
         self._has_ended = False
         self.status = Status()
         self.events: Sequence[Any] = ()
         self.set_attributes(attributes or {})
-        self.open_span = OpenSpan(self, open_span_of(parent), new_span_id(), library)
+        self.open_span = OpenSpan(self, above, new_span_id(), library)
         self._context = _IdentityContext.of(parent.get_span_context(), self.open_span)
         self.open_span.begin()
 

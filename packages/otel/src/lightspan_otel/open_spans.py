@@ -10,13 +10,15 @@ have such spans as parents.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple, Protocol
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from opentelemetry import trace
 from opentelemetry.trace import Status, StatusCode
@@ -25,11 +27,15 @@ from lightspan.capture import context
 from lightspan.capture._globals import state
 from lightspan.capture.adapter import add_capture_error, is_claimed
 from lightspan.capture.context import AgentContext, Frame, agent_attributes, make_span
+from lightspan.capture.generator_context import current_flow, generator_of
 from lightspan.capture.recorder import Recorder
 from lightspan.schema import semconv as c
 from lightspan.schema.routing import join_path
 from lightspan.schema.spans import Attributes, SpanEvent, SpanKind, SpanStatus, now_ns
 from lightspan_otel.agent_names import READ, Role, agent_name, role_of, tool_call_id, tool_name
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
 
 NAME: Final = "lightspan_otel"
 """Name of this package in the messages of capture errors."""
@@ -37,6 +43,11 @@ NAME: Final = "lightspan_otel"
 _LEAVE_OPEN: Final = frozenset({"openinference.instrumentation.smolagents"})
 """Libraries that leave an agent's span open, and current, when the agent raises. Only the
 span's ERROR status shows that the agent has ended."""
+
+_TRACERS: Final = ("opentelemetry.", "lightspan_otel.", "openinference.instrumentation._", "wrapt")
+"""Beginnings of the names of modules that begin spans for others."""
+
+_GENERATOR: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 _ATTEMPTS: Final = (Role.AGENT, Role.WORKFLOW)
 """Roles of spans that start an attempt in production, if no span encloses them."""
@@ -97,6 +108,10 @@ class OpenSpan:
         self.has_call = False
         """Whether the model call inside or around the span is recorded by other code."""
         self.start_ns = now_ns()
+        self.generator: int | None = None
+        """Id of the stack frame of the generator whose body began the span; None if none did."""
+        self.flows: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Tasks and threads that ran steps of that generator."""
         self._above = above
         self._span = weakref.ref(span)
         self._parent_id: str | None = None
@@ -158,10 +173,16 @@ class OpenSpan:
         self._handled = sys.exception()
         recorder = current.scope.recorder
         try:
+            generator = _generator_here()
+            if generator is not None:
+                self.generator = id(generator)
+                self.flows.add(current_flow())
             with inside_of(above):
                 self.agent = context.resolve_agent(current)
             recorder = self.agent.scope.recorder
             self.settle(may_guess=False)
+            if self.generator is not None and self.role in _ATTEMPTS:
+                _by_generator[self.generator] = self
             if self.began_outside:
                 self.open()
             self.start_ns = now_ns()  # not before the start of the attempt that it may be
@@ -330,6 +351,12 @@ class OpenSpan:
         root, self._root = self._root, None
         self.ended, self.agent, self._handled, self._expecting = True, None, None, None
         open_agents.discard(self)
+        if self.generator is not None and _by_generator.get(self.generator) is self:
+            del _by_generator[self.generator]
+            for outer in self.upwards():
+                if outer.generator == self.generator and outer.role in _ATTEMPTS:
+                    _by_generator[self.generator] = outer
+                    break
         if root is not None:
             root.close(error)
 
@@ -385,6 +412,9 @@ open_agents: Final[weakref.WeakSet[OpenSpan]] = weakref.WeakSet()
 recorded_whole: Final[set[tuple[int, int]]] = set()
 """Open spans that `LightspanSpanProcessor` records with all attributes."""
 
+_by_generator: Final[weakref.WeakValueDictionary[int, OpenSpan]] = weakref.WeakValueDictionary()
+"""Id of a generator's stack frame → state of the last span that began in its body."""
+
 _Origin = OpenSpan | None | str
 _HERE: Final = "here"
 _inside: Final[ContextVar[_Origin]] = ContextVar("lightspan_otel_inside", default=_HERE)
@@ -415,6 +445,56 @@ def open_span_by_ids(trace_id: int, span_id: int) -> OpenSpan | None:
     return _by_ids.get((trace_id, span_id))
 
 
+def open_span_in(context: Context | None = None) -> OpenSpan | None:
+    """Return the state of the span around the caller; None if there is no tracked span.
+
+    It is the current span, unless a generator on the stack runs an agent that the current span is
+    not in. A server may take each item of a generator in another thread, whose context lacks the
+    span that an instrumentation has made current in the first step. A span that a generator has
+    left current is skipped until the generator continues.
+
+    Args:
+        context: OpenTelemetry's context with the current span; None for the current context.
+    """
+    flow, on_stack, held = current_flow(), set[int](), list[OpenSpan]()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_flags & _GENERATOR:
+            on_stack.add(id(frame))
+            held += _agents_of(frame)
+        frame = frame.f_back
+    for each in held:
+        each.flows.add(flow)
+    current = open_span_of(trace.get_current_span(context))
+    around = [] if current is None else list(current.upwards())
+    for place, each in reversed(list(enumerate(around))):
+        if each.generator is not None and each.generator not in on_stack and flow in each.flows:
+            around = around[place + 1 :]
+            break
+    if held and held[0] not in around:
+        return held[0]
+    return around[0] if around else None
+
+
+def _agents_of(generator: FrameType) -> Iterator[OpenSpan]:
+    """Yield the open agents of a generator: one that began in it, and those of its variables."""
+    own = _by_generator.get(id(generator))
+    if own is not None and not own.ended and own.role in _ATTEMPTS:
+        yield own
+    for value in generator.f_locals.values():
+        span = open_span_of(value) if isinstance(value, trace.Span) else None
+        if span is not None and not span.ended and span.role in _ATTEMPTS:
+            yield span
+
+
+def _generator_here() -> FrameType | None:
+    """Return the generator whose body begins a span; None if the span begins elsewhere."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_TRACERS):
+        frame = frame.f_back
+    return None if frame is None else generator_of(frame)
+
+
 @contextmanager
 def inside_of(open_span: OpenSpan | None) -> Iterator[None]:
     """Determine the current agent in the block from `open_span`, not from the current span.
@@ -431,7 +511,7 @@ def inside_of(open_span: OpenSpan | None) -> Iterator[None]:
 def open_here() -> Sequence[OpenSpan]:
     """Return the open spans around the caller, innermost first."""
     origin = _inside.get()
-    open_span = open_span_of(trace.get_current_span()) if isinstance(origin, str) else origin
+    open_span = open_span_in() if isinstance(origin, str) else origin
     if open_span is None:
         return ()
     for each in open_span.upwards():

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from lightspan.capture.adapter import is_claimed
 from lightspan_otel import llm_spans
-from lightspan_otel.open_spans import OpenSpan, open_span_by_ids, open_span_of, register
+from lightspan_otel.open_spans import OpenSpan, open_span_by_ids, open_span_in, register
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -50,7 +50,7 @@ class AgentSpanProcessor(SpanProcessor):
             # A span that an adapter or a patch covers is skipped. Its library may compute parents
             # its own way (LlamaIndex's does), which would leave out the spans that we know.
             inside = None if is_claimed(name) else parent_context
-            above = open_span_of(trace.get_current_span(inside))
+            above = open_span_in(inside)
             open_span = OpenSpan(span, above, f"{context.span_id:016x}", name)
             register(span, open_span)
             if not self.records_content:

@@ -7,7 +7,6 @@ are dropped and counted.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from lightspan.errors import ConfigError, how_to_install
 from lightspan.production.exporters import OTLP_VARIABLE
 from lightspan.production.options import resource_of_environment
-from lightspan.production.store_writer import close_at_exit_of_child
+from lightspan.production.store_writer import close_at_exit, close_at_exit_of_child
 from lightspan.schema.content import without_keys
 from lightspan.schema.spans import Span
 
@@ -288,8 +287,8 @@ def _after_fork() -> None:
             handle.after_fork()
 
 
-# Registered at import, before recordings are: atexit runs in reverse order, and recordings queue
+# Registered at import, before recordings are: these run in reverse order, and recordings queue
 # their last spans when the process ends.
-atexit.register(_close)
+close_at_exit(_close)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

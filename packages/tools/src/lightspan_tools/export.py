@@ -26,7 +26,13 @@ from typing import IO, Any, Final, Literal
 
 import msgspec
 
-from lightspan.algorithms.recorded_attempts import Query, read_attempts, reward_bound, score_of
+from lightspan.algorithms.recorded_attempts import (
+    Query,
+    read_attempts,
+    reward_bound,
+    score_of,
+    score_of_attempt,
+)
 from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.episode import Call
 from lightspan.lightning.selection import CallCoverage, CallStatus
@@ -73,8 +79,9 @@ class Filter:
         mode = view.state.rollout.mode
         if self.mode is not None and mode is not self.mode:
             return False
-        by_call = mode is Mode.PRODUCTION and what == "messages"
-        return by_call or self._reaches(view.episode.reward)
+        if mode is Mode.PRODUCTION:
+            return what == "messages" or self._reaches(score_of_attempt(view.episode))
+        return self._reaches(view.episode.reward)
 
     def takes_call(self, call: Call) -> bool:
         """Return whether `agents` selects the agent of a call."""

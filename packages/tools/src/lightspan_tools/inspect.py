@@ -10,7 +10,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lightspan.algorithms.recorded_attempts import Query, read_attempts
+from lightspan.algorithms.recorded_attempts import (
+    Query,
+    is_feedback,
+    read_attempts,
+    score_of_attempt,
+)
 from lightspan.errors import NotFoundError, how_to_install
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.selection import CallCoverage
@@ -115,7 +120,7 @@ async def _production_lines(store: Store, query: Query, page: Page) -> list[str]
             TableRow(
                 row_id=attempt.attempt_id,
                 status=str(episode.status),
-                reward=episode.reward,
+                reward=score_of_attempt(episode),
                 agents=callers,
                 before=f"{state.rollout.run_id:<20}  {began:<19}  ",
                 after=f"{_seconds(episode):>7.2f}  {damaged:<7}  ",
@@ -383,8 +388,12 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
         f"rollout {rollout.rollout_id} ({rollout.mode}, step {view.step}, task "
         f"{rollout.task_id}): {view.state.status}"
     )
-    source = f" ({episode.reward_source})" if episode.reward_source else ""
-    yield f"attempt {episode.attempt_id}: reward {_number(episode.reward)}{source}"
+    is_production = rollout.mode is Mode.PRODUCTION
+    is_rated = is_production and any(is_feedback(span) for span in episode.spans)
+    reason = "feedback" if is_rated else episode.reward_source
+    source = f" ({reason})" if reason else ""
+    reward = score_of_attempt(episode) if is_production else episode.reward
+    yield f"attempt {episode.attempt_id}: reward {_number(reward)}{source}"
     if episode.unscored:
         yield f"  unscored: {episode.unscored}"
     own = OWN if episode.reward_source == "scored" else ""
@@ -398,10 +407,14 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
     yield ""
     entries = {entry.call.span_id: entry for entry in view.coverage.entries}
     for depth, node in walk(episode.tree):
-        yield "  " * depth + _span_line(node.span, entries.get(node.span.span_id))
+        entry = None if is_production else entries.get(node.span.span_id)
+        yield "  " * depth + _span_line(node.span, entry)
         yield from ("  " * (depth + 1) + line for line in _output_lines(node.span))
     yield ""
-    yield f"coverage: {_counted(view.coverage.counts())}"
+    if is_production:
+        yield f"calls: {len(view.coverage.entries)} recorded in production, which trains none"
+    else:
+        yield f"coverage: {_counted(view.coverage.counts())}"
     for entry in view.coverage.entries:
         yield from _entry_lines(view, entry)
 
@@ -446,7 +459,7 @@ def _as_float(value: Any) -> float | None:
 def _entry_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
     call = entry.call
     name = f"{call.call_id}/{call.choice} {call.agent_path}"
-    yield f"  {name}: {entry.status} {entry.reason}".rstrip()
+    yield f"  {name}: {_status_of(view, entry)}"
     yield from (
         f"    {key}: {asked!r} asked, {used!r} used"
         for key, (asked, used) in sorted(_overrides(call).items())
@@ -454,6 +467,13 @@ def _entry_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
     if call.key in view.episode.retried:
         yield "    its agent ended in an error and was retried"
     yield from (f"    {line}" for line in view.explanation_lines(call))
+
+
+def _status_of(view: RolloutView, entry: CallCoverage) -> str:
+    """Return the status of a call with its reason; of a call in production, its outcome."""
+    if view.state.rollout.mode is Mode.PRODUCTION:
+        return str(entry.call.outcome)
+    return f"{entry.status} {entry.reason}".rstrip()
 
 
 def _overrides(call: Call) -> dict[str, tuple[Any, Any]]:
@@ -465,7 +485,7 @@ def _overrides(call: Call) -> dict[str, tuple[Any, Any]]:
 def _call_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
     call = entry.call
     yield f"call {call.call_id}, choice {call.choice}, agent {call.agent_path}"
-    yield f"{entry.status} {entry.reason}".rstrip()
+    yield _status_of(view, entry)
     if call.record is not None:
         record = call.record
         runs = ", ".join(f"{count} of version {version}" for version, count in record.versions)

@@ -22,6 +22,7 @@ from lightspan.lightning.episode import Call, Episode, build_episode
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, Mode, RolloutState
+from lightspan.schema.reward import usable
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.validation import check_number, is_number
 from lightspan.stores.protocol import Store
@@ -40,6 +41,11 @@ class RecordedAttempt(NamedTuple):
     state: RolloutState
     attempt: Attempt
     episode: Episode
+
+    @property
+    def score(self) -> float | None:
+        """The score of the attempt; None if it is unscored."""
+        return score_of_attempt(self.episode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,12 +153,13 @@ def apply_feedback(spans: Sequence[Span]) -> list[Span]:
     Args:
         spans: spans of one attempt, in order of arrival (`Store.spans`).
     """
-    last = {span.attributes.get(c.REWARD_CALL_ID): span for span in spans if is_feedback(span)}
+    places = {s.attributes.get(c.REWARD_CALL_ID): n for n, s in enumerate(spans) if is_feedback(s)}
+    last = [spans[place] for place in sorted(places.values())]
     if not last:
         return list(spans)
     rewarded = max(span.start_ns for span in spans if span.kind is SpanKind.REWARD)
     others = [span for span in spans if not is_feedback(span)]
-    return [*others, *(s.replace(late=False, start_ns=rewarded + 1) for s in last.values())]
+    return [*others, *(s.replace(late=False, start_ns=rewarded + 1) for s in last)]
 
 
 def is_feedback(span: Span) -> bool:
@@ -163,6 +170,18 @@ def is_feedback(span: Span) -> bool:
 def score_of(episode: Episode, call: Call) -> float | None:
     """Return the last reward on a call, else the episode's reward; None if it is unscored."""
     return call.reward if call.rewards else episode.reward
+
+
+def score_of_attempt(episode: Episode) -> float | None:
+    """Return the feedback on an attempt, else the last on one of its calls, else its reward.
+
+    None if it is unscored.
+    """
+    feedback = [span.attributes for span in episode.spans if is_feedback(span)]
+    if not feedback or any(c.REWARD_CALL_ID not in attributes for attributes in feedback):
+        return episode.reward
+    value = feedback[-1].get(c.REWARD_VALUE)
+    return usable(value) if isinstance(value, float | int) else None
 
 
 def reward_bound(name: str, value: float | None) -> float | None:

@@ -65,7 +65,7 @@ def require_framework(adapter: str, framework: str, floor: str) -> Iterator[None
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", text)[:3]]
+    return [*map(int, re.findall(r"\d+", text)), 0, 0, 0][:3]
 
 
 # --- texts ----------------------------------------------------------------------------------

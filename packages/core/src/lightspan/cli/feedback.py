@@ -14,7 +14,7 @@ def add(commands: Any) -> None:
         description="Add a reward to a recorded attempt or call, even hours later. The last reward "
         "counts.",
     )
-    parser.add_argument("id", metavar="ID", help="id of an attempt, a call, or an OpenAI response")
+    parser.add_argument("id", metavar="ID", help="attempt (start or end of its id), call, response")
     parser.add_argument("reward", type=float, metavar="REWARD", help="a number; higher is better")
     parser.add_argument("--store", metavar="URL", help="URL of the store (LIGHTSPAN_STORE)")
     parser.add_argument("--comment", metavar="TEXT", help="comment for readers")

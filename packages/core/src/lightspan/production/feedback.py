@@ -34,6 +34,8 @@ from lightspan.stores.protocol import Store
 
 _PRODUCTION_CALL: Final = re.compile(r"call-([0-9a-f]{32})-\d+")
 """Matches the call id of a recorded app. Its group has the digits of the attempt's id."""
+MIN_ID_LENGTH: Final = 6
+"""Minimum number of characters of the start or end of an attempt's id that stands for it."""
 _SEARCH_BATCH: Final = 128
 """Number of rollouts whose spans are read at once."""
 
@@ -56,8 +58,9 @@ def feedback(
     """Rate an attempt or a call, in any process, at any time after it has ended.
 
     Args:
-        id: id of an attempt (`lightspan.current_attempt_id()`) or of a call, or the `id` of an
-            OpenAI response. All attempts are searched for the `id` of a response, the newest first.
+        id: id of an attempt (`lightspan.current_attempt_id()`), or its start or end, or the id of a
+            call, or the `id` of an OpenAI response, for which all attempts are searched, the newest
+            first.
         reward: a number, a bool (True is 1.0), or a mapping from names to numbers, such as
             `{"accuracy": 1.0, "style": 0.5}`. NaN and infinity are errors.
         store: URL of the store; None for the value of `LIGHTSPAN_STORE`.
@@ -157,12 +160,20 @@ async def _find(store: Store, id: str) -> tuple[Attempt, str | None]:
         call = None if attempt is None else await _find_call(store, [attempt], names)
         if call is not None:
             return call
+    size, similar = len(id), list[Attempt]()
     rollouts = [state.rollout.rollout_id for state in await store.rollouts()][::-1]
     for start in range(0, len(rollouts), _SEARCH_BATCH):
         attempts = await store.attempts(rollouts[start : start + _SEARCH_BATCH])
         call = await _find_call(store, attempts, names)
         if call is not None:
             return call
+        if size >= MIN_ID_LENGTH:
+            similar += [a for a in attempts if id in (a.attempt_id[:size], a.attempt_id[-size:])]
+    if len(similar) == 1:
+        return similar[0], None
+    if similar:
+        ids = ", ".join(attempt.attempt_id for attempt in similar[:5])
+        raise NotFoundError(f"{id!r} is part of {len(similar)} attempts' ids: {ids}")
     raise NotFoundError(
         f"store {store.url} has no attempt, call or response {id!r}. An attempt is stored when it "
         "has ended; while it runs, use emit_reward()"

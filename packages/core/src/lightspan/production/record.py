@@ -12,10 +12,12 @@ id. A hook (`redact`) gets every span in the app's own thread, before the span i
 
 from __future__ import annotations
 
-import atexit
+import asyncio
 import logging
 import os
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -27,7 +29,7 @@ from lightspan.production.auto_attempts import NullAttempt, OpenAttempt, OpenAtt
 from lightspan.production.exporters import find_exporter
 from lightspan.production.options import STORE_VARIABLE, RecordOptions, read_options
 from lightspan.production.redact import Redact, find_hook
-from lightspan.production.store_writer import EXIT_S
+from lightspan.production.store_writer import EXIT_S, close_at_exit
 from lightspan.schema.spans import new_trace_id
 
 log = logging.getLogger(__name__)
@@ -217,6 +219,21 @@ def flush(timeout_s: float = 30.0) -> bool:
     return all(results)
 
 
+@asynccontextmanager
+async def lifespan(app: object = None) -> AsyncIterator[None]:
+    """Write what is recorded before an ASGI server ends: `FastAPI(lifespan=lightspan.lifespan)`.
+
+    A lifespan of the app's own contains `async with lightspan.lifespan():`.
+
+    Args:
+        app: the app, which the server gives; it is not used.
+    """
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(flush, EXIT_S)
+
+
 def _update_attempt_factory() -> None:
     """Let the current recording open the attempts outside rollouts.
 
@@ -228,7 +245,7 @@ def _update_attempt_factory() -> None:
         return
     if not _state.has_hooks:
         _state.has_hooks = True
-        atexit.register(_at_exit)
+        close_at_exit(_at_exit)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_after_fork)
     try:

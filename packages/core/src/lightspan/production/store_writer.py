@@ -9,11 +9,13 @@ backoff, without an effect on the app.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import multiprocessing
 import os
 import secrets
+import signal
 import threading
 import time
 from collections import deque
@@ -56,6 +58,8 @@ _PERMANENT_ERRORS: Final = (
     ValueError,
 )
 """Errors after which a write is not retried."""
+_ENDINGS: Final = (signal.SIGTERM, signal.SIGINT)
+"""Signals with which servers end themselves after a graceful stop."""
 
 
 class PendingWrite(NamedTuple):
@@ -360,6 +364,23 @@ def _pieces(spans: Sequence[Span]) -> Iterator[list[Span]]:
 def text_size(attributes: Mapping[str, Any]) -> int:
     """Return the number of characters in the attributes whose values are texts."""
     return sum(len(value) for value in attributes.values() if isinstance(value, str))
+
+
+def close_at_exit(close: Callable[[], None]) -> None:
+    """Call `close` at the end of this process, also if it ends by a signal that it raises itself.
+
+    uvicorn ends a graceful stop by `signal.raise_signal(SIGTERM)`, after which Python does not run
+    `atexit`.
+    """
+    atexit.register(close)
+    before = signal.raise_signal
+
+    def raise_signal(signalnum: int, /) -> None:
+        if signalnum in _ENDINGS and signal.getsignal(signalnum) is signal.SIG_DFL:
+            close()
+        before(signalnum)
+
+    signal.raise_signal = raise_signal
 
 
 def close_at_exit_of_child(close: Callable[[], None], priority: int) -> None:

@@ -156,9 +156,9 @@ def tasks_from_store(
     async def read() -> list[Json]:
         async with open_existing(store) as opened:
             return [
-                state.rollout.task
-                async for state, _, episode in read_attempts(opened, query)
-                if _is_within(episode.reward, low, high)
+                recorded.state.rollout.task
+                async for recorded in read_attempts(opened, query)
+                if _is_within(recorded.score, low, high)
             ]
 
     tasks = [task for task in run_sync(read()) if task is not None]
