@@ -19,9 +19,9 @@ from lightspan import __version__
 from lightspan.errors import ConfigError, StoreError, StoreUnreachableError, how_to_install
 from lightspan.schema.semconv import HEADER_PROTOCOL, HEADER_VERSION, PROTOCOL_VERSION
 from lightspan_cluster.join_token import JoinToken, fingerprint
-from lightspan_gateway.keepalive import keep_alive
 
 try:
+    from lightspan_gateway.keepalive import keep_alive
     from lightspan_gateway.remote_store.errors import Failure
     from lightspan_gateway.remote_store.rpc import CONTENT_TYPE, encode
     from lightspan_gateway.remote_store.url import RELAY_PATH, keep_tunnel

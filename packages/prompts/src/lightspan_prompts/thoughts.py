@@ -12,4 +12,4 @@ def without_thoughts(answer: str) -> str:
     thoughts, end, rest = answer.partition("</think>")
     if thoughts.lstrip().startswith("<think>") or (end and "<think>" not in thoughts):
         return rest.strip()
-    return answer
+    return answer.strip()
