@@ -50,5 +50,4 @@ async def test_whose_fault_an_error_is(
             with pytest.raises(anthropic.APIStatusError) as caught:
                 await ask(client)
     assert classify(caught.value, url).outcome is outcome
-    elsewhere = classify(caught.value, "http://elsewhere").outcome
-    assert (elsewhere is Outcome.APP_ERROR) is (outcome is Outcome.INFRASTRUCTURE)
+    assert classify(caught.value, "http://elsewhere").outcome is outcome  # of another model

@@ -24,7 +24,7 @@ from opentelemetry.semconv.attributes import (
 import lightspan
 import lightspan_otel
 from lightspan.schema import semconv as c
-from lightspan_otel import agent_names, normalize
+from lightspan_otel import agent_names, normalize, span_kinds
 
 OTHERS = ("gen_ai.", "error.", "exception.", "server.", "process.")
 OURS = {
@@ -82,9 +82,9 @@ def test_openinference_has_it(name: str) -> None:
 def test_kinds_of_spans() -> None:
     """Check OpenInference's span kinds from which lightspan's kinds are derived."""
     kinds = {kind.value for kind in trace.OpenInferenceSpanKindValues}
-    assert set(c._KIND_OF_OPENINFERENCE) <= kinds
+    assert set(span_kinds._KIND_OF_OPENINFERENCE) <= kinds
     operations = {kind.value for kind in gen_ai_attributes.GenAiOperationNameValues}
-    assert set(c._KIND_OF_OPERATION) <= operations
+    assert set(span_kinds._KIND_OF_OPERATION) <= operations
 
 
 # --- no name of ours in theirs ----------------------------------------------------------------

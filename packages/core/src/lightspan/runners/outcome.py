@@ -155,13 +155,14 @@ def _is_unreachable(error: BaseException, gateway_url: str | None) -> bool:
     # the HTTP client's exception, from which the SDK's was raised, has its status in the response
     sources = (error, getattr(error, "response", None))
     status = next((s for x in sources if (s := getattr(x, "status_code", None)) is not None), None)
-    if gateway_url is None or not url.startswith(f"{gateway_url}/"):
-        is_model = type(error).__module__.partition(".")[0] in _MODEL_CLIENTS
-        return is_model and (status is None or status >= 500 or status in _REFUSALS)
+    is_gateway = gateway_url is not None and url.startswith(f"{gateway_url}/")
+    if not is_gateway and type(error).__module__.partition(".")[0] not in _MODEL_CLIENTS:
+        return False
     # Anthropic's client gives a stream that broke off the status with which the stream began
-    is_broken_stream = status is not None and status < 400
+    broken = _body_field(error, "type") if status is not None and status < 400 else None
     return (
         status is None
         or status >= 500
-        or (is_broken_stream and _body_field(error, "type") == "api_error")
+        or broken in ("api_error", "overloaded_error")
+        or (not is_gateway and status in _REFUSALS)
     )
