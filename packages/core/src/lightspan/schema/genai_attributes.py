@@ -60,7 +60,7 @@ class StreamedAnswer:
         self.irregular_field = self.irregular_field or field
 
     def _add_choice(self, choice: Mapping[str, Any]) -> None:
-        new: dict[str, Any] = {"message": {"role": "assistant"}, "calls": {}}
+        new: dict[str, Any] = {"message": {"role": "assistant"}, "calls": {}, "token_ids": []}
         whole = self._choices.setdefault(int(choice.get("index") or 0), new)
         delta = choice.get("delta") or {}
         content = delta.get("content", choice.get("text"))  # of a chat, of a text completion
@@ -73,7 +73,8 @@ class StreamedAnswer:
             self._add_call(whole["calls"], call)
         if choice.get("finish_reason"):
             whole["finish_reason"] = choice["finish_reason"]
-        whole["token_ids"] = [*whole.get("token_ids", ()), *(choice.get("token_ids") or ())]
+        if isinstance(ids := choice.get("token_ids"), list | tuple):
+            whole["token_ids"] += ids
 
     def _text(self, value: Any, field: str) -> str:
         if value is None or isinstance(value, str):
