@@ -38,7 +38,7 @@ def looks(task):
     code = "import os; print(any(%r in value for value in os.environ.values()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     here = any(%r in value for value in os.environ.values())
-    return {"in a child": float(done.stdout == "True\\n"), "here": float(here)}
+    return {"reward": 0.0, "in a child": float(done.stdout == "True\\n"), "here": float(here)}
 """
 
 
@@ -101,7 +101,9 @@ async def test_runners_of_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [attempt.rollout_id for attempt in ended] == [f"ro-{i}" for i in range(4)]
     assert ended[0].number == 2
     for attempt in ended:
-        assert attempt.reward == Reward(0.0, {"in a child": 0.0, "here": 0.0}), attempt.message
+        assert attempt.reward == Reward(0.0, {"reward": 0.0, "in a child": 0.0, "here": 0.0}), (
+            attempt.message
+        )
     output = "\n".join([*lines, done.stdout, done.stderr])
     assert TRAINER not in output
     assert RUNNER not in output

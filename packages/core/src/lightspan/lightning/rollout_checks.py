@@ -309,7 +309,7 @@ def check_patterns(
             calls; or, without `declared`, agents without a call.
     """
     paths = declared or agents
-    if not paths:
+    if not paths and (routing.rules or routing.serves):
         raise UnknownAgentError(why_no_call(episodes))
     check_agents(routing, paths)
     idle = [rule for rule in routing.rules if not any(map(rule.matches, callers))]
