@@ -47,6 +47,7 @@ def trained_apart(
     algorithm = LightningRL(
         tiny_model(folder / "start", seed=0, context=context),
         optimize=list(optimize),
+        frozen="base",
         group_size=2,
         tasks_per_step=2,
     )
