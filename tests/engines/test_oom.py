@@ -163,6 +163,20 @@ async def test_a_cache_that_is_too_large_names_its_size(folder: Path) -> None:
     await engine.close()
 
 
+def test_a_check_at_load_that_runs_out_of_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that such a model is not refused as one that the engine cannot compute."""
+
+    def explode(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError(CUDA)
+
+    monkeypatch.setattr("lightspan_torch.engine._attention.forward", explode)
+    message = r"loading the model of policy writer on cpu ran out of memory \(.* 9.27 GiB\)\. Lower"
+    with pytest.raises(OutOfMemoryError, match=message):
+        TransformersEngine({"writer": folder})
+
+
 @pytest.mark.slow
 def test_a_run_ends_with_its_engine(folder: Path, apps: Any, tmp_path: Path) -> None:
     """Check that the run ends, because every further rollout would be lost without an engine."""

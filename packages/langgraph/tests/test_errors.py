@@ -101,10 +101,10 @@ def test_the_calls_of_a_node_that_was_retried_are_known(server: ScriptedServer) 
     ids = {"rollout_id": attempt.rollout_id, "attempt_id": attempt.attempt_id}
     spans = [span.replace(**ids) for span in run.spans]
     episode = build_episode(attempt, make_rollout(), spans, [])
-    found = {call.span_id for call in episode.calls if call.key in episode.retried}
-    assert found == {first.span_id, second.span_id}
+    retried = {call.span_id for call in episode.calls if call.key in episode.retried}
+    assert retried == {first.span_id, second.span_id}
     assert len(episode.calls) == 4
-    assert {third.span_id, after.span_id}.isdisjoint(found)
+    assert {third.span_id, after.span_id}.isdisjoint(retried)
 
 
 def test_an_attempt_leaves_nothing_behind(server: ScriptedServer) -> None:

@@ -24,6 +24,7 @@ from transformers import AttentionInterface
 
 from lightspan.errors import ModelError
 from lightspan_torch.engine._pages import Pages, PageTable, to_device
+from lightspan_torch.engine.oom import is_out_of_memory
 
 NAME: Final = "lightspan_pages"
 
@@ -337,6 +338,7 @@ def install_checked(model: Any) -> None:
 
     Raises:
         ModelError: the logits differ, or a layer cannot be computed in pieces.
+        RuntimeError: memory ran out.
     """
     vocabulary = int(model.config.get_text_config().vocab_size)
     prompts = [[token % vocabulary for token in ids] for ids in _PROMPTS]
@@ -346,6 +348,8 @@ def install_checked(model: Any) -> None:
             install(model)
             worst, windows = _compare(model, prompts, plain)
     except (ModelError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise _refusal(model, str(error)) from error
     scale = max(float(each.abs().max()) for each in plain)
     limit = (1e-4 if model.dtype == torch.float32 else 0.05) * max(1.0, scale)

@@ -175,7 +175,7 @@ class Batcher:
         max_new_tokens: int,
         *,
         streaming: bool,
-        walk: GrammarState | None = None,
+        grammar: GrammarState | None = None,
         answer_start: int = 0,
     ) -> None:
         """Queue a request.
@@ -186,14 +186,14 @@ class Batcher:
             sampling: temperature, top-p and top-k.
             max_new_tokens: maximum number of further tokens.
             streaming: whether outputs are passed to `on_outputs` before the request is finished.
-            walk: matcher state at the start of the request's grammar; None without a grammar.
+            grammar: matcher state at the start of the request's grammar; None without a grammar.
             answer_start: index in `ids` at which the grammar starts.
 
         Raises:
             EngineError: the generation thread has ended.
         """
-        grammar = None if walk is None else _GrammarPosition(walk, answer_start)
-        request = _Request(request_id, ids, sampling, max_new_tokens, streaming, grammar)
+        position = None if grammar is None else _GrammarPosition(grammar, answer_start)
+        request = _Request(request_id, ids, sampling, max_new_tokens, streaming, position)
         with self._changed:
             self._check_running()
             self._submitted.append(request)

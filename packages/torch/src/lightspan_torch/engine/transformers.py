@@ -56,7 +56,7 @@ from lightspan_torch.engine._attention import install_checked
 from lightspan_torch.engine._batcher import Batcher, BatchSettings, Output
 from lightspan_torch.engine.grammars import LIBRARY, GrammarMismatchError, Grammars, GrammarState
 from lightspan_torch.engine.lora import LowRank, check_ranks, is_low_rank
-from lightspan_torch.engine.oom import allocation, is_out_of_memory
+from lightspan_torch.engine.oom import allocation, explained, is_out_of_memory
 from lightspan_torch.engine.request_checks import check_request, copy_of
 from lightspan_torch.engine.tokenizer import (
     TEMPLATE_DATE,
@@ -174,7 +174,6 @@ class TransformersEngine(TokenEngine):
             )
             own_context = model_context(model.config)
             context = min(own_context, context_length or own_context)
-            install_checked(model)
             on_cpu = model.device.type == "cpu"
             requests, tokens = CPU_BATCH if on_cpu else GPU_BATCH
             settings = BatchSettings(
@@ -185,6 +184,9 @@ class TransformersEngine(TokenEngine):
                 prefix_sharing=prefix_sharing,
                 seed=seed,
             )
+            advice = partial(_lower_engine, settings, context)
+            with explained(f"loading the model of policy {policy} on {device}", advice):
+                install_checked(model)
             self._workers[policy] = _PolicyWorker(
                 policy,
                 model,
@@ -399,7 +401,7 @@ class _PolicyWorker:
                 job.sampling,
                 job.remaining,
                 streaming=job.needs_stream,
-                walk=None if job.grammar_state is None else job.grammar_state.copy(),
+                grammar=None if job.grammar_state is None else job.grammar_state.copy(),
                 answer_start=job.answer_start,
             )
 
