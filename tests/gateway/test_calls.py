@@ -312,6 +312,17 @@ async def test_a_store_that_cannot_look_tokens_up(store: Store) -> None:
         await store.open()
 
 
+async def test_a_store_that_looks_no_token_up_in_time(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = GatewayLimits(store_timeout_s=0.01)
+    async with make_rig(store, "ok", limits=limits) as rig:
+        monkeypatch.setattr(store, "claim_of_token", lambda token: asyncio.sleep(60))
+        with pytest.raises(openai.InternalServerError, match=r"no answer within 0\.01 s"):
+            await rig.ask()
+        monkeypatch.undo()
+
+
 async def test_late_calls_are_kept_and_marked(store: Store) -> None:
     gate = Gate()
     async with make_rig(store, [Say(text="ok", gates={1: gate})]) as rig:

@@ -482,7 +482,8 @@ def test_what_a_trainer_is_told_of_runners(lines: Any) -> None:
     trainer = trainer_of("a:b")
     assert printed(0, trainer) == [waiting]
     assert printed(1, trainer, elsewhere, bound) == []
-    assert printed(60, trainer, elsewhere, bound) == [
+    health = make_peer("health-1", PeerRole.RUNNER, "")  # a server's check of its store
+    assert printed(60, trainer, elsewhere, bound, health) == [
         waiting.replace("runners:", "runners (those that are there run a:b, c:d):")
     ]
     joined = f"runner r1 joined: 8 attempts at once, lightspan {__version__}, {sys.executable}"

@@ -128,6 +128,7 @@ async def test_a_trainer_whose_gateway_cannot_be_reached_is_refused(place: Place
         assert 'Trainer(gateway="HOST")' in str(error.value)
     assert await place.store.peers() == []
     await place.store.announce(trainer(gone, remote=False))  # runners of its own machine only
+    await place.store.announce(trainer(gone, complete=True))  # to a server that has restarted
     async with training(place.store, "one") as one:
         here = trainer(one.gateway.url)
         await place.store.announce(here)

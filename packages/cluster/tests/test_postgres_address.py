@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -113,12 +114,15 @@ except ConfigError as error:
     assert "[postgres]" in done.stdout
 
 
-def test_patience_begins_with_the_first_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("timeout_s", [30.0, 30, lambda: 30.0])
+def test_patience_begins_with_the_first_pause(
+    timeout_s: float | Callable[[], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The time limit does not start earlier, because a lost connection may be noticed late."""
     now = 100.0
     monkeypatch.setattr(clock, "monotonic", lambda: now)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    retry = Retry(30.0)
+    retry = Retry(timeout_s)
     now = 1_000.0
     assert retry.pause()
     now = 1_029.0

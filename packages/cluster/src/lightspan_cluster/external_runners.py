@@ -20,7 +20,7 @@ from lightspan.schema import clock
 from lightspan.schema.records import Peer, PeerRole
 from lightspan.schema.validation import check_number, check_whole
 from lightspan.stores.protocol import Store
-from lightspan_cluster.peers import incompatibility, is_compatible, is_present
+from lightspan_cluster.peers import is_present, problem_of
 
 log = logging.getLogger(__name__)
 
@@ -149,20 +149,17 @@ class RunnerWatch:
         joined = {}
         for peer in (peer for peer in peers if is_runner_of(self.plan, peer)):
             name = peer.peer_id
-            if peer.problem and is_compatible(peer):
+            if problem := problem_of(peer):
                 if name not in self._rejected:
                     self._rejected.add(name)
-                    self.print_line(f"runner {name} cannot join: {peer.problem}")
-            elif is_compatible(peer):
-                joined[name] = peer
-                if name not in self._joined:
-                    self.print_line(
-                        f"runner {name} joined: {peer.slots} attempts at once, lightspan "
-                        f"{peer.lightspan}, {peer.python}"
-                    )
-            elif name not in self._rejected:
-                self._rejected.add(name)
-                self.print_line(f"runner {name} cannot join: {incompatibility(peer)}")
+                    self.print_line(f"runner {name} cannot join: {problem}")
+                continue
+            joined[name] = peer
+            if name not in self._joined:
+                self.print_line(
+                    f"runner {name} joined: {peer.slots} attempts at once, lightspan "
+                    f"{peer.lightspan}, {peer.python}"
+                )
         return joined
 
 
@@ -172,4 +169,5 @@ def is_runner_of(plan: RunnerPlan, peer: Peer) -> bool:
 
 
 def _is_runner(peer: Peer) -> bool:
-    return peer.role is PeerRole.RUNNER and is_present(peer)
+    # a server's check of its store announces one of no app
+    return peer.role is PeerRole.RUNNER and bool(peer.app) and is_present(peer)

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 import msgspec
 
@@ -125,7 +125,7 @@ class Hosts(ExternalRunners):
             host=host if is_loopback(host) else "::" if ":" in host else "0.0.0.0",
             port=self._port or access.port,
             limits=StoreServerLimits(shutdown_s=_SHUTDOWN_S),
-            tls=access.context(),
+            tls=access.context,
         )
         try:
             await self._serving.enter_async_context(server)
@@ -214,66 +214,59 @@ def _own_address() -> str:
     return address
 
 
-class _Saved(msgspec.Struct, forbid_unknown_fields=True):
+class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
     """The content of the file with a run's key."""
 
     key: str
     port: int
 
 
-class _Access:
-    """Key, certificate and port of a run, which are kept in two files in the folder of its store.
+class _Access(NamedTuple):
+    """Key, port and certificate of a run, which are kept in two files in the folder of its store.
 
     Args:
-        certificate: file with the certificate and its private key (PEM).
-        saved: file with key and port (JSON).
+        path: file with key and port (JSON).
+        key: the key of a runner.
+        port: the port of the run; 0 if it has had none.
+        context: settings of a TLS server with the certificate.
+        fingerprint: the fingerprint of the certificate.
     """
 
-    def __init__(self, certificate: Path, saved: Path) -> None:
-        self._certificate = certificate
-        self._saved = saved
-        self.key = new_key()
-        self.port = 0
-        """Port of the run; 0 if it has had none."""
+    path: Path
+    key: str
+    port: int
+    context: ssl.SSLContext
+    fingerprint: str
 
     @classmethod
-    def of(cls, store: Path) -> _Access:
+    def of(cls, store: Path) -> Self:
         """Read the files in the folder of a store; create the certificate if there is none.
 
         Raises:
             ConfigError: a file cannot be read or written, or is damaged.
         """
-        access = cls(store.with_suffix(".hosts.pem"), store.with_suffix(".hosts.json"))
+        pem, path = store.with_suffix(".hosts.pem"), store.with_suffix(".hosts.json")
+        content = _KeyFile(new_key(), 0)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            if not access._certificate.exists():
-                _write_private(access._certificate, _new_certificate())
-            if access._saved.exists():
-                saved = msgspec.json.decode(access._saved.read_bytes(), type=_Saved)
-                access.key, access.port = saved.key, saved.port
-            access.context()
+            if not pem.exists():
+                _write_private(pem, _new_certificate())
+            if path.exists():
+                content = msgspec.json.decode(path.read_bytes(), type=_KeyFile)
+            context.load_cert_chain(pem)
+            _, begin, certificate = pem.read_text("ascii").partition("-----BEGIN CERTIFICATE")
+            identity = fingerprint(ssl.PEM_cert_to_DER_cert(begin + certificate))
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             raise ConfigError(
-                f"{access._certificate} or {access._saved} cannot be used ({error}): delete both, "
-                "and start the run's runners again with the new line"
+                f"{pem} or {path} cannot be used ({error}): delete both, and start the run's "
+                "runners again with the new line"
             ) from error
-        add_client_key(access.key)
-        return access
+        add_client_key(content.key)
+        return cls(path, content.key, content.port, context, identity)
 
     def keep(self, port: int) -> None:
         """Write key and port."""
-        _write_private(self._saved, msgspec.json.encode(_Saved(self.key, port)) + b"\n")
-
-    def context(self) -> ssl.SSLContext:
-        """Return the settings of a TLS server with the certificate."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self._certificate)
-        return context
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the certificate."""
-        text = self._certificate.read_text("ascii")
-        return fingerprint(ssl.PEM_cert_to_DER_cert(text[text.index("-----BEGIN CERTIFICATE") :]))
+        _write_private(self.path, msgspec.json.encode(_KeyFile(self.key, port)) + b"\n")
 
 
 def _write_private(path: Path, data: bytes) -> None:

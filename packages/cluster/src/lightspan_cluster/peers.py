@@ -25,3 +25,8 @@ def is_compatible(peer: Peer) -> bool:
 def incompatibility(peer: Peer) -> str:
     """Return the error message for a runner or trainer of another protocol version."""
     return mismatch(peer.python, peer.lightspan, peer.protocol)
+
+
+def problem_of(peer: Peer) -> str:
+    """Return why a runner or trainer cannot work with this process; empty if it can."""
+    return peer.problem if is_compatible(peer) else incompatibility(peer)

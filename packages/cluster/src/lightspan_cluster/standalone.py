@@ -108,10 +108,8 @@ class _Joiner:
         """What the runner waits for, as last printed; "" if it does not wait."""
         self._printed = self._latest = (0, 0)
         self._printed_at = self._busy_at = clock.monotonic()
-        self._rejected: set[str] = set()
-        """Ids of runs with another protocol version that were printed already."""
-        self._unreachable: set[tuple[str, str]] = set()
-        """Runs, with their gateways, that were printed already as out of reach."""
+        self._problems: set[tuple[str, str]] = set()
+        """Runs that cannot be joined, each with its problem, that were printed already."""
 
     async def work(self, store: Store) -> None:
         """Run attempts until a training of this runner is complete, or until the runner has to end.
@@ -227,9 +225,7 @@ class _Joiner:
                     "trainer with an address of its machine that runners reach, "
                     'Trainer(gateway="HOST") or "HOST:PORT"'
                 )
-                if (peer.run_id, peer.gateway) not in self._unreachable:
-                    self._unreachable.add((peer.run_id, peer.gateway))
-                    self._print(f"training {peer.run_id} cannot be joined: {problem}")
+                self._print_problem(peer.run_id, problem)
             else:
                 live.append(peer)
         await presence.update(problem="" if live else problem)
@@ -247,9 +243,7 @@ class _Joiner:
             end = "is complete" if run in complete else "has stopped; it can be resumed"
             self._print(f"training {run} {end}")
         for peer in current.incompatible:
-            if peer.run_id not in self._rejected:
-                self._rejected.add(peer.run_id)
-                self._print(f"training {peer.run_id} cannot be joined: {incompatibility(peer)}")
+            self._print_problem(peer.run_id, incompatibility(peer))
         for peer in current.live:
             if peer.run_id not in self._runs:
                 self._waiting = ""
@@ -272,6 +266,11 @@ class _Joiner:
     def _counts(self) -> tuple[int, int]:
         """Return the number of attempts claimed so far, and the number of attempts that run now."""
         return self._runners.claimed, self._runners.running
+
+    def _print_problem(self, run_id: str, problem: str) -> None:
+        if (run_id, problem) not in self._problems:
+            self._problems.add((run_id, problem))
+            self._print(f"training {run_id} cannot be joined: {problem}")
 
     def _print_waiting(self, reason: str) -> None:
         if reason != self._waiting:

@@ -22,7 +22,7 @@ from lightspan.schema.records import (
 )
 from lightspan.schema.spans import SpanKind
 from lightspan.stores.protocol import Store
-from lightspan_cluster.peers import incompatibility, is_compatible, is_present
+from lightspan_cluster.peers import is_present, problem_of
 
 OPEN: Final = (RolloutStatus.QUEUED, RolloutStatus.RUNNING)
 """The statuses of rollouts that have not ended."""
@@ -117,18 +117,17 @@ async def read_status(store: Store, *, with_tokens: bool = False) -> StoreStatus
         if RolloutStatus.LOST in counts:
             own += await store.rollouts(run_id=run_id, status=[RolloutStatus.LOST])
         attempts = await store.attempts([state.rollout.rollout_id for state in own])
-        if _state(trainers.get(run_id), own) != "production":
-            busy += [a.runner_id for a in attempts if a.status is AttemptStatus.RUNNING]
-        trainings.append(
-            _training(
-                run_id,
-                trainers.get(run_id),
-                own,
-                attempts,
-                {str(status): count for status, count in counts.items()},
-                await _read_tokens(store, run_id) if with_tokens else None,
-            )
+        training = _training(
+            run_id,
+            trainers.get(run_id),
+            own,
+            attempts,
+            {str(status): count for status, count in counts.items()},
+            await _read_tokens(store, run_id) if with_tokens else None,
         )
+        trainings.append(training)
+        if training.state != "production":
+            busy += [a.runner_id for a in attempts if a.status is AttemptStatus.RUNNING]
     runners = [_runner(peer, busy) for peer in peers if peer.role is PeerRole.RUNNER]
     return StoreStatus(
         store=store.url,
@@ -158,7 +157,7 @@ def _training(
         rollouts=rollouts,
         lost=len(losses),
         last_loss="" if last is None else last.message,
-        problem="" if peer is None or is_compatible(peer) else incompatibility(peer),
+        problem="" if peer is None else problem_of(peer),
         tokens=tokens,
     )
 
@@ -180,7 +179,7 @@ def _runner(peer: Peer, busy: Iterable[str]) -> RunnerStatus:
         running=sum(name.startswith(own) for name in busy),
         is_present=is_present(peer),
         seen_s=peer.silent_s,
-        problem=peer.problem if is_compatible(peer) else incompatibility(peer),
+        problem=problem_of(peer),
     )
 
 

@@ -18,7 +18,7 @@ MAX_MESSAGE_LENGTH: Final = 4_000
 class ApiError(Exception):
     """An error response: HTTP status, message, and OpenAI's `param` and `code`.
 
-    `recorded` is the `error.type` of the call's span; None for the code or the status.
+    `error_type` is that of the call's span; None for the code or the status.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
-        recorded: str | None = None,
+        error_type: str | None = None,
     ) -> None:
         if len(message) > MAX_MESSAGE_LENGTH:  # a message may quote a field of any size
             message = f"{message[:MAX_MESSAGE_LENGTH]}…"
@@ -37,7 +37,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.code = code
-        self.recorded = recorded or code or str(status)
+        self.error_type = error_type or code or str(status)
 
 
 def openai_error(error: ApiError, request_id: str | None = None) -> bytes:

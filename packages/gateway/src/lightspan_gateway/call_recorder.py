@@ -64,7 +64,7 @@ class CallRecorder(CallLog):
         if error.status == CLIENT_LEFT:
             outcome = CallOutcome.CANCELLED
         else:
-            attributes[c.ERROR_TYPE] = error.recorded
+            attributes[c.ERROR_TYPE] = error.error_type
             if error.status < 500:
                 attributes[c.CALL_REFUSED] = error.param or ""
         await self._store_call(info, outcome, attributes, end, error.message)

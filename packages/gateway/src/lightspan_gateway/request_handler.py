@@ -244,8 +244,8 @@ class RequestHandler:
         ):
             if is_set and not is_supported:
                 value = getattr(sampling, key)
-                recorded = None if key == "stop" else c.UNSUPPORTED_PARAMETER
-                raise cannot_honour(key, list(value) if key == "stop" else value, recorded)
+                error_type = None if key == "stop" else c.UNSUPPORTED_PARAMETER
+                raise cannot_honour(key, list(value) if key == "stop" else value, error_type)
         context, longest = tokenizer.context_length, max(map(len, prompts))
         if longest >= context:
             raise bad_request(

@@ -124,13 +124,11 @@ class HermesParser(MarkedParser):
     """The parser of `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; see the module."""
 
     mark = CALL_OPEN
-    _open: Final = re.compile(rf"{CALL_OPEN}\s*")
     _close: Final = re.compile(rf"\s*{CALL_CLOSE}")
 
     def read(self, text: str, start: int) -> tuple[tuple[ParsedCall, ...], int]:
         # an argument may contain the closing mark, so the end of the JSON is the end of the call
-        opening = self._open.match(text, start)
-        body, end = _object_at(text, start if opening is None else opening.end())
+        body, end = _object_at(text, start + len(self.mark))
         closing = self._close.match(text, end)
         if body is None or closing is None:
             return (), end
@@ -317,7 +315,11 @@ def _calls(
 
 
 def _object_at(text: str, start: int) -> tuple[str | None, int]:
-    """Return the JSON value at `start` as text and its end; None if it is malformed."""
+    """Return the JSON value at `start`, after white space, as text and its end.
+
+    The text is None if the value is malformed.
+    """
+    start = len(text) - len(text[start:].lstrip())
     try:
         value, end = _scanner.raw_decode(text, start)
     except (ValueError, RecursionError):

@@ -89,7 +89,8 @@ class TrainingAccess(AccessPolicy):
                     return CallerSession(claim, Routing())
                 fresh = await self._read(claim)
         except (StoreError, TimeoutError) as error:
-            raise ApiError(503, f"the store cannot look the call token up: {error}") from error
+            reason = self._reason(error)
+            raise ApiError(503, f"the store cannot look the call token up: {reason}") from error
         self._evict()
         # a concurrent request of the same attempt may have stored its session first
         return self._open.setdefault(token, fresh)
@@ -105,13 +106,17 @@ class TrainingAccess(AccessPolicy):
             async with asyncio.timeout(self._store_timeout_s):
                 claim = await self._store.claim_of_token(token)
         except (StoreError, TimeoutError) as error:
-            log.warning("attempt %s cannot be looked up: %s", session.attempt_id, error)
+            reason = self._reason(error)
+            log.warning("attempt %s cannot be looked up: %s", session.attempt_id, reason)
             return
         if claim is not None:
             session.claim = claim
         if session.claim.attempt.sealed and not session.is_busy:
             self._open.pop(token, None)
         self._evict()
+
+    def _reason(self, error: Exception) -> str:
+        return str(error) or f"no answer within {self._store_timeout_s:g} s"
 
     def _evict(self) -> None:
         """Evict the sessions that received no call for `EVICT_AFTER_S` seconds."""

@@ -108,7 +108,9 @@ class PostgresDatabase(OpenDatabase):
                 self._listener = Listener(self._server, self._on_move)
 
     def _query(self, query: Callable[[], R]) -> R:
-        retry = Retry(0.0 if self._is_unreachable else self._retry_s)
+        retry = Retry(
+            0.0 if self._is_unreachable else lambda: self._server.retry_s(self._is_closing)
+        )
         while True:
             try:
                 result = query()
@@ -121,11 +123,6 @@ class PostgresDatabase(OpenDatabase):
                 raise self._server.explain(error) from error
             self._is_unreachable = False
             return result
-
-    def _retry_s(self) -> float:
-        """Return the seconds for which a query is retried; few while the store is closed."""
-        limit_s, patience_s = self._server.timings.database_retry_s, self._server.patience_s
-        return min(limit_s, patience_s) if self._is_closing else patience_s
 
     def stop(self) -> None:
         self._is_closing = True

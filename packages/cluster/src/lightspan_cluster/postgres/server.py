@@ -88,6 +88,11 @@ class Server:
                 "libpq, such as sslmode="
             ) from None
 
+    def retry_s(self, is_closing: bool) -> float:
+        """Return the seconds for which an operation is retried; few while the store is closed."""
+        limit_s = self.timings.database_retry_s
+        return min(limit_s, self.patience_s) if is_closing else self.patience_s
+
     def connect(self) -> Connection:
         """Open a session in autocommit mode, with the store's schema as its search path.
 
@@ -267,7 +272,7 @@ class Retry:
     """
 
     def __init__(self, timeout_s: float | Callable[[], float]) -> None:
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s if callable(timeout_s) else lambda: timeout_s
         self._start: float | None = None
         self._backoff_s = _MIN_BACKOFF_S
 
@@ -275,8 +280,7 @@ class Retry:
         """Wait before a retry, and return True; after the timeout, return False at once."""
         now = clock.monotonic()
         self._start = now if self._start is None else self._start
-        timeout_s = self._timeout_s if isinstance(self._timeout_s, float) else self._timeout_s()
-        if now - self._start >= timeout_s:
+        if now - self._start >= self._timeout_s():
             return False
         time.sleep(random.uniform(0.5, 1.0) * self._backoff_s)
         self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)

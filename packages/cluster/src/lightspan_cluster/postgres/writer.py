@@ -97,7 +97,8 @@ class WriterThread(Committer):
         """Do nothing: the number of committed jobs is not used."""
 
     def _write(self, jobs: Sequence[Job]) -> list[list[Any]]:
-        retry = Retry(0.0 if self._is_unreachable else self._retry_s)
+        server = self._tables.link.server
+        retry = Retry(0.0 if self._is_unreachable else lambda: server.retry_s(self._closed))
         to_move = self._moves
         self._sent = None
         while True:
@@ -115,12 +116,6 @@ class WriterThread(Committer):
                 if self._tables.moved:
                     self._on_move()
                 return answers
-
-    def _retry_s(self) -> float:
-        """Return the seconds for which a transaction is retried; few while the store is closed."""
-        server = self._tables.link.server
-        limit_s = server.timings.database_retry_s
-        return min(limit_s, server.patience_s) if self._closed else server.patience_s
 
     def _transaction(self, jobs: Sequence[Job], *, to_move: bool) -> list[list[Any]]:
         tables = self._tables

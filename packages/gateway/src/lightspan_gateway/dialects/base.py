@@ -438,13 +438,13 @@ def _template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
-def cannot_honour(key: str, value: Any, recorded: str | None = None) -> ApiError:
+def cannot_honour(key: str, value: Any, error_type: str | None = None) -> ApiError:
     """Return the HTTP 400 for the unsupported field `key` with the value `value`.
 
-    `recorded` is that of `ApiError`.
+    `error_type` is that of `ApiError`.
     """
     message = f"'{key}' = {value!r} cannot be honoured by this engine; leave it out"
-    return ApiError(400, message, param=key, recorded=recorded)
+    return ApiError(400, message, param=key, error_type=error_type)
 
 
 # --- messages -------------------------------------------------------------------------------

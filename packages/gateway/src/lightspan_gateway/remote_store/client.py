@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import encodings.idna  # noqa: F401 - else a thread imports it: see _sql/queries.py
 import io
-import itertools
 import logging
 import os
 import random
@@ -228,8 +227,8 @@ class ServerConnection:
             backoff_s: pauses in seconds before the retries. Except for the greeting, the last one
                 is repeated.
         """
-        start, paused_s = clock.monotonic(), 0.0
-        for number in itertools.count():
+        start, paused_s, number = clock.monotonic(), 0.0, 0
+        while True:
             pause = backoff_s[min(number, len(backoff_s) - 1)]
             try:
                 body = self._read(name, await send())
@@ -245,11 +244,11 @@ class ServerConnection:
                     log.warning("retrying for up to %g s: %s", limit_s, error)
                 # jitter, because all clients of a server that restarts would retry at once
                 paused_s += pause
+                number += 1
                 await _sleep(pause * random.uniform(0.75, 1.25))
             else:
                 self._has_warned = False
                 return body
-        raise AssertionError("the count does not end")
 
     @property
     def _retry_s(self) -> float:

@@ -105,7 +105,8 @@ class GatewayProxy:
             ConfigError: runners of other machines may work for the training, and its gateway cannot
                 be reached.
         """
-        if not peer.remote or not peer.gateway or (peer.peer_id, peer.gateway) in self._announced:
+        needs_gateway = peer.remote and peer.gateway and not peer.complete
+        if not needs_gateway or (peer.peer_id, peer.gateway) in self._announced:
             return
         try:
             await self._check(_origin(peer.gateway))
