@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lightspan.training.statistics import Interval, paired_gain
+from lightspan.training.statistics import Interval, paired_gain, t_quantile
 
 RESAMPLES: Final = 2000
-T_QUANTILES: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Student's t at 97.5 %, for 1, 2, … degrees of freedom."""
 COLOURS: Final = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
 
 Curve = Sequence[tuple[int, float]]
@@ -37,9 +36,7 @@ def seed_interval(values: Sequence[float]) -> Interval:
     mean = math.fsum(values) / n
     if n == 1:
         return Interval(mean, -math.inf, math.inf, 1)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
-    quantile = T_QUANTILES[n - 2] if n - 2 < len(T_QUANTILES) else T_QUANTILES[-1]
-    half = quantile * math.sqrt(variance / n)
+    half = t_quantile(n - 1) * statistics.stdev(values) / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, n)
 
 
@@ -63,11 +60,11 @@ def crossed_interval(
     names: dict[object, None] = {}
     sums: list[dict[object, tuple[float, int]]] = []
     for values in of_seed:
-        found: dict[object, list[float]] = {}
+        groups: dict[object, list[float]] = {}
         for task in sorted(values):
-            found.setdefault(clusters.get(task, (task,)), []).append(values[task])
-        names.update(dict.fromkeys(found))
-        sums.append({name: (math.fsum(each), len(each)) for name, each in found.items()})
+            groups.setdefault(clusters.get(task, (task,)), []).append(values[task])
+        names.update(dict.fromkeys(groups))
+        sums.append({name: (math.fsum(group), len(group)) for name, group in groups.items()})
     every = list(names)
     rng = random.Random(0)
     means = []
@@ -90,10 +87,10 @@ def steps_of(arm: Arm) -> list[tuple[int, Interval]]:
         ValueError: the seeds were not evaluated at the same steps.
     """
     steps = [[step for step, _ in curve] for curve in arm.curves]
-    if any(found != steps[0] for found in steps):
+    if any(each != steps[0] for each in steps):
         raise ValueError(f"{arm.name}: the seeds were evaluated at different steps: {steps}")
     means = zip(*([mean for _, mean in curve] for curve in arm.curves), strict=True)
-    return [(step, seed_interval(found)) for step, found in zip(steps[0], means, strict=True)]
+    return [(step, seed_interval(values)) for step, values in zip(steps[0], means, strict=True)]
 
 
 def draw(arms: Sequence[Arm], path: Path, *, title: str, metric: str) -> None:

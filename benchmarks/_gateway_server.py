@@ -72,16 +72,16 @@ class ReadyEngine:
 
         Before each chunk, other tasks of the event loop may run.
         """
-        left = request.sampling.max_tokens or DEFAULT_TOKENS
-        while left:
+        remaining = request.sampling.max_tokens or DEFAULT_TOKENS
+        while remaining:
             await asyncio.sleep(0)
-            size = 1 if stream else left
-            left -= size
+            size = 1 if stream else remaining
+            remaining -= size
             yield TokenChunk(
                 ids=[self._word] * size,
                 logprobs=[-0.5] * size,
                 version=1,
-                finish_reason=None if left else FinishReason.STOP,
+                finish_reason=None if remaining else FinishReason.STOP,
             )
 
 

@@ -67,10 +67,10 @@ class Counted(Process):
     def _sum(self) -> int:
         self._sums += 1
         text = (self._folder / f"out.{self._sums}").read_text()
-        found = _SUM.search(text)
-        if found is None:
+        match = _SUM.search(text)
+        if match is None:
             raise PeerError(f"{self.kind}: callgrind wrote no sum:\n{text[:2000]}")
-        return int(found[1])
+        return int(match[1])
 
 
 @contextmanager

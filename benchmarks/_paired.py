@@ -108,8 +108,8 @@ class Block:
         self._clusters = clusters or {}
         self._runs = self._complete(runs)
         self.left_out = sum(
-            len(set().union(*map(set, given))) - len(kept)
-            for given, kept in zip(zip(*runs.values(), strict=True), self._shared, strict=True)
+            len(set().union(*map(set, of_seed))) - len(shared)
+            for of_seed, shared in zip(zip(*runs.values(), strict=True), self._shared, strict=True)
         )
         """Number of held-out tasks, over all seeds, that are scored in some arm but not in all."""
 

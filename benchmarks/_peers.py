@@ -218,8 +218,8 @@ def distributions(name: str) -> dict[str, str]:
         text=True,
         check=True,
     )
-    found = {item["name"].lower(): item["version"] for item in json.loads(done.stdout)}
-    return {key: found[key] for key in sorted(found) if key not in ("pip", "setuptools")}
+    versions = {item["name"].lower(): item["version"] for item in json.loads(done.stdout)}
+    return {key: versions[key] for key in sorted(versions) if key not in ("pip", "setuptools")}
 
 
 # --- making one -----------------------------------------------------------------------------
@@ -261,9 +261,9 @@ def _interpreter(name: str, peer: Peer) -> str:
     """Return the path of an interpreter of the Python version that a peer needs."""
     if peer.python is None or sys.version.startswith(f"{peer.python}."):
         return sys.executable
-    found = find_interpreter(peer.python)
-    if found is not None:
-        return found
+    interpreter = find_interpreter(peer.python)
+    if interpreter is not None:
+        return interpreter
     raise PeerError(
         f"the peer {name} needs Python {peer.python}, which was not found on the PATH or among "
         f"pyenv's; {variable(peer.python)} may name its interpreter"

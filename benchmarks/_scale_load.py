@@ -78,13 +78,13 @@ def served(store_url: str, log: Path, database: Sequence[int] = ()) -> Iterator[
     """
     command = [sys.executable, "-m", "lightspan.cli", "serve", "--store", store_url]
     command += ["--port", "0", "--trainer-key-env", "BENCHMARK_KEY"]
-    with log.open("w") as said:
+    with log.open("w") as output:
         process = subprocess.Popen(
             command,
             env={**os.environ, "BENCHMARK_KEY": _KEY},
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
         )
     os.environ[KEY_VARIABLE] = _KEY
     try:

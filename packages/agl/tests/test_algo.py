@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
@@ -93,17 +92,17 @@ def test_errors_of_the_function_end_fit() -> None:
 
 
 async def test_a_runner_serves_the_queue_of_a_store() -> None:
-    store, event = agl.InMemoryLightningStore(), threading.Event()
+    store = agl.InMemoryLightningStore()
     runner = agl.LitAgentRunner[str](tracer=agl.AgentOpsTracer())
 
     async def serve() -> None:
         with runner.run_context(agent=scores, store=store):
-            await runner.iter(event=event)
+            await runner.iter()
 
     serving = asyncio.create_task(serve())
     assert [prompt for _, prompt in await choose(store=store)] == PROMPTS
-    event.set()
-    await serving
+    serving.cancel()
+    await asyncio.wait([serving])
     with pytest.raises(NotFoundError, match="no resources 'x'"):
         await store.enqueue_rollout("a", resources_id="x")
     with pytest.raises(UnsupportedError, match="config="):

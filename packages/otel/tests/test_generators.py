@@ -132,6 +132,24 @@ def test_a_stream_in_several_threads_is_one_attempt(
     assert {one.attempt.status for one in attempts} == {"succeeded"}
 
 
+class Lazy:
+    """A proxy that cannot load its object here, as Django's lazy user in an event loop."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("not here")
+
+
+def test_variables_of_a_generator_are_not_loaded() -> None:
+    def steps(user: Lazy) -> Iterator[int]:
+        with PROVIDER.get_tracer("some.framework").start_as_current_span("boss"):
+            yield 1
+
+    with captured() as attempt:
+        assert list(steps(Lazy())) == [1]
+    assert attempt.scope.recorder.capture_errors() == []
+
+
 @pytest.mark.parametrize("stream", [as_agno, as_smolagents, as_block])
 def test_a_stream_of_a_rollout_in_other_threads(
     tracer: Tracer, client: openai.OpenAI, stream: Stream

@@ -156,7 +156,7 @@ class AgentApp(App):
         resources: resources for the agents, or the `MainLLM` from which each attempt gets its
             `main_llm`.
         name: value of the property `reference`.
-        hooks: hooks and tracer of the agents; None for those of a runner's process: none.
+        hooks: hooks and tracer of the agents; None for no hooks and a new `Tracer`.
     """
 
     follows_urls = True
@@ -172,7 +172,7 @@ class AgentApp(App):
         self._pool = pool
         self._resources = resources
         self._name = name
-        self._hooks = hooks
+        self._hooks = hooks or HookCalls()
         self.resources_by_rollout: dict[str, NamedResources] = {}
         """Rollout id → resources in place of `resources`."""
         super().__init__(self._run_async if pool.is_async else self._run)
@@ -187,17 +187,14 @@ class AgentApp(App):
         view, hooks = _attempted(rollout), self._hooks
         with self._pool.agent() as agent:
             method = rollout_method(agent, view.mode)
-            work = partial(method, task, self._resources_of(view, llm, resources), view)
-            if hooks is None:
-                return work()
+            own = self._resources_of(view, llm, resources)
             hooks.run(hooks.before(agent, view))
             try:
-                value = work()
-            except BaseException:
-                hooks.run(hooks.after(agent, view, has_failed=True))
-                raise
-            hooks.run(hooks.after(agent, view, has_failed=False))
-            return value
+                value = method(task, own, view)
+                hooks.run(hooks.end_trace(agent, view))
+                return value
+            finally:
+                hooks.run(hooks.after(agent, view))
 
     async def _run_async(
         self, task: Json, rollout: Rollout, llm: LLM | None, resources: StoredResources
@@ -205,17 +202,14 @@ class AgentApp(App):
         view, hooks = _attempted(rollout), self._hooks
         with self._pool.agent() as agent:
             method = rollout_method(agent, view.mode)
-            work = partial(method, task, self._resources_of(view, llm, resources), view)
-            if hooks is None:
-                return await work()
+            own = self._resources_of(view, llm, resources)
             await hooks.before(agent, view)
             try:
-                value = await work()
-            except BaseException:
-                await hooks.after(agent, view, has_failed=True)
-                raise
-            await hooks.after(agent, view, has_failed=False)
-            return value
+                value = await method(task, own, view)
+                await hooks.end_trace(agent, view)
+                return value
+            finally:
+                await hooks.after(agent, view)
 
     def _resources_of(
         self, view: AttemptedRollout, llm: LLM | None, resources: StoredResources

@@ -65,7 +65,7 @@ async def try_out(
     *,
     slots: int,
     agent_match: str | None,
-    hooks: HookCalls | None = None,
+    hooks: HookCalls,
 ) -> DevSummary:
     """Run the agent once per task and summarize the rollouts.
 
@@ -76,7 +76,7 @@ async def try_out(
         val: held-out tasks.
         slots: maximum concurrent rollouts.
         agent_match: regular expression of the agents that would be trained; None for all.
-        hooks: hooks and tracer; None for no hooks.
+        hooks: hooks and tracer of the agent.
 
     Raises:
         RewardError: the agent returned an invalid reward.

@@ -31,16 +31,18 @@ class HookCalls:
         await self._call("on_rollout_start", agent=agent, rollout=rollout)
         await self._call("on_trace_start", agent=agent, rollout=rollout, tracer=self.tracer)
 
-    async def after(self, agent: Any, rollout: AttemptedRollout, *, has_failed: bool) -> None:
-        """Call what hooks do after a rollout."""
-        if not has_failed:
-            await self._call("on_trace_end", agent=agent, rollout=rollout, tracer=self.tracer)
+    async def end_trace(self, agent: Any, rollout: AttemptedRollout) -> None:
+        """Call what hooks do after the agent has returned."""
+        await self._call("on_trace_end", agent=agent, rollout=rollout, tracer=self.tracer)
+
+    async def after(self, agent: Any, rollout: AttemptedRollout) -> None:
+        """Call what hooks do after a rollout, also after one that failed."""
         spans = self.tracer.get_last_trace()
         self.tracer._last_trace = spans
         await self._call("on_rollout_end", agent=agent, rollout=rollout, spans=spans)
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `before` or `after` in the thread of a synchronous agent."""
+        """Run one of the other methods in the thread of a synchronous agent."""
         if self.hooks:
             asyncio.run(work)
             return

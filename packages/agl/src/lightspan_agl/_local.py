@@ -176,8 +176,8 @@ async def local_runs(
     resources: NamedResources,
     *,
     slots: int,
+    hooks: HookCalls,
     timeout_s: float | None = None,
-    hooks: HookCalls | None = None,
 ) -> AsyncIterator[LocalRuns]:
     """Start a runner for an agent in this process, and stop it at the end of the block.
 
@@ -185,8 +185,8 @@ async def local_runs(
         agent: the agent.
         resources: the agent's resources.
         slots: maximum concurrent rollouts; 1 is used if the agent cannot be recreated.
+        hooks: hooks and tracer of the agent.
         timeout_s: see `LocalRuns`.
-        hooks: hooks and tracer; None for no hooks and a tracer of the default class.
     """
     factory = factory_of(agent)
     if factory is None and slots > 1:
@@ -194,7 +194,7 @@ async def local_runs(
             f"one rollout at a time, not {slots}: {type(agent).__qualname__} was changed after "
             "construction and cannot be recreated; set its attributes in __init__"
         )
-    app = AgentApp(AgentPool(factory or (lambda: agent)), resources, hooks=hooks or HookCalls())
+    app = AgentApp(AgentPool(factory or (lambda: agent)), resources, hooks=hooks)
     async with open_store("memory:") as store:
         with _same_environment():
             runner = Runner(store, app, RunnerConfig(slots=slots if factory else 1))

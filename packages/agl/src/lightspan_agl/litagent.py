@@ -20,6 +20,8 @@ __getattr__ = _refuse_names(__name__)
 T = TypeVar("T")
 
 _CONSTRUCTION: Final = "_lightspan_construction"
+_SET_LATER: Final = {_CONSTRUCTION, "__orig_class__", "tracer"}
+"""Attributes that are not set by an agent's constructor."""
 
 
 class Construction:
@@ -35,12 +37,10 @@ class Construction:
 
         `tracer` is not among them, because runs in this process set it.
         """
-        internal = (_CONSTRUCTION, "__orig_class__", "tracer")
-        fields = {name: value for name, value in vars(agent).items() if name not in internal}
-        missing = object()
+        fields, missing = vars(agent), object()
         return sorted(
             name
-            for name in fields.keys() | self._fields.keys() - {"tracer"}
+            for name in (fields.keys() | self._fields.keys()) - _SET_LATER
             if fields.get(name, missing) is not self._fields.get(name, missing)
         )
 

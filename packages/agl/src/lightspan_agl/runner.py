@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lightspan.errors import ConfigError
 from lightspan.progress import print_line
@@ -21,13 +20,6 @@ __all__ = ["LitAgentRunner"]
 __getattr__ = _refuse_names(__name__)
 
 T = TypeVar("T")
-_STOP_INTERVAL_S: Final = 0.1
-
-
-class StopEvent(Protocol):
-    """An event that ends `LitAgentRunner.iter`, such as a `threading.Event`."""
-
-    def is_set(self) -> bool: ...
 
 
 class LitAgentRunner(Generic[T]):
@@ -76,12 +68,8 @@ class LitAgentRunner(Generic[T]):
         finally:
             self._context = None
 
-    async def iter(self, *, event: StopEvent | None = None) -> None:
-        """Run the rollouts that are queued in the store, one at a time.
-
-        Args:
-            event: ends the loop when it is set, after the rollout under way; None to go on until
-                cancelled.
+    async def iter(self) -> None:
+        """Run the rollouts that are queued in the store, one at a time, until cancelled.
 
         Raises:
             ConfigError: `iter` was called outside `run_context`.
@@ -89,11 +77,7 @@ class LitAgentRunner(Generic[T]):
         """
         agent, store, hooks = self._entered("iter")
         async with local_runs(agent, {}, slots=1, hooks=hooks) as runs:
-            while event is None or not event.is_set():
-                if (rollout := store.start_next()) is not None:
-                    await runs.run(rollout, store)
-                else:
-                    await asyncio.sleep(_STOP_INTERVAL_S)
+            await runs.serve(store)
 
     async def step(
         self,
@@ -101,7 +85,6 @@ class LitAgentRunner(Generic[T]):
         *,
         resources: NamedResources | None = None,
         mode: RolloutMode | None = None,
-        event: StopEvent | None = None,
     ) -> Rollout:
         """Run the agent on one task and store its spans.
 
@@ -109,7 +92,6 @@ class LitAgentRunner(Generic[T]):
             input: the task.
             resources: the agent's resources; None for the latest of the store, if any.
             mode: mode of the rollout; None is the same as `train` for the agent.
-            event: ignored, as in Agent Lightning.
 
         Returns:
             The rollout. Its status is `failed` if the agent raised an exception, which is logged.

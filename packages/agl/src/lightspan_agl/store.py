@@ -47,30 +47,9 @@ class LightningStore:
         Raises:
             ConfigError: a value is neither an `LLM` nor a `PromptTemplate`.
         """
-        return await self.update_resources(new_id("resources"), resources)
-
-    async def update_resources(
-        self, resources_id: str, resources: NamedResources
-    ) -> ResourcesUpdate:
-        """Store resources under an id, as the latest.
-
-        Raises:
-            ConfigError: a value is neither an `LLM` nor a `PromptTemplate`.
-        """
-        self._resources.pop(resources_id, None)
+        resources_id = new_id("resources")
         self._resources[resources_id] = check_resources(resources)
         return ResourcesUpdate(resources_id=resources_id, resources=dict(resources))
-
-    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
-        """Return the resources with an id; None if the id is unknown."""
-        if resources_id not in self._resources:
-            return None
-        resources = self._resources[resources_id]
-        return ResourcesUpdate(resources_id=resources_id, resources=dict(resources))
-
-    async def get_latest_resources(self) -> ResourcesUpdate | None:
-        """Return the resources that were stored last; None if there are none."""
-        return await self.get_resources_by_id(next(reversed(self._resources), ""))
 
     def resources_of(self, rollout_id: str) -> NamedResources:
         """Return the resources of a rollout, or else the latest; empty if there are none."""
@@ -84,7 +63,6 @@ class LightningStore:
         mode: RolloutMode | None = None,
         resources_id: str | None = None,
         config: None = None,
-        metadata: dict[str, Any] | None = None,
     ) -> Rollout:
         """Queue a rollout for the runners.
 
@@ -93,7 +71,6 @@ class LightningStore:
             mode: mode of the rollout; None is the same as `train` for the agent.
             resources_id: id of its resources; None for the latest when it begins.
             config: None; rollouts are not retried.
-            metadata: stored with the rollout; None for nothing.
 
         Raises:
             NotFoundError: `resources_id` is unknown.
@@ -101,7 +78,7 @@ class LightningStore:
         """
         if config is not None:
             raise UnsupportedError("enqueue_rollout(config=): leave it out; nothing is retried")
-        rollout = self._add(input, mode, resources_id, metadata, status="queuing")
+        rollout = self._add(input, mode, resources_id, status="queuing")
         self._queue.append(rollout.rollout_id)
         return rollout
 
@@ -112,14 +89,13 @@ class LightningStore:
         resources_id: str | None = None,
     ) -> Rollout:
         """Create a rollout that the caller runs. The arguments are those of `enqueue_rollout`."""
-        return self._add(input, mode, resources_id, None, status="running")
+        return self._add(input, mode, resources_id, status="running")
 
     def _add(
         self,
         input: Any,
         mode: RolloutMode | None,
         resources_id: str | None,
-        metadata: dict[str, Any] | None,
         status: str,
     ) -> Rollout:
         rollout = Rollout(
@@ -128,7 +104,6 @@ class LightningStore:
             start_time=time.time(),
             mode=mode,
             status=status,
-            metadata=dict(metadata or {}),
         )
         if resources_id is not None:
             if resources_id not in self._resources:
@@ -136,10 +111,6 @@ class LightningStore:
             self._resources_ids[rollout.rollout_id] = resources_id
         self._rollouts[rollout.rollout_id] = rollout
         return rollout
-
-    async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
-        """Return a rollout; None if the id is unknown."""
-        return self._rollouts.get(rollout_id)
 
     async def query_rollouts(
         self,

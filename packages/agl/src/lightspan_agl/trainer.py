@@ -92,13 +92,10 @@ class Trainer:
         if store is not None and not isinstance(algorithm, FunctionalAlgorithm):
             raise UnsupportedError(f"Trainer(store={store!r:.100}): {_HINTS['store']}")
         strategy = other_options.get("strategy")
-        self.n_runners = 1
-        for count in (
-            strategy.get("n_runners") if isinstance(strategy, Mapping) else None,
-            n_workers,
-            n_runners,
-        ):
-            self.n_runners = self.n_runners if count is None else count
+        counts = [n_runners, n_workers]
+        if isinstance(strategy, Mapping):
+            counts.append(strategy.get("n_runners"))
+        self.n_runners = next((count for count in counts if count is not None), 1)
         if self.n_runners < 1:
             raise ConfigError(f"Trainer(n_runners={self.n_runners}) must be at least 1")
         self.algorithm = algorithm
@@ -233,8 +230,7 @@ class Trainer:
                 "initial_resources": self.initial_resources or None,
             }
         )
-        hooks = HookCalls(hooks=self.hooks, tracer=self.tracer)
-        async with local_runs(agent, {}, slots=self.n_runners, hooks=hooks) as runs:
+        async with local_runs(agent, {}, slots=self.n_runners, hooks=self._hook_calls) as runs:
             work = asyncio.ensure_future(
                 function() if algorithm.is_async() else asyncio.to_thread(function)
             )
@@ -258,7 +254,7 @@ class Trainer:
             self.initial_resources,
             slots=self.n_runners,
             timeout_s=algorithm.rollout_batch_timeout,
-            hooks=HookCalls(hooks=self.hooks, tracer=self.tracer),
+            hooks=self._hook_calls,
         ) as runs:
             await algorithm.search(runs, self.initial_resources, train, val)
 
@@ -275,7 +271,7 @@ class Trainer:
                 val,
                 slots=self.n_runners,
                 agent_match=self._agent_match,
-                hooks=HookCalls(hooks=self.hooks, tracer=self.tracer),
+                hooks=self._hook_calls,
             )
             return run_sync(work)
         if not isinstance(self.algorithm, VERL):
@@ -301,6 +297,10 @@ class Trainer:
             learner=verl.learner,
             **options,
         )
+
+    @property
+    def _hook_calls(self) -> HookCalls:
+        return HookCalls(hooks=self.hooks, tracer=self.tracer)
 
     @property
     def _agent_match(self) -> str | None:

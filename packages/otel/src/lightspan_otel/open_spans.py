@@ -482,9 +482,17 @@ def _agents_of(generator: FrameType) -> Iterator[OpenSpan]:
     if own is not None and not own.ended and own.role in _ATTEMPTS:
         yield own
     for value in generator.f_locals.values():
-        span = open_span_of(value) if isinstance(value, trace.Span) else None
+        span = open_span_of(value) if _is_span(type(value)) else None
         if span is not None and not span.ended and span.role in _ATTEMPTS:
             yield span
+
+
+def _is_span(kind: type) -> bool:
+    """Return whether a type is one of spans, or of OpenInference's proxies of spans.
+
+    `isinstance` would make other proxies load their object, such as a web framework's lazy user.
+    """
+    return issubclass(kind, trace.Span) or kind.__name__ == "OpenInferenceSpan"
 
 
 def _generator_here() -> FrameType | None:

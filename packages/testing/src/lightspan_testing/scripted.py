@@ -221,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _chunks(
         self, body: Mapping[str, Json], replies: Sequence[Reply]
     ) -> Iterator[dict[str, Json]]:
-        first, given = (_message(replies[0]), _finish(replies[0])), replies[0].chunks
+        first = (_message(replies[0]), _finish(replies[0]))
         match self._format:
             case "messages":
                 return scripted_messages.events(body, *first)
@@ -230,7 +230,8 @@ class _Handler(BaseHTTPRequestHandler):
             case "text":
                 return map(_as_text, chunks(body, replies))
             case _:
-                return chunks(body, replies) if given is None else iter(given)
+                own = replies[0].chunks
+                return chunks(body, replies) if own is None else iter(own)
 
     def _send(self, status: int, body: Json, reply: Reply | None = None) -> None:
         data = json.dumps(body).encode()

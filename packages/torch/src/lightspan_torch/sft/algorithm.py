@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -27,12 +27,10 @@ from lightspan.schema.routing import matches
 from lightspan.schema.token_records import CallOutcome
 from lightspan.schema.validation import check_kind, check_number, check_whole
 from lightspan.stores import open_store, public_url
+from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.learner.config import Torch
 from lightspan_torch.sft.chat_dataset import load_chats
 from lightspan_torch.sft.checkpoint import Progress, Unfinished, delayed_interrupt
-
-if TYPE_CHECKING:
-    from lightspan_torch.engine.tokenizer import TransformersTokenizer
 
 POLICY = "policy"
 
@@ -195,7 +193,6 @@ class SFT:
         if (demonstrations is None) is (self.from_store is None):
             raise ConfigError("SFT imitates the demonstrations of fit(), or from_store=: give one")
         reporter = reporter or default_reporter()
-        from lightspan_torch.engine.tokenizer import load_tokenizer
         from lightspan_torch.learner.torch import TorchLearner
 
         if isinstance(demonstrations, str | Path):
@@ -203,9 +200,9 @@ class SFT:
         tokenizer = load_tokenizer(self.model)
         left_out: Counter[str] = Counter()
         if demonstrations is None:
-            prepared = self._stored(tokenizer, left_out, reporter)
+            prepared = self._from_store(tokenizer, left_out, reporter)
         else:
-            prepared = self._given(demonstrations, tokenizer, left_out, reporter)
+            prepared = self._from_caller(demonstrations, tokenizer, left_out, reporter)
         learner = TorchLearner(
             {POLICY: self.model},
             optimizer=self.optimizer,
@@ -230,7 +227,7 @@ class SFT:
             left_out=dict(left_out),
         )
 
-    def _stored(
+    def _from_store(
         self, tokenizer: TransformersTokenizer, left_out: Counter[str], reporter: Reporter
     ) -> list[Demonstration]:
         """Read the demonstrations from the store.
@@ -255,14 +252,14 @@ class SFT:
         reporter.line(f"{len(prepared)} calls of {self.from_store}; left out: {counted}{example}")
         return prepared
 
-    def _given(
+    def _from_caller(
         self,
         demonstrations: Sequence[Json | Demonstration],
         tokenizer: TransformersTokenizer,
         left_out: Counter[str],
         reporter: Reporter,
     ) -> list[Demonstration]:
-        """Return the demonstrations of the caller as token ids; arguments as for `_stored`.
+        """Return the demonstrations of the caller as token ids; arguments as for `_from_store`.
 
         Raises:
             DataError: a demonstration is malformed, or none can be imitated.
