@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 from rich.console import Console
 
-from lightspan.progress import (
-    PlainReporter,
-    TerminalReporter,
-    describe,
-    escape_control,
-)
+from lightspan import progress
+from lightspan.progress import PlainReporter, default_reporter, describe, escape_control
+from lightspan_tools.terminal import TerminalReporter
 
 
 def test_values_are_short() -> None:
@@ -69,6 +67,14 @@ def test_plain_lines_show_progress_values_and_time_left() -> None:
     first, *rest = stream.getvalue().splitlines()
     assert first == "step 3/9 2/4  reward 0.5  tokens/s 100  0 s left"
     assert rest == ["a note", "step 3/9  reward 0.500"]
+
+
+def test_a_terminal_shows_plain_lines_where_no_plugin_shows_bars(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(progress, "installed_plugins", lambda kind: {})
+    assert isinstance(default_reporter(), PlainReporter)
 
 
 def test_terminal_shows_a_bar_with_values_and_keeps_lines() -> None:

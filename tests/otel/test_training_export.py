@@ -19,7 +19,7 @@ from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.stores import open_store
 from lightspan.training.session import Session
-from lightspan_otel import span_exporter as module, training_export
+from lightspan_otel import attribute_names as a, span_exporter as module, training_export
 from lightspan_otel.span_exporter import ExportHandle
 from lightspan_otel.training_export import TrainingExport
 from lightspan_testing.strategies import make_attempt, make_rollout, make_span
@@ -87,13 +87,13 @@ def test_a_training_is_sent_with_rewards_advantages_and_agents(
     assert ids(spans) == ids(in_store(tmp_path / "desk"))
     assert len({span.attempt_id for span in spans}) == 8
     assert {span.resource["service.name"] for span in spans} == {"desk"}
-    assert {span.attributes[c.STEP] for span in spans} == {1}
+    assert {span.attributes[a.STEP] for span in spans} == {1}
     known = {(span.attempt_id, span.span_id) for span in spans}
     outermost = [span for span in spans if (span.attempt_id, span.parent_id) not in known]
-    paid = {span.attempt_id for span in outermost if c.EPISODE_REWARD in span.attributes}
+    paid = {span.attempt_id for span in outermost if a.EPISODE_REWARD in span.attributes}
     assert len(paid) == 8
     calls = [span for span in spans if span.kind is SpanKind.LLM]
-    told = {str(span.attributes[c.AGENT_PATH]): c.ADVANTAGE in span.attributes for span in calls}
+    told = {str(span.attributes[c.AGENT_PATH]): a.ADVANTAGE in span.attributes for span in calls}
     assert told["writer"] is True
     assert [path for path, is_told in told.items() if is_told] == ["writer"]
 
@@ -112,8 +112,8 @@ def test_a_step_that_is_interrupted_is_sent_too(
     assert sending().flush()
     spans = backend.spans()
     assert ids(spans) == ids(in_store(tmp_path / "desk"))
-    assert not any(c.ADVANTAGE in span.attributes for span in spans)
-    assert sum(c.EPISODE_REWARD in span.attributes for span in spans) == 8
+    assert not any(a.ADVANTAGE in span.attributes for span in spans)
+    assert sum(a.EPISODE_REWARD in span.attributes for span in spans) == 8
 
 
 # --- by itself --------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from lightspan.stores import open_store
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan_gateway.remote_store.roles import Role
 from lightspan_gateway.store_server.api_keys import Keys
+from lightspan_otel.attribute_names import SPAN_KIND
 from lightspan_testing.attempts import read_recorded
 from lightspan_testing.store_suite import make_rollout
 from lightspan_tools.inspect import inspect_store
@@ -169,7 +170,7 @@ def test_a_span_that_names_an_attempt_is_late_beside_it(served: Served, url: str
 
 
 def test_a_tracer_pays_nobody(served: Served, url: str) -> None:
-    reward = {c.SPAN_KIND: "reward", c.REWARD_VALUE: "1.0"}
+    reward = {SPAN_KIND: "reward", c.REWARD_VALUE: "1.0"}
     paid = otlp_span(TOOL, ROOT, "lightspan.reward", 3, **reward)
     status, _, answer = send(served, body(SPANS[0], paid))
     assert status == 200

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from lightspan.schema import semconv
 from lightspan.schema.spans import SpanKind
+from lightspan_otel import attribute_names as a
 from lightspan_otel.span_kinds import kind_of
 
 
 @pytest.mark.parametrize("kind", SpanKind)
 def test_our_own_kind(kind: SpanKind) -> None:
-    assert kind_of({semconv.SPAN_KIND: str(kind)}) is kind
-    assert kind_of({semconv.SPAN_KIND: kind, "openinference.span.kind": "LLM"}) is kind
+    assert kind_of({a.SPAN_KIND: str(kind)}) is kind
+    assert kind_of({a.SPAN_KIND: kind, "openinference.span.kind": "LLM"}) is kind
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_our_own_kind(kind: SpanKind) -> None:
         ({"llm.request.type": "chat"}, SpanKind.LLM),
         ({}, SpanKind.OTHER),
         ({"gen_ai.operation.name": 5, "openinference.span.kind": None}, SpanKind.OTHER),
-        ({semconv.SPAN_KIND: "nonsense", "llm.request.type": "chat"}, SpanKind.LLM),
+        ({a.SPAN_KIND: "nonsense", "llm.request.type": "chat"}, SpanKind.LLM),
     ],
 )
 def test_kinds(attributes: dict[str, Any], kind: SpanKind) -> None:

@@ -45,18 +45,12 @@ if TYPE_CHECKING:
     from lightspan.stores import open_store as open_store
     from lightspan.trainer import FitResult as FitResult, Trainer as Trainer
     from lightspan.training.data import tasks_from_store as tasks_from_store
-    from lightspan_cluster.external_runners import ExternalRunners as ExternalRunners
-    from lightspan_cluster.hosts import Hosts as Hosts
+    from lightspan_cluster import ExternalRunners as ExternalRunners, Hosts as Hosts
     from lightspan_cluster.ray_runners import RayRunners as RayRunners
-    from lightspan_prompts.alternate import Alternate as Alternate
-    from lightspan_prompts.apo import APO as APO
-    from lightspan_prompts.gepa import GEPA as GEPA
-    from lightspan_prompts.judge import Judge as Judge
+    from lightspan_prompts import APO as APO, GEPA as GEPA, Alternate as Alternate, Judge as Judge
     from lightspan_prompts.pricing import Price as Price
     from lightspan_tools.dry_run import DevReport as DevReport
-    from lightspan_torch.engine.config import Transformers as Transformers
-    from lightspan_torch.learner.config import Torch as Torch
-    from lightspan_torch.sft.algorithm import SFT as SFT
+    from lightspan_torch import SFT as SFT, Torch as Torch, Transformers as Transformers
     from lightspan_verl.config import Verl as Verl
     from lightspan_vllm.config import VLLM as VLLM
 

@@ -12,6 +12,8 @@ implementation. Kinds:
     commands   name → an object with `add(subparsers)`: a command of `lightspan`
     sinks      name → a callable without arguments that returns a `MetricSink`
     listeners  name → a callable that takes a `RunEvent`, called after every step and evaluation
+    reporters  "terminal" → a callable without arguments that returns a `Reporter`
+               (`lightspan.progress`), used if the standard output is a terminal
     readers    runner id → a callable that takes (rollout, attempt, spans) and returns (rollout,
                spans); it reads attempts whose spans were received from another program
     frameworks top-level module of a framework → the adapter's module, which has `instrument`,

@@ -1,4 +1,4 @@
-"""Show progress: bars on a terminal, plain lines elsewhere."""
+"""Show progress in lines; a plugin shows bars on a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 import re
 import sys
 import time
-from typing import Any, Final, Protocol, TextIO
+from typing import Final, Protocol, TextIO, cast
+
+from lightspan.plugins import installed_plugins, load_plugin
 
 PLAIN_INTERVAL_S: Final = 10.0
 """Minimum number of seconds between two lines of progress."""
@@ -96,54 +98,6 @@ class PlainReporter:
         return f"{duration(elapsed * (self._total - self._done) / self._done)} left"
 
 
-class TerminalReporter:
-    """A reporter that shows progress bars, with the package rich.
-
-    Args:
-        console: console of rich; None for a console on the standard output.
-    """
-
-    def __init__(self, console: Any = None) -> None:
-        from rich import progress
-        from rich.console import Console
-
-        self._console = console or Console()
-        self._progress = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.fields[values]}"),
-            progress.TimeRemainingColumn(),
-            progress.TextColumn("left"),
-            console=self._console,
-            transient=True,
-        )
-        self._task: Any = None
-
-    def start(self, title: str, total: int) -> None:
-        self.finish()
-        self._progress.start()
-        self._task = self._progress.add_task(escape_control(title), total=total, values="")
-
-    def advance(self, count: int = 1, **values: float | str) -> None:
-        if self._task is not None:
-            self._progress.update(
-                self._task, advance=count, values=escape_control(describe(values))
-            )
-
-    def finish(self, summary: str = "") -> None:
-        if self._task is not None:
-            self._progress.refresh()
-            self._progress.remove_task(self._task)
-            self._progress.stop()
-            self._task = None
-        if summary:
-            self.line(summary)
-
-    def line(self, text: str) -> None:
-        self._console.print(escape_control(text), highlight=False, markup=False, soft_wrap=True)
-
-
 class SilentReporter:
     """A reporter that prints nothing."""
 
@@ -154,8 +108,13 @@ class SilentReporter:
 
 
 def default_reporter() -> Reporter:
-    """Return a reporter with bars if the standard output is a terminal, else with plain lines."""
-    return TerminalReporter() if sys.stdout.isatty() else PlainReporter()
+    """Return a reporter with bars if the standard output is a terminal, else with plain lines.
+
+    The bars come from a plugin (lightspan-tools). Without it, a terminal shows plain lines too.
+    """
+    if sys.stdout.isatty() and "terminal" in installed_plugins("reporters"):
+        return cast("Reporter", load_plugin("reporters", "terminal")())
+    return PlainReporter()
 
 
 def describe(values: dict[str, float | str]) -> str:

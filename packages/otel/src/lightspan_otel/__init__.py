@@ -15,6 +15,7 @@ traces of other processes `otlp` decodes, `otlp_ingest` receives over HTTP, `nor
 attribute names, `ingest` stores attempts, `import_traces` reads files, `export_formats` reads the
 exports of Phoenix and Langfuse. `span_exporter` sends recorded spans to a tracing backend,
 `training_export` the spans of a training, and `to_otel` converts spans to OpenTelemetry's SDK.
+`attribute_names` has the attributes that only exported spans have.
 """
 
 from __future__ import annotations

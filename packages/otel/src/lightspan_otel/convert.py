@@ -27,6 +27,7 @@ from lightspan.schema.spans import (
     SpanLink,
     clean_attributes,
 )
+from lightspan_otel import attribute_names as a
 from lightspan_otel.open_spans import open_span_by_ids, recorded_whole
 from lightspan_otel.span_kinds import kind_of
 from lightspan_otel.to_otel import STATUS_CODES, to_otel
@@ -39,11 +40,11 @@ _STATUS_IN: Final = {code: status for status, code in STATUS_CODES.items()}
 _FIELD_ATTRIBUTES: Final = (
     c.ROLLOUT_ID,
     c.ATTEMPT_ID,
-    c.SPAN_KIND,
-    c.SEQUENCE_START,
-    c.SEQUENCE_END,
-    c.SPAN_LATE,
-    c.SPAN_SCHEMA,
+    a.SPAN_KIND,
+    a.SEQUENCE_START,
+    a.SEQUENCE_END,
+    a.SPAN_LATE,
+    a.SPAN_SCHEMA,
 )
 """Attributes that store the fields of `Span` which OpenTelemetry's spans lack."""
 
@@ -155,10 +156,10 @@ def span_of(attributes: Attributes, **fields: Any) -> Span:
         kind=kind,
         rollout_id=str(own.get(c.ROLLOUT_ID, "")),
         attempt_id=str(own.get(c.ATTEMPT_ID, "")),
-        sequence_start=_optional_int(own.get(c.SEQUENCE_START)),
-        sequence_end=_optional_int(own.get(c.SEQUENCE_END)),
-        late=bool(own.get(c.SPAN_LATE, False)),
-        schema=int(str(own.get(c.SPAN_SCHEMA, SCHEMA_VERSION))),
+        sequence_start=_optional_int(own.get(a.SEQUENCE_START)),
+        sequence_end=_optional_int(own.get(a.SEQUENCE_END)),
+        late=bool(own.get(a.SPAN_LATE, False)),
+        schema=int(str(own.get(a.SPAN_SCHEMA, SCHEMA_VERSION))),
         attributes=attributes,
         **fields,
     )

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from lightspan.schema import semconv as c
 from lightspan.schema.spans import SpanKind
+from lightspan_otel import attribute_names as a
 
 _KINDS: Final = frozenset(str(kind) for kind in SpanKind)
 _KIND_OF_OPERATION: Final = {
@@ -37,7 +38,7 @@ def kind_of(attributes: Mapping[str, Any]) -> SpanKind:
 
     `OTHER` if the attributes give no kind.
     """
-    own = str(attributes.get(c.SPAN_KIND))
+    own = str(attributes.get(a.SPAN_KIND))
     if own in _KINDS:
         return SpanKind(own)
     by_dialect = (

@@ -19,6 +19,7 @@ from opentelemetry.trace import (
 
 from lightspan.schema import semconv as c
 from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, clean_attributes
+from lightspan_otel import attribute_names as a
 
 _SCOPE: Final = InstrumentationScope("lightspan")
 STATUS_CODES: Final = {
@@ -55,11 +56,11 @@ def _own_attributes(span: Span) -> Attributes:
     fields: dict[str, Any] = {
         c.ROLLOUT_ID: span.rollout_id or None,
         c.ATTEMPT_ID: span.attempt_id or None,
-        c.SPAN_KIND: span.kind.value,
-        c.SEQUENCE_START: span.sequence_start,
-        c.SEQUENCE_END: span.sequence_end,
-        c.SPAN_LATE: span.late or None,
-        c.SPAN_SCHEMA: span.schema,
+        a.SPAN_KIND: span.kind.value,
+        a.SEQUENCE_START: span.sequence_start,
+        a.SEQUENCE_END: span.sequence_end,
+        a.SPAN_LATE: span.late or None,
+        a.SPAN_SCHEMA: span.schema,
     }
     return clean_attributes(fields)
 

@@ -19,7 +19,7 @@ from lightspan.production.options import SERVICE_NAME, service_of_environment
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span, clean_attributes
-from lightspan_otel import span_exporter
+from lightspan_otel import attribute_names as a, span_exporter
 from lightspan_otel.span_exporter import ExportHandle
 
 EXPORT_TIMEOUT_S: Final = 30.0
@@ -140,10 +140,10 @@ def annotated_spans(
         call_id = str(span.attributes.get(c.CALL_ID, ""))
         is_outermost = span.parent_id not in span_ids
         more = {
-            c.STEP: step,
-            c.EPISODE_REWARD: episode.reward if is_outermost else None,
-            c.CALL_REWARD: _one_or_many(rewards.get(call_id, ())),
-            c.ADVANTAGE: _one_or_many(call_advantages.get(call_id, ())),
+            a.STEP: step,
+            a.EPISODE_REWARD: episode.reward if is_outermost else None,
+            a.CALL_REWARD: _one_or_many(rewards.get(call_id, ())),
+            a.ADVANTAGE: _one_or_many(call_advantages.get(call_id, ())),
         }
         annotated.append(
             span.replace(

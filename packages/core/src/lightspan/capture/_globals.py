@@ -60,7 +60,7 @@ class State:
     async_clients: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], Any]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
-    """Event loop → `clients` of this loop, asynchronous."""
+    """Event loop → (name of an SDK, origin) → asynchronous client, and generator that closes it."""
     resolvers: list[Resolver] = field(default_factory=list)
     claims: dict[str, frozenset[str]] = field(default_factory=dict)
     """Name of an enabled adapter → instrumentation scopes of OpenTelemetry whose spans are

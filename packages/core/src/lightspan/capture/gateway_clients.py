@@ -44,28 +44,16 @@ def sync_client(sdk: Sdk, origin: str) -> Any:
         return state.clients[key]
 
 
-class _AsyncClient:
-    """A clean client that belongs to one event loop, and is closed when the loop shuts down.
+async def _close_at_shutdown(client: Any) -> AsyncGenerator[None, None]:
+    """Close a client when its event loop shuts down, or at `aclose` of this generator.
 
-    `asyncio.run` closes all asynchronous generators before it closes the loop, and one of them
-    closes the client. There is no other hook.
+    `asyncio.run` closes all asynchronous generators before it closes the loop. There is no other
+    hook.
     """
-
-    def __init__(self, client: Any) -> None:
-        self.client = client
-        self._closer = self._close_at_shutdown()
-
-    async def open(self) -> None:
-        await anext(self._closer)
-
-    async def close(self) -> None:
-        await self._closer.aclose()
-
-    async def _close_at_shutdown(self) -> AsyncGenerator[None, None]:
-        try:
-            yield
-        finally:
-            await self.client.close()
+    try:
+        yield
+    finally:
+        await client.close()
 
 
 async def async_client(sdk: Sdk, origin: str) -> Any:
@@ -78,9 +66,11 @@ async def async_client(sdk: Sdk, origin: str) -> Any:
     if key not in clients:
         http = sdk.module().DefaultAsyncHttpxClient(trust_env=False, **_tls_options(origin))
         kind = getattr(sdk.module(), f"Async{sdk.client}")
-        clients[key] = client = _AsyncClient(_bare_client(sdk, kind, origin, http))
-        await client.open()
-    return clients[key].client
+        client = _bare_client(sdk, kind, origin, http)
+        closer = _close_at_shutdown(client)
+        clients[key] = client, closer
+        await anext(closer)
+    return clients[key][0]
 
 
 def _tls_options(origin: str) -> dict[str, Any]:
@@ -117,8 +107,8 @@ def _bare_client(sdk: Sdk, kind: Any, origin: str, http: Any) -> Any:
 async def aclose() -> None:
     """Close the clients of the running event loop. A runner calls it before its loop ends."""
     clients = state.async_clients.pop(asyncio.get_running_loop(), {})
-    for client in clients.values():
-        await client.close()
+    for _, closer in clients.values():
+        await closer.aclose()
 
 
 def close() -> None:

@@ -12,11 +12,10 @@ numbers are kept.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
+import pkgutil
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any, Final
 
 from lightspan.errors import ConfigError
@@ -209,9 +208,8 @@ def find_hook(reference: str) -> Redact:
     Raises:
         ConfigError: the function cannot be imported, or is no valid hook (`check_hook`).
     """
-    module, _, name = reference.partition(":")
     try:
-        hook: Any = attrgetter(name)(importlib.import_module(module))
+        hook: Any = pkgutil.resolve_name(reference)
     except Exception as error:
         raise ConfigError(
             f"redact={reference!r} cannot be imported ({type(error).__name__}): name it "

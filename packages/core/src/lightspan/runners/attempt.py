@@ -7,10 +7,9 @@ import inspect
 import logging
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -18,16 +17,15 @@ from lightspan.capture import misattributed_calls
 from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
 from lightspan.errors import LightspanError, StoreError
-from lightspan.runners.app import App, Inputs, attempt_llm
+from lightspan.runners.app import Inputs, attempt_llm
 from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
 from lightspan.runners.gateway_probe import GatewayEndpoint
 from lightspan.runners.outcome import STOPPED, AttemptResult, classify, result_of
-from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.stack_location import coroutine_stack, describe_stack
 from lightspan.schema import clock, semconv as c
 from lightspan.schema.provenance import uncaptured_attributes
 from lightspan.schema.records import AttemptRef, AttemptStatus, Claim, Outcome
-from lightspan.schema.resources import NamedResources, instructions_in, routing_of
+from lightspan.schema.resources import instructions_in, routing_of
 from lightspan.schema.semconv import exception_attributes
 from lightspan.schema.spans import (
     Attributes,
@@ -41,6 +39,9 @@ from lightspan.schema.spans import (
 )
 from lightspan.stores.protocol import RETRY_BACKOFF_S, Store
 
+if TYPE_CHECKING:
+    from lightspan.runners.runner import Runner
+
 log = logging.getLogger(__name__)
 
 _REPORT_BACKOFF_S: Final = (*RETRY_BACKOFF_S[:3], None)
@@ -49,28 +50,10 @@ another runner takes over the rollout when the lease expires. The gateway and th
 production retry for longer, because no other process repeats their writes."""
 
 
-class RunnerContext(Protocol):
-    """The part of `Runner` that its attempts use."""
-
-    store: Store
-    app: App
-    config: RunnerConfig
-    pool: ThreadPoolExecutor
-
-    @property
-    def is_leaving(self) -> bool: ...
-    async def resources_of(self, resources_id: str) -> NamedResources: ...
-    def leave_run(self, run_id: str) -> None: ...
-    def await_gateway(self, run_id: str, endpoint: GatewayEndpoint) -> None: ...
-    async def can_reach(self, run_id: str, endpoint: GatewayEndpoint) -> bool: ...
-    def abandon(self, attempt: AttemptRun, ending: AttemptResult) -> None: ...
-    def count_stuck(self, change: int) -> None: ...
-
-
 class AttemptRun:
     """One attempt that a runner executes."""
 
-    def __init__(self, runner: RunnerContext, claim: Claim) -> None:
+    def __init__(self, runner: Runner, claim: Claim) -> None:
         self.claim = claim
         self.ref = AttemptRef(claim.attempt.attempt_id, claim.attempt.epoch)
         self.task: asyncio.Task[None] | None = None
@@ -79,7 +62,6 @@ class AttemptRun:
         self.ending: AttemptResult | None = None
         """Result of the attempt, even if it is not reported yet; None while the app runs."""
         self._runner = runner
-        self._store = runner.store
         self._scope: AttemptContext | None = None
         self._is_stopping = False
         self._misattributed = misattributed_calls.count()
@@ -250,7 +232,7 @@ class AttemptRun:
             value = await asyncio.shield(future)
         except BaseException:
             is_stuck = not finished.is_set()
-            self._runner.count_stuck(is_stuck)
+            self._runner.stuck += is_stuck
             future.add_done_callback(partial(self._release, was_stuck=is_stuck))
             raise
         if not inspect.isawaitable(value):
@@ -265,7 +247,7 @@ class AttemptRun:
             future: the app's call.
             was_stuck: whether the app was counted as stuck.
         """
-        self._runner.count_stuck(-was_stuck)
+        self._runner.stuck -= was_stuck
         if not future.cancelled() and future.exception() is None:
             value = future.result()
             if inspect.iscoroutine(value):
@@ -281,7 +263,7 @@ class AttemptRun:
         if self.ending is not None:
             return
         self.ending = ending
-        store = store or self._store
+        store = store or self._runner.store
         scope = self._scope
         spans, capture_errors = ([], []) if scope is None else self._recorded(scope, ending)
         report = self.claim.attempt.report(**ending._asdict(), capture_errors=capture_errors)

@@ -69,7 +69,8 @@ class Runner:
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         """Set when an attempt has ended, the runs have changed or the runner is to stop."""
-        self._stuck = 0
+        self.stuck = 0
+        """Number of apps that were cancelled or timed out and still occupy their thread or task."""
         self._main: asyncio.Task[Any] | None = None
         self._doubts: dict[str, asyncio.Task[bool] | None] = {}
         """Run id → the latest check whether the run's gateway answers, of runs whose gateway an
@@ -123,7 +124,7 @@ class Runner:
                 await asyncio.gather(leases, return_exceptions=True)
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await sdk_instrumentation.aclose()
-            self.pool.shutdown(wait=not self._stuck, cancel_futures=True)
+            self.pool.shutdown(wait=not self.stuck, cancel_futures=True)
             if carries:  # the process may be a user's notebook
                 context_propagation.stop_carrying()
 
@@ -161,11 +162,6 @@ class Runner:
             self._claim_timeout.reschedule(now + self._timings.abort_timeout_s)
         for attempt in self.attempts:
             attempt.stop()
-
-    @property
-    def stuck(self) -> bool:
-        """Whether an app that was cancelled or timed out still occupies its thread or task."""
-        return self._stuck > 0
 
     @property
     def attempts(self) -> list[AttemptRun]:
@@ -371,14 +367,13 @@ class Runner:
             ending: the result to report.
         """
         assert attempt.task is not None
-        self.count_stuck(1)
-        attempt.task.add_done_callback(lambda _: self.count_stuck(-1))
+        self.stuck += 1
+        attempt.task.add_done_callback(self._release)
         self._tasks.discard(attempt.task)
         self._track(attempt, attempt.finish(ending))
 
-    def count_stuck(self, change: int) -> None:
-        """Add `change`, which may be negative, to the number of stuck apps (`stuck`)."""
-        self._stuck += change
+    def _release(self, _: asyncio.Task[None]) -> None:
+        self.stuck -= 1
 
     @property
     def is_leaving(self) -> bool:

@@ -152,9 +152,12 @@ def requested_choices(body: Mapping[str, Any]) -> int:
 
 def request_attributes(body: Mapping[str, Any]) -> Attributes:
     """Return the GenAI attributes of a request: chat, text completion, response or message."""
-    is_response = openai_responses.is_response(body)
-    is_message = anthropic_messages.is_message_request(body)
-    completes_text = "prompt" in body and "messages" not in body and not is_response
+    dialect = None
+    if openai_responses.is_response(body):
+        dialect = openai_responses
+    elif anthropic_messages.is_message_request(body):
+        dialect = anthropic_messages
+    completes_text = dialect is None and "prompt" in body and "messages" not in body
     plain = {
         c.OPERATION_NAME: "text_completion" if completes_text else "chat",
         c.REQUEST_MODEL: body.get("model"),
@@ -170,18 +173,15 @@ def request_attributes(body: Mapping[str, Any]) -> Attributes:
     }
     attributes: Attributes = {key: value for key, value in plain.items() if value is not None}
     prompt = _prompts_of(body["prompt"]) if completes_text else body.get("messages")
-    if is_response:
-        prompt = openai_responses.messages_of(body, openai_responses.as_it_is)
-    elif is_message:
-        prompt = anthropic_messages.messages_of(body, openai_responses.as_it_is)
+    if dialect is not None:
+        prompt = dialect.messages_of(body, openai_responses.as_it_is)
     # The body is not validated yet, so fields that should be lists may be anything.
     if prompt is not None:
         messages = prompt if isinstance(prompt, list | tuple) else [prompt]
         attributes[c.INPUT_MESSAGES] = genai_messages.dump(messages)
     tools = body.get("tools")
     if tools:
-        if (is_response or is_message) and isinstance(tools, list | tuple):
-            dialect = openai_responses if is_response else anthropic_messages
+        if dialect is not None and isinstance(tools, list | tuple):
             tools = dialect.tools_to_chat(tools)
         attributes[c.TOOL_DEFINITIONS] = genai_messages.dump_json(tools)
     return attributes

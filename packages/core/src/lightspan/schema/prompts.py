@@ -110,19 +110,22 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
         - a name occurs twice, or
         - two placeholders are adjacent.
         """
-        pieces = _pieces(self.template)
-        names = [piece.text[1:-1] for piece in pieces if piece.is_placeholder]
+        names, literals = list[str](), [""]
+        for piece in _pieces(self.template):
+            if piece.is_placeholder:
+                names.append(piece.text[1:-1])
+                literals.append("")
+            else:
+                literals[-1] = piece.text
         if len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
             return None
-        literals = _between(pieces)
-        if literals is None:
+        if "" in literals[1:-1]:
             return None
-        first = _first_places(literals, text)
-        if first is None or first != _last_places(literals, text):
-            return None
-        ends = [at + len(literal) for at, literal in zip(first, literals, strict=True)]
-        values = (text[end:at] for end, at in zip(ends, first[1:], strict=False))
-        return dict(zip(names, values, strict=True))
+        first = _shortest_values(literals, text)
+        last = _shortest_values([literal[::-1] for literal in reversed(literals)], text[::-1])
+        values = dict(zip(names, first, strict=True))
+        is_unique = first == [value[::-1] for value in reversed(last)]
+        return values if is_unique and self.format(**values) == text else None
 
     def rewritten(self, text: str) -> PromptTemplate:
         """Return a template with the same placeholders and the new text `text`.
@@ -215,51 +218,16 @@ def _joined(pieces: Sequence[_Piece]) -> tuple[_Piece, ...]:
     return tuple(joined)
 
 
-def _between(pieces: Sequence[_Piece]) -> list[str] | None:
-    """Return the texts before, between and after the placeholders.
+def _shortest_values(literals: Sequence[str], text: str) -> list[str]:
+    """Return the parts of a text between literals, the first as short as possible, and so on.
 
-    A text at the start or end may be empty. None if two placeholders are adjacent.
+    If the text does not have the literals in this order, the result is meaningless.
     """
-    literals, after_placeholder = [""], False
-    for piece in pieces:
-        if not piece.is_placeholder:
-            literals[-1] = piece.text
-        elif after_placeholder:
-            return None
-        else:
-            literals.append("")
-        after_placeholder = piece.is_placeholder
-    return literals
-
-
-def _first_places(literals: Sequence[str], text: str) -> list[int] | None:
-    """Return the earliest positions at which literals follow each other in a text.
-
-    The first literal must be at the beginning of the text, the last one at its end. None if the
-    text does not have the literals in this order.
-    """
-    if not (text.startswith(literals[0]) and text.endswith(literals[-1])):
-        return None
-    if len(literals) == 1:
-        return [0] if literals[0] == text else None
-    places, end, last = [0], len(literals[0]), len(text) - len(literals[-1])
+    values, rest = [], text.removeprefix(literals[0])
     for literal in literals[1:-1]:
-        at = text.find(literal, end, last)
-        if at < 0:
-            return None
-        places.append(at)
-        end = at + len(literal)
-    return [*places, last] if end <= last else None
-
-
-def _last_places(literals: Sequence[str], text: str) -> list[int] | None:
-    """Return the latest positions at which literals follow each other in a text.
-
-    The text must have the literals, as checked by `_first_places`.
-    """
-    mirrored = [literal[::-1] for literal in reversed(literals)]
-    places = reversed(_first_places(mirrored, text[::-1]) or ())
-    return [len(text) - at - len(lit) for at, lit in zip(places, literals, strict=True)]
+        value, _, rest = rest.partition(literal)
+        values.append(value)
+    return [*values, rest.removesuffix(literals[-1])] if literals[1:] else []
 
 
 def filled_as(original: str, learned: str) -> str:

@@ -8,6 +8,7 @@ import signal
 from typing import Any, Final
 
 from lightspan.errors import AppError, RewardError
+from lightspan.progress import escape_control
 from lightspan.runners.command.process import KEPT_BYTES, Ended, Tail
 from lightspan.schema.records import Outcome
 from lightspan.schema.redaction import without_keys
@@ -156,8 +157,7 @@ def printable(tail: Tail, secret: str = "") -> str:
         tail: the last bytes of the stream.
         secret: the call token, which is replaced too; empty without one.
     """
-    text = tail.data.decode(errors="replace").replace("\r\n", "\n")
-    text = "".join(map(_escape, without_secrets(secret, text)))
+    text = escape_control(without_secrets(secret, tail.data.decode(errors="replace")))
     cut = tail.count - len(tail.data)
     return f"[{cut} bytes before this are not kept]\n{text}" if cut else text
 
@@ -168,8 +168,3 @@ def without_secrets(secret: str, text: str) -> str:
     An empty `secret` stands for no call token.
     """
     return without_keys(text.replace(secret, "<call token>") if secret else text)
-
-
-def _escape(char: str) -> str:
-    is_plain = char.isprintable() or char in "\n\t"
-    return char if is_plain else char.encode("unicode_escape").decode()
