@@ -145,6 +145,15 @@ def test_a_held_out_reward_that_falls_is_compared_on_the_tasks_that_both_scored(
     assert 'Trainer(keep="best"), fit(…, selection=…)' in alert.text
 
 
+def test_a_held_out_fall_of_over_four_standard_errors_is_noticed_on_ten_tasks() -> None:
+    monitor = AlertMonitor()
+    monitor.evaluated(Evaluation(step=0, rewards={str(n): 0.9 for n in range(10)}))
+    falls = {str(n): 0.5 + (0.279 if n % 2 else -0.279) for n in range(10)}  # 4.3 standard errors
+    assert [alert.name for alert in monitor.evaluated(Evaluation(step=5, rewards=falls))] == [
+        "validation_falls"
+    ]
+
+
 def test_an_app_that_comes_to_fail_is_noticed_in_training_and_held_out() -> None:
     def failing(shares: Sequence[float]) -> list[str]:
         rng = random.Random(9)

@@ -97,6 +97,7 @@ def test_what_is_found_today_matches_tomorrow(name: str) -> None:
         "Items 1, 2, 3, 4, 5 of section 2.3.4 (1/2 cup); call 555-1234, or 1-800-555-0199.",
         "Founded on Mondays in August, closed in week 12, on day 3 and in Q1 of 2019.",
         "请注意以下三点。第一,回答不超过三十一个字。",
+        "9" * 5_000,
         "A ratio of 16 to 9, a score of 1,234,567.89, and 24 of 28 points.",
     ],
 )

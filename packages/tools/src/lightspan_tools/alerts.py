@@ -20,7 +20,7 @@ from lightspan.progress import plural
 from lightspan.training.folder import RunFolder
 from lightspan.training.listeners import RunEvent
 from lightspan.training.results import Evaluation
-from lightspan.training.statistics import paired_gain
+from lightspan.training.statistics import paired_gain, t_quantile
 
 Line = Mapping[str, Any]
 
@@ -159,8 +159,12 @@ def validation_falls(evaluations: Sequence[Evaluation]) -> str:
         return ""
     best = max(scored, key=lambda earlier: earlier.mean)
     gain = paired_gain(best.rewards, latest.rewards, latest.clusters)
-    error = (gain.high - gain.low) / (2 * 1.96)
-    if (gain.clusters or gain.n) < MIN_FALL_TASKS or not -gain.mean > MIN_FALL_SE * error:
+    units = gain.clusters or gain.n
+    if units < MIN_FALL_TASKS:
+        return ""
+    # the lower bound may be cut at the smallest possible reward
+    error = (gain.high - gain.mean) / t_quantile(units - 1)
+    if not -gain.mean > MIN_FALL_SE * error:
         return ""
     return (
         f"the held-out reward has fallen since step {best.step}: by {gain} on the tasks that both "

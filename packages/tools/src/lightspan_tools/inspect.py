@@ -257,7 +257,7 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
             yield (
                 f"step {line['step']}: {split} {config.get('metric', 'reward')}{of} "
                 f"{_mean(line, 'mean')} ({_bounds(line)}, n={line.get('n')}"
-                f"{_failure_count(line, 'mean_without_failures')}){_silent(line)}"
+                f"{_failure_count(line)}){_silent(line)}"
                 f"{_dimensions(line)}"
             )
     trained = [line for line in metrics if line["kind"] == "train" and _dimensions(line)]
@@ -298,10 +298,11 @@ def _dimensions(line: Mapping[str, Any]) -> str:
     return "".join(f", {key.partition('/')[2]} {_mean(line, key)}" for key in names)
 
 
-def _failure_count(line: Mapping[str, Any], key: str) -> str:
+def _failure_count(line: Mapping[str, Any]) -> str:
     """Describe the failures of an evaluation, and the mean without them; empty without any."""
-    beside = f", {_mean(line, key)} without these" if key in line else ""
-    return f", {line['failed']} failed{beside}" if line.get("failed") else ""
+    key = "mean_without_failures"
+    without = f", {_mean(line, key)} without these" if key in line else ""
+    return f", {line['failed']} failed{without}" if line.get("failed") else ""
 
 
 def _prompt_lines(run: RunFolder) -> Iterator[str]:

@@ -188,11 +188,6 @@ class Search:
 
     # --- budgets ----------------------------------------------------------------------------
     @property
-    def _iteration(self) -> int:
-        """Return the maximum rollouts of an iteration."""
-        return _iteration(self._settings, self._split)
-
-    @property
     def _reserved(self) -> int:
         """Return the number of rollouts reserved for the finalists after the next iteration.
 
@@ -205,13 +200,14 @@ class Search:
     def _stops(self, state: Any) -> bool:
         """Return whether the search must end before another iteration (called by the library)."""
         settings, trials, best = self._settings, self._trials, self._candidates[self._chosen]
+        iteration = _iteration(settings, self._split)
         remaining = settings.max_rollouts - trials.rollouts - self._reserved
         if all(map(trials.is_perfect, best.rewards.values())):
             self._ended = "the selection split has the perfect reward on every task"
-        elif remaining < self._iteration:
+        elif remaining < iteration:
             self._ended = (
                 f"{trials.rollouts} of max_rollouts={settings.max_rollouts} rollouts are done, "
-                f"and another candidate may take {self._iteration}"
+                f"and another candidate may take {iteration}"
                 + (f"; {self._reserved} are for the finalists" if self._reserved else "")
             )
         elif _is_used_up(trials.reflections + settings.proposals - 1, settings.max_reflections):

@@ -22,8 +22,6 @@ CANDIDATES: Final = "candidates.json"
 """File in the folder `JOURNAL` with the result of the search."""
 ANY_CALL: Final = ""
 """Key for any model call in place of an agent's path, if no texts of agents are learned."""
-
-
 NO_CALLS: Final = (
     "no model call of the app was seen, so reflections show tasks, messages and rewards, and not "
     "what was asked and answered: they would with the SDK of OpenAI or Anthropic, or an adapter"

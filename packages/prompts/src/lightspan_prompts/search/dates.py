@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import date, timedelta
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -18,11 +18,8 @@ from babel import Locale
 
 from lightspan.schema.prompts import PromptTemplate
 
-MAX_ATOMS: Final = 9
-"""Maximum numbers and names in one date."""
 MIN_SOLO_LENGTH: Final = 3
-"""Minimum characters of a name that is found without a number next to it. In scripts without spaces
-between words the minimum is 2."""
+"""Minimum characters of a name that is a date alone; 2 in scripts without spaces between words."""
 
 LANGUAGES: Final = (
     *("en", "zh", "zh_Hant", "hi", "es", "fr", "ar", "bn", "pt", "ru", "ur", "id", "de", "ja"),
@@ -34,6 +31,9 @@ LANGUAGES: Final = (
 """Languages whose names are known. In more of them, more words of a prompt would look like names.
 """
 
+_NO_SPACES: Final = r"\u0590-\u074f\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ud7ff"
+"""Scripts whose words may stand without spaces between them; in Hebrew and Arabic some prefixes, in
+Korean suffixes."""
 _HAN: Final = "〇零一二三四五六七八九十"
 _N: Final = rf"[\d{_HAN}]{{1,3}}"
 _OFFSET: Final = r"(?: ?(?:UTC|GMT|Z|[A-Z]{2,4}T|(?:UTC|GMT)?[+-]\d{2}:?\d{2}))?"
@@ -45,7 +45,10 @@ _TIME: Final = re.compile(
     rf"|{_N} ?[時时点點시] ?{_N} ?[分분](?: ?{_N} ?[秒초])?"
 )
 _MARK: Final = r"(?: ?[(（][月火水木金土日一二三四五六월화수목금토일][)）])?"
-_WHOLE: Final = re.compile(
+_DAY: Final = r"(?:0?[1-9]|[12]\d|3[01])"
+_MONTH: Final = r"(?:0?[1-9]|1[0-2])"
+_THREE_END: Final = r"(?![\w]|[./_-]\w)"
+_WHOLE: Final = (
     rf"\d{{4}}-\d{{2}}-\d{{2}}T(?:{_TIME.pattern})"
     r"|\d{8}T\d{4,6}(?:Z|[+-]\d{2}:?\d{2})?"
     r"|(?:19|20)\d{2}-[0-3]\d{2}(?![\w-])"  # day of the year
@@ -55,16 +58,13 @@ _WHOLE: Final = re.compile(
     rf"|{_N} ?月 ?{_N} ?[日号號]{_MARK}"
     rf"|\d{{4}} ?년 ?\d{{1,2}} ?월(?: ?\d{{1,2}} ?일)?{_MARK}"
     rf"|\d{{1,2}} ?월 ?\d{{1,2}} ?일{_MARK}"
+    # three numbers, which are no address or version
+    rf"|(?<!\w[./_-])\d{{4}}(?P<y>\u200f?[./_-] ?){_MONTH}(?P=y){_DAY}{_THREE_END}"
+    rf"|(?<!\w[./_-])(?:{_DAY}(?P<d>\u200f?[./_-] ?){_MONTH}(?P=d)"
+    rf"|{_MONTH}(?P<m>\u200f?[./_-] ?){_DAY}(?P=m))(?:\d{{4}}|\d{{2}}){_THREE_END}"
 )
-_THREE: Final = re.compile(
-    r"(\d{1,4})\u200f?([./_-])( ?)(\d{1,2})\u200f?\2\3(\d{1,4})(?![\w]|[./_-]\w)"
-)
-_NUMBER: Final = re.compile(
-    r"(\d+)(?:(?:st|nd|rd|th|er|ère|re|ème|e|[ºª])(?!\w)| ?[日号號일])?", re.IGNORECASE
-)
-_YEAR_DAY: Final = re.compile(r"day (?:no\. ?|number |#)?(\d{1,3})(?!\w)", re.IGNORECASE)
-_WEEK: Final = re.compile(r"(?:W|KW|CW|WK)[. ]{0,2}(\d{1,2})(?!\w)", re.IGNORECASE)
-_PUNCTUATION: Final = re.compile(r"[ \t\u00a0\u202f\u200e\u200f]+|[,./()（）·'’،、–—-]")
+_ORDINAL: Final = r"(?:(?:st|nd|rd|th|er|ère|re|ème|e|[ºª])(?!\w)| ?[日号號일])"
+_BETWEEN: Final = r"[ \t\u00a0\u202f\u200e\u200f,./()（）·'’،、–—-]"
 _ANNOUNCED: Final = re.compile(
     r"(?:\btoday(?:['’]s date)? is\b"
     r"|\b(?:current|local) (?:date|time|day|week|month|season)(?: is\b|:)"
@@ -72,53 +72,53 @@ _ANNOUNCED: Final = re.compile(
     re.IGNORECASE,
 )
 _WORD: Final = re.compile(r"\w+")
+_LETTERS: Final = re.compile(r"[^\W\d_]+")
+_UNSPACED: Final = re.compile(f"[{_NO_SPACES}]")
 _QUOTED: Final = re.compile(r"'([^']*)'|([^A-Za-z']+)")
-
+_UNITS: Final = (
+    *("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"),
+    "ninth",
+)
 _ORDINALS: Final = (
-    *("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"),
+    *_UNITS,
     *("tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth"),
     *("seventeenth", "eighteenth", "nineteenth", "twentieth"),
+    *(f"twenty-{unit}" for unit in _UNITS),
+    *("thirtieth", "thirty-first"),
 )
 
 
-class _Meaning(NamedTuple):
-    """What a name may mean: several languages may share it."""
-
-    months: frozenset[int] = frozenset()
-    weekdays: frozenset[int] = frozenset()
-    quarters: frozenset[int] = frozenset()
-    number: int = 0
-    """Day of the month, of an ordinal in words; else 0."""
-    is_period: bool = False
-    """Whether it is a part of the day, such as `PM`."""
-    is_weak: bool = False
-    """Whether the name is so short that it counts only next to a whole date, as `so` for Sunday."""
-    is_solo: bool = False
-    """Whether the name alone is enough for a date."""
-
-
-class _Atom(NamedTuple):
-    """A number, a name or a whole date in a text, or a word between them."""
-
-    begin: int
-    end: int
-    kind: str
-    """`whole`, `time`, `number`, `name`, `week`, `day`, `link` or `space`."""
-    value: int = 0
-    meaning: _Meaning = _Meaning()
-    is_ordinal: bool = False
-
-
 class _Names(NamedTuple):
-    """The names of the CLDR."""
+    """The names of the CLDR, each with all that it may mean in some language."""
 
-    meanings: dict[str, _Meaning]
-    by_start: dict[str, list[str]]
-    """First two characters → names that begin with them, the longest first."""
+    meanings: dict[str, frozenset[tuple[str, int]]]
+    """Name → kinds (`month`, `weekday`, `quarter`, or `period` such as `PM`) with numbers."""
+    months: frozenset[str]
+    solo: frozenset[str]
+    """Names that are a date alone."""
     links: frozenset[str]
     """Words that may stand between the parts of a date, such as `of` and `de`."""
     weeks: frozenset[str]
     """Words for a week."""
+
+
+class _Piece(NamedTuple):
+    """A part of a text that may belong to a date."""
+
+    begin: int
+    end: int
+    kind: str
+    """`date` and `solo` are a date alone, `time` a time, `name` is one with a number; `weekday`,
+    `period` and `number` belong to what is next to them."""
+
+
+_JOINS: Final = {
+    "number": ("solo", "name"),
+    "weekday": ("date",),
+    "name": ("date", "solo", "number"),
+    "period": ("solo", "name", "weekday", "time"),
+}
+"""Kind of a piece at the end of a date → kinds that the next piece must have."""
 
 
 def date_places(text: str, days: Collection[date] = ()) -> list[tuple[int, int]]:
@@ -128,19 +128,16 @@ def date_places(text: str, days: Collection[date] = ()) -> list[tuple[int, int]]
         text: the text.
         days: days of which a form without day, month or year has to be true.
     """
-    places = []
-    for run in _runs(_atoms(text)):
-        at = 0
-        while at < len(run):
-            for end in range(min(len(run), at + 2 * MAX_ATOMS), at, -1):
-                some = run[at:end]
-                if _stands_alone(some[0]) and _stands_alone(some[-1]) and _is_date(some, days):
-                    places.append((some[0].begin, some[-1].end))
-                    at = end
-                    break
-            else:
-                at += 1
-    return places
+    text = re.sub(r"\d", lambda match: str(int(match[0])), text)  # digits of any script
+    gap = re.compile(_gap(text))
+    runs: list[list[_Piece]] = []
+    for piece in _pieces(text, days):
+        if runs and gap.fullmatch(text, runs[-1][-1].end, piece.begin):
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+    trimmed = (_trimmed(_trimmed(run)[::-1])[::-1] for run in runs)
+    return [(run[0].begin, run[-1].end) for run in trimmed if run]
 
 
 def date_literals(template: PromptTemplate, days: Collection[date]) -> list[str]:
@@ -187,235 +184,141 @@ def days_around(days: Collection[date]) -> frozenset[date]:
 
 
 # --- a text ---------------------------------------------------------------------------------
-def _atoms(text: str) -> Iterator[_Atom | None]:
-    """Yield what may belong to a date, in order; None where no date goes on."""
-    names, at, size, last = _names(), 0, len(text), -1
-    while at < size:
-        atom = _atom(names, text, at, follows=last == at)
-        yield atom
-        if atom is not None:
-            at = last = atom.end
-            continue
-        at += 1
-        while at < size and text[at].isalnum() and not _cuts(text, at):
-            at += 1
+def _trimmed(run: Sequence[_Piece]) -> Sequence[_Piece]:
+    """Leave out the first pieces that belong to no date."""
+    for at, piece in enumerate(run):
+        following = run[at + 1].kind if at + 1 < len(run) else ""
+        if piece.kind not in _JOINS or following in _JOINS[piece.kind]:
+            return run[at:]
+    return ()
 
 
-def _atom(names: _Names, text: str, at: int, *, follows: bool) -> _Atom | None:
-    """Return the number, name or word that begins at a position; None if none does.
-
-    Args:
-        names: the names of all languages.
-        text: the text.
-        at: the position.
-        follows: whether another one ends there.
-    """
-    character, before = text[at], text[at - 1] if at else " "
-    if match := _PUNCTUATION.match(text, at):
-        return _Atom(at, match.end(), "space")
-    is_digit = character.isdigit()
-    if is_digit or character in f"{_HAN}元":
-        if not follows and before.isalnum() and not _has_no_spaces(before):
-            return None  # a part of a word or of a number
-        if match := _WHOLE.match(text, at) or _three(text, at):
-            return _Atom(at, match.end(), "whole")
-        if match := _TIME.match(text, at):
-            return _Atom(at, match.end(), "time")
-    elif not _cuts(f"{before}{character}", 1):
-        return None
-    for name in (*names.by_start.get(text[at : at + 2], ()), *names.by_start.get(character, ())):
-        end = at + len(name)
-        if text.startswith(name, at) and (end == len(text) or _cuts(text, end)):
-            if name in names.meanings:
-                return _Atom(at, end, "name", meaning=names.meanings[name])
-            return _Atom(at, end, "link", value=int(name.casefold() in names.weeks))
-    if match := _NUMBER.match(text, at):
-        number = match[1]
-        return _Atom(at, match.end(), "number", int(number), is_ordinal=match[0] != number)
-    for kind, pattern in (("week", _WEEK), ("day", _YEAR_DAY)):
-        if match := pattern.match(text, at):
-            return _Atom(at, match.end(), kind, int(match[1]))
-    return None
+def _pieces(text: str, days: Collection[date]) -> Iterator[_Piece]:
+    """Yield the parts of a text that may belong to a date, in order."""
+    true = {meaning for day in days for meaning in _meanings_of(day)}
+    for match in re.compile(_pattern(text)).finditer(text):
+        kind = str(match.lastgroup)
+        if kind == "name":
+            kind = _kind_of_name(match[0], true)
+        elif kind not in ("date", "time"):
+            kind = _kind_of_numbers(kind, match[0], true)
+        if kind:
+            yield _Piece(*match.span(), kind)
 
 
-def _three(text: str, at: int) -> re.Match[str] | None:
-    """Return the match of a date in three numbers, such as `28.11.2026` or `2026/11/28`."""
-    match = _THREE.match(text, at)
-    if match is None or (at > 1 and text[at - 1] in "./_-" and text[at - 2].isalnum()):
-        return None  # an address or a version
-    one, two, three = match[1], match[4], match[5]
-    if len(one) == 4:
-        is_date = len(three) < 3 and 1 <= int(two) <= 12 and 1 <= int(three) <= 31
-    else:
-        is_year = len(one) < 3 and len(three) in (2, 4)
-        is_date = is_year and 1 <= min(int(one), int(two)) <= 12 and max(int(one), int(two)) <= 31
-    return match if is_date else None
+def _meanings_of(day: date) -> Iterator[tuple[str, int]]:
+    yield from (("month", day.month), ("weekday", day.weekday()))
+    yield from (("quarter", (day.month + 2) // 3), ("number", day.day), ("number", day.year % 100))
+    yield from (("year", day.year), ("year", day.year + 543))  # the latter is Buddhist
+    yield from (("day", day.day), ("day", day.timetuple().tm_yday))
+    weeks = (day.isocalendar().week, int(day.strftime("%U")), int(day.strftime("%W")))
+    yield from (("week", week) for week in weeks)
+    for one, two in ((day.month, day.day), (day.month, day.year)):
+        yield from (("pair", one * 10_000 + two), ("pair", two * 10_000 + one))
 
 
-def _cuts(text: str, at: int) -> bool:
-    """Return whether a name may begin or end at a position."""
-    one, two = text[at - 1], text[at]
-    is_one_word = one.isalpha() and two.isalpha()
-    return not is_one_word or _has_no_spaces(one) or _has_no_spaces(two)
+def _kind_of_name(name: str, true: Collection[tuple[str, int]]) -> str:
+    meanings = _names().meanings[name]
+    kinds = {kind for kind, _ in meanings}
+    is_weak = len(name) == 2 and name.islower() and _has_spaces(name)
+    if not meanings.isdisjoint(true) and not is_weak:
+        return "solo" if name in _names().solo else "name"
+    return "weekday" if "weekday" in kinds else "period" if kinds == {"period"} else ""
 
 
-def _has_no_spaces(character: str) -> bool:
-    """Return whether words of the character's script may be written without spaces between them.
+def _kind_of_numbers(kind: str, text: str, true: Collection[tuple[str, int]]) -> str:
+    """Return the kind of a piece with one or two numbers; empty if they are true of no day."""
+    values = [int(number) for number in re.findall(r"\d+", text)]
+    if kind == "pair":
+        return "solo" if ("pair", values[0] * 10_000 + values[1]) in true else ""
+    if not values:  # an ordinal in words
+        return "number" if ("number", _ORDINALS.index(text.replace(" ", "-")) + 1) in true else ""
+    if kind == "number" and ("year", values[0]) in true:
+        return "solo"
+    if kind == "ordinal":
+        return "solo" if ("day", values[0]) in true and values[0] < 32 else ""
+    if (kind, values[0]) not in true:
+        return ""
+    return "number" if kind == "number" else "solo"
 
-    That is so in Hebrew and Arabic for some prefixes, and in Korean for suffixes.
-    """
-    return "\u0590" <= character <= "\u074f" or (
-        "\u0e00" <= character <= "\ud7ff"
-        and not (
-            "\u0f00" <= character <= "\u0fff"
-            or "\u10a0" <= character <= "\u177f"
-            or "\u1800" <= character <= "\u2e7f"
-        )
+
+def _gap(text: str) -> str:
+    """Return the pattern of what may stand between the parts of a date in a text."""
+    return rf"{_BETWEEN}*(?:{_any_of(_names().links, text)}{_BETWEEN}*){{0,3}}"
+
+
+def _pattern(text: str) -> str:
+    """Return the pattern of what may belong to a date in a text."""
+    names = _names()
+    gap, weeks = _gap(text), _any_of(names.weeks, text)
+    begin = "(?<!\\w)" if _has_spaces(text) else "(?<![A-Za-z0-9_À-ÿ])"
+    words = "|".join(ordinal.replace("-", "[- ]") for ordinal in reversed(_ORDINALS))
+    day = rf"(?:{_DAY}(?:{_ORDINAL}|(?!\d))|(?:{words}))"
+    year = r"[12]\d{3}(?!\d)"
+    month = _any_of(names.months, text)
+    named = (
+        rf"{begin}{day}{gap}{month}{gap}{year}|{begin}{year}{gap}{month}{gap}{day}"
+        rf"|{month}{gap}{day}{gap}{year}|{begin}{day}[-/. ]{{0,2}}{month}[-/. ]{{0,2}}[1-9]\d(?!\d)"
     )
-
-
-def _runs(atoms: Iterator[_Atom | None]) -> Iterator[list[_Atom]]:
-    """Yield the atoms between which nothing else stands."""
-    run: list[_Atom] = []
-    for atom in [*atoms, None]:
-        if atom is not None:
-            run.append(atom)
-        elif run:
-            yield run
-            run = []
-
-
-def _stands_alone(atom: _Atom) -> bool:
-    return atom.kind not in ("space", "link") or bool(atom.value)
-
-
-def _is_date(run: Sequence[_Atom], days: Collection[date]) -> bool:
-    atoms = [atom for atom in run if atom.kind not in ("space", "link")]
-    if not 0 < len(atoms) <= MAX_ATOMS:
-        return False
-    kinds = [atom.kind for atom in atoms]
-    if kinds.count("number") > 3 or kinds.count("whole") > 1 or kinds.count("time") > 1:
-        return False
-    periods = [atom for atom in atoms if atom.meaning.is_period]
-    if periods and "time" not in kinds and not any(atom.meaning.weekdays for atom in atoms):
-        return False
-    meanings = [atom.meaning for atom in atoms if atom.kind == "name" and atom not in periods]
-    numbers = [atom for atom in atoms if atom.kind == "number"]
-    if "whole" in kinds:
-        return not numbers and all(meaning.weekdays for meaning in meanings) and len(meanings) < 2
-    if not numbers and not meanings and "time" in kinds:
-        return "week" not in kinds
-    return _is_whole(atoms, meanings, numbers) or any(
-        _is_of(day, run, atoms, meanings, numbers) for day in days
+    week = (
+        r"\b(?i:W|KW|CW|WK)[. ]{0,2}\d{1,2}(?!\w)"
+        rf"|{weeks}{_BETWEEN}*\d{{1,2}}(?!\d)|{begin}\d{{1,2}}{_ORDINAL}?{_BETWEEN}*{weeks}"
     )
-
-
-def _is_whole(
-    atoms: Sequence[_Atom], meanings: Sequence[_Meaning], numbers: Sequence[_Atom]
-) -> bool:
-    """Return whether there are a month's name, a day and a year, and at most a weekday more."""
-    days = [meaning.number for meaning in meanings if meaning.number]
-    months = [place for place, atom in enumerate(atoms) if atom.meaning.months]
-    others = [m for m in meanings if not m.months and not m.number]
-    if len(months) != 1 or not all(other.weekdays for other in others) or len(others) > 1:
-        return False
-    years = [n for n in numbers if 1000 <= n.value < 3000 and not n.is_ordinal]
-    days += [n.value for n in numbers if n not in years]
-    if len(years) == 1:
-        return len(days) == 1 and 1 <= days[0] <= 31
-    # 28-Nov-26
-    places = [atoms.index(number) for number in numbers]
     return (
-        len(days) == 2
-        and not years
-        and places == [months[0] - 1, months[0] + 1]
-        and 1 <= days[0] <= 31
-        and 10 <= days[1] <= 99
+        rf"(?P<date>{begin}(?:{_WHOLE})|{named})|(?P<time>{begin}(?:{_TIME.pattern}))"
+        rf"|(?P<week>{week})"
+        rf"|(?P<day>\b(?i:day) (?:no\. ?|number |#)?\d{{1,3}}(?!\w))"
+        r"|(?P<pair>(?<![\w./-])\d{1,4}[./-]\d{1,4}(?!\w|[./-]\w))"
+        rf"|(?P<name>{_any_of(names.meanings, text)})|(?P<ordinal>{begin}\d{{1,2}}{_ORDINAL})"
+        rf"|(?P<number>\b(?:{words})\b|(?<!\d)\d{{1,4}}(?!\d))"
     )
 
 
-def _is_of(
-    day: date,
-    run: Sequence[_Atom],
-    atoms: Sequence[_Atom],
-    meanings: Sequence[_Meaning],
-    numbers: Sequence[_Atom],
-) -> bool:
-    """Return whether what the atoms say is true of a day, and is enough to say it."""
-    has_week = any(atom.kind == "week" or (atom.kind == "link" and atom.value) for atom in run)
-    quarter = (day.month + 2) // 3
-    for meaning in meanings:
-        if meaning.is_weak:
-            return False
-        if meaning.number and meaning.number != day.day:
-            return False
-        is_true = (
-            day.month in meaning.months
-            or day.weekday() in meaning.weekdays
-            or quarter in meaning.quarters
-        )
-        if not (is_true or meaning.number):
-            return False
-    week = {day.isocalendar().week, int(day.strftime("%U")), int(day.strftime("%W"))}
-    values = [atom.value for atom in atoms if atom.kind == "week"]
-    ordinals = [atom.value for atom in atoms if atom.kind == "day"]
-    if not {*values} <= week or not {*ordinals} <= {day.day, day.timetuple().tm_yday}:
-        return False
-    named = [m for m in meanings if m.months or m.weekdays or m.quarters]
-    years = {day.year, day.year + 543, day.year - 2018}  # Buddhist years, those of Reiwa
-    roles = [{day.day}, years | {day.year % 100}]
-    if not any(meaning.months for meaning in named):
-        roles.append({day.month})
-    if has_week and not values:
-        roles.append(week)
-    if not _take(roles, [number.value for number in numbers]):
-        return False
-    if len(named) == 1 and not numbers and len(atoms) == 1:
-        return named[0].is_solo
-    if named or values or ordinals:
-        return True
-    if has_week:
-        return any(number.value in week for number in numbers)
-    if len(numbers) == 1:
-        [number] = numbers
-        return number.value in (day.year, day.year + 543) or (
-            number.is_ordinal and number.value == day.day
-        )
-    # 11/28, 28.11., 11/2026
-    return len(numbers) == 2 and [atom.end - atom.begin for atom in run[1:-1]] == [1]
+def _any_of(names: Iterable[str], text: str) -> str:
+    """Return a pattern of the names that a text contains, where a name may begin and end."""
+    letter = r"[^\W\d_]" if _has_spaces(text) else "[A-Za-zÀ-ÿ]"
+    words = set(_LETTERS.findall(text))
+    some = sorted((name for name in names if name in text), key=len, reverse=True)
+    others = [name for name in some if not _has_spaces(name[0])]
+    spaced = [name for name in some if _has_spaces(name[0])]
+    if _has_spaces(text):
+        spaced = [name for name in spaced if words.issuperset(_LETTERS.findall(name))]
+    first, second = ("|".join(map(re.escape, some)) or "(?!)" for some in (spaced, others))
+    return rf"(?:(?<!{letter})(?:{first})(?!{letter})|(?:{second}))"
 
 
-def _take(roles: Sequence[Collection[int]], values: Sequence[int]) -> bool:
-    """Return whether each value can have a role of its own."""
-    if not values:
-        return True
-    return any(
-        values[0] in role and _take([*roles[:n], *roles[n + 1 :]], values[1:])
-        for n, role in enumerate(roles)
-    )
+def _has_spaces(text: str) -> bool:
+    """Return whether all scripts of a text have spaces between words."""
+    return not _UNSPACED.search(text)
 
 
 # --- names ----------------------------------------------------------------------------------
 @lru_cache(maxsize=1)
 def _names() -> _Names:
     """Return the names of all languages; reading them takes a second."""
-    table_of: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    meanings: dict[str, set[tuple[str, int]]] = defaultdict(set)
     links: set[str] = set()
     weeks = {"week", "weeks"}
     solo: set[str] = set()
     for language in LANGUAGES:
         locale = Locale.parse(language)
-        tables = (("months", locale.months), ("weekdays", locale.days))
-        for kind, table in (*tables, ("quarters", locale.quarters)):
+        tables = {"month": locale.months, "weekday": locale.days, "quarter": locale.quarters}
+        for kind, table in tables.items():
             for forms in table.values():
                 for width in ("wide", "abbreviated"):
                     for number, name in forms.get(width, {}).items():
-                        _add_name(table_of, solo, name, kind, number, is_wide=width == "wide")
+                        for form in _forms(name, is_wide=width == "wide"):
+                            meanings[form].add((kind, number))
+                            enough = MIN_SOLO_LENGTH if _has_spaces(form[0]) else 2
+                            is_long = len(form) >= enough
+                            is_name = is_long and (width == "wide" or form[0].isupper())
+                            if is_name or kind == "quarter":
+                                solo.add(form)
         for widths in locale.day_periods.values():
             for name in (name for forms in widths.values() for name in forms.values()):
                 for form in (name, name.upper(), name.lower()):
                     if len(form) > 1:
-                        table_of[form]["periods"].add(1)
+                        meanings[form].add(("period", 0))
         for key, pattern in locale.datetime_skeletons.items():
             some = set(_literals(pattern.pattern))
             links |= some
@@ -426,58 +329,25 @@ def _names() -> _Names:
         for pattern in (*locale.date_formats.values(), *locale.datetime_formats.values()):
             links |= set(_literals(str(getattr(pattern, "pattern", pattern))))
     weeks -= {word.casefold() for word in _SMALL_WORDS}
-    for number, word in enumerate(_ORDINALS, 1):
-        table_of[word]["number"].add(number)
-    for tens, word in ((20, "twenty"), (30, "thirty")):
-        for number, unit in enumerate(_ORDINALS[: 9 if tens == 20 else 1], tens + 1):
-            for between in "- ":
-                table_of[f"{word}{between}{unit}"]["number"].add(number)
-    table_of["thirtieth"]["number"].add(30)
-    meanings = {
-        name: _Meaning(
-            months=frozenset(kinds.get("months", ())),
-            weekdays=frozenset(kinds.get("weekdays", ())),
-            quarters=frozenset(kinds.get("quarters", ())),
-            number=max(kinds.get("number", {0})),
-            is_period=set(kinds) == {"periods"},
-            is_weak=len(name) == 2 and name.islower() and not _has_no_spaces(name[0]),
-            is_solo=name in solo,
-        )
-        for name, kinds in table_of.items()
-    }
     links = {form for word in links | weeks for form in (word, word.capitalize(), word.upper())}
-    by_start: dict[str, list[str]] = defaultdict(list)
-    for name in sorted({*meanings, *links}, key=len, reverse=True):
-        by_start[name[:2]].append(name)
-    return _Names(meanings, by_start, frozenset(links), frozenset(weeks))
+    frozen = {name: frozenset(some) for name, some in meanings.items()}
+    months = frozenset(
+        name for name, some in frozen.items() if any(kind == "month" for kind, _ in some)
+    )
+    return _Names(frozen, months, frozenset(solo), frozenset(links), frozenset(weeks))
 
 
 _SMALL_WORDS: Final = ("of", "the", "de", "del", "des", "in", "im", "di", "da", "do", "den", "van")
 """Words next to the word for a week."""
 
 
-def _add_name(
-    table_of: dict[str, dict[str, set[int]]],
-    solo: set[str],
-    name: str,
-    kind: str,
-    number: int,
-    *,
-    is_wide: bool,
-) -> None:
-    if not any(character.isalpha() for character in name):
-        return
-    forms = {name, name.upper(), name[0].upper() + name[1:], name.removesuffix(".")}
-    if is_wide and len(name) > 5:
-        forms.add(name.lower())
-    for form in forms:
-        if len(form) < 2:
-            continue
-        table_of[form][kind].add(number)
-        enough = 2 if _has_no_spaces(form[0]) else MIN_SOLO_LENGTH
-        is_long = len(form) >= enough and (is_wide or form[0].isupper())
-        if is_long or kind == "quarters":
-            solo.add(form)
+def _forms(name: str, *, is_wide: bool) -> Iterator[str]:
+    """Yield the forms in which a text may have a name."""
+    if any(character.isalpha() for character in name):
+        forms = {name, name.upper(), name[0].upper() + name[1:], name.removesuffix(".")}
+        if is_wide and len(name) > 5:
+            forms.add(name.lower())
+        yield from (form for form in forms if len(form) > 1)
 
 
 def _literals(pattern: str) -> Iterator[str]:
