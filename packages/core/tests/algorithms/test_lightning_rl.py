@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +10,9 @@ import pytest
 
 from lightspan import LightningRL
 from lightspan.algorithms.metrics import (
-    alarms,
     approximate_kl,
     merge_updates,
     rollout_metrics,
-    why_no_rows,
 )
 from lightspan.errors import (
     AppError,
@@ -237,40 +234,6 @@ def test_updates_are_merged_by_what_their_metrics_are() -> None:
         "a/logprob_gap_mean": 0.001,
     }
     assert merge_updates([]) == {}
-
-
-@pytest.mark.parametrize(
-    ("learned", "count", "text"),
-    [
-        ({"logprob_gap_mean": 0.04, "fresh_tokens": 9.0}, 0, ""),
-        ({"logprob_gap_mean": 0.3, "fresh_tokens": 0.0}, 0, ""),
-        ({"logprob_gap_mean": 0.3, "fresh_tokens": 9.0}, 1, "differ by 0.3 on average"),
-        ({"logprob_gap_mean": float("nan"), "fresh_tokens": 9.0}, 1, "differ by nan"),
-        ({"skipped": 0.0, "loss": 1.0, "grad_norm": 1.0}, 0, ""),
-        ({"skipped": 2.0}, 1, "2 updates were skipped, and changed no weights: the loss or the "),
-        (
-            {"skipped": 1.0, "loss": float("nan"), "grad_norm": 2.0},
-            1,
-            "1 update was skipped, and changed no weights: the loss or the gradient is not finite "
-            "(loss nan, grad_norm 2); lower learning_rate",
-        ),
-        ({"skipped": 1.0, "loss": 0.0, "grad_norm": 0.0}, 1, "their rows had no token to train"),
-    ],
-)
-def test_alarms(learned: Mapping[str, float], count: int, text: str) -> None:
-    found = alarms(learned)
-    assert len(found) == count
-    assert all(text in alarm for alarm in found)
-
-
-def test_reason_for_an_empty_batch() -> None:
-    algorithm = LightningRL(MODEL, optimize="writer")
-    flat = algorithm.build([episode("g", 0, 1.0), episode("g", 1, 1.0)])
-    assert why_no_rows(flat) == "no group varied: nothing to learn from in this step"
-    unscored = algorithm.build([episode("g", 0, None), episode("g", 1, None)])
-    assert why_no_rows(unscored) == "no call could be trained in this step (2 rejected:unscored)"
-    other = LightningRL(MODEL, optimize="reviewer").build([episode("g", 0, 1.0)])
-    assert why_no_rows(other) == "no call could be trained in this step (1 frozen)"
 
 
 # --- checks -------------------------------------------------------------------------------------

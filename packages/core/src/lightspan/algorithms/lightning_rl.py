@@ -289,7 +289,6 @@ class LightningRL(LightningSettings, Algorithm):
         self._routing = selection.routing
         self._specs = self._policy_specs(selection.policies)
         self._supported: frozenset[Rejection] = frozenset()
-        self._air_was_idle = False
         self._overlap_metrics: Metrics = {}
         self._was_scored = False
         self._was_computed = False
@@ -518,12 +517,6 @@ class LightningRL(LightningSettings, Algorithm):
             batch = builder.finish(values_by_call(rows, values), lam=lam)
         self._update_constants(batch)
         self.last_batch = batch
-        if not self._air_was_idle and metrics.has_idle_air(batch):
-            self._air_was_idle = True
-            trainer.note(
-                "air= had no effect in this step: no signal found a tool call (`with "
-                'lightspan.tool("name"):` or an adapter records them), so rewards are unshaped'
-            )
         update = await self._update(trainer, batch)
         if update:
             await trainer.publish()
@@ -571,7 +564,6 @@ class LightningRL(LightningSettings, Algorithm):
     async def _update(self, trainer: TrainerContext, batch: Batch) -> Metrics:
         if not batch.rows:
             trainer.explain(batch.explanations)
-            trainer.note(metrics.why_no_rows(batch))
             return {}
         seed = random.Random(f"{self.seed}/{trainer.step}").randrange(2**31)
         parts = split_minibatches(batch, self.minibatches, seed)
@@ -591,8 +583,6 @@ class LightningRL(LightningSettings, Algorithm):
         merged = metrics.merge_updates(results)
         after = await trainer.learn(partial(trainer.learner.score, probe))
         merged["approx_kl"] = metrics.approximate_kl(probe, before, after)
-        for alarm in metrics.alarms(merged):
-            trainer.note(alarm)
         if self.critic is not None:
             merged["lambda"] = self._critic_warmup.lambda_(self.critic)
             merged |= self._critic_warmup.update(batch, merged)
