@@ -312,10 +312,6 @@ class CreditTerm(msgspec.Struct, frozen=True):
     def value(self) -> float:
         return self.weight * (self.credit - self.baseline) / self.scale
 
-    def __str__(self) -> str:
-        weight = "" if self.weight == 1 else f"{self.weight:g} · "
-        return f" + {weight}({self.credit:g} - {self.baseline:g}) / {self.scale:g} ({self.name})"
-
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Advantage and weight of a trained call, with all numbers that led to them."""
@@ -364,31 +360,5 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     def advantage(self) -> float:
         """The advantage that the learner uses."""
         statistics = BaselineScale(self.baseline, self.scale, self.size, self.zero_reason)
-        return math.fsum(
-            [statistics.advantage(self._compared), *(term.value for term in self.terms)]
-        )
-
-    @property
-    def _compared(self) -> float:
-        return self.credit if self.compared is None else self.compared
-
-    def __str__(self) -> str:
-        if self.zero_reason is None:
-            formula = f"({self._compared:g} - {self.baseline:g}) / {self.scale:g}"
-        else:
-            formula = str(self.zero_reason)
-        formula += "".join(map(str, self.terms))
-        comparison = ""
-        if self.against != "rollouts":
-            comparison = f", turn {self.turn}, others {self.against}: {self.others}"
-        if self.expected is not None:
-            comparison = f", turn {self.turn}, the critic expected {self.expected:g}"
-        shaping = "" if self.shaping is None else f", AIR {self.shaping:+g}"
-        shaping += f", length {self.penalty:+g}" if self.penalty else ""
-        return (
-            f"advantage {self.advantage:+.6g} = {formula}; {self.estimator} over {self.size} "
-            f"{self.unit}s (group {self.group_id}, this one {self.value:g}); credit "
-            f"{self.credit:g} ({self.credit_rule}{shaping}){comparison}; share {self.share:.1%} of "
-            f"the rollout: {self.tokens} tokens of weight {self.token_weight:.6g} "
-            f"({self.weighting})"
-        )
+        compared = self.credit if self.compared is None else self.compared
+        return math.fsum([statistics.advantage(compared), *(term.value for term in self.terms)])
