@@ -131,14 +131,12 @@ def ppo(values: Sequence[float | None]) -> list[BaselineScale]:
     The scale is 1 for fewer than two values, or if all are identical. With a critic only the scale
     is used, because the critic gives the baseline. The deviation has ddof 1.
     """
-    scored = _scored(values)
-    statistics = BaselineScale(
-        _mean(scored) if scored else 0.0,
-        spread(scored) if _zero_reason(scored) is None else 1.0,
-        len(scored),
-    )
-    missing = BaselineScale(0.0, 1.0, len(scored), ZeroReason.UNSCORED)
-    return [missing if usable(value) is None else statistics for value in values]
+    return [
+        statistics
+        if statistics.zero_reason is ZeroReason.UNSCORED
+        else msgspec.structs.replace(statistics, zero_reason=None)
+        for statistics in grpo(values)
+    ]
 
 
 def usable(value: float | None) -> float | None:
