@@ -123,7 +123,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         return clustered_interval(self.rewards, self.clusters)
 
     @property
-    def _counts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
+        """Numbers of unscored, failed and silent tasks, by their descriptions."""
         return {"unscored": self.unscored, "failed": self.failed, SILENT: self.silent}
 
     def metrics(self) -> dict[str, Json]:
@@ -147,7 +148,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             metric: name of the reward.
             split: name of the split of the tasks.
         """
-        counts = counted(self._counts)
+        counts = counted(self.counts)
         counts = f", {counts}" if counts else ""
         counts += f" ({self.mean_without_failures:.3f} without these)" if self.failures else ""
         counts += "".join(
@@ -315,14 +316,10 @@ class FitResult:
 
 def _problems(first: Evaluation, last: Evaluation) -> str:
     """Describe the numbers of unscored, failed and silent tasks; empty if all are 0."""
-    pairs = {
-        "unscored": (first.unscored, last.unscored),
-        "failed": (first.failed, last.failed),
-        SILENT: (first.silent, last.silent),
-    }
-    counts = [f"{name} {before} -> {after}" for name, (before, after) in pairs.items()]
+    before, after = first.counts, last.counts
+    counts = {name: f"{name} {before[name]} -> {after[name]}" for name in before}
     if first.failures or last.failures:
         means = [f"{each.mean_without_failures:.2f}" for each in (first, last)]
-        counts[1] += f" ({' -> '.join(means)} without these)"
-    counts = [text for text, pair in zip(counts, pairs.values(), strict=True) if any(pair)]
-    return f"; held out: {', '.join(counts)}" if counts else ""
+        counts["failed"] += f" ({' -> '.join(means)} without these)"
+    shown = [text for name, text in counts.items() if before[name] or after[name]]
+    return f"; held out: {', '.join(shown)}" if shown else ""
