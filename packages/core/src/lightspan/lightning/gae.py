@@ -165,23 +165,6 @@ def explained_variance(values: Sequence[float], targets: Sequence[float]) -> flo
     return 1.0 - _squares(errors) / _squares([target for _, target in pairs])
 
 
-def warmup_lambda(lam: float, *, fits: int, warmup: int, explained: float | None) -> float:
-    """Return lambda of generalised advantage estimation for the current state of a critic.
-
-    It is `lam` if the critic was fitted often enough and explains enough variance
-    (`TRUSTED_VARIANCE`). Else it is 1.0, which gives unbiased advantages with any critic.
-
-    Args:
-        lam: lambda of the settings.
-        fits: number of times that the critic was fitted.
-        warmup: minimum number of fits.
-        explained: explained variance of targets before the critic was fitted to them; None if
-            unknown.
-    """
-    trusted = fits >= max(warmup, 1) and explained is not None and explained >= TRUSTED_VARIANCE
-    return lam if trusted else 1.0
-
-
 def _weighted(numbers: Mapping[CallKey, float], weights: Mapping[CallKey, float]) -> float:
     return math.fsum(weight * numbers[key] for key, weight in weights.items())
 
