@@ -141,11 +141,9 @@ class LightningSettings:
         for name, low in _MINIMUM.items():
             validation.check_whole(name, getattr(self, name), low)
         for name, low in _MINIMUM_IF_SET.items():
-            if getattr(self, name) is not None:
-                validation.check_whole(name, getattr(self, name), low)
+            validation.check_whole(name, getattr(self, name), low, optional=True)
         for name in ("learning_rate", "timeout_s", "token_constant"):
-            if getattr(self, name) is not None:
-                validation.check_number(name, getattr(self, name), above=0)
+            validation.check_number(name, getattr(self, name), above=0, optional=True)
         validation.check_whole("seed", self.seed, 0, validation.MAX_SEED)
         validation.check_choice("estimator", self.estimator, advantages.ESTIMATORS)
         if self.group_size == 1 and self.estimator not in advantages.BATCH_ESTIMATORS:
