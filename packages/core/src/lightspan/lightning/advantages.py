@@ -34,6 +34,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import StrEnum
+from statistics import fmean
 from typing import Final, Literal, TypeVar, get_args
 
 import msgspec
@@ -103,12 +104,12 @@ def grpo(values: Sequence[float | None]) -> list[BaselineScale]:
         >>> [round(each.advantage(1.0), 3) for each in grpo([1, 0, 0, 0, 0, 0, 0, 0])][0]
         2.475
     """
-    return _fill(values, lambda scored: [(_mean(scored), spread(scored))] * len(scored))
+    return _fill(values, lambda scored: [(fmean(scored), spread(scored))] * len(scored))
 
 
 def dr_grpo(values: Sequence[float | None]) -> list[BaselineScale]:
     """Return per value the mean as baseline and 1 as scale (Dr. GRPO, arXiv 2503.20783)."""
-    return _fill(values, lambda scored: [(_mean(scored), 1.0)] * len(scored))
+    return _fill(values, lambda scored: [(fmean(scored), 1.0)] * len(scored))
 
 
 def rloo(values: Sequence[float | None]) -> list[BaselineScale]:
@@ -178,7 +179,7 @@ def _fill(
     """
     scored = _scored(values)
     size, reason = len(scored), _zero_reason(scored)
-    pairs = iter(rule(scored) if reason is None else [(_mean(scored), 1.0) for _ in scored])
+    pairs = iter(rule(scored) if reason is None else [(fmean(scored), 1.0) for _ in scored])
     return [
         BaselineScale(0.0, 1.0, size, ZeroReason.UNSCORED)
         if usable(value) is None
@@ -200,18 +201,13 @@ def _zero_reason(scored: Sequence[float]) -> ZeroReason | None:
     return ZeroReason.IDENTICAL if identical(scored) else None
 
 
-def _mean(values: Sequence[float]) -> float:
-    """Return the mean; the sum is exact, so the order of the values does not matter."""
-    return math.fsum(values) / len(values)
-
-
 def spread(values: Sequence[float]) -> float:
     """Return the standard deviation, ddof 1, of values that are not `identical`.
 
     Deviations are divided by the largest deviation before they are squared, because squares of very
     large or small rewards would overflow or vanish.
     """
-    mean = _mean(values)
+    mean = fmean(values)
     widest = max(abs(value - mean) for value in values)
     squares = math.fsum(((value - mean) / widest) ** 2 for value in values)
     return widest * math.sqrt(squares / (len(values) - 1))

@@ -131,8 +131,8 @@ class RunFolder:
         return self._read_json(CONFIG)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Write `result.json`, which marks the run as complete."""
-        self.write(RESULT, json.dumps(result, indent=2).encode() + b"\n")
+        """Write `result.json`, which marks the run as complete; NaN becomes null."""
+        self.write(RESULT, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
 
     def delete_result(self) -> None:
         """Delete `result.json`, so that the run counts as incomplete while its model changes."""

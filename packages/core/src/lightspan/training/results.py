@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -107,15 +108,13 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def mean(self) -> float:
         """The mean reward of the scored tasks; NaN if there are none."""
-        if not self.rewards:
-            return math.nan
-        return math.fsum(self.rewards.values()) / len(self.rewards)
+        return fmean(self.rewards.values()) if self.rewards else math.nan
 
     @property
     def mean_without_failures(self) -> float:
         """The mean reward of the tasks on which the app did not fail; NaN if there are none."""
         rewards = [reward for task, reward in self.rewards.items() if task not in self.failures]
-        return math.fsum(rewards) / len(rewards) if rewards else math.nan
+        return fmean(rewards) if rewards else math.nan
 
     @property
     def interval(self) -> Interval:
@@ -226,16 +225,10 @@ class Outcomes(NamedTuple):
             metrics: lines of `metrics.jsonl`.
         """
         names = ("rollouts", "scored", "failed")
-        lines = [
-            line
-            for line in metrics
-            if line["kind"] == "train" and all(is_number(line.get(name)) for name in names)
-        ]
-        return cls(
-            rollouts=sum(int(line["rollouts"]) for line in lines),
-            unscored=sum(int(line["rollouts"] - line["scored"]) for line in lines),
-            failed=sum(int(line["failed"]) for line in lines),
-        )
+        train = [line for line in metrics if line["kind"] == "train"]
+        lines = [line for line in train if all(is_number(line.get(name)) for name in names)]
+        rollouts, scored, failed = (int(sum(line[name] for line in lines)) for name in names)
+        return cls(rollouts=rollouts, unscored=rollouts - scored, failed=failed)
 
     @property
     def problems(self) -> str:
