@@ -237,6 +237,14 @@ def test_reason_for_an_empty_batch() -> None:
     assert notes("writer", 0.0, 1.0) == []
 
 
+def test_groups_that_resampling_could_not_replace() -> None:
+    line = {"batch/groups": 3.0, "batch/groups:identical": 1.0, "batch/rows": 4.0}
+    note = "after resampling 2 of 3 groups vary: the step trains on those"
+    assert update_notes({**line, "resample/groups": 4}) == [note]
+    assert update_notes({**line, "batch/groups:identical": 0.0, "resample/groups": 0}) == []
+    assert update_notes(line) == []
+
+
 def test_air_without_a_tool_call_is_told_once() -> None:
     steps = [
         line(step, [[0.0, 1.0]], **{"air/a/seen": 0.0, "air/unplaced": 0.0}) for step in (1, 2)

@@ -141,9 +141,15 @@ def print_alerts(event: RunEvent) -> list[str]:
 # --- notes on one step, which are repeated ----------------------------------------------------
 def update_notes(line: Line) -> list[str]:
     """Return a text for each problem of the update of a training step; empty if there is none."""
-    if line.get("batch/rows") == 0:
-        return [_why_no_rows(line)]
     notes = []
+    groups = int(line.get("batch/groups", 0))
+    varying = groups - int(sum(line[name] for name in line if name.startswith("batch/groups:")))
+    if "resample/groups" in line and varying < groups:
+        notes.append(
+            f"after resampling {varying} of {groups} groups vary: the step trains on those"
+        )
+    if line.get("batch/rows") == 0:
+        return [*notes, _why_no_rows(line)]
     # null stands for NaN or infinity, which JSON lacks
     numbers = {name: math.nan if value is None else value for name, value in line.items()}
     gap = numbers.get("learner/logprob_gap_mean", 0.0)

@@ -396,11 +396,6 @@ class LightningRL(LightningSettings, Algorithm):
             if not (missing := self._missing_groups(episodes)):
                 return episodes
             episodes += await trainer.rollouts(trainer.next_tasks(missing), self.group_size)
-        if self.resample and (missing := self._missing_groups(episodes)):
-            trainer.note(
-                f"after {self.resample} rounds of resampling {self.tasks_per_step - missing} of "
-                f"{self.tasks_per_step} groups vary: the step trains on those"
-            )
         return episodes
 
     def _missing_groups(self, episodes: Sequence[Episode]) -> int:
