@@ -39,7 +39,6 @@ from typing import Final, Literal, TypeVar, get_args
 
 import msgspec
 
-from lightspan.errors import RewardError
 from lightspan.schema.validation import check_choice
 
 Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline", "ppo"]
@@ -141,16 +140,8 @@ def ppo(values: Sequence[float | None]) -> list[BaselineScale]:
 
 
 def usable(value: float | None) -> float | None:
-    """Return `value` as float64 (True is 1.0); None for None, NaN or infinity.
-
-    Raises:
-        RewardError: `value` is not a number.
-    """
-    if value is None:
-        return None
-    if not isinstance(value, int | float):
-        raise RewardError(f"a reward must be a number, not {type(value).__name__}: {value!r}")
-    return float(value) if math.isfinite(value) else None
+    """Return `value` as float64 (True is 1.0); None for None, NaN or infinity."""
+    return None if value is None or not math.isfinite(value) else float(value)
 
 
 def identical(values: Sequence[float]) -> bool:
