@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from lightspan import LightningRL
+from lightspan.algorithms.metrics import batch_metrics
 from lightspan.training.listeners import RunEvent
 from lightspan.training.results import Evaluation
-from lightspan_tools.alerts import Alert, AlertMonitor, print_alerts
+from lightspan_tools.alerts import Alert, AlertMonitor, print_alerts, update_notes
+from packages.core.tests.algorithms.scripted_world import episode
 
 RECORDED = Path(__file__).parent / "histories"
 """Folder of recorded metrics of real runs; its README.md describes them."""
@@ -204,6 +207,67 @@ def test_a_run_that_redoes_its_last_step_in_the_same_process_is_read_anew(tmp_pa
     assert warnings_of([0, 1], [0, 0], [0, 1]) == []
     [text] = warnings_of([0, 1], [0, 0], [0, 0])
     assert text.startswith("warning: no group varied in the latest 2 steps: in each of 24 the ")
+
+
+@pytest.mark.parametrize(
+    ("learned", "count", "text"),
+    [
+        ({"logprob_gap_mean": 0.04, "fresh_tokens": 9.0}, 0, ""),
+        ({"logprob_gap_mean": 0.3, "fresh_tokens": 0.0}, 0, ""),
+        ({"logprob_gap_mean": 0.3, "fresh_tokens": 9.0}, 1, "differ by 0.3 on average"),
+        ({"logprob_gap_mean": None, "fresh_tokens": 9.0}, 1, "differ by nan"),
+        ({"skipped": 0.0, "loss": 1.0, "grad_norm": 1.0}, 0, ""),
+        ({"skipped": 2.0}, 1, "2 updates were skipped, and changed no weights: the loss or the "),
+        (
+            {"skipped": 1.0, "loss": None, "grad_norm": 2.0},
+            1,
+            "1 update was skipped, and changed no weights: the loss or the gradient is not finite "
+            "(loss nan, grad_norm 2); lower learning_rate",
+        ),
+        ({"skipped": 1.0, "loss": 0.0, "grad_norm": 0.0}, 1, "their rows had no token to train"),
+    ],
+)
+def test_notes_on_updates(learned: dict[str, float | None], count: int, text: str) -> None:
+    notes = update_notes({f"learner/{name}": value for name, value in learned.items()})
+    assert len(notes) == count
+    assert all(text in note for note in notes)
+
+
+def test_reason_for_an_empty_batch() -> None:
+    def notes(optimize: str, *rewards: float | None) -> list[str]:
+        algorithm = LightningRL("a/model", optimize=optimize)
+        episodes = [episode("g", member, reward) for member, reward in enumerate(rewards)]
+        return update_notes(batch_metrics(algorithm.build(episodes)))
+
+    assert notes("writer", 1.0, 1.0) == ["no group varied: nothing to learn from in this step"]
+    unscored = "no call could be trained in this step (2 rejected:unscored)"
+    assert notes("writer", None, None) == [unscored]
+    assert notes("reviewer", 1.0) == ["no call could be trained in this step (1 frozen)"]
+    assert notes("writer", 0.0, 1.0) == []
+
+
+def test_groups_that_resampling_could_not_replace() -> None:
+    line = {"batch/groups": 3.0, "batch/groups:identical": 1.0, "batch/rows": 4.0}
+    note = "after resampling 2 of 3 groups vary: the step trains on those"
+    assert update_notes({**line, "resample/groups": 4}) == [note]
+    assert update_notes({**line, "batch/groups:identical": 0.0, "resample/groups": 0}) == []
+    assert update_notes(line) == []
+
+
+def test_air_without_a_tool_call_is_told_once() -> None:
+    steps = [
+        line(step, [[0.0, 1.0]], **{"air/a/seen": 0.0, "air/unplaced": 0.0}) for step in (1, 2)
+    ]
+    assert [(alert.name, alert.step) for alert in read(steps)] == [("air_is_idle", 1)]
+    assert read([line(1, [[0.0, 1.0]], **{"air/a/seen": 0.0, "air/b/seen": 2.0})]) == []
+
+
+def test_numbers_that_are_not_finite_do_not_end_the_alerts() -> None:
+    """Check lines of `metrics.jsonl` with null for NaN."""
+    lines = [line(step, [[0.0, 1.0]] * 8) for step in range(1, 12)]
+    for each in lines:
+        each |= dict.fromkeys(("learner/entropy", "learner/approx_kl", "learner/learning_rate"))
+    assert read(lines) == []
 
 
 def test_fit_shows_an_alert_and_inspect_shows_it_again(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan import AIR, LightningRL
-from lightspan.algorithms.metrics import batch_metrics, has_idle_air
+from lightspan.algorithms.metrics import batch_metrics
 from lightspan.lightning import classify_calls
 from lightspan.lightning.air import (
     ToolSuccess,
@@ -194,9 +194,8 @@ def test_measures_tell_shaping_apart_from_the_reward() -> None:
         "air/tool_success/seen": 4.0,
         "air/unplaced": 0.0,
     }
-    assert not has_idle_air(found)
-    assert has_idle_air(batch(group([("mm", 1.0), ("m", 0.0)]), air=AIR()))
-    assert not has_idle_air(batch(group()))
+    idle = batch_metrics(batch(group([("mm", 1.0), ("m", 0.0)]), air=AIR()))
+    assert idle["air/tool_success/seen"] == 0
     assert not any(key.startswith("air") for key in batch_metrics(batch(group())))
 
 

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 from hypothesis import given, strategies as st
 
+from lightspan.algorithms.critic_warmup import CriticWarmup
 from lightspan.errors import DataError
 from lightspan.lightning import (
     Call,
@@ -21,9 +22,9 @@ from lightspan.lightning.gae import (
     gae,
     successors,
     values_by_call,
-    warmup_lambda,
 )
 from lightspan.lightning.turns import Turns
+from lightspan.protocols.learner import Critic
 from lightspan.schema.token_records import CallOutcome
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 from packages.core.tests.lightning.enumerated import Process, bias, scaled
@@ -284,5 +285,6 @@ def test_explained_variance(values, targets, expected):
     ],
 )
 def test_values_are_trusted_once_they_explain_something(fits, explained, expected):
-    assert warmup_lambda(0.9, fits=fits, warmup=5, explained=explained) == expected
-    assert warmup_lambda(0.9, fits=0, warmup=0, explained=explained) == 1.0  # never fitted
+    assert CriticWarmup(fits, explained).lambda_(Critic(lam=0.9, warmup=5)) == expected
+    never_fitted = CriticWarmup(0, explained)
+    assert never_fitted.lambda_(Critic(lam=0.9, warmup=0)) == 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -12,10 +12,13 @@ from hypothesis import given, settings, strategies as st
 from lightspan.training.statistics import (
     Interval,
     clustered_interval,
-    mean_interval,
     paired_gain,
     t_quantile,
 )
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    return clustered_interval({str(index): value for index, value in enumerate(values)}, {})
 
 
 @pytest.mark.parametrize(

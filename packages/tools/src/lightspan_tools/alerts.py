@@ -8,6 +8,7 @@ prints them (`print_alerts`).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -40,6 +41,10 @@ MIN_ENTROPY: Final = 0.1
 """Entropy, as a share of the entropy at the start, below which an alert is raised."""
 MIN_KL: Final = 1e-7
 """Mean `approx_kl` per token and step below which an alert is raised."""
+MAX_GAP: Final = 0.05
+"""Mean difference of log-probabilities between engine and learner above which a note is printed.
+Rounding causes much smaller differences; a larger one means that their models differ.
+"""
 MIN_UPDATES: Final = 10
 """Number of updates over which `approx_kl` is averaged."""
 
@@ -64,8 +69,15 @@ class AlertMonitor:
 
     def step(self, line: Line) -> list[Alert]:
         """Add the metrics of a training step, and return the new alerts."""
-        self._train.append(line)
-        checks = (reward_falls, failures_rise, no_group_varies, entropy_collapses, policy_stays)
+        self._train.append({name: value for name, value in line.items() if value is not None})
+        checks = (
+            reward_falls,
+            failures_rise,
+            no_group_varies,
+            entropy_collapses,
+            policy_stays,
+            air_is_idle,
+        )
         return self._new({check.__name__: check(self._train) for check in checks}, line["step"])
 
     def evaluated(self, evaluation: Evaluation) -> list[Alert]:
@@ -121,7 +133,66 @@ def print_alerts(event: RunEvent) -> list[str]:
     has_evaluation = any(line["kind"] == "eval" for line in new)
     alerts = monitor.read(new, folder.evaluations() if has_evaluation else [])
     # of a run that was resumed, earlier steps were reported before
-    return [f"warning: {alert.text}" for alert in alerts if alert.step == event.step]
+    train = [line for line in new if line["kind"] == "train" and line["step"] == event.step]
+    notes = [text for line in train for text in update_notes(line)]
+    return notes + [f"warning: {alert.text}" for alert in alerts if alert.step == event.step]
+
+
+# --- notes on one step, which are repeated ----------------------------------------------------
+def update_notes(line: Line) -> list[str]:
+    """Return a text for each problem of the update of a training step; empty if there is none."""
+    notes = []
+    groups = int(line.get("batch/groups", 0))
+    varying = groups - int(sum(line[name] for name in line if name.startswith("batch/groups:")))
+    if "resample/groups" in line and varying < groups:
+        notes.append(
+            f"after resampling {varying} of {groups} groups vary: the step trains on those"
+        )
+    if line.get("batch/rows") == 0:
+        return [*notes, _why_no_rows(line)]
+    # null stands for NaN or infinity, which JSON lacks
+    numbers = {name: math.nan if value is None else value for name, value in line.items()}
+    gap = numbers.get("learner/logprob_gap_mean", 0.0)
+    if numbers.get("learner/fresh_tokens") and not gap <= MAX_GAP:  # NaN too
+        notes.append(
+            f"engine and learner disagree: log-probabilities of the same tokens differ by "
+            f"{gap:.3g} on average (at most {MAX_GAP} is rounding), so that the update is "
+            "biased; compare their dtypes and attention implementations"
+        )
+    if skipped := numbers.get("learner/skipped", 0.0):
+        were = "update was" if skipped == 1 else "updates were"
+        notes.append(
+            f"{skipped:.0f} {were} skipped, and changed no weights: {_why_skipped(numbers)}"
+        )
+    return notes
+
+
+def _why_no_rows(line: Line) -> str:
+    """Return why no call was trained in a step."""
+    if line.get("batch/transitions"):
+        return "no group varied: nothing to learn from in this step"
+    calls = Counter({name[6:]: int(line[name]) for name in line if name.startswith("calls/")})
+    counts = ", ".join(f"{count} {status}" for status, count in calls.most_common())
+    return f"no call could be trained in this step ({counts or 'there was none'})"
+
+
+def _why_skipped(line: Line) -> str:
+    """Return why updates were skipped.
+
+    A mean is not finite if any of its values is not finite, so the means are enough.
+
+    Args:
+        line: metrics with `learner/loss` and `learner/grad_norm`, each a mean over the updates.
+    """
+    names = ("loss", "grad_norm")
+    values = {name: line[f"learner/{name}"] for name in names if f"learner/{name}" in line}
+    if len(values) == 2 and all(map(math.isfinite, values.values())):
+        return "their rows had no token to train"
+    shown = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
+    return (
+        f"the loss or the gradient is not finite{f' ({shown})' if shown else ''}; lower "
+        "learning_rate if it goes on"
+    )
 
 
 # --- checks: each returns the text of an alert, or "" ---------------------------------------
@@ -268,6 +339,21 @@ def entropy_collapses(train: Sequence[Line]) -> str:
         f"the policy's entropy has fallen from {before:.3g} to {now:.3g} per token, and the reward "
         "has not risen with it: the policy's answers become alike. Lower learning_rate"
         f"{_rate(train)}, or reward variety with loss=PolicyLoss(entropy=0.01)"
+    )
+
+
+def air_is_idle(train: Sequence[Line]) -> str:
+    """Return the text of an alert if no signal of AIR had a value in the latest step; else ""."""
+    counts = [
+        value
+        for name, value in train[-1].items()
+        if name.startswith("air/") and name.endswith("/seen")
+    ]
+    if not counts or any(counts):
+        return ""
+    return (
+        "air= had no effect in this step: no signal found a tool call (`with "
+        'lightspan.tool("name"):` or an adapter records them), so rewards are unshaped'
     )
 
 

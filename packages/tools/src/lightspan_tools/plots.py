@@ -33,7 +33,9 @@ def draw(event: RunEvent) -> None:
         return
     folder = RunFolder(event.folder)
     title = f"{event.folder.name}: {event.algorithm}"
-    learning_curve(folder.metrics(), folder.curve, title=title, metric=event.metric)
+    learning_curve(
+        folder.metrics(), folder.path / "learning_curve.png", title=title, metric=event.metric
+    )
 
 
 def learning_curve(

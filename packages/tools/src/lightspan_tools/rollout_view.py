@@ -47,8 +47,33 @@ class RolloutView:
         The list is empty if nothing was recorded about the call.
         """
         key = _key(self.episode.attempt_id, call)
-        text = self.explanations.get(key) or self.mismatches.get(key)
-        return [] if text is None else [str(text)]
+        if key in self.explanations:
+            return [explanation_text(self.explanations[key])]
+        return [self.mismatches[key]] if key in self.mismatches else []
+
+
+def explanation_text(why: Explanation) -> str:
+    """Describe in one line how the advantage and weight of a call were computed."""
+    compared = why.credit if why.compared is None else why.compared
+    formula = str(why.zero_reason or f"({compared:g} - {why.baseline:g}) / {why.scale:g}")
+    for term in why.terms:
+        weight = "" if term.weight == 1 else f"{term.weight:g} · "
+        formula += f" + {weight}({term.credit:g} - {term.baseline:g}) / {term.scale:g}"
+        formula += f" ({term.name})"
+    comparison = ""
+    if why.against != "rollouts":
+        comparison = f", turn {why.turn}, others {why.against}: {why.others}"
+    if why.expected is not None:
+        comparison = f", turn {why.turn}, the critic expected {why.expected:g}"
+    shaping = "" if why.shaping is None else f", AIR {why.shaping:+g}"
+    shaping += f", length {why.penalty:+g}" if why.penalty else ""
+    return (
+        f"advantage {why.advantage:+.6g} = {formula}; {why.estimator} over {why.size} "
+        f"{why.unit}s (group {why.group_id}, this one {why.value:g}); credit "
+        f"{why.credit:g} ({why.credit_rule}{shaping}){comparison}; share {why.share:.1%} of "
+        f"the rollout: {why.tokens} tokens of weight {why.token_weight:.6g} "
+        f"({why.weighting})"
+    )
 
 
 _DECLARABLE: Final = (Rejection.CONSTRAINED, Rejection.TRUNCATED_SAMPLING)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from lightspan.lightning.batch import Batch
-from lightspan.lightning.gae import explained_variance, warmup_lambda
+from lightspan.lightning.gae import TRUSTED_VARIANCE, explained_variance
 from lightspan.protocols.learner import Critic
 
 
@@ -24,12 +24,12 @@ class CriticWarmup(msgspec.Struct):
     def lambda_(self, critic: Critic) -> float:
         """Return lambda of generalised advantage estimation for the next iteration.
 
-        It is `critic.lam` once the critic is good enough (`warmup_lambda`), else 1. With 1,
-        advantages are unbiased even with a bad critic.
+        It is `critic.lam` once the critic was fitted often enough and explains enough variance
+        (`TRUSTED_VARIANCE`), else 1. With 1, advantages are unbiased even with a bad critic.
         """
-        return warmup_lambda(
-            critic.lam, fits=self.fits, warmup=critic.warmup, explained=self.explained
-        )
+        is_fitted = self.fits >= max(critic.warmup, 1)
+        explained = 0.0 if self.explained is None else self.explained
+        return critic.lam if is_fitted and explained >= TRUSTED_VARIANCE else 1.0
 
     def update(self, batch: Batch, metrics: Mapping[str, float]) -> dict[str, float]:
         """Update the state with the results of an iteration.

@@ -141,11 +141,9 @@ class LightningSettings:
         for name, low in _MINIMUM.items():
             validation.check_whole(name, getattr(self, name), low)
         for name, low in _MINIMUM_IF_SET.items():
-            if getattr(self, name) is not None:
-                validation.check_whole(name, getattr(self, name), low)
+            validation.check_whole(name, getattr(self, name), low, optional=True)
         for name in ("learning_rate", "timeout_s", "token_constant"):
-            if getattr(self, name) is not None:
-                validation.check_number(name, getattr(self, name), above=0)
+            validation.check_number(name, getattr(self, name), above=0, optional=True)
         validation.check_whole("seed", self.seed, 0, validation.MAX_SEED)
         validation.check_choice("estimator", self.estimator, advantages.ESTIMATORS)
         if self.group_size == 1 and self.estimator not in advantages.BATCH_ESTIMATORS:
@@ -289,7 +287,6 @@ class LightningRL(LightningSettings, Algorithm):
         self._routing = selection.routing
         self._specs = self._policy_specs(selection.policies)
         self._supported: frozenset[Rejection] = frozenset()
-        self._air_was_idle = False
         self._overlap_metrics: Metrics = {}
         self._was_scored = False
         self._was_computed = False
@@ -399,11 +396,6 @@ class LightningRL(LightningSettings, Algorithm):
             if not (missing := self._missing_groups(episodes)):
                 return episodes
             episodes += await trainer.rollouts(trainer.next_tasks(missing), self.group_size)
-        if self.resample and (missing := self._missing_groups(episodes)):
-            trainer.note(
-                f"after {self.resample} rounds of resampling {self.tasks_per_step - missing} of "
-                f"{self.tasks_per_step} groups vary: the step trains on those"
-            )
         return episodes
 
     def _missing_groups(self, episodes: Sequence[Episode]) -> int:
@@ -518,12 +510,6 @@ class LightningRL(LightningSettings, Algorithm):
             batch = builder.finish(values_by_call(rows, values), lam=lam)
         self._update_constants(batch)
         self.last_batch = batch
-        if not self._air_was_idle and metrics.has_idle_air(batch):
-            self._air_was_idle = True
-            trainer.note(
-                "air= had no effect in this step: no signal found a tool call (`with "
-                'lightspan.tool("name"):` or an adapter records them), so rewards are unshaped'
-            )
         update = await self._update(trainer, batch)
         if update:
             await trainer.publish()
@@ -571,7 +557,6 @@ class LightningRL(LightningSettings, Algorithm):
     async def _update(self, trainer: TrainerContext, batch: Batch) -> Metrics:
         if not batch.rows:
             trainer.explain(batch.explanations)
-            trainer.note(metrics.why_no_rows(batch))
             return {}
         seed = random.Random(f"{self.seed}/{trainer.step}").randrange(2**31)
         parts = split_minibatches(batch, self.minibatches, seed)
@@ -591,8 +576,6 @@ class LightningRL(LightningSettings, Algorithm):
         merged = metrics.merge_updates(results)
         after = await trainer.learn(partial(trainer.learner.score, probe))
         merged["approx_kl"] = metrics.approximate_kl(probe, before, after)
-        for alarm in metrics.alarms(merged):
-            trainer.note(alarm)
         if self.critic is not None:
             merged["lambda"] = self._critic_warmup.lambda_(self.critic)
             merged |= self._critic_warmup.update(batch, merged)

@@ -1,4 +1,4 @@
-"""Metrics of one iteration, and warnings about them."""
+"""Metrics of one iteration."""
 
 from __future__ import annotations
 
@@ -12,11 +12,6 @@ from lightspan.lightning.batch import Batch
 from lightspan.lightning.episode import Episode, dimension_means
 from lightspan.lightning.rollout_checks import app_failed
 from lightspan.lightning.rows import Row
-
-GAP_ALARM: Final = 0.05
-"""Mean difference of log-probabilities between engine and learner above which a warning is printed.
-Rounding causes much smaller differences; a larger one means that their models differ.
-"""
 
 LOG_RATIO_LIMIT: Final = 20.0
 """Differences of log-probabilities are clamped to ± this number, as in the loss."""
@@ -82,35 +77,12 @@ def batch_metrics(batch: Batch) -> Metrics:
     The calls are counted by status, such as `trained`.
     """
     counters = {f"batch/{key}": float(value) for key, value in batch.counters.items()}
-    calls = {f"calls/{key}": float(value) for key, value in _coverage(batch).items()}
-    air = {f"air/{key}": value for key, value in batch.air.items()}
-    overlong = {f"overlong/{key}": value for key, value in batch.overlong.items()}
-    return counters | calls | air | overlong
-
-
-def _coverage(batch: Batch) -> Counter[str]:
-    """Return the number of the batch's calls per status, such as `trained`."""
     calls: Counter[str] = Counter()
     for coverage in batch.coverages:
-        calls.update(coverage.counts())
-    return calls
-
-
-def has_idle_air(batch: Batch) -> bool:
-    """Return whether AIR is used, but no signal had a value in any scored rollout.
-
-    AIR derives rewards from signals, such as the success of tool calls.
-    """
-    counts = [value for key, value in batch.air.items() if key.endswith("/seen")]
-    return bool(counts) and not any(counts)
-
-
-def why_no_rows(batch: Batch) -> str:
-    """Return a text for the user that explains why a batch has no rows."""
-    if batch.counters.get("transitions"):
-        return "no group varied: nothing to learn from in this step"
-    counts = ", ".join(f"{count} {status}" for status, count in _coverage(batch).most_common())
-    return f"no call could be trained in this step ({counts or 'there was none'})"
+        calls.update({f"calls/{status}": count for status, count in coverage.counts().items()})
+    air = {f"air/{key}": value for key, value in batch.air.items()}
+    overlong = {f"overlong/{key}": value for key, value in batch.overlong.items()}
+    return counters | {key: float(count) for key, count in calls.items()} | air | overlong
 
 
 def merge_updates(results: Sequence[Mapping[str, float]]) -> Metrics:
@@ -160,40 +132,3 @@ def approximate_kl(
         if is_trained
     ]
     return math.fsum(math.expm1(r) - r for r in log_ratios) / max(len(log_ratios), 1)
-
-
-def alarms(metrics: Mapping[str, float]) -> list[str]:
-    """Return a warning for each problem that the metrics of an update show; empty if none."""
-    notes = []
-    gap = metrics.get("logprob_gap_mean", 0.0)
-    if metrics.get("fresh_tokens") and not gap <= GAP_ALARM:  # NaN too
-        notes.append(
-            f"engine and learner disagree: log-probabilities of the same tokens differ by "
-            f"{gap:.3g} on average (at most {GAP_ALARM} is rounding), so that the update is "
-            "biased; compare their dtypes and attention implementations"
-        )
-    skipped = metrics.get("skipped", 0.0)
-    if skipped:
-        were = "update was" if skipped == 1 else "updates were"
-        notes.append(
-            f"{skipped:.0f} {were} skipped, and changed no weights: {_why_skipped(metrics)}"
-        )
-    return notes
-
-
-def _why_skipped(metrics: Mapping[str, float]) -> str:
-    """Return why updates were skipped.
-
-    A mean is not finite if any of its values is not finite, so the means are enough.
-
-    Args:
-        metrics: `loss` and `grad_norm`, each a mean over the updates.
-    """
-    values = {name: metrics[name] for name in ("loss", "grad_norm") if name in metrics}
-    if len(values) == 2 and all(map(math.isfinite, values.values())):
-        return "their rows had no token to train"
-    shown = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
-    return (
-        f"the loss or the gradient is not finite{f' ({shown})' if shown else ''}; lower "
-        "learning_rate if it goes on"
-    )

@@ -62,11 +62,9 @@ has one call, and fails.
 The first rollout is half above the mean, and each of its three trained tokens carries a third of
 its weight, 1 / R with R = 2:
 
-    >>> print(str(batch.explanations["at-a", "c2", 0]).replace("; ", "\n"))
-    advantage +0.5 = (1 - 0.5) / 1
-    dr_grpo over 2 rollouts (group g, this one 1)
-    credit 1 (terminal)
-    share 66.7% of the rollout: 2 tokens of weight 0.166667 (rollout)
+    >>> why = batch.explanations["at-a", "c2", 0]
+    >>> why.advantage, why.credit, why.baseline, why.scale, why.tokens, round(why.share, 3)
+    (0.5, 1.0, 0.5, 1.0, 2, 0.667)
     >>> sum(weight for row in batch.rows for weight in row.weights)
     1.0
 """

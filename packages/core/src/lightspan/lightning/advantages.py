@@ -34,11 +34,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import StrEnum
+from statistics import fmean
 from typing import Final, Literal, TypeVar, get_args
 
 import msgspec
 
-from lightspan.errors import RewardError
 from lightspan.schema.validation import check_choice
 
 Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline", "ppo"]
@@ -103,12 +103,12 @@ def grpo(values: Sequence[float | None]) -> list[BaselineScale]:
         >>> [round(each.advantage(1.0), 3) for each in grpo([1, 0, 0, 0, 0, 0, 0, 0])][0]
         2.475
     """
-    return _fill(values, lambda scored: [(_mean(scored), spread(scored))] * len(scored))
+    return _fill(values, lambda scored: [(fmean(scored), spread(scored))] * len(scored))
 
 
 def dr_grpo(values: Sequence[float | None]) -> list[BaselineScale]:
     """Return per value the mean as baseline and 1 as scale (Dr. GRPO, arXiv 2503.20783)."""
-    return _fill(values, lambda scored: [(_mean(scored), 1.0)] * len(scored))
+    return _fill(values, lambda scored: [(fmean(scored), 1.0)] * len(scored))
 
 
 def rloo(values: Sequence[float | None]) -> list[BaselineScale]:
@@ -131,27 +131,17 @@ def ppo(values: Sequence[float | None]) -> list[BaselineScale]:
     The scale is 1 for fewer than two values, or if all are identical. With a critic only the scale
     is used, because the critic gives the baseline. The deviation has ddof 1.
     """
-    scored = _scored(values)
-    statistics = BaselineScale(
-        _mean(scored) if scored else 0.0,
-        spread(scored) if _zero_reason(scored) is None else 1.0,
-        len(scored),
-    )
-    missing = BaselineScale(0.0, 1.0, len(scored), ZeroReason.UNSCORED)
-    return [missing if usable(value) is None else statistics for value in values]
+    return [
+        statistics
+        if statistics.zero_reason is ZeroReason.UNSCORED
+        else msgspec.structs.replace(statistics, zero_reason=None)
+        for statistics in grpo(values)
+    ]
 
 
 def usable(value: float | None) -> float | None:
-    """Return `value` as float64 (True is 1.0); None for None, NaN or infinity.
-
-    Raises:
-        RewardError: `value` is not a number.
-    """
-    if value is None:
-        return None
-    if not isinstance(value, int | float):
-        raise RewardError(f"a reward must be a number, not {type(value).__name__}: {value!r}")
-    return float(value) if math.isfinite(value) else None
+    """Return `value` as float64 (True is 1.0); None for None, NaN or infinity."""
+    return None if value is None or not math.isfinite(value) else float(value)
 
 
 def identical(values: Sequence[float]) -> bool:
@@ -180,7 +170,7 @@ def _fill(
     """
     scored = _scored(values)
     size, reason = len(scored), _zero_reason(scored)
-    pairs = iter(rule(scored) if reason is None else [(_mean(scored), 1.0) for _ in scored])
+    pairs = iter(rule(scored) if reason is None else [(fmean(scored), 1.0) for _ in scored])
     return [
         BaselineScale(0.0, 1.0, size, ZeroReason.UNSCORED)
         if usable(value) is None
@@ -202,18 +192,13 @@ def _zero_reason(scored: Sequence[float]) -> ZeroReason | None:
     return ZeroReason.IDENTICAL if identical(scored) else None
 
 
-def _mean(values: Sequence[float]) -> float:
-    """Return the mean; the sum is exact, so the order of the values does not matter."""
-    return math.fsum(values) / len(values)
-
-
 def spread(values: Sequence[float]) -> float:
     """Return the standard deviation, ddof 1, of values that are not `identical`.
 
     Deviations are divided by the largest deviation before they are squared, because squares of very
     large or small rewards would overflow or vanish.
     """
-    mean = _mean(values)
+    mean = fmean(values)
     widest = max(abs(value - mean) for value in values)
     squares = math.fsum(((value - mean) / widest) ** 2 for value in values)
     return widest * math.sqrt(squares / (len(values) - 1))
@@ -312,10 +297,6 @@ class CreditTerm(msgspec.Struct, frozen=True):
     def value(self) -> float:
         return self.weight * (self.credit - self.baseline) / self.scale
 
-    def __str__(self) -> str:
-        weight = "" if self.weight == 1 else f"{self.weight:g} · "
-        return f" + {weight}({self.credit:g} - {self.baseline:g}) / {self.scale:g} ({self.name})"
-
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Advantage and weight of a trained call, with all numbers that led to them."""
@@ -364,31 +345,5 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     def advantage(self) -> float:
         """The advantage that the learner uses."""
         statistics = BaselineScale(self.baseline, self.scale, self.size, self.zero_reason)
-        return math.fsum(
-            [statistics.advantage(self._compared), *(term.value for term in self.terms)]
-        )
-
-    @property
-    def _compared(self) -> float:
-        return self.credit if self.compared is None else self.compared
-
-    def __str__(self) -> str:
-        if self.zero_reason is None:
-            formula = f"({self._compared:g} - {self.baseline:g}) / {self.scale:g}"
-        else:
-            formula = str(self.zero_reason)
-        formula += "".join(map(str, self.terms))
-        comparison = ""
-        if self.against != "rollouts":
-            comparison = f", turn {self.turn}, others {self.against}: {self.others}"
-        if self.expected is not None:
-            comparison = f", turn {self.turn}, the critic expected {self.expected:g}"
-        shaping = "" if self.shaping is None else f", AIR {self.shaping:+g}"
-        shaping += f", length {self.penalty:+g}" if self.penalty else ""
-        return (
-            f"advantage {self.advantage:+.6g} = {formula}; {self.estimator} over {self.size} "
-            f"{self.unit}s (group {self.group_id}, this one {self.value:g}); credit "
-            f"{self.credit:g} ({self.credit_rule}{shaping}){comparison}; share {self.share:.1%} of "
-            f"the rollout: {self.tokens} tokens of weight {self.token_weight:.6g} "
-            f"({self.weighting})"
-        )
+        compared = self.credit if self.compared is None else self.compared
+        return math.fsum([statistics.advantage(compared), *(term.value for term in self.terms)])

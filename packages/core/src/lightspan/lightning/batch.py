@@ -107,8 +107,7 @@ class BatchConfig:
             raise ConfigError(f"token_constant applies only to weight='token', not {self.weight!r}")
         constants = self.token_constant
         for value in constants.values() if isinstance(constants, Mapping) else (constants,):
-            if value is not None:
-                check_number("token_constant", value, above=0)
+            check_number("token_constant", value, above=0, optional=True)
         check_air(self.air, self.credit)
         _check_baseline(self.estimator, self.credit)
 

@@ -124,7 +124,7 @@ class RewardToGo(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        return f"{type(self).__name__.lower()}({self.gamma:g})"
+        return f"{self.baseline}({self.gamma:g})"
 
     def __call__(self, episode: Episode, coverage: Coverage) -> dict[CallKey, float]:
         turns = coverage.turns
@@ -141,6 +141,10 @@ class Discounted(RewardToGo, frozen=True):
     """Credit rule: reward-to-go, compared with the agent's calls in the same turn."""
 
     baseline: ClassVar[Baseline] = "turn"
+
+    @property
+    def name(self) -> str:
+        return f"discounted({self.gamma:g})"
 
 
 class Anchor(RewardToGo, frozen=True):
@@ -179,10 +183,6 @@ class ATGRPO(RewardToGo, frozen=True):
 
     baseline: ClassVar[Baseline] = "at_grpo"
 
-    @property
-    def name(self) -> str:
-        return f"at_grpo({self.gamma:g})"
-
 
 class GiGPO(RewardToGo, frozen=True):
     """Credit rule: advantage of the rollout plus advantage in the state (GiGPO, arXiv 2505.10978).
@@ -218,10 +218,6 @@ class GAE(RewardToGo, frozen=True):
     """
 
     baseline: ClassVar[Baseline] = "critic"
-
-    @property
-    def name(self) -> str:
-        return f"critic({self.gamma:g})"
 
 
 def rewards_after(own: Sequence[float], shared: Sequence[float], gamma: float) -> list[float]:

@@ -35,6 +35,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from statistics import pvariance
 from typing import Final
 
 from lightspan.errors import DataError
@@ -162,31 +163,8 @@ def explained_variance(values: Sequence[float], targets: Sequence[float]) -> flo
     if not pairs or identical([target for _, target in pairs]):
         return None
     errors = [target - value for value, target in pairs]
-    return 1.0 - _squares(errors) / _squares([target for _, target in pairs])
-
-
-def warmup_lambda(lam: float, *, fits: int, warmup: int, explained: float | None) -> float:
-    """Return lambda of generalised advantage estimation for the current state of a critic.
-
-    It is `lam` if the critic was fitted often enough and explains enough variance
-    (`TRUSTED_VARIANCE`). Else it is 1.0, which gives unbiased advantages with any critic.
-
-    Args:
-        lam: lambda of the settings.
-        fits: number of times that the critic was fitted.
-        warmup: minimum number of fits.
-        explained: explained variance of targets before the critic was fitted to them; None if
-            unknown.
-    """
-    trusted = fits >= max(warmup, 1) and explained is not None and explained >= TRUSTED_VARIANCE
-    return lam if trusted else 1.0
+    return 1.0 - pvariance(errors) / pvariance([target for _, target in pairs])
 
 
 def _weighted(numbers: Mapping[CallKey, float], weights: Mapping[CallKey, float]) -> float:
     return math.fsum(weight * numbers[key] for key, weight in weights.items())
-
-
-def _squares(numbers: Sequence[float]) -> float:
-    """Return Σ (x - mean)²."""
-    mean = math.fsum(numbers) / len(numbers)
-    return math.fsum((number - mean) ** 2 for number in numbers)

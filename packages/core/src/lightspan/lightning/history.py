@@ -18,6 +18,7 @@ No function here raises an exception, whatever was recorded.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -29,6 +30,7 @@ import msgspec
 from lightspan.lightning.episode import Call, CallKey, Episode
 from lightspan.lightning.span_tree import walk
 from lightspan.schema import semconv as c
+from lightspan.schema.genai_messages import mappings_in
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.token_records import CallOutcome
 
@@ -93,7 +95,7 @@ class Trace:
     def __init__(self, episode: Episode) -> None:
         self.task_id = episode.task_id
         self.calls = [call for call in episode.calls if call.sequence_start is not None]
-        self.tools = _place(episode, self.calls, _messages(episode.calls))
+        self.tools = _place(episode, self.calls)
 
     def history(self, turn: int, position: float) -> History:
         """Return the calls that ended before turn `turn` began.
@@ -116,21 +118,6 @@ class Trace:
 # --- answers of models ------------------------------------------------------------------------
 
 
-def _messages(calls: Sequence[Call]) -> dict[CallKey, Mapping[str, Any]]:
-    """Return call → its recorded answer, without calls whose answer was not recorded."""
-    by_span: dict[str, list[Any]] = {}  # the choices of a call share a span, so decode it once
-    messages = {}
-    for call in calls:
-        if call.span is None:
-            continue
-        if call.span_id not in by_span:
-            by_span[call.span_id] = _output(call.span)
-        answers = by_span[call.span_id]
-        if call.choice < len(answers) and isinstance(answers[call.choice], Mapping):
-            messages[call.key] = answers[call.choice]
-    return messages
-
-
 def _output(span: Span) -> list[Any]:
     try:
         decoded = _json.decode(str(span.attributes.get(c.OUTPUT_MESSAGES, "[]")))
@@ -139,40 +126,39 @@ def _output(span: Span) -> list[Any]:
     return decoded if isinstance(decoded, list) else []
 
 
-def _requesters(messages: Mapping[CallKey, Mapping[str, Any]]) -> dict[str, CallKey]:
+def _requesters(calls: Sequence[Call]) -> dict[str, CallKey]:
     """Return the model call that requested each tool call, by the id of the tool call.
 
     Ids that several model calls used are left out, because their requester is unknown.
-
-    Args:
-        messages: call → its recorded answer.
     """
-    by_id: dict[str, set[CallKey]] = {}
-    for key, message in messages.items():
-        parts = message.get("parts")
-        for part in parts if isinstance(parts, list) else ():
-            if isinstance(part, Mapping) and part.get("type") == "tool_call" and part.get("id"):
-                by_id.setdefault(str(part["id"]), set()).add(key)
+    by_id: dict[str, set[CallKey]] = defaultdict(set)
+    answers: dict[str, list[Any]] = {}  # the choices of a call share a span, so decode it once
+    for call in calls:
+        if call.span is None:
+            continue
+        if call.span_id not in answers:
+            answers[call.span_id] = _output(call.span)
+        for message in mappings_in(answers[call.span_id][call.choice : call.choice + 1]):
+            for part in mappings_in(message.get("parts")):
+                if part.get("type") == "tool_call" and part.get("id"):
+                    by_id[str(part["id"])].add(call.key)
     return {name: next(iter(keys)) for name, keys in by_id.items() if len(keys) == 1}
 
 
 # --- tool calls -------------------------------------------------------------------------------
 
 
-def _place(
-    episode: Episode, calls: Sequence[Call], messages: Mapping[CallKey, Mapping[str, Any]]
-) -> list[PlacedTool]:
+def _place(episode: Episode, calls: Sequence[Call]) -> list[PlacedTool]:
     """Return the tool calls of an episode, each with its place among the model calls.
 
     Args:
         episode: the episode.
         calls: its model calls through the gateway.
-        messages: call → its recorded answer.
     """
     spans = _tool_spans(episode)
     if not spans:
         return []
-    requesters = _requesters(messages)
+    requesters = _requesters(episode.calls)
     tools = [_tool(span, requesters.get(_tool_id(span))) for span in spans]
     by_key = {call.key: call for call in calls}
     inside = _ends_inside(episode, calls)

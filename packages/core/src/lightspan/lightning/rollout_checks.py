@@ -10,12 +10,7 @@ from typing import Final, NamedTuple
 
 from lightspan.errors import AppError, RewardError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.episode import Call, Episode
-from lightspan.lightning.selection import (
-    Coverage,
-    Rejection,
-    check_agents,
-    sub_agent_patterns,
-)
+from lightspan.lightning.selection import Coverage, Rejection, check_agents, sub_agent_patterns
 from lightspan.lightning.uncaptured_advice import describe_request, fix_of
 from lightspan.progress import plural
 from lightspan.schema import semconv as c

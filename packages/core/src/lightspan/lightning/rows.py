@@ -87,16 +87,6 @@ class Row:
     """
 
 
-class Usable(NamedTuple):
-    """The transitions (trained calls) that can become rows, and the rejected ones.
-
-    `rejected` maps (attempt id, call id, choice) to the reason.
-    """
-
-    transitions: list[Transition]
-    rejected: dict[TransitionKey, Rejection]
-
-
 class RowBuild(NamedTuple):
     """The rows that were built, and the transitions (trained calls) without a row.
 
@@ -107,10 +97,13 @@ class RowBuild(NamedTuple):
     rejected: dict[TransitionKey, Rejection]
 
 
-def usable_transitions(transitions: Sequence[Transition], max_length: int | None = None) -> Usable:
+def usable_transitions(
+    transitions: Sequence[Transition], max_length: int | None = None
+) -> tuple[list[Transition], dict[TransitionKey, Rejection]]:
     """Return the transitions (trained calls) that a learner accepts, and why others are rejected.
 
-    Transitions that are too long are rejected, never cut.
+    Transitions that are too long are rejected, never cut. The reasons are by (attempt id, call id,
+    choice).
 
     Args:
         transitions: transitions of any rollouts.
@@ -124,7 +117,7 @@ def usable_transitions(transitions: Sequence[Transition], max_length: int | None
             rejected[transition.key] = Rejection.EMPTY_RESPONSE
         elif not _has_logprobs(transition):
             rejected[transition.key] = Rejection.NO_LOGPROBS
-    return Usable([t for t in transitions if t.key not in rejected], rejected)
+    return [t for t in transitions if t.key not in rejected], rejected
 
 
 def build_rows(

@@ -312,24 +312,21 @@ def parse_optimize(
         ConfigError: `optimize` is empty, a pattern or policy is not a usable text, or a policy is
             called `base`, which is the name of the starting weights.
     """
-    policies: dict[str, str]
-    if isinstance(optimize, str):
-        policies = {optimize: default_policy}
-    elif isinstance(optimize, Mapping):
-        policies = dict(optimize)
-    elif isinstance(optimize, Iterable):
-        policies = {_checked(pattern, "a pattern"): default_policy for pattern in optimize}
-    else:
+    patterns = (optimize,) if isinstance(optimize, str) else optimize
+    if not isinstance(patterns, Iterable):
         raise ConfigError(
             f"optimize={optimize!r}: use a name or pattern, a list of them, or a mapping of them "
             "to names of policies"
         )
+    names = [_checked(pattern, "a pattern") for pattern in patterns]
+    policies = (
+        dict(optimize) if isinstance(optimize, Mapping) else dict.fromkeys(names, default_policy)
+    )
     if not policies:
         raise ConfigError(
             'optimize names no agent: name one, or leave it out for every agent ("*")'
         )
     for pattern, policy in policies.items():
-        _checked(pattern, "a pattern")
         _check_name(_checked(policy, f"the policy of {pattern!r}"))
         if policy == BASE_POLICY:
             raise ConfigError(f"optimize: {policy!r} means the starting weights; rename the policy")

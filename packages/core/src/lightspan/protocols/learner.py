@@ -146,8 +146,7 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
         check_number("PolicyLoss: kl", self.kl, low=0)
         check_choice("PolicyLoss: kl_estimator", self.kl_estimator, get_args(KLEstimator))
         check_number("PolicyLoss: entropy", self.entropy, low=0)
-        if self.importance_cap is not None:
-            check_number("PolicyLoss: importance_cap", self.importance_cap, above=0)
+        check_number("PolicyLoss: importance_cap", self.importance_cap, above=0, optional=True)
         levels = get_args(ImportanceLevel)
         check_choice("PolicyLoss: importance_level", self.importance_level, levels)
         if self.importance_cap is None and self.importance_level != "token":
@@ -202,11 +201,9 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
         for place, beta in enumerate(self.betas):
             check_number(f"Optimizer: betas[{place}]", beta, low=0, below=1)
         check_number("Optimizer: weight_decay", self.weight_decay, low=0)
-        if self.max_grad_norm is not None:
-            check_number("Optimizer: max_grad_norm", self.max_grad_norm, above=0)
+        check_number("Optimizer: max_grad_norm", self.max_grad_norm, above=0, optional=True)
         check_whole("Optimizer: warmup_steps", self.warmup_steps, 0)
-        if self.decay_steps is not None:
-            check_whole("Optimizer: decay_steps", self.decay_steps, 1)
+        check_whole("Optimizer: decay_steps", self.decay_steps, 1, optional=True)
 
 
 class Critic(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,13 +19,18 @@ MAX_S: Final = 1e9
 """Largest number of seconds for clocks and timers: more than 30 years."""
 
 
-def check_whole(name: str, value: object, low: int, high: int | None = None) -> None:
+def check_whole(
+    name: str, value: object, low: int, high: int | None = None, *, optional: bool = False
+) -> None:
     """Raise `ConfigError` unless `value` is a whole number from `low` to `high`.
 
     Args:
         name: name of the argument, for the error.
         high: inclusive upper bound; None for no bound.
+        optional: whether None is allowed.
     """
+    if optional and value is None:
+        return
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigError(f"{name}={value!r} must be a whole number of at least {low}")
     if int(value) < low:
@@ -42,6 +47,7 @@ def check_number(
     low: float = -math.inf,
     high: float = math.inf,
     below: float = math.inf,
+    optional: bool = False,
 ) -> None:
     """Raise `ConfigError` unless `value` is a finite number within the bounds.
 
@@ -52,7 +58,10 @@ def check_number(
         low: inclusive lower bound.
         high: inclusive upper bound.
         below: exclusive upper bound.
+        optional: whether None is allowed.
     """
+    if optional and value is None:
+        return
     is_above = is_number(value) and (above is None or value > above)
     if is_number(value) and is_above and low <= value <= high and value < below:
         return

@@ -20,6 +20,8 @@ from lightspan.errors import CheckpointError
 _NAME: Final = re.compile(r"step-(\d{6,})")
 STATE: Final = "state.json"
 LEARNER: Final = "learner"
+NEWEST: Final = 2
+"""Number of newest checkpoints that are not deleted."""
 
 
 class TrainerState(msgspec.Struct, kw_only=True):
@@ -58,7 +60,6 @@ def save(
     state: TrainerState,
     save_learner: Callable[[Path], None] | None,
     *,
-    keep: int = 2,
     best: int | None = None,
 ) -> Path:
     """Write the checkpoint of step `state.step`, delete old checkpoints and return the new path.
@@ -68,7 +69,6 @@ def save(
         state: state of the trainer.
         save_learner: function that writes the learner's state to the folder that it is given; None
             without a learner.
-        keep: number of newest checkpoints to keep.
         best: step of the best weights, whose checkpoint is kept too; None for no such step.
 
     Raises:
@@ -91,7 +91,7 @@ def save(
         raise CheckpointError(f"the checkpoint {final} cannot be written: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for old in list_checkpoints(folder)[:-keep]:
+    for old in list_checkpoints(folder)[:-NEWEST]:
         if best is None or old != at_step(folder, best):
             shutil.rmtree(old, ignore_errors=True)
     return final

@@ -18,7 +18,7 @@ from lightspan.lightning.advantages import Explanation
 from lightspan.schema.prompts import LearnedPrompt
 from lightspan.training.jsonl_log import append, read, read_bytes, store_errors
 from lightspan.training.results import Evaluation
-from lightspan.training.rewards import RewardLine, Scored
+from lightspan.training.rewards import JOURNAL, RewardLine, Scored
 
 T = TypeVar("T")
 
@@ -26,7 +26,6 @@ CONFIG: Final = "config.json"
 METRICS: Final = "metrics.jsonl"
 RESULT: Final = "result.json"
 PROMPTS: Final = "prompts.json"
-JOURNAL: Final = "journal"
 REWARDS: Final = "rewards"
 TAKEN: Final = "taken"
 EXPLANATIONS: Final = "explanations"
@@ -70,10 +69,6 @@ class RunFolder:
     @property
     def model(self) -> Path:
         return self.path / "model"
-
-    @property
-    def curve(self) -> Path:
-        return self.path / "learning_curve.png"
 
     def create(self) -> None:
         """Create the folder and lock it against other trainers.
@@ -136,8 +131,8 @@ class RunFolder:
         return self._read_json(CONFIG)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Write `result.json`, which marks the run as complete."""
-        self.write(RESULT, json.dumps(result, indent=2).encode() + b"\n")
+        """Write `result.json`, which marks the run as complete; NaN becomes null."""
+        self.write(RESULT, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
 
     def delete_result(self) -> None:
         """Delete `result.json`, so that the run counts as incomplete while its model changes."""

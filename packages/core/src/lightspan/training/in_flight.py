@@ -40,10 +40,9 @@ class InFlight:
             first: ids of groups that must be taken.
         """
         groups = first if len(first) == count else list(self._groups)
-        sizes = [len(self._groups[group]) for group in groups]
-        rollouts = [r.rollout_id for group in groups for r in self._groups[group]]
-        total = sum(sizes[:count])
-        return total, min(total, sum(rollout_id in self._states for rollout_id in rollouts))
+        total = sum(len(self._groups[group]) for group in groups[:count])
+        ended = sum(r.rollout_id in self._states for group in groups for r in self._groups[group])
+        return total, min(total, ended)
 
     def add(self, rollouts: Sequence[Rollout]) -> None:
         """Add enqueued rollouts, each of which has a group."""

@@ -105,19 +105,13 @@ def write_result(
         {
             "steps": result.steps,
             "summary": result.summary(metric),
-            "evaluations": [_figures(evaluation) for evaluation in result.evaluations],
+            "evaluations": [{"step": each.step, **each.metrics()} for each in result.evaluations],
             "training": result.outcomes._asdict(),
             "seconds": result.seconds,
             "kept": _kept_step(result.kept),
-            KEY: msgspec.to_builtins(served),
+            KEY: served,
         }
     )
-
-
-def _figures(evaluation: Evaluation) -> dict[str, Json]:
-    """Return the metrics of an evaluation, with null for NaN, which JSON lacks."""
-    line = {"step": evaluation.step, **evaluation.metrics()}
-    return {name: value if value == value else None for name, value in line.items()}
 
 
 class ServedPolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -97,7 +97,7 @@ def split_tasks(
         train, tasks = _split_off(train, selection, settings.algorithm.seed)
     else:
         tasks = load_distinct(selection, "selection")
-    shared = sorted(_ids(tasks) & _ids(held_out))
+    shared = sorted(set(map(task_id, tasks)) & set(map(task_id, held_out or ())))
     if shared:
         raise DataError(
             f"{len(shared)} of {len(tasks)} tasks of selection are held out too (for example "
@@ -163,7 +163,3 @@ def _split_off(train: list[Json], share: float, seed: int) -> tuple[list[Json], 
     names = random.Random(f"{seed}/selection").sample(list(distinct), count)
     chosen = set(names)
     return [task for task in train if task_id(task) not in chosen], [distinct[n] for n in names]
-
-
-def _ids(tasks: Sequence[Json] | None) -> set[str]:
-    return {task_id(task) for task in tasks or ()}

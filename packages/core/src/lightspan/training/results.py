@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -107,15 +108,13 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def mean(self) -> float:
         """The mean reward of the scored tasks; NaN if there are none."""
-        if not self.rewards:
-            return math.nan
-        return math.fsum(self.rewards.values()) / len(self.rewards)
+        return fmean(self.rewards.values()) if self.rewards else math.nan
 
     @property
     def mean_without_failures(self) -> float:
         """The mean reward of the tasks on which the app did not fail; NaN if there are none."""
         rewards = [reward for task, reward in self.rewards.items() if task not in self.failures]
-        return math.fsum(rewards) / len(rewards) if rewards else math.nan
+        return fmean(rewards) if rewards else math.nan
 
     @property
     def interval(self) -> Interval:
@@ -123,7 +122,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         return clustered_interval(self.rewards, self.clusters)
 
     @property
-    def _counts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
+        """Numbers of unscored, failed and silent tasks, by their descriptions."""
         return {"unscored": self.unscored, "failed": self.failed, SILENT: self.silent}
 
     def metrics(self) -> dict[str, Json]:
@@ -147,7 +147,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             metric: name of the reward.
             split: name of the split of the tasks.
         """
-        counts = counted(self._counts)
+        counts = counted(self.counts)
         counts = f", {counts}" if counts else ""
         counts += f" ({self.mean_without_failures:.3f} without these)" if self.failures else ""
         counts += "".join(
@@ -225,16 +225,10 @@ class Outcomes(NamedTuple):
             metrics: lines of `metrics.jsonl`.
         """
         names = ("rollouts", "scored", "failed")
-        lines = [
-            line
-            for line in metrics
-            if line["kind"] == "train" and all(is_number(line.get(name)) for name in names)
-        ]
-        return cls(
-            rollouts=sum(int(line["rollouts"]) for line in lines),
-            unscored=sum(int(line["rollouts"] - line["scored"]) for line in lines),
-            failed=sum(int(line["failed"]) for line in lines),
-        )
+        train = [line for line in metrics if line["kind"] == "train"]
+        lines = [line for line in train if all(is_number(line.get(name)) for name in names)]
+        rollouts, scored, failed = (int(sum(line[name] for line in lines)) for name in names)
+        return cls(rollouts=rollouts, unscored=rollouts - scored, failed=failed)
 
     @property
     def problems(self) -> str:
@@ -315,14 +309,10 @@ class FitResult:
 
 def _problems(first: Evaluation, last: Evaluation) -> str:
     """Describe the numbers of unscored, failed and silent tasks; empty if all are 0."""
-    pairs = {
-        "unscored": (first.unscored, last.unscored),
-        "failed": (first.failed, last.failed),
-        SILENT: (first.silent, last.silent),
-    }
-    counts = [f"{name} {before} -> {after}" for name, (before, after) in pairs.items()]
+    before, after = first.counts, last.counts
+    counts = {name: f"{name} {before[name]} -> {after[name]}" for name in before}
     if first.failures or last.failures:
         means = [f"{each.mean_without_failures:.2f}" for each in (first, last)]
-        counts[1] += f" ({' -> '.join(means)} without these)"
-    counts = [text for text, pair in zip(counts, pairs.values(), strict=True) if any(pair)]
-    return f"; held out: {', '.join(counts)}" if counts else ""
+        counts["failed"] += f" ({' -> '.join(means)} without these)"
+    shown = [text for name, text in counts.items() if before[name] or after[name]]
+    return f"; held out: {', '.join(shown)}" if shown else ""

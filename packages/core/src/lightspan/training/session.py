@@ -31,7 +31,7 @@ from lightspan.runners.protocol import RunnerPlan, Runners, WatchedRunners
 from lightspan.schema.records import Json, Mode, PeerRole, Rollout, new_id, task_id
 from lightspan.schema.resources import ROUTING, NamedResources, Resources
 from lightspan.schema.routing import Routing
-from lightspan.schema.validation import check_whole
+from lightspan.schema.validation import check_whole, parse_gateway_address
 from lightspan.stores import open_store, take_credentials
 from lightspan.stores.protocol import Store
 from lightspan.training import checkpoints
@@ -227,7 +227,7 @@ class Session:
 
     async def _serve(self) -> None:
         """Open the gateway, the runners and the judge or reward function."""
-        host, port = self.settings.gateway_place
+        host, port = parse_gateway_address(self.settings.gateway or "127.0.0.1")
         gateway = load_plugin("gateway", "default")(self.store, self._engine, host=host, port=port)
         await self._stack.enter_async_context(gateway)
         routing = self.algorithm.routing().naming(self._app.agents or ())

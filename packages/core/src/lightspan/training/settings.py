@@ -89,14 +89,13 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         for name, minimum in _MIN_VALUES.items():
-            if (value := getattr(self, name)) is not None:
-                validation.check_whole(name, value, minimum)
+            validation.check_whole(name, getattr(self, name), minimum, optional=True)
         validation.check_choice("keep", self.keep, ("last", "best"))
         validation.check_number("epochs", self.epochs, above=0)
         validation.check_number("lease_s", self.lease_s, above=0, high=validation.MAX_S)
         validation.check_number("patience_s", self.patience_s, low=0, high=validation.MAX_S)
-        if self.validate_temperature is not None:
-            validation.check_number("validate_temperature", self.validate_temperature, low=0)
+        temperature = self.validate_temperature
+        validation.check_number("validate_temperature", temperature, low=0, optional=True)
         if self.selection_setting and self.validate_every is None:
             raise ConfigError(
                 f"{self.selection_setting} compares steps that were evaluated: give "
@@ -121,15 +120,6 @@ class TrainerSettings:
         object.__setattr__(self, "sinks", checked_sinks(self.sinks))
         if self.store is not None:  # without its password, which must not be shown or written
             object.__setattr__(self, "store", public_url(self.store))
-
-    @property
-    def gateway_place(self) -> tuple[str, int]:
-        """(host, port) on which the gateway listens; port 0 means any free port."""
-        return (
-            ("127.0.0.1", 0)
-            if self.gateway is None
-            else validation.parse_gateway_address(self.gateway)
-        )
 
     @cached_property
     def engine_spec(self) -> EngineSpec | None:

@@ -11,7 +11,7 @@ Biometrika 26(4)). With fewer than two clusters there is no interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping
 from typing import Final
 
 import msgspec
@@ -54,14 +54,6 @@ class Interval(msgspec.Struct, frozen=True, omit_defaults=True):
         """The sample size as text."""
         clusters = "" if self.clusters is None else f" in {plural(self.clusters, 'cluster')}"
         return f"n={self.n}{clusters}"
-
-
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Return the mean of independent values with its 95 % confidence interval.
-
-    Without values, `mean` is NaN too.
-    """
-    return clustered_interval({str(index): value for index, value in enumerate(values)}, {})
 
 
 def clustered_interval(values: Mapping[str, float], clusters: Mapping[str, str]) -> Interval:
