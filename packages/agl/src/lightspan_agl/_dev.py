@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from lightspan.lightning.rollout_checks import app_failed, check_rewards
+from lightspan.lightning.rollout_checks import app_failed
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.routing import matches
 from lightspan_agl._agent_match import globs_of, instrument_advice
 from lightspan_agl._hooks import HookCalls
-from lightspan_agl._local import local_runs
+from lightspan_agl._local import check_rewards, local_runs
 from lightspan_agl.litagent import LitAgent
 from lightspan_agl.types import NamedResources
 

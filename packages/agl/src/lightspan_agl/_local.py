@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
+from lightspan.errors import RewardError
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.rollout_checks import check_rewards
 from lightspan.progress import print_line
 from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import PLACEHOLDER_KEY, Runner
-from lightspan.schema.records import Json, Mode, Rollout, new_id, task_id
+from lightspan.schema.records import Json, Mode, Outcome, Rollout, new_id, task_id
 from lightspan.schema.resources import Resources
 from lightspan.schema.semconv import REWARD_VALUE
 from lightspan.schema.spans import Span, SpanKind, new_span_id
@@ -218,3 +218,10 @@ def _same_environment() -> Iterator[None]:
     finally:
         if os.environ.get(_KEY) == PLACEHOLDER_KEY:
             del os.environ[_KEY]
+
+
+def check_rewards(episodes: Sequence[Episode]) -> None:
+    """Raise `RewardError` if an agent returned a value that is not a reward."""
+    for episode in episodes:
+        if episode.outcome is Outcome.BAD_REWARD:
+            raise RewardError(f"task {episode.task_id}: {episode.message}")

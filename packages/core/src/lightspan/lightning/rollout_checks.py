@@ -76,14 +76,12 @@ class RolloutChecks:
 
         Raises:
             AppError: the app failed in the same way in all of the latest rollouts.
-            RewardError: the app returned a value that is not a reward, or all of the latest
-                rollouts were lost, or not scored for the same reason.
+            RewardError: all of the latest rollouts were lost, or not scored for the same reason.
             UnknownAgentError: a pattern matches no agent that calls a model in the first training
                 batch.
             UnsupportedError: no agent to train made a call, or none of their calls can be trained
                 (`check_trainable`), in `ENOUGH_TASKS` tasks or in all.
         """
-        check_rewards(episodes)
         self._note_failures(episodes)
         self._note_damaged(episodes)
         self._note_unscored(episodes)
@@ -235,13 +233,6 @@ def _way_of_failure(episode: Episode) -> tuple[str, ...] | None:
 
 def _error_of(episode: Episode) -> str:
     return episode.message or episode.unscored or str(episode.outcome)
-
-
-def check_rewards(episodes: Sequence[Episode]) -> None:
-    """Raise `RewardError` if an app returned a value that is not a reward."""
-    for episode in episodes:
-        if episode.outcome is Outcome.BAD_REWARD:
-            raise RewardError(f"task {episode.task_id}: {episode.message}")
 
 
 def check_evaluable(episodes: Sequence[Episode]) -> None:

@@ -371,10 +371,6 @@ class Learner(Protocol):
         """
         raise ConfigError("this learner has no critic: its capabilities say values=False")
 
-    def score_and_values(self, rows: Sequence[Row]) -> tuple[list[list[float]], list[list[float]]]:
-        """Return the results of `score` and `values`, computed in one pass if possible."""
-        return self.score(rows), self.values(rows)
-
     def update(
         self,
         rows: Sequence[Row],

@@ -159,15 +159,8 @@ class ValueTests(LearnerTests):
                 changed = replace(other, ids=[*prompt[:-1], (prompt[-1] + 1) % 400, 17, 18, 19])
                 assert learner.values([changed]) != [[pytest.approx(value, abs=1e-5)]]
 
-    def test_values_with_scores(self, folder: Path) -> None:
-        learner = self.make_critic({"writer": folder, "checker": folder}, optimizer=MOVING)
-        rows = [*make_call_rows(long=40), *make_call_rows(1, policy="checker")]
-        learner.update(rows, LOSS)
-        scores, values = learner.score_and_values(rows)
-        for results, expected in ((scores, learner.score(rows)), (values, learner.values(rows))):
-            assert results == [pytest.approx(row, abs=1e-5) for row in expected]
-        assert learner.score_and_values([]) == ([], [])
-        assert learner.values([]) == []
+    def test_values_of_no_rows(self, folder: Path) -> None:
+        assert self.make_critic({"writer": folder}).values([]) == []
 
     def test_values_are_zero_until_they_are_fitted(self, folder: Path) -> None:
         learner = self.make_critic({"writer": folder})
@@ -307,9 +300,8 @@ class ValueTests(LearnerTests):
         assert not any("critic" in path.name for path in written)
         assert "critic" not in json.dumps(learner.state())
         rows = make_call_rows()
-        for ask in (learner.values, learner.score_and_values):
-            with pytest.raises(ConfigError, match="critic"):
-                ask(rows)
+        with pytest.raises(ConfigError, match="critic"):
+            learner.values(rows)
         with pytest.raises(ConfigError, match="critic"):
             learner.update(rows, LOSS)
 
@@ -327,6 +319,5 @@ class ValueTests(LearnerTests):
                 learner.update([wrong], LOSS)
         assert learner.weight_hash("writer") == before
         promptless = replace(row, responses=(Response(0, 2),))
-        for ask in (learner.values, learner.score_and_values):
-            with pytest.raises(DataError, match="ro-3"):
-                ask([promptless])
+        with pytest.raises(DataError, match="ro-3"):
+            learner.values([promptless])

@@ -225,11 +225,6 @@ class TorchLearner(Learner):
         self._check_values(rows)
         return self._values_of(rows, self._scores_and_states(rows, None, states=True)[1])
 
-    def score_and_values(self, rows: Sequence[Row]) -> tuple[list[list[float]], list[list[float]]]:
-        self._check_values(rows)
-        scores, states = self._scores_and_states(rows, "policy", states=True)
-        return scores, self._values_of(rows, states)
-
     def _check_scored(self, rows: Sequence[Row]) -> None:
         """Raise `DataError` if a row is invalid, `NotFoundError` if its policy is unknown."""
         check_rows(rows, trained=False)
