@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from lightspan.lightning.episode import build_episode
+from lightspan.lightning.episode import build_episode, score_failure
 from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.routing import Routing
 from lightspan.training.results import Evaluation, FitResult, Outcomes
@@ -130,6 +131,15 @@ def test_failures_count_and_the_mean_without_them_is_told() -> None:
     assert text.endswith("; held out: failed 1 -> 1 (0.50 -> 0.50 without these)")
     nothing = Evaluation(step=0, rewards={"t0": 0.0}, failed=1, failures=["t0"], failure_reward=0.0)
     assert nothing.text("reward").endswith("1 failed (nan without these)")
+
+
+def test_the_mean_is_over_failed_attempts_too() -> None:
+    failure = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR}
+    failed = score_failure(built([], reward=None, name="t1", **failure), -0.5)
+    failed = replace(failed, task_id="t1")
+    found = Evaluation.of(2, [built([]), failed], WRITER, failure_reward=-0.5)
+    assert sorted(found.rewards.values()) == [-0.5, 1.0]
+    assert (found.failures, found.unscored, found.mean) == (["t1"], 0, 0.25)
 
 
 def test_named_rewards_are_told_with_their_means() -> None:
