@@ -129,3 +129,11 @@ def test_a_layer_with_a_limit_that_its_attention_is_not_told_is_refused(
     model.config.layer_types = ["full_attention", "chunked_attention"]
     with pytest.raises(ModelError, match=r"layer 1 \(chunked_attention\) attends to fewer tokens"):
         TransformersEngine({"writer": model}, tokenizers={"writer": tokenizer})
+
+
+def test_logits_that_depend_on_the_pieces_are_refused(tokenizer: TransformersTokenizer) -> None:
+    """A layer mixes tokens outside its attention, so no argument is missing and nothing raises."""
+    model = make_model("Llama", {})
+    model.model.layers[1].mlp.register_forward_hook(lambda _, __, output: output.cumsum(1))
+    with pytest.raises(ModelError, match=r"its logits differ by .*engine=VLLM"):
+        TransformersEngine({"writer": model}, tokenizers={"writer": tokenizer})
