@@ -82,6 +82,22 @@ async def test_cancelled_requests_free_their_blocks(engine: TransformersEngine) 
     assert engine._workers["writer"]._jobs == {}
 
 
+async def test_a_request_that_is_cancelled_while_it_waits_is_never_computed(folder: Path) -> None:
+    async with running(folder, batch_requests=1) as engine:
+        passes, options = computed(engine), {"temperature": 0.0, "max_tokens": 900}
+        first = asyncio.create_task(generate(engine, PROMPT, request_id="1", **options))
+        while not passes:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        second = asyncio.create_task(generate(engine, [5] * 200, request_id="2", **options))
+        while not batcher_of(engine)._waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        for task in (second, first):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await idle(engine)
+        assert max(passes) < 200
+
+
 async def test_a_dead_thread_fails_every_request(engine: TransformersEngine, folder: Path) -> None:
     broken = {
         name: torch.full_like(tensor, torch.nan)
@@ -141,6 +157,17 @@ async def test_grouped_heads(tmp_path: Path, key_heads: int) -> None:
     model = load_model(folder)
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.logprobs == expected_logprobs(model, prompt, answer.ids)
+
+
+async def test_the_seed_decides_what_is_sampled(folder: Path) -> None:
+    answers = []
+    for seed in (0, 0, 1):
+        engine = TransformersEngine({"writer": folder}, seed=seed)
+        await engine.start()
+        answers.append((await generate(engine, PROMPT, max_tokens=24)).ids)
+        await engine.close()
+    assert answers[0] == answers[1]
+    assert answers[0] != answers[2]
 
 
 async def test_a_loaded_model_is_copied(folder: Path) -> None:
