@@ -87,6 +87,18 @@ async def test_shared_prefixes_change_no_logprob(folder: Path) -> None:
         assert answer.logprobs == pytest.approx(expected, abs=TOLERANCE)
 
 
+async def test_equally_long_prefixes_are_not_mixed_up(folder: Path) -> None:
+    """Two groups with as many common pages each run in the same steps."""
+    model = load_model(folder)
+    stems = (PROMPT[:40], PROMPT[40:0:-1])
+    prompts = [[*stem, 300 + n] for n in range(4) for stem in stems]
+    async with running(folder) as engine:
+        answers = await together(engine, prompts, temperature=0.8)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = of_tokens(reference(model, prompt, answer.ids, 0.8), answer.ids)
+        assert answer.logprobs == pytest.approx(expected, abs=TOLERANCE)
+
+
 async def test_when_the_first_is_cancelled_another_one_computes(folder: Path) -> None:
     """Two requests wait for the prompt of a third one, which is cancelled halfway."""
     model = load_model(folder)
