@@ -121,3 +121,8 @@ def test_what_says_which_day_it_is() -> None:
 def test_a_date_that_cannot_be_read_is_announced() -> None:
     some = "Route it.\nCurrent date: the feast of Saint Andrew\nToday is {date_1}. It is now {x}."
     assert undated_sentences(PromptTemplate(some)) == ["Current date: the feast of Saint Andrew"]
+
+
+def test_the_neighbours_of_a_day_count_too() -> None:
+    around = days_around({date(2026, 11, 30)})
+    assert around == {date(2026, 11, 29), date(2026, 11, 30), date(2026, 12, 1)}
