@@ -19,6 +19,7 @@ from lightspan_testing.engine_suite import (
     with_weights,
 )
 from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine._attention import Chunk, make_step
 from lightspan_torch.engine._pages import Pages, PageTable
 from lightspan_torch.engine.weights import load_model
 from packages.torch.tests.engine.engines import batcher_of, running
@@ -115,3 +116,18 @@ def test_pages_are_shared_by_their_tokens_and_those_before_them() -> None:
     assert pages.available == 1
     pages.clear()
     assert pages.find([1, 2, 3, 4, 5]) == []
+
+
+def test_a_common_prefix_is_read_once() -> None:
+    """Two requests share 16 tokens, and each has a complete page and a token of its own."""
+    pages, tables = Pages(64, 4), [PageTable(), PageTable()]
+    ids = [[*range(16), 20 + n, 30, 31, 32, 33] for n in range(2)]
+    pages.reserve(tables[0], 21)
+    tables[0].computed = 20
+    pages.index(tables[0], ids[0])
+    pages.share(tables[1], pages.find(ids[1]))
+    pages.reserve(tables[1], 21)
+    tables[1].computed = 20
+    chunks = [Chunk(each, table, 1) for each, table in zip(ids, tables, strict=True)]
+    [group] = make_step(pages, chunks, torch.device("cpu")).plan.groups
+    assert len(group.slots) == 16 + 2 * 5
