@@ -36,11 +36,13 @@ async def wait_for_damage(rig: Rig) -> list[str]:
 
 
 async def wait_for_outcome(rig: Rig, outcome: CallOutcome) -> None:
-    while True:
-        spans = await rig.spans()
-        if spans and spans[-1].attributes[c.CALL_OUTCOME] == outcome:
-            return
-        await asyncio.sleep(0.002)
+    """Wait for less than `GatewayLimits.relayed_s`, which a call without a client must not last."""
+    async with asyncio.timeout(20):
+        while True:
+            spans = await rig.spans()
+            if spans and spans[-1].attributes[c.CALL_OUTCOME] == outcome:
+                return
+            await asyncio.sleep(0.002)
 
 
 # --- many calls -----------------------------------------------------------------------------
@@ -77,6 +79,20 @@ async def test_finished_attempts_are_forgotten(store: Store) -> None:
         rig.attempt = await rig.claim(Routing(default=POLICY))
         await rig.ask()
         assert len(list(access.sessions())) == 1
+
+
+async def test_an_attempt_with_a_call_under_way_is_not_forgotten(store: Store) -> None:
+    gate = Gate()
+    async with make_rig(store, [Say(text="slow", gates={1: gate}), "ok"]) as rig:
+        first, calling = rig.attempt, asyncio.create_task(rig.ask())
+        await gate.reached.wait()
+        rig.session().checked_at -= 61
+        rig.attempt = await rig.claim(Routing(default=POLICY))
+        await rig.ask()
+        sessions = {session.attempt_id for session in rig.gateway.access.sessions()}
+        assert sessions == {first.attempt_id, rig.attempt.attempt_id}
+        gate.open()
+        assert (await calling).choices[0].content == "slow"
 
 
 # --- versions, stop strings, tools ----------------------------------------------------------

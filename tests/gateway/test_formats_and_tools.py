@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 
 from lightspan.protocols.engine import EngineCapabilities, ToolParserName
 from lightspan.stores.protocol import Store
-from lightspan_testing.gateway_suite import TOOLS, Rig
+from lightspan_gateway.limits import GatewayLimits
+from lightspan_testing.gateway_suite import TOOLS, Rig, make_rig
 from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
 from lightspan_torch.engine.tokenizer import TransformersTokenizer
 from lightspan_vllm.engine import CAPABILITIES as VLLM_CAPABILITIES
@@ -96,3 +98,15 @@ async def test_a_format_that_vllm_is_not_trusted_with_is_refused(
     await rig.gateway.close()
     assert (status, answer["error"]["param"]) == (400, named)
     assert "cannot be honoured by this engine" in answer["error"]["message"]
+
+
+async def test_a_gateway_s_limit_of_compiling(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, limits = threading.Event(), GatewayLimits(compile_timeout_s=0.05)
+    async with make_rig(store, "{}", limits=limits, capabilities=ABLE) as rig:
+        monkeypatch.setattr(rig.engine, "check_grammar", lambda *_: done.wait(10))
+        status, body = await post(rig, ask(response_format={"type": "json_object"}))
+        done.set()
+        assert status == 400
+        assert "takes over 0.05 s to compile" in body["error"]["message"]

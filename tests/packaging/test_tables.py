@@ -54,3 +54,17 @@ def test_a_session_writes_its_result(tmp_path: Path) -> None:
     counts = {key: result[key] for key in ("passed", "failed", "error", "skipped")}
     assert counts == {"passed": 1, "failed": 0, "error": 0, "skipped": 0}
     assert result["versions"]["opentelemetry-sdk"]
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_page_that_is_out_of_date(
+    tables: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, check: bool
+) -> None:
+    """With `--check` it is reported and left as it is; without, it is written."""
+    current, page = tables.PAGE.read_text("utf-8"), tmp_path / "README.md"
+    old = tables.fill(current, {"sessions": "old"})
+    page.write_text(old, "utf-8")
+    monkeypatch.setattr(tables, "PAGE", page)
+    monkeypatch.setattr(sys, "argv", ["tables.py", *["--check"] * check])
+    assert tables.main() == int(check)
+    assert page.read_text("utf-8") == (old if check else current)

@@ -26,6 +26,8 @@ from lightspan_gateway.serving.public_access import (
 )
 from lightspan_testing.gateway_suite import MESSAGES, shared_tokenizer
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.scripted_engine import Gate, Say
+from lightspan_testing.wait import until
 from tests.serving.gateways import (
     ROUTING,
     ask,
@@ -263,3 +265,14 @@ async def test_health_says_what_the_engine_has_died_of() -> None:
         assert document["reason"] == "the generation thread stopped: boom"
         with pytest.raises(openai.InternalServerError, match="the generation thread stopped: boom"):
             await ask(gateway)
+
+
+async def test_no_caller_keeps_a_call_going_after_it_has_left() -> None:
+    """The header of a store's server has no effect here: nobody could come back for the answer."""
+    gate = Gate()
+    async with serving([Say(text="abc", gates={1: gate})]) as gateway:
+        calling = asyncio.create_task(ask(gateway, extra_headers={c.HEADER_RELAYED: "1"}))
+        await gate.reached.wait()
+        calling.cancel()
+        async with asyncio.timeout(20):  # less than `GatewayLimits.relayed_s`
+            await until(lambda: not any(call.active for call in calls_of(gateway)))

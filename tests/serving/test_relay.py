@@ -307,6 +307,15 @@ async def test_what_opens_nothing(place: Place) -> None:
         assert run.engine.usage() == ScriptedEngine(TOKENIZER, "never").usage()
 
 
+async def test_an_ended_attempt_is_refused_without_its_gateway(place: Place) -> None:
+    """The store's server refuses the call itself: nothing is forwarded."""
+    async with training(place.store, "never") as run:
+        claim = await run.claim("a")
+    await place.store.report([make_report(claim.attempt)])
+    message = f"attempt {claim.attempt.attempt_id} has ended (succeeded)"
+    assert await place.said(claim) == (403, message)
+
+
 async def test_a_call_token_opens_nothing_of_the_store(tmp_path: Path) -> None:
     with serving(lambda: SQLiteStore(tmp_path / "store.db"), Keys(KEYS)) as served:
         async with (

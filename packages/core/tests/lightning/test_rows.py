@@ -236,3 +236,10 @@ def test_the_tree_of_open_rows_finds_what_comparing_with_each_finds(calls):
 
     assert len(merge(calls)) == len(naive(calls))
     assert sizes(merge(calls)) == sizes(naive(calls))
+
+
+def test_attempts_of_one_rollout_never_share_a_row():
+    first = transition("c0", "P", "a")
+    other = msgspec.structs.replace(transition("c1", "PaQ", "b"), attempt_id="at-2")
+    rows = build_rows([first, other, transition("c2", "PaQ", "c")]).rows
+    assert shown(rows) == ["P[a]Q[c]", "PaQ[b]"]

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from lightspan.runners.app import App
@@ -309,3 +310,15 @@ async def test_an_attempt_that_is_stopped_before_its_app_began_is_given_back(
     assert (state.status, state.infrastructure_tries) == (RolloutStatus.QUEUED, 0)
     attempt = await attempt_of(store, 0)
     assert (attempt.status, attempt.outcome) == (AttemptStatus.LOST, Outcome.CANCELLED)
+
+
+async def test_a_blocked_process_without_a_parent_ends(store: Store, tmp_path: Path) -> None:
+    """Its event loop reads no command, so it is ended after `orphan_timeout_s`."""
+    await store.enqueue([rollout(0, "alone", tmp_path, timeout_s=600)])
+    timings = RunnerTimings(orphan_timeout_s=0.1, exit_timeout_s=600.0)
+    async with runners_of(store, "blocks_for_a_while", timings=timings) as runners:
+        await until((tmp_path / "marker-0").exists)
+        [worker] = runners._workers
+        worker.parent_pipe.close()
+        process = psutil.Process(worker.process.pid)
+        await asyncio.to_thread(process.wait, 6)

@@ -449,3 +449,15 @@ async def test_pruning_is_never_done_in_the_event_loop(
         monkeypatch.setattr(database, "prune", watched)
         assert await store.prune(0.0) == 39  # the last rollout stays
     assert done == [(16, False), (16, False), (7, False)]
+
+
+async def test_a_held_lock_is_given_up_after_the_busy_timeout(tmp_path: Path) -> None:
+    """The store's own limit ends the wait, long before the default of 30 s."""
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path, timings=StoreTimings(busy_timeout_s=0.05)) as store:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="another process"):
+            async with asyncio.timeout(10):
+                await store.enqueue([make_rollout()])
+        other.close()

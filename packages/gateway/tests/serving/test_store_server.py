@@ -302,6 +302,16 @@ async def test_a_body_that_says_no_size(tmp_path: Path) -> None:
         assert b" 413 " in (await asyncio.to_thread(send)).split(b"\r\n")[0]
 
 
+async def test_a_batch_that_is_too_large(tmp_path: Path) -> None:
+    """The limit applies to the whole batch, before any of it is executed."""
+    limits = StoreServerLimits(max_body_bytes=1_000)
+    with serving(lambda: SQLiteStore(tmp_path / "store.db"), limits=limits) as served:
+        lease = {"runner_id": "r" * 400, "slots": 1, "lease_s": LEASE_S}
+        for number, status in ((1, 200), (3, 413)):
+            body = msgspec.msgpack.encode([("claim", packed(**lease))] * number)
+            assert (await asyncio.to_thread(ask, served.url, "/store/v1", body)).status == status
+
+
 # --- several at once ------------------------------------------------------------------------
 async def test_what_is_asked_together_is_answered_each(served: Served, open_as: Any) -> None:
     """A failed, invalid, forbidden or unbatchable operation fails alone."""

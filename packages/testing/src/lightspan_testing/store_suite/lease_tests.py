@@ -217,3 +217,20 @@ class LeaseTests(StoreTests):
         assert await store.report([report]) == [True]
         with pytest.raises(NotFoundError, match="at-nobody"):
             await store.mark_damaged("at-nobody", "reason")
+
+    async def test_what_is_to_be_run_alone_waits_for_its_run(self, store: Store) -> None:
+        attempt = await start(store, run_id="a")
+        await store.report([make_report(attempt, AttemptStatus.LOST, alone=True)])
+        await store.enqueue([make_rollout("ro-2", run_id="b")])
+        for run_id, name, alone in (("b", "ro-2", False), ("a", "ro-1", True)):
+            [claim] = await store.claim("runner", 9, LEASE_S, run_id)
+            assert (claim.rollout.rollout_id, claim.alone) == (name, alone)
+
+    async def test_a_report_under_another_epoch(self, store: Store) -> None:
+        """A report ends an attempt only under its epoch, and confirms an end only under it."""
+        attempt = await start(store)
+        other = make_report(attempt, epoch=attempt.epoch + 1)
+        assert await store.report([other]) == [False]
+        assert await status_of(store) is RolloutStatus.RUNNING
+        assert await store.report([make_report(attempt)]) == [True]
+        assert await store.report([other]) == [False]

@@ -223,6 +223,10 @@ class QueueTests(StoreTests):
             await store.start([make_production("ro-0", "token-0"), make_production(task_id="no")])
         assert [state.rollout.rollout_id for state in await store.rollouts()] == ["ro-1"]
 
+    async def test_a_call_token_that_is_no_ascii(self, store: Store) -> None:
+        attempt = await start(store)
+        assert await store.claim_of_token(f"{attempt.attempt_id}.\u00e9") is None
+
     async def test_call_tokens_open_one_attempt_each(self, store: Store) -> None:
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(3)])
         claims = await store.claim("runner", 3, LEASE_S)

@@ -295,3 +295,33 @@ class SpanTests(StoreTests):
             await store.mark_call(attempt.attempt_id, "call-2", CallOutcome.OK)
         with pytest.raises(NotFoundError, match="at-nobody"):
             await store.mark_call("at-nobody", "call-1", CallOutcome.OK)
+
+    async def test_a_later_try_has_its_own_outcome(self, store: Store) -> None:
+        """An outcome that was marked on a failed try does not stay on the try that replaces it."""
+        attempt = await start(store)
+        first, last = (
+            make_try(attempt, CallOutcome.CANCELLED, 2),
+            make_try(attempt, CallOutcome.OK, 4),
+        )
+        await store.add_calls([first])
+        await store.mark_call(attempt.attempt_id, "call-1", CallOutcome.UNDELIVERED)
+        assert await store.add_calls([last]) == [False]
+        assert await spans_of(store, attempt) == [last.span]
+        assert await records_of(store, attempt) == last.records
+
+    async def test_a_try_that_is_not_stored_adds_no_records(self, store: Store) -> None:
+        attempt = await start(store)
+        first, later = make_try(attempt, CallOutcome.OK, 2), make_try(attempt, CallOutcome.ERROR, 4)
+        records = [msgspec.structs.replace(record, choice=1) for record in later.records]
+        await store.add_calls([first])
+        later = StoredCall(span=later.span, records=records, epoch=attempt.epoch)
+        assert await store.add_calls([later]) == [False]
+        assert await records_of(store, attempt) == first.records
+
+    async def test_a_record_that_is_late_stays_late(self, store: Store) -> None:
+        attempt = await start(store)
+        call = make_call(attempt)
+        records = [msgspec.structs.replace(record, late=True) for record in call.records]
+        late = StoredCall(span=call.span, records=records, epoch=attempt.epoch)
+        assert await store.add_calls([late]) == [False]
+        assert await records_of(store, attempt) == records
