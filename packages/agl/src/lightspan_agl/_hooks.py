@@ -1,4 +1,4 @@
-"""Calls of `Hook` around rollouts in this process."""
+"""Call the methods of the user's hooks around rollouts in this process."""
 
 from __future__ import annotations
 

@@ -73,7 +73,8 @@ class LightningStore:
         Args:
             input: the task.
             mode: mode of the rollout; None is the same as `train` for the agent.
-            resources_id: id of its resources; None for the latest when it begins.
+            resources_id: id of the resources of the rollout. None for the latest resources at the
+                time when the rollout begins.
             config: None; rollouts are not retried.
 
         Raises:
@@ -125,7 +126,12 @@ class LightningStore:
         status_in: Collection[str] | None = None,
         rollout_id_in: Collection[str] | None = None,
     ) -> list[Rollout]:
-        """Return the rollouts with these statuses and ids, in order; None for any."""
+        """Return the rollouts with certain statuses and ids, in the order of their creation.
+
+        Args:
+            status_in: the statuses; None for any status.
+            rollout_id_in: the ids; None for any id.
+        """
         return [
             rollout
             for rollout in self._rollouts.values()

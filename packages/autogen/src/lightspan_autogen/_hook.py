@@ -1,15 +1,15 @@
 """Find out the acting agent by wrapping AutoGen's methods.
 
-AutoGen has no hook that runs for every agent *before* its model call: its telemetry emits nothing
-where OpenTelemetry is switched off and opens no span for direct calls of `on_messages`, and its log
-names the caller of an `AgentTool` instead of the agent inside. So the methods that invoke teams,
-agents and tools are wrapped, in the classes that define them and in those that are defined later.
+AutoGen has no hook that runs for every agent *before* its model call. Its telemetry does nothing if
+OpenTelemetry is switched off, and opens no span for direct calls of `on_messages`. Its log names
+the caller of an `AgentTool` instead of the agent inside. So the methods that invoke teams, agents
+and tools are wrapped, in the classes that define them and in those that are defined later.
 
-A team's agents run in tasks of its runtime, which may have been started anywhere: the acting agent
-is looked up by the team's id whenever a message is handled. Agents of autogen-core itself, without
-a team, act where the message was sent (`_messages`).
+A team's agents run in tasks of its runtime, which may have been started anywhere. So the acting
+agent is looked up by the team's id whenever a message is handled. Agents of autogen-core itself,
+without a team, act in the context from which the message was sent (`_messages`).
 
-Errors of the adapter never reach the app: they are recorded as capture errors of the attempt.
+Errors of the adapter never reach the app. They are recorded as capture errors of the attempt.
 """
 
 from __future__ import annotations

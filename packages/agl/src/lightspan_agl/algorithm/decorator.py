@@ -1,4 +1,4 @@
-"""`algo`: a function as the algorithm of a `Trainer`."""
+"""The decorator `algo`, which makes a function the algorithm of a `Trainer`."""
 
 from __future__ import annotations
 
