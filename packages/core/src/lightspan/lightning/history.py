@@ -77,7 +77,8 @@ class PlacedTool(NamedTuple):
 class History:
     """State before a turn: all model calls and tool calls that ended before its first call began.
 
-    It contains no rewards and nothing of the turn itself, so any function of it is a potential.
+    It contains no rewards and nothing of the turn itself. So any function of it is a valid
+    potential (`lightspan.lightning.air`).
     """
 
     task_id: str
@@ -216,7 +217,7 @@ def _succeeded(span: Span, result: str | None) -> bool | None:
 
 
 def _ends_inside(episode: Episode, calls: Sequence[Call]) -> dict[str, int]:
-    """Return for each span the last sequence number of the model calls made inside it.
+    """Return for each span the highest sequence number at which a model call inside it ended.
 
     The keys are span ids. Spans without a model call are left out.
     """
@@ -238,7 +239,7 @@ def _ends_inside(episode: Episode, calls: Sequence[Call]) -> dict[str, int]:
 
 
 class _Clock:
-    """Converts a time into the last sequence number before it, of a start or end of a call."""
+    """Converts a time of the clock to a place in the gateway's sequence of calls."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         points = sorted(point for call in calls for point in _points(call))

@@ -102,8 +102,8 @@ def usable_transitions(
 ) -> tuple[list[Transition], dict[TransitionKey, Rejection]]:
     """Return the transitions (trained calls) that a learner accepts, and why others are rejected.
 
-    Transitions that are too long are rejected, never cut. The reasons are by (attempt id, call id,
-    choice).
+    Transitions that are too long are rejected, never cut. The second dictionary maps (attempt id,
+    call id, choice) to the reason.
 
     Args:
         transitions: transitions of any rollouts.
