@@ -169,12 +169,11 @@ def _scored(values: Sequence[float | None]) -> list[float]:
 def _fill(
     values: Sequence[float | None], rule: Callable[[list[float]], list[tuple[float, float]]]
 ) -> list[BaselineScale]:
-    """Return baseline and scale of each value.
+    """Return baseline and scale of each value, by `rule` if some advantage is not zero.
 
     Args:
         values: values that are compared with each other; None, NaN and infinity are left out.
-        rule: function that returns (baseline, scale) of each remaining value. It is called only if
-            some advantage is not zero.
+        rule: function that returns (baseline, scale) of each remaining value.
     """
     scored = _scored(values)
     size, reason = len(scored), _zero_reason(scored)

@@ -198,8 +198,8 @@ def at_grpo(calls: Sequence[CallCredit]) -> list[Comparison]:
 def gigpo(calls: Sequence[CallCredit], estimator: Estimator, omega: float) -> list[Comparison]:
     """Compare each call as GiGPO does (arXiv 2505.10978).
 
-    The advantage is that of the rollout, plus `omega` times the advantage among all calls in the
-    same state.
+    The advantage of a call is that of its rollout, plus `omega` times the call's advantage among
+    all calls in the same state.
 
     Args:
         calls: calls of agents to train in a batch.

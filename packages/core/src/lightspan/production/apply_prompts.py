@@ -62,8 +62,8 @@ class AppliedPrompts:
     def close(self) -> None:
         """Stop applying the prompts. Idempotent.
 
-        Logs a warning if the app's own text was sent instead of a learned one, or if an agent was
-        not seen.
+        Logs a warning if the app's own text was sent instead of a learned one, or if no model call
+        of an agent with a learned prompt was seen.
         """
         if self._is_open:
             self._is_open = False

@@ -423,7 +423,9 @@ class Learner(Protocol):
         """
 
     def load(self, folder: Path) -> None:
-        """Restore the state that `save` wrote. If it has no critic, the critic starts untrained.
+        """Restore the state that `save` wrote.
+
+        If that state has no critic, the critic starts untrained.
 
         Raises:
             CheckpointError: the checkpoint cannot be read, or has other policies or settings.

@@ -138,8 +138,9 @@ class LoopWatchdog:
     def _attempt_in(self, frame: FrameType | None) -> AttemptRun | None:
         """Return the attempt whose code the event loop executes; None if unknown.
 
-        With a single attempt, return that attempt. Otherwise the attempt is known only for an event
-        loop of the standard library, from the context of its current callback.
+        If there is only one attempt, that one is returned. If there are several, the attempt is
+        found by the context of the loop's current callback, which only an event loop of the
+        standard library shows.
 
         Args:
             frame: innermost frame of the runner's thread.
