@@ -101,7 +101,10 @@ class StreamedAnswer:
 
     @property
     def complete(self) -> bool:
-        """Whether all requested choices have finished. Only the token usage may still arrive."""
+        """Whether every requested choice has ended.
+
+        After that a stream may still bring the token usage, but no more text.
+        """
         if self._events is not None:
             return self._events.ended
         ended = [whole for whole in self._choices.values() if whole.get("finish_reason")]
