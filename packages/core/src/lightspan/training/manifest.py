@@ -85,7 +85,7 @@ def _kept_step(kept: Evaluation | None) -> dict[str, Json] | None:
     """Return the value of `kept` in `result.json`, which describes the chosen weights.
 
     Args:
-        kept: evaluation by which they were chosen; None if the run keeps its last weights.
+        kept: evaluation by which the weights were chosen; None if the run keeps its last weights.
     """
     return None if kept is None else {"step": kept.step, "selection": kept.metrics()}
 
