@@ -66,8 +66,8 @@ class Trainer:
         device: device of engine and learner, such as `"cuda"`; `Torch(device=…)` overrides it.
         metric: name of the reward in reports and plots.
         cluster: field of the held-out tasks, such as `"db"` or `"document"`, whose equal values
-            mark correlated tasks. Confidence intervals are computed over groups of them. None: all
-            tasks are independent.
+            mark correlated tasks. Confidence intervals are computed over the groups of correlated
+            tasks. None: all tasks are independent.
         max_frozen_calls: maximum number of calls of frozen agents to endpoints (the app's own, or
             an `LLM`), across restarts. If there are more, `fit` stops after the batch.
         sinks: destinations of metrics in addition to the folder: `"tensorboard"`, `"wandb"`,

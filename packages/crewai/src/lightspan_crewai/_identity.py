@@ -44,7 +44,7 @@ from lightspan.instrumentation import (
 
 
 class Kind(StrEnum):
-    """The kinds of entries."""
+    """The kinds of entries: crews, flows, tasks, agents, tools and model calls."""
 
     CREW = "crew"
     FLOW = "flow"

@@ -71,7 +71,7 @@ class AccessPolicy(ABC):
         """Return the error for a call of an agent that the gateway does not serve."""
 
     def models(self, policies: Collection[str]) -> list[str]:
-        """Return the valid model names of requests."""
+        """Return the model names that requests may use."""
         return sorted(policies)
 
     def documents(self) -> Mapping[str, Callable[[], Any]]:

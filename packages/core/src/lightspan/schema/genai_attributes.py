@@ -111,7 +111,7 @@ class StreamedAnswer:
         return len(ended) >= max(self._requested, len(self._choices))
 
     def answer(self) -> dict[str, Any]:
-        """Return the answer received so far, in the form of an answer without streaming."""
+        """Return the answer received so far, in the form that it would have without streaming."""
         if self._events is not None:
             return self._events.answer()
         choices = []

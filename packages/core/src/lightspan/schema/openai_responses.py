@@ -264,7 +264,7 @@ class StreamedResponse:
             call["arguments"] = call.get("arguments", "") + str(event.get("delta") or "")
 
     def answer(self) -> dict[str, Any]:
-        """Return the response received so far, in the form of an answer without streaming."""
+        """Return the response received so far, in the form that it would have without streaming."""
         if self.ended:
             return self._response
         message = {"type": "message", "role": "assistant"}

@@ -1,4 +1,4 @@
-"""Token records: the exact tokens of a model call, their sampling and its outcome."""
+"""Token records: the exact tokens of a model call, how they were sampled, and the outcome."""
 
 from __future__ import annotations
 

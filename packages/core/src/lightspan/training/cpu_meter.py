@@ -21,7 +21,7 @@ class Meter:
     Args:
         engine: engine of the run; None without an engine.
         learner: learner of the run; None without a learner.
-        collector: collector of the rollouts.
+        collector: collector of the rollouts, which measures how long rollouts run.
         seconds: the CPU-seconds before the last restart, by part (`engine`, `engine_evaluation`,
             `learner`, `learner_evaluation`). The meter adds to this dict.
     """

@@ -99,8 +99,8 @@ def paired_gain(
 def _range(rewards: Collection[float]) -> tuple[float, float]:
     """Return the smallest and the largest reward that are possible, judged by `rewards`.
 
-    They are 0 and 1, or -1 and 1 if a reward is negative. If a reward is outside of these, they are
-    infinite.
+    They are 0 and 1, or -1 and 1 if a reward is negative. If a reward is below -1 or above 1, they
+    are infinite.
     """
     if all(-1 <= reward <= 1 for reward in rewards):
         return (-1.0 if any(reward < 0 for reward in rewards) else 0.0), 1.0
