@@ -30,9 +30,9 @@ class CallRecorder(CallLog):
 
     Args:
         store: the store.
-        store_timeout_s: seconds for which an answer waits for the store. Afterwards the answer is
-            sent and the attempt is marked damaged: the app continues, and the incomplete attempt is
-            not trained.
+        store_timeout_s: seconds for which an answer waits until its call is stored. Afterwards the
+            answer is sent, so that the app continues, and the attempt is marked damaged, so that it
+            is not trained.
     """
 
     def __init__(self, store: Store, *, store_timeout_s: float) -> None:

@@ -131,7 +131,10 @@ def overlap_warnings(algorithm: Algorithm, splits: Splits) -> Iterator[str]:
 
 
 def _content(task: Json) -> str:
-    """Return a hash of a task without its id; of the whole task if it has no other field."""
+    """Return a hash of the fields of a task other than `id`.
+
+    If the task has no other field, it is a hash of the whole task.
+    """
     content = {k: v for k, v in task.items() if k != "id"} if isinstance(task, dict) else task
     return fingerprint(content or task)
 
