@@ -164,8 +164,9 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def texts(self) -> str:
-        """Describe in which calls candidates' texts were sent, and in which they were not.
+        """Describe in how many calls a candidate's texts were sent, and why not in the others.
 
+        Also describe rollouts in which an agent made no call, perhaps because the app has a cache.
         Empty if there is nothing to report.
         """
         parts = []
@@ -183,7 +184,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         return ". ".join(parts)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the step."""
+        """Return the metrics of the search: its rollouts, candidates, tokens and mean rewards."""
         metrics: dict[str, float] = {
             "rollouts": self.rollouts,
             "scored": self.rollouts - self.unscored,
@@ -207,7 +208,10 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         return metrics if self.mean is None else {**metrics, "reward": self.mean}
 
     def spending(self) -> list[str]:
-        """Describe tokens and cost, without held-out tasks."""
+        """Return lines about the tokens and the cost of the search.
+
+        Evaluations of held-out tasks are not included.
+        """
         lines = []
         used = [
             f"{name} {sent:,} in, {received:,} out"

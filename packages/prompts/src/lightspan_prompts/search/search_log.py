@@ -60,7 +60,7 @@ class Reflection(msgspec.Struct, frozen=True, kw_only=True, tag="reflection"):
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
-    """Results of the unchanged app on the selection split, and the texts discovered in it."""
+    """Rollouts of the unchanged app, and the texts that were discovered in its calls."""
 
     key: str
     found: Surveyed
@@ -137,7 +137,7 @@ class SearchLog:
         return answers
 
     def _drop_rest(self) -> None:
-        """Delete the entries that follow, from the file too."""
+        """Delete the entries that have not been replayed, in memory and in the file."""
         if not self.is_replaying:
             return
         del self._entries[self._place :]
