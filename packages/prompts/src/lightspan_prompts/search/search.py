@@ -286,7 +286,7 @@ class PromptSearch(Algorithm):
         return found.metrics()
 
     def _dated_results(self) -> list[str]:
-        """Return warnings about learned texts that contain today's date, unlike the text at first."""
+        """Return warnings about learned texts in which today's date is new."""
         days = days_around({datetime.now(UTC).date()})
         return [
             f"the learned text of {name!r} contains {literal!r}, which looks like today, and its "
