@@ -231,10 +231,10 @@ class _OpenJudge:
     async def _ask(self, key: str, text: str) -> str | None:
         """Send the request `text` and log the answer under `key`.
 
-        Return None on success, or else the reason for the failure.
+        Return None if there is an answer, or else the reason why there is none.
 
         Raises:
-            EngineError: the request failed for a reason for which every request would fail.
+            EngineError: the request failed for a reason that would make every request fail.
         """
         try:
             answer = await self._model.ask(text)
@@ -330,9 +330,9 @@ def _key(llm: LLM, prompt: str) -> str:
 
 
 def _is_permanent(error: EngineError) -> bool:
-    """Return whether a request failed for a reason for which further requests would fail too.
+    """Return whether a request failed for a reason that would make every further request fail.
 
-    Such reasons are the key, the address, and a rate limit that lasted too long.
+    Such reasons are a wrong key, a wrong address, and a rate limit that lasted too long.
     """
     import openai
 

@@ -210,7 +210,10 @@ class Played(Captured):
 
 
 class Stage:
-    """Run a scripted endpoint (`url`) and a gateway in a thread; both answer from one `Brain`."""
+    """Run a scripted endpoint (`url`) and a gateway in a thread.
+
+    Both give the answers of the same `Brain`, which reads them from scripts.
+    """
 
     def __init__(self) -> None:
         self.brain = Brain()
@@ -248,7 +251,7 @@ class Stage:
 
     @property
     def url(self) -> str:
-        """Return the base URL of the app's own endpoint."""
+        """Return the base URL of the endpoint that the app calls without a gateway."""
         return self._server.url
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:

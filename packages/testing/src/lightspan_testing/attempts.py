@@ -164,7 +164,10 @@ class Recorded:
         ]
 
     def tree(self) -> str:
-        """Return a line per span, indented by depth; model calls have the path of their agent."""
+        """Return a line per span, indented by depth.
+
+        The line of a model call contains the path of its agent.
+        """
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -175,7 +178,7 @@ class Recorded:
 
 
 def read_recorded(url: str) -> list[Recorded]:
-    """Return every production attempt in the store at `url`, in order of start."""
+    """Return all attempts that were recorded in the store at `url`, in order of start."""
     return asyncio.run(_read(url))
 
 

@@ -101,7 +101,10 @@ def reference(
 
 
 def of_tokens(distribution: Tensor, ids: Sequence[int]) -> list[float]:
-    """Return the log-probability of each id; `distribution` is (tokens, vocabulary)."""
+    """Return the log-probability of each token in `ids`.
+
+    `distribution` has the log-probabilities of all tokens at each position.
+    """
     return distribution.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
 
 

@@ -35,7 +35,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer of the model, or a failure of the server."""
+    """An answer of the scripted model, or a failure of the server."""
 
     text: str | None = None
     tool_calls: Sequence[ToolCall] = ()

@@ -129,7 +129,11 @@ class ScriptedEngine:
         return self._tokenizer
 
     def check_grammar(self, policy: str, grammar: str) -> None:
-        """Accept any grammar; raise `UnsupportedError` if `capabilities` declares no grammars."""
+        """Accept any grammar if the engine's `capabilities` include grammars.
+
+        Raises:
+            UnsupportedError: they do not.
+        """
         if not self.capabilities.grammars:
             raise UnsupportedError("this script is not held to a grammar")
 

@@ -35,7 +35,7 @@ def make_rollout(name: str = "1", group_id: str = "g", **fields: Any) -> Rollout
 
 
 def make_attempt(name: str = "1", reward: float | None = 1.0, **fields: Any) -> Attempt:
-    """Build the succeeded attempt `at-<name>` of `make_rollout(name)`.
+    """Build an attempt of the rollout `make_rollout(name)`, which has succeeded.
 
     Args:
         name: suffix of the ids.
@@ -55,7 +55,7 @@ def make_attempt(name: str = "1", reward: float | None = 1.0, **fields: Any) -> 
 def make_span(
     span_id: str, kind: SpanKind = SpanKind.LLM, attempt: str = "1", **fields: Any
 ) -> Span:
-    """Build a span of `make_attempt(attempt)`.
+    """Build a span of the attempt `make_attempt(attempt)`.
 
     Args:
         span_id: id of the span.
@@ -75,10 +75,10 @@ def make_call_span(
     attributes: Attributes | None = None,
     **fields: Any,
 ) -> Span:
-    """Build the LLM span of a model call, with the default id `span-<call id>`.
+    """Build the span of a model call.
 
     Args:
-        call_id: id of the call.
+        call_id: id of the call. The span's id is `span-<call id>` unless `fields` override it.
         agent: agent path of the call.
         sequence: sequence numbers of the call's start and end; None for none.
         attributes: further attributes, by full names.

@@ -164,10 +164,10 @@ class Search:
         return list(self._prompts)
 
     async def _confirmed(self) -> int:
-        """Run the finalists once more and return the number of the best candidate.
+        """Run the best candidates (finalists) a second time, and return the number of the best one.
 
-        The highest of many first means is biased upwards, so only finalists compete. The initial
-        prompts compete even without a second run, because they were not selected by their mean.
+        The candidate with the highest mean of many was partly lucky, so the finalists are compared
+        by the mean of both runs. The initial prompts are compared too, even without a second run.
         """
         candidates, selection = self._candidates, self._split.selection
         remaining = self._settings.max_rollouts - self._trials.rollouts
@@ -314,7 +314,7 @@ class Search:
     def make_reflective_dataset(
         self, candidate: Texts, eval_batch: Any, components_to_update: Sequence[int]
     ) -> dict[int, list[dict[str, Evidence]]]:
-        """Return the evidence that reflections show (called by the library)."""
+        """Return the rollouts that the reflection model is shown (called by the library)."""
         records = [{"seen": evidence} for evidence in eval_batch.trajectories]
         return dict.fromkeys(components_to_update, records)
 
@@ -408,10 +408,10 @@ class Search:
 
     # --- the library's thread ---------------------------------------------------------------
     def _run_in_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the event loop, called from the library's thread.
+        """Run a coroutine in the event loop; called from the library's thread.
 
-        An error of the coroutine ends the search. If a budget is used up, the search ends with the
-        candidates so far.
+        If the coroutine raises an error, the search ends. If the error is that a budget is used up,
+        the search ends with the candidates found so far.
         """
         with self._lock:
             if self._is_cancelled:

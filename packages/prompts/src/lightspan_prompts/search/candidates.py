@@ -1,4 +1,4 @@
-"""Candidates of a search, the split of tasks, and the search's result."""
+"""Candidates and results of a search, and how tasks are divided for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TooFewRolloutsError(ConfigError):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts and their results on the selection split."""
+    """Prompts, with their rewards on the tasks by which candidates are compared."""
 
     templates: dict[str, str]
     """Prompt → template."""
@@ -248,7 +248,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Split(NamedTuple):
-    """The training tasks in two parts."""
+    """The training tasks in two parts: for reflections, and for comparing candidates."""
 
     feedback: list[Json]
     """Tasks that reflections show."""
@@ -257,12 +257,12 @@ class Split(NamedTuple):
 
 
 def split_tasks(tasks: Sequence[Json], share: float, seed: int) -> Split:
-    """Split the training tasks in two parts; duplicates count once.
+    """Divide the training tasks into two parts; duplicates count once.
 
     Args:
         tasks: the training tasks.
-        share: fraction of the tasks for the selection split.
-        seed: seed of the split.
+        share: fraction of the tasks on which candidates are compared (the selection split).
+        seed: seed of the random choice.
 
     Raises:
         DataError: there are too few tasks.

@@ -160,7 +160,7 @@ class Evaluator:
 
     @property
     def is_replaying(self) -> bool:
-        """Return whether the next request is answered by the log."""
+        """Return whether the log has more results, which answer the next requests."""
         return self._journal is not None and self._journal.is_replaying
 
     async def begin(
@@ -237,7 +237,10 @@ class Evaluator:
         return self._journal is None or self._journal.may_continue_with(keys)
 
     async def evaluate(self, trials: Sequence[Trial]) -> list[Evaluation]:
-        """Evaluate trials of one split. Trials that are not in the log are run concurrently.
+        """Evaluate trials, which are prompts to run on some tasks.
+
+        All of them use the same part of the training tasks. Trials that are not in the log are run
+        concurrently.
 
         Raises:
             SpentError: a budget is used up, and some trials were not run.
@@ -578,7 +581,7 @@ class Evaluator:
 def _check_scored(evidence: Sequence[Evidence]) -> None:
     """Raise `RewardError` if no rollout has a reward.
 
-    Called before the evidence is logged, so that a run can be resumed with a corrected app.
+    This is checked before the rollouts are logged. So the user can correct the app and resume.
     """
     if all(one.reward is None for one in evidence):
         raise RewardError(

@@ -213,7 +213,10 @@ def survey(episodes: Sequence[Episode], patterns: Sequence[str]) -> Surveyed:
 
 
 def _days_of(episodes: Iterable[Episode]) -> frozenset[date]:
-    """Return the days on which rollouts were run, in any time zone."""
+    """Return the days on which the rollouts were run, with the days before and after.
+
+    In the app's time zone, it may be another day.
+    """
     starts = (span.start_ns for episode in episodes for span in episode.spans)
     return days_around({datetime.fromtimestamp(start / 1e9, UTC).date() for start in starts})
 

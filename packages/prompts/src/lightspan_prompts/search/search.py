@@ -297,7 +297,9 @@ class PromptSearch(Algorithm):
         ]
 
     def split(self, tasks: Sequence[Json]) -> Split:
-        """Split the training tasks in two parts; duplicates count once.
+        """Divide the training tasks into two parts; duplicates count once.
+
+        One part is for reflections. On the other, candidates are compared.
 
         Raises:
             DataError: there are too few tasks.

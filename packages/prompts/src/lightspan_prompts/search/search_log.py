@@ -1,8 +1,8 @@
 """Log of a search: every evaluation and reflection in order, one JSON line each.
 
-A search is a deterministic function of its seed and of these results. A resumed search repeats the
-same requests and gets them answered from the log until its end, so its candidates are equal and no
-rollout or reflection is repeated.
+A search depends only on its seed and on these results. So a resumed search makes the same requests
+again, and gets the answers from the log until its end. It arrives at the same candidates without
+repeating a rollout or a reflection.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class SearchLog:
 
     @property
     def is_replaying(self) -> bool:
-        """Return whether the next request is answered by the log."""
+        """Return whether the log has more entries, which answer the next requests."""
         return self._place < len(self._entries)
 
     def replayed(self, keys: Sequence[str], kind: type[E]) -> list[E | None]:

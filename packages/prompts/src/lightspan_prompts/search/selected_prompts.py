@@ -1,4 +1,4 @@
-"""Prompts selected by a search: the resources for apps, and the changes."""
+"""Prompts selected by a search: what the app gets, and how they have changed."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _TOKEN: Final = re.compile(r"\w+|\s+|[^\w\s]")
 
 
 class SeveralPrompts(Exception):
-    """The texts come from several prompts; the message is the reason."""
+    """Raised if texts seem to come from several prompts; the message is the reason."""
 
 
 class _Hole(NamedTuple):
@@ -80,7 +80,7 @@ def infer_template(texts: Sequence[str], days: Collection[date] = ()) -> PromptT
 
 
 def _check(tokens: Sequence[_Token], some: Sequence[Sequence[_Token]], count: int) -> None:
-    """Raise `SeveralPrompts` if texts have too little in common.
+    """Raise `SeveralPrompts` if texts have too little in common to come from one prompt.
 
     Args:
         tokens: what all texts have in common.

@@ -84,7 +84,7 @@ def check_prices(
 
 
 def check_installed(algorithm: str, modules: Sequence[str]) -> None:
-    """Raise `ModuleNotFoundError` if a module is missing."""
+    """Raise `ModuleNotFoundError` if one of `modules` is not installed."""
     for module in modules:
         if find_spec(module) is None:
             raise ModuleNotFoundError(

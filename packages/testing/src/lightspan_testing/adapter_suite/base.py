@@ -141,7 +141,7 @@ class AdapterTests:
 
     @pytest.fixture
     def production(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-        """Configure a store for production by an environment variable, and return its URL."""
+        """Set the environment variable that makes apps record in a store; return its URL."""
         url = f"sqlite:{tmp_path / 'production.db'}"
         monkeypatch.setenv("LIGHTSPAN_STORE", url)
         monkeypatch.setenv("OTEL_SERVICE_NAME", "support")

@@ -47,7 +47,7 @@ def _reimported(module: ModuleType) -> ModuleType:
 
 
 class InstallTests(AdapterTests):
-    """Test that installing changes the framework, and that uninstalling restores it."""
+    """Test that installing the adapter changes the framework, and that uninstalling restores it."""
 
     def test_public_names(self) -> None:
         names = list(self.adapter.__all__)
@@ -59,9 +59,10 @@ class InstallTests(AdapterTests):
     def test_a_framework_that_is_absent_too_old_or_too_new(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Importing the adapter without a supported framework raises an error with a hint.
+        """If the framework is missing or unsupported, importing the adapter raises an error.
 
-        The oldest supported version is also in the requirements of the adapter's distribution.
+        Unsupported versions are those that are too old or too new. The error has a hint. The oldest
+        supported version is the same as in the requirements of the adapter's package.
         """
         versions = importlib.import_module(f"{self.adapter.__name__}._versions")
         framework, floor = versions.FRAMEWORK, versions.FLOOR
@@ -124,7 +125,7 @@ class InstallTests(AdapterTests):
         assert played.spans == []
 
     def test_started_by_opentelemetry(self, stage: Stage, production: str, tmp_path: Path) -> None:
-        """`opentelemetry-instrument python app.py` records an app without code of lightspan."""
+        """`opentelemetry-instrument python app.py` records an app that does not name lightspan."""
         pytest.importorskip("opentelemetry.distro")
         assert "lightspan" not in self.program
         script = tmp_path / "app.py"

@@ -54,8 +54,8 @@ def _recorders() -> int:
 class ServiceTests(AdapterTests):
     """Test apps outside of rollouts.
 
-    They are recorded if a store is configured. With `lightspan.connect`, their calls go to trained
-    policies.
+    Such an app is recorded if a store is configured. After `lightspan.connect`, its calls go to
+    trained policies.
     """
 
     @pytest.mark.parametrize("mode", MODES)
@@ -80,7 +80,7 @@ class ServiceTests(AdapterTests):
         assert all(span.resource == {"service.name": "support"} for span in stored.spans)
 
     def test_production_at_once(self, stage: Stage, production: str) -> None:
-        """Concurrent runs in one event loop are recorded as one attempt each."""
+        """Runs of an app that are concurrent in one event loop are recorded as one attempt each."""
         apps = [self.together(app, "team") for app in self.apps_of(stage, "team", "async")]
         played = [stage.open(part_of(app, "team"), through_gateway=False) for app in apps]
 

@@ -139,10 +139,10 @@ class ValueTests(LearnerTests):
     def test_a_value_is_that_of_the_prompt(
         self, folder: Path, budget: int, lora: LoRA | None
     ) -> None:
-        """A value depends on the whole prompt including its last token, and on nothing else.
+        """The value of a call depends on all of its prompt, including the last token.
 
-        It does not depend on the row, other rows with the same prefix, the forward pass, or the
-        sampled tokens.
+        It depends on nothing else: not on the row, other rows with the same prefix, the forward
+        pass, or the sampled tokens.
         """
         learner = self.make_critic(
             {"writer": folder}, token_budget=budget, lora=lora, optimizer=MOVING

@@ -10,7 +10,7 @@ from lightspan.errors import ConfigError
 
 
 def add(commands: Any) -> None:
-    """Add the subcommand `prune` to argparse's subparsers `commands`."""
+    """Add the subcommand `prune`."""
     parser = commands.add_parser(
         "prune",
         help="delete rollouts that ended long ago from a store",

@@ -477,7 +477,11 @@ def other_warnings(
     costs: model.CostReport,
     memory: model.MemoryReport | None,
 ) -> Iterator[str]:
-    """Warn of unnamed agents, conversations that become several rows, limits and memory."""
+    """Warn of a number of other problems.
+
+    These are calls outside of every agent, conversations that become several rows, a limit of calls
+    that `fit` would reach, and too little memory.
+    """
     unnamed = sum(agent.calls for agent in agents if agent.path == UNNAMED_AGENT)
     total = sum(agent.calls for agent in agents)
     if unnamed not in (0, total):
