@@ -399,7 +399,7 @@ class Search:
 
     # --- evaluation and reflection ----------------------------------------------------------
     async def _evaluated(self, trials: Sequence[Trial]) -> list[Evaluation]:
-        """Evaluate the trials, a few of them concurrently."""
+        """Evaluate the trials, and limit how many rollouts run concurrently."""
         done: list[Evaluation] = []
         while len(done) < len(trials):
             some = trials[len(done) :]
@@ -417,7 +417,8 @@ class Search:
     def _add(self, templates: dict[str, str], slot: _Slot | None = None) -> int:
         """Add a candidate that has not been run; return its number.
 
-        `slot` is None for the initial prompts.
+        `slot` contains its parent candidate and the prompt that was rewritten. It is None for the
+        initial prompts, which have no parent.
         """
         new = Candidate(
             templates=templates,
@@ -461,7 +462,7 @@ class _Batches:
         self._place = 0
 
     def size(self, count: int) -> int:
-        """Return how many tasks a batch has if `count` are requested: at most all tasks."""
+        """Return the number of tasks in a batch: `count`, but not more than there are tasks."""
         return min(count, len(self._tasks))
 
     def draw(self, count: int) -> list[Json]:

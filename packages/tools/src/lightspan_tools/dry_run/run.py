@@ -1,4 +1,4 @@
-"""The dry run: run the tasks and put the report together."""
+"""The dry run: run the tasks and create the report."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MODES: Final = (Mode.TRAIN, Mode.DEV)
 
 
 class _Measurements(NamedTuple):
-    """Measurements of a dry run with the algorithm's own models."""
+    """What a dry run measured with the algorithm's own models: rows and memory."""
 
     rows: model.RowReport
     peak_bytes: int
@@ -67,13 +67,13 @@ class DryRun:
         val: held-out tasks of `fit`, which are not run; None for none.
         agents: paths of agents that the app is known to have; None if unknown.
         count: maximum number of tasks to run.
-        group_size: rollouts per task; None for the algorithm's, at most `GROUP_SIZE`.
+        group_size: rollouts per task. None for the algorithm's number, but at most `GROUP_SIZE`.
         folder: folder in which the rollouts are kept; None for a temporary folder.
-        selection: tasks of the selection split of `fit`, which are not run; None for none.
+        selection: tasks by which `fit` compares prompts, which are not run; None for none.
 
     Raises:
         ConfigError: `count` or `group_size` is less than 1, or `folder` holds a run or is the
-            trainer's.
+            trainer's own folder.
     """
 
     settings: TrainerSettings
@@ -131,8 +131,8 @@ class DryRun:
     def _session(self, folder: Path) -> Session:
         """Create a session like that of `fit`, with another folder and store.
 
-        It sends no metrics to services, where it would look like a training. It ignores
-        `max_frozen_calls`, which is a limit for `fit`.
+        It sends no metrics to services, because they would show it as a training. It ignores
+        `max_frozen_calls`, which limits calls in `fit` only.
         """
         settings = replace(
             self.settings,
