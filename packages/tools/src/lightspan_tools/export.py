@@ -1,11 +1,11 @@
 """Export recorded rollouts as files for other programs.
 
-| what | one line or row per | for |
+| what | each line or row is | for |
 |---|---|---|
-| `spans` | span, in the order of start times | tracing and analysis |
-| `transitions` | call of a selected agent, trained or rejected | trainers that take token ids |
-| `messages` | call, as chat messages with the answer last | fine-tuning, reading |
-| `tasks` | input of an attempt of production | `Trainer.fit`, `lightspan dev` |
+| `spans` | a span, ordered by start time | tracing and analysis |
+| `transitions` | a call of a selected agent, trained or not | trainers that take token ids |
+| `messages` | a call as chat messages, the answer last | fine-tuning, reading |
+| `tasks` | the input of an attempt recorded in production | `Trainer.fit`, `lightspan dev` |
 
 Parquet has a fixed schema, in which values of varying shape (attributes of spans, messages, tools)
 are JSON text. Rollouts are read and written in portions, so that a run may be larger than memory.
@@ -179,7 +179,7 @@ def export_store(
         out: file, which is replaced atomically, or open stream for JSONL.
         format: file format; None for Parquet if `out` ends in `.parquet`, else JSONL.
         only: filter; None for everything.
-        query: selection of attempts; None for all.
+        query: which attempts of the store to export; None for all.
 
     Raises:
         ConfigError: the format is unknown or needs a file or a package; or `what` is transitions,

@@ -235,7 +235,7 @@ def _run_lines(
 
 
 def _pruned_lines(run: RunFolder, views: Sequence[RolloutView]) -> Iterator[str]:
-    """Report the training steps whose rollouts were deleted from the store by `lightspan prune`."""
+    """Report the training steps whose rollouts are no longer stored (see `lightspan prune`)."""
     lines = [line for line in run.metrics() if line.get("kind") == "train"]
     steps = {int(line["step"]) for line in lines if line.get("rollouts")}
     stored = [view.step for view in views if view.state.rollout.mode is Mode.TRAIN]
@@ -354,12 +354,12 @@ def _bounds(line: Mapping[str, Any]) -> str:
 
 
 def _silent(line: Mapping[str, Any]) -> str:
-    """"""
+    """Describe in how many tasks no call used the trained model; "" if there is no such task."""
     return f", {line['silent']} {SILENT}" if line.get("silent") else ""
 
 
 def _mean(line: Mapping[str, Any], key: str) -> str:
-    """Describe in how many tasks no call used the trained model; "" if there is no such task."""
+    """Return the number `key` in a line of metrics as text; `nan` if it is null."""
     value = line.get(key)
     return f"{math.nan if value is None else value:.3f}"
 
@@ -424,7 +424,7 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
 
 
 def _reward_lines(run: RunFolder, episode: Episode) -> Iterator[str]:
-    """Return the number `key` in a line of metrics as text; `nan` if it is null."""
+    """Yield the score that each reward stored in the run gave to the rollout."""
     for name in run.reward_names():
         scored = run.rewards(name).get(episode.rollout_id)
         if scored is not None:
@@ -450,7 +450,7 @@ def _span_line(span: Span, entry: CallCoverage | None) -> str:
 
 
 def _output_lines(span: Span) -> Iterator[str]:
-    """Yield the score that each reward stored in the run gave to the rollout."""
+    """Yield the recorded output of a command."""
     for key, name in ((c.COMMAND_STDOUT, "stdout"), (c.COMMAND_STDERR, "stderr")):
         for line in str(span.attributes.get(key, "")).rstrip("\n").splitlines():
             yield f"{name}: {line}"

@@ -226,8 +226,8 @@ class Workers:
     def _ended(self) -> int | None:
         """Return the number of a rank whose process has ended; None if all run.
 
-        If several have ended, return one that was killed by a signal. The others may have ended
-        because it was lost.
+        If several have ended, return one that was killed by a signal. The others may have ended as
+        a result.
         """
         ended = [
             (child.returncode >= 0, rank)

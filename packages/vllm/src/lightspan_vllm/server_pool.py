@@ -262,7 +262,7 @@ class ServerPool:
 
         Args:
             server: the server.
-            reason: the error from which the loss is known; None if there is none.
+            reason: the error that showed that the server is lost; None if there was no error.
         """
         if self._failure is not None or server in self._recovering:
             return

@@ -37,7 +37,7 @@ class Server:
         name: name for messages.
         spec: the server's specification.
         target: returns the current weights.
-        start_s: maximum seconds until the server must answer after its start.
+        start_s: maximum seconds from the server's start until it answers.
         launch: starts the server; None for a server that the user started.
         address: address of a server that the user started; "" if `launch` is given.
         on_loss: called with this server and an error (None if there is none) when the started

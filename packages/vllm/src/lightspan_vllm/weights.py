@@ -181,8 +181,9 @@ class ServerSpec:
     def zero_lora(self) -> LoRAWeights:
         """Return LoRA weights that leave the model's output unchanged.
 
-        A policy needs them before its first update. In vLLM on a CPU, a call without a LoRA gets
-        the LoRA in vLLM's last slot if other calls of its batch have one.
+        A policy needs them before its first update. Otherwise its calls would name no LoRA. In vLLM
+        on a CPU, such a call gets the LoRA in vLLM's last slot if other calls of its batch name
+        one.
 
         Raises:
             ModelError: no layer of the model is known to support LoRA in vLLM.
@@ -248,7 +249,7 @@ class WeightStore:
     def write(
         self, spec: ServerSpec, weights: Mapping[str, Any], policy: str, version: int
     ) -> Weights:
-        """Write whole weights into a file in the server's data type, and return its description.
+        """Write whole weights into a file in the server's data type; return them as `Weights`.
 
         Raises:
             EngineMemoryError: the weights do not fit into the folder.

@@ -141,8 +141,7 @@ class Pages:
     def free(self, table: PageTable) -> None:
         """Give back the pages of a request.
 
-        Pages that no other request uses may be evicted: the last page of the request before the
-        first.
+        Pages that no other request uses may then be evicted, beginning with the last page.
         """
         for page in reversed(table.pages):
             self._users[page] -= 1

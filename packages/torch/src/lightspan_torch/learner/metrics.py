@@ -127,7 +127,7 @@ def _comparable(name: str, parts: list[Mapping[str, float]]) -> list[Mapping[str
 
 
 def _weight_of(name: str, parts: Sequence[Mapping[str, float]]) -> str:
-    """Return which metric has the policies' weights in the mean of the metric `name`."""
+    """Return the name of the metric by which policies are weighted in the mean of `name`."""
     if name in ("value_loss", "explained_variance"):
         return "value_calls"
     is_fresh = name.startswith(_GAP) and all(part.get("fresh_tokens") for part in parts)

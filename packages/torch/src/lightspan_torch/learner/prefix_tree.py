@@ -296,7 +296,7 @@ def intervals(nodes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class Source(NamedTuple):
-    """An earlier piece that has the keys which a piece needs of the nodes before it."""
+    """Where a piece finds the keys that it needs of earlier nodes."""
 
     piece: int
     """Index of the earlier piece: the last piece that contains nodes of the past. Its own past

@@ -314,7 +314,7 @@ class TorchLearner(Learner):
         return over_policies(parts, rows=len(rows))
 
     def _fresh_version(self, policy: str) -> int | None:
-        """Return the version that the policy's current weights had when they were published.
+        """Return the version under which the policy's current weights were published.
 
         Return None if the weights have changed since the last `publish`.
         """

@@ -423,7 +423,7 @@ def decoder(model: Any, *, in_trees: bool, logits: bool = False) -> Callable[...
 def pair_cost(model: Any) -> float:
     """Return the cost of attention between one query and one key, over all layers.
 
-    The unit is the cost of one token in the layers' weights.
+    The unit is the cost of multiplying one token by the weights of all layers.
     """
     config = model.config.get_text_config()
     heads = config.num_attention_heads

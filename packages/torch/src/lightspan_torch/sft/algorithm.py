@@ -72,8 +72,9 @@ class SFT:
 
     From a store (`lightspan.record`), each call whose score is at least `min_reward` is imitated:
     prompt, tools and answer. The score of a call is the last feedback or reward on the call, or if
-    there is none, on its attempt. Calls are left out that have no score, came late, failed or were
-    truncated, that have several answers, or that belong to a damaged attempt.
+    there is none, on its attempt. Calls are left out that have no score, failed, were truncated, or
+    were recorded after their attempt had ended. So are calls with several answers, and calls of
+    damaged attempts.
 
     Chats from any source are left out if they are too long for the model or its chat template
     refuses them. `SFTResult.left_out` counts what was left out. If the template does not end an
