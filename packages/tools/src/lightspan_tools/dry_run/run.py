@@ -160,7 +160,7 @@ class DryRun:
         return episodes, time.monotonic() - started
 
     async def _classify(self, session: Session, episodes: Sequence[Episode]) -> Findings:
-        """Determine which calls of each episode would be trained, and why the others would not."""
+        """Find out for each call of the episodes whether it would be trained, and if not, why."""
         coverages: Sequence[Coverage] = self._algorithm.coverages(episodes, modes=MODES)
         if self.settings.has_policies:
             coverages = await reject_mismatches(session, coverages)
@@ -168,7 +168,10 @@ class DryRun:
         return Findings(episodes=episodes, coverages=coverages, routing=routing)
 
     def _check_evaluations(self, session: Session, findings: Findings) -> None:
-        """Note the request fields because of which evaluations of `fit` would fail."""
+        """Append warnings about request fields that the evaluations of `fit` would refuse.
+
+        In training, these fields are overridden. In evaluations, the app's own values are used.
+        """
         gateway = load_plugin("gateway", "default")
         self._problems += analysis.evaluation_warnings(
             analysis.read_overrides(findings),
@@ -210,7 +213,7 @@ class DryRun:
         )
 
     def _plan(self) -> tuple[int, str]:
-        """Return the number of rollouts of `fit`, and its calculation as text."""
+        """Return the number of rollouts that `fit` would execute, and the calculation as text."""
         settings, algorithm = self.settings, self._algorithm
         steps = settings.planned_steps(len(self.tasks))
         updates = steps - algorithm.searches
@@ -289,7 +292,7 @@ class DryRun:
         )
 
     def _fit_errors(self, findings: Findings) -> Iterator[str]:
-        """Yield the error with which `fit` would stop because of the recorded calls, if any."""
+        """Yield an error message if `fit` would stop because of the recorded calls."""
         try:
             check_trainable(findings.routing, findings.episodes)
             check_computed(findings.coverages)
@@ -299,9 +302,10 @@ class DryRun:
     def _agent_warnings(
         self, findings: Findings, agents: Sequence[model.AgentReport]
     ) -> Iterator[str]:
-        """Warn of patterns that match no agent, or none that calls a model.
+        """Yield warnings about the agent patterns that select which agents are trained.
 
-        If all patterns match such an agent, warn of other trained agents without calls.
+        A pattern is reported if it matches no agent, or only agents that never call a model. If no
+        pattern is reported, trained agents without calls are.
         """
         paths, episodes = [agent.path for agent in agents], findings.episodes
         try:

@@ -38,7 +38,7 @@ _IGNORED: Final = ("original/*", "onnx/*", "coreml/*")
 
 
 class Origin(NamedTuple):
-    """Where a model is loaded from."""
+    """The place from which a model is loaded."""
 
     name: str
     """The model as the user named it: a folder or a name on the hub."""
