@@ -479,7 +479,9 @@ class Instrumentor(AdapterInstrumentor):
 
 
 def _is_watched(owner: Any) -> bool:
-    """Return whether to record a call of a method of `owner` that no recorded call encloses.
+    """Return whether to record an outermost method call of `owner`.
+
+    A call is outermost if it is made inside no call that is recorded.
 
     It is recorded if `instrument` was called, or if `owner` has a `LightspanRuntime`.
     """

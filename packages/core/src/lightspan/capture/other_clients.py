@@ -113,7 +113,7 @@ def record_call(
     client: Any = None,
     native: str = "",
 ) -> None:
-    """Record a model call that has just ended, by a client that uses no SDK of `sdks`.
+    """Record a call that a client without an SDK of `sdks` made, after the call has ended.
 
     A call to the attempt's own gateway is left out, because the gateway records it.
 
@@ -124,7 +124,7 @@ def record_call(
         end: status, message and attributes of the end.
         start_ns: start, nanoseconds since the epoch.
         client: the framework's client; None if it is unknown.
-        native: name of the client that the user should use instead, because lightspan records it.
+        native: name of a client whose calls lightspan records, for a hint to the user; empty for none.
     """
     description = Client() if client is None else client_of(client, native)
     gateway = context.scope.gateway_url

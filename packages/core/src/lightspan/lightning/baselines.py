@@ -150,7 +150,7 @@ def by_turn(calls: Sequence[CallCredit], estimator: Estimator) -> list[Compariso
 
 
 def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) -> list[Comparison]:
-    """Compare each call with the same agent's calls in the same state of other rollouts.
+    """Compare each call with calls that the same agent made in the same state in other rollouts.
 
     The baseline is their mean credit, moved towards the mean of the turn by `prior`. A call without
     a state key is compared with the calls of its turn. Only calls with an equal `population` are

@@ -224,7 +224,7 @@ class GAE(RewardToGo, frozen=True):
 def rewards_after(own: Sequence[float], shared: Sequence[float], gamma: float) -> list[float]:
     """Return what each call of a turn is credited with in addition to its own reward.
 
-    It is the sum of the rewards that the turn shares and the discounted rewards of later turns.
+    It is the turn's `shared` reward plus the discounted rewards of later turns.
 
     Args:
         own: for each turn, the sum of the rewards on its calls.

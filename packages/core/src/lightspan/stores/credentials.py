@@ -1,4 +1,4 @@
-"""Keep the credentials of stores in this process's memory, by the store's URL without them.
+"""Keep the credentials of stores in memory; the key is the store's URL without its credentials.
 
 Credentials are neither shown nor written. A process passes them to a child process that opens the
 same store (`secrets_of`, `keep_secrets`). It does not pass them by the environment, which an app

@@ -142,8 +142,8 @@ def _content(task: Json) -> str:
 def _split_off(train: list[Json], share: float, seed: int) -> tuple[list[Json], list[Json]]:
     """Split selection tasks off at random; return (remaining training tasks, selection tasks).
 
-    Equal tasks stay together: all of them leave the training tasks, and one becomes a selection
-    task.
+    If a task is selected, all tasks equal to it leave the training tasks too, and one of them
+    becomes a selection task.
 
     Args:
         train: training tasks.

@@ -102,7 +102,7 @@ class GatewaySuite:
     async def _retried(
         self, rig: Rig, cell: Cell, gates: Sequence[Gate]
     ) -> tuple[Reading, CallOutcome]:
-        """Make one call four times, as a client does that got no response.
+        """Make one call four times, like a client that got no response.
 
         The first two are concurrent. The third comes after the answer, the fourth after a restart
         of the gateway. The engine generates the answer only once.

@@ -105,7 +105,7 @@ class OpenDatabase(ABC):
 
     # --- the writer's work ----------------------------------------------------------------
     def _timed(self, move: Callable[[WriteTables, Sequence[T], float], list[R]]) -> Work[T, R]:
-        """Return a function that calls `move` with the tables `moving`, its items and the time."""
+        """Return a function of items that calls `move` with the tables, the items and the time."""
         return lambda items: move(self.moving, items, self.moving.now())
 
     def claim(self, items: Sequence[ClaimRequest]) -> list[Claimed | None]:
