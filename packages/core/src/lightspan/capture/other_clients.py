@@ -124,7 +124,7 @@ def record_call(
         end: status, message and attributes of the end.
         start_ns: start, nanoseconds since the epoch.
         client: the framework's client; None if it is unknown.
-        native: name of a client whose calls lightspan records, for a hint to the user; empty for none.
+        native: name of a client that records its calls, for a hint to the user; empty for none.
     """
     description = Client() if client is None else client_of(client, native)
     gateway = context.scope.gateway_url

@@ -278,8 +278,8 @@ def bonuses(
 def turn_positions(turns: Turns) -> list[int]:
     """Return for each turn the sequence number at which its first call began, in turn order.
 
-    The gateway gives each start and each end of a call the next sequence number. The result is 0 for a turn whose calls all
-    bypassed the gateway.
+    The gateway gives each start and each end of a call the next sequence number. The result is 0
+    for a turn whose calls all bypassed the gateway.
     """
     starts: dict[int, int] = {}
     for call, turn in turns:

@@ -353,7 +353,8 @@ class Store(Protocol):
     async def add_spans(self, attempt: AttemptRef, spans: Sequence[Span]) -> int:
         """Store spans; return how many of them are late. Repeating a span is a no-op.
 
-        A span is late if the attempt has ended, or if the argument `attempt` has another epoch than the stored attempt.
+        A span is late if the attempt has ended, or if the argument `attempt` has another epoch
+        than the stored attempt.
 
         Raises:
             DataError: a span is another attempt's, or has a value that cannot be stored.

@@ -54,7 +54,7 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return any(matches(pattern, text.name or text.agent) for pattern in self.patterns)
 
     def lines(self) -> list[str]:
-        """Describe each discovered text, and each agent whose texts are left as they are, in a line."""
+        """Describe each discovered text, and each agent whose texts stay as they are, in a line."""
         lines = []
         for name, component in self.components.items():
             template = PromptTemplate(component.template)
