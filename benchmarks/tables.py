@@ -1,4 +1,4 @@
-"""Write the tables of benchmarks/README.md from the files in benchmarks/results.
+"""Write the tables of benchmarks/README.md and of docs/ from the files in benchmarks/results.
 
     python benchmarks/tables.py [--check]
 
@@ -18,7 +18,7 @@ from typing import Any, Final
 from _report import Figure, cells
 
 HERE: Final = Path(__file__).parent
-PAGE: Final = HERE / "README.md"
+ROOT: Final = HERE.parent
 _FIELDS: Final = Figure.__dataclass_fields__
 
 
@@ -27,15 +27,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
-    before = PAGE.read_text("utf-8")
     results = {path.stem: json.loads(path.read_text()) for path in HERE.glob("results/*.json")}
-    after = fill(before, {"figures": figures_table(results), "sessions": sessions_table(results)})
-    if options.check:
-        if after != before:
-            print("benchmarks/README.md is not what python benchmarks/tables.py writes")
-        return int(after != before)
-    PAGE.write_text(after, "utf-8")
-    return 0
+    stale = 0
+    for page, tables in pages(results).items():
+        before = page.read_text("utf-8")
+        after = fill(before, tables)
+        if options.check and after != before:
+            print(f"{page.relative_to(ROOT)} is not what python benchmarks/tables.py writes")
+            stale = 1
+        elif not options.check:
+            page.write_text(after, "utf-8")
+    return stale
+
+
+def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
+    """Return the tables of each page by their names."""
+    return {
+        HERE / "README.md": {
+            "figures": figures_table(results),
+            "sessions": sessions_table(results),
+        },
+        ROOT / "docs/environments.md": {
+            "environments": environments_table(results["environments"])
+        },
+    }
 
 
 def fill(page: str, tables: dict[str, str]) -> str:
@@ -70,6 +85,20 @@ def sessions_table(results: dict[str, Any]) -> str:
             row = (f"`{name}`", *counts, _minutes(result), _circumstances(result))
             lines.append(f"| {' | '.join(map(str, row))} |")
     return "\n".join(lines)
+
+
+def environments_table(result: dict[str, Any]) -> str:
+    """Return which packages can be installed beside training, a row each."""
+    shown = ("torch", "transformers", "llguidance", "numpy", "openai")
+    heads = ("beside training", *shown, "")
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for row in result["environments"]:
+        versions = dict(row["versions"])
+        columns = [versions.pop(name, "") for name in shown]
+        rest = ", ".join(f"{name} {version}" for name, version in versions.items())
+        note = rest if row["versions"] else f"**impossible**: {row['why']}"
+        lines.append(f"| {' | '.join(map(_escaped, (row['name'], *columns, note)))} |")
+    return "\n".join([*lines, "", f"Resolved {_circumstances(result)}."])
 
 
 def _minutes(result: dict[str, Any]) -> str:

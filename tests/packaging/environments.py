@@ -130,13 +130,13 @@ def requirement_of(project: str) -> str:
     return str(table(folder)["project"]["name"]) + bracket + extras
 
 
-def install_torch(session: nox.Session) -> None:
+def install_torch(session: nox.Session, pins: Iterable[str] = PINS) -> None:
     """Install torch by pip, from the index of LIGHTSPAN_TORCH_INDEX if that is set."""
     index = os.environ.get("LIGHTSPAN_TORCH_INDEX")
     if not index and sys.platform == "linux":
         session.log("torch comes with CUDA, 3 GB; LIGHTSPAN_TORCH_INDEX may name a CPU's index")
     source = ["--extra-index-url", index] if index else []
-    session.install("--no-compile", *source, *PINS, "torch", silent=False)  # gigabytes: show them
+    session.install("--no-compile", *source, *pins, "torch", silent=False)  # gigabytes: show them
 
 
 def install_example(session: nox.Session, name: str) -> None:

@@ -61,10 +61,14 @@ def test_a_page_that_is_out_of_date(
     tables: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, check: bool
 ) -> None:
     """With `--check` it is reported and left as it is; without, it is written."""
-    current, page = tables.PAGE.read_text("utf-8"), tmp_path / "README.md"
+    current, page = (ROOT / "benchmarks/README.md").read_text("utf-8"), tmp_path / "README.md"
     old = tables.fill(current, {"sessions": "old"})
     page.write_text(old, "utf-8")
-    monkeypatch.setattr(tables, "PAGE", page)
+    of_results = tables.pages
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(
+        tables, "pages", lambda results: {page: of_results(results)[tables.HERE / "README.md"]}
+    )
     monkeypatch.setattr(sys, "argv", ["tables.py", *["--check"] * check])
     assert tables.main() == int(check)
     assert page.read_text("utf-8") == (old if check else current)

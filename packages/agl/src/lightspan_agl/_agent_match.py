@@ -22,7 +22,11 @@ _ADAPTERS: Final = {
 
 
 def instrument_advice() -> str:
-    """Say what to write so that the agents of the imported frameworks have names."""
+    """Return advice for error messages: which `instrument()` functions the user should call.
+
+    Agents of another framework have names only after `instrument()` of lightspan's adapter for the
+    framework. The advice names the adapters of all frameworks that are imported.
+    """
     names = [adapter for framework, adapter in _ADAPTERS.items() if framework in sys.modules]
     calls = " and ".join(f"{name}.instrument()" for name in names)
     return (

@@ -1,7 +1,8 @@
-"""Agents as apps, sent to runners as the name of their class and its arguments.
+"""Let runners in other processes recreate an agent of this process.
 
-A runner imports its app by `module:name`. For an agent, `module` is this module and `name` is
-`agents.JSON`, where `JSON` is the agent's `Description`.
+A runner imports what it runs by a name of the form `module:name`. For an agent, `module` is this
+module and `name` is `agents.JSON`. `JSON` is a `Description` of the agent: its class and
+constructor arguments, or the name of its function or global variable.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ from lightspan_agl.types import (
 
 
 class MainLLM(msgspec.Struct, frozen=True, kw_only=True):
-    """What every attempt needs to build its own `main_llm`, the agent's model endpoint."""
+    """Model name and sampling parameters, from which each attempt builds its `main_llm`.
+
+    `main_llm` is the resource with the endpoint of the model that the agent calls.
+    """
 
     model: str
     sampling: dict[str, dict[str, Json]]
@@ -63,7 +67,11 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 # --- in the trainer's process ---------------------------------------------------------------
 def as_app(agent: LitAgent[Any], llm: MainLLM) -> App:
-    """Return an app for the agent that runners can import; `llm` describes its `main_llm`.
+    """Return an app that runs `agent` and that runners can import.
+
+    Args:
+        agent: the agent.
+        llm: model name and sampling parameters for the agent's resource `main_llm`.
 
     Raises:
         AppError: the agent cannot be recreated in a runner's process.
@@ -152,10 +160,10 @@ class AgentApp(App):
     """An app that runs an agent.
 
     Args:
-        pool: the agents.
+        pool: equal agents; each attempt uses one of them.
         resources: resources for the agents, or the `MainLLM` from which each attempt gets its
             `main_llm`.
-        name: value of the property `reference`.
+        name: name by which runners import the app (`reference`); empty if they need not.
         hooks: hooks and tracer of the agents; None for no hooks and a new `Tracer`.
     """
 
@@ -248,9 +256,10 @@ def _attempted(rollout: Rollout) -> AttemptedRollout:
 
 
 class _Agents:
-    """Create an app for each attribute name, so that runners can import agents as apps.
+    """Object whose attributes are apps that run agents.
 
-    The attribute name is a `Description` of the agent in JSON.
+    A runner imports an app by the name of an attribute. The name is a `Description` of the agent in
+    JSON, from which the app is created.
     """
 
     def __getattr__(self, name: str) -> App:
@@ -283,9 +292,10 @@ def _construct(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lit
 
 
 def factory_of(agent: LitAgent[Any]) -> Callable[[], LitAgent[Any]] | None:
-    """Return a function that recreates the agent.
+    """Return a function that recreates the agent; None if it cannot be recreated.
 
-    Return None if the agent is a copy, or if attributes were set after construction.
+    It cannot if it is a copy of another agent, or if its attributes were changed after its
+    construction.
     """
     if isinstance(agent, FunctionalLitAgent):
         return lambda: agent

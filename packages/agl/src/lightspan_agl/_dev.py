@@ -1,4 +1,4 @@
-"""`Trainer.dev` with `initial_resources`: run an agent in this process and summarize."""
+"""Implement `Trainer.dev` with `initial_resources`: run an agent in this process and summarize."""
 
 from __future__ import annotations
 

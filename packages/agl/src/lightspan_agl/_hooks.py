@@ -1,4 +1,4 @@
-"""Calls of `Hook` around rollouts in this process."""
+"""Call the methods of the user's hooks around rollouts in this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class HookCalls:
-    """The hooks, tracer and runner of rollouts in this process."""
+    """Calls the user's hooks before and after rollouts that run in this process."""
 
     hooks: Sequence[Hook] = ()
     tracer: Tracer = field(default_factory=Tracer)
@@ -26,23 +26,27 @@ class HookCalls:
     """The `LitAgentRunner`; None in a `Trainer`."""
 
     async def before(self, agent: Any, rollout: AttemptedRollout) -> None:
-        """Give the agent its tracer, and call what hooks do before a rollout."""
+        """Set the agent's `tracer`; call `on_rollout_start` and `on_trace_start` of each hook."""
         agent.tracer = self.tracer
         await self._call("on_rollout_start", agent=agent, rollout=rollout)
         await self._call("on_trace_start", agent=agent, rollout=rollout, tracer=self.tracer)
 
     async def end_trace(self, agent: Any, rollout: AttemptedRollout) -> None:
-        """Call what hooks do after the agent has returned."""
+        """Call `on_trace_end` of each hook, after the agent has returned."""
         await self._call("on_trace_end", agent=agent, rollout=rollout, tracer=self.tracer)
 
     async def after(self, agent: Any, rollout: AttemptedRollout) -> None:
-        """Call what hooks do after a rollout, also after one that failed."""
+        """Call `on_rollout_end` of each hook, also after a rollout that failed."""
         spans = self.tracer.get_last_trace()
         self.tracer._last_trace = spans
         await self._call("on_rollout_end", agent=agent, rollout=rollout, spans=spans)
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run one of the other methods in the thread of a synchronous agent."""
+        """Run `work` to its end, in the thread of an agent whose methods are not async.
+
+        Args:
+            work: a call of another method of this class.
+        """
         if self.hooks:
             asyncio.run(work)
             return
@@ -59,7 +63,11 @@ class HookCalls:
 
 
 def check_hooks(hooks: Any, owner: str) -> list[Hook]:
-    """Return the hooks as a list: one hook, several, or None for none.
+    """Return the hooks as a list.
+
+    Args:
+        hooks: one hook, several hooks, or None for no hooks.
+        owner: name of the class or function that takes the hooks, for the error message.
 
     Raises:
         UnsupportedError: one of them is no `Hook`.

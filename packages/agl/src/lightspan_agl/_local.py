@@ -114,9 +114,9 @@ class LocalRuns:
                 await self.run(rollout, store)
 
     async def run(self, rollout: AglRollout, store: LightningStore) -> None:
-        """Run a rollout of `store` to its end, and write its spans and status there.
+        """Run a rollout of `store` to its end, and write its spans and status to `store`.
 
-        A reward that the agent returned becomes the last span.
+        If the agent returned a reward, the reward is added as the last span.
 
         Raises:
             RewardError: the agent returned an invalid reward.
@@ -208,10 +208,9 @@ async def local_runs(
 
 @contextmanager
 def _same_environment() -> Iterator[None]:
-    """Restore the environment at the end of the block.
+    """Remove lightspan's placeholder for `OPENAI_API_KEY` at the end of the block.
 
-    A runner sets `OPENAI_API_KEY` to a placeholder, which is removed. A key that the user set is
-    kept.
+    A runner sets this environment variable to the placeholder. A key that the user set is kept.
     """
     try:
         yield

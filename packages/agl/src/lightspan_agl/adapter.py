@@ -20,10 +20,10 @@ class TracerTraceToTriplet:
     """The adapter of `VERL`: selects the agents to train.
 
     Args:
-        agent_match: a regular expression searched in agents' names, of plain text, `^`, `$`, `.*`
-            and `|`; None for all agents.
-        repair_hierarchy: without effect; each model call is recorded with its agent. False is
-            named when training starts.
+        agent_match: a regular expression searched in agents' names. It may use plain text, `^`,
+            `$`, `.*` and `|`. None selects all agents.
+        repair_hierarchy: has no effect, because lightspan knows the agent of each model call. If it
+            is False, a note is printed when training starts.
         options: other options of Agent Lightning, all of which are refused.
 
     Raises:
@@ -53,7 +53,7 @@ class LlmProxyTraceToTriplet(TracerTraceToTriplet):
 
 
 class Conversation(TypedDict):
-    """A model call in the format of OpenAI's fine-tuning."""
+    """One model call in the JSON format in which OpenAI takes examples for fine-tuning."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None

@@ -1,4 +1,7 @@
-"""`emit_*` with the arguments of Agent Lightning; without effect outside of a rollout."""
+"""Functions `emit_*` with the arguments of Agent Lightning.
+
+Outside a rollout they do nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings from environment variables, for the calculator example."""
+"""Read settings from environment variables, as Agent Lightning's calculator example does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _BOOLEANS: Final = {
 
 
 class LightningEnvVar(StrEnum):
-    """Variables of Agent Lightning. None has an effect; `Trainer.fit` names those that are set."""
+    """Names of Agent Lightning's environment variables.
+
+    lightspan does not use their values. `Trainer.fit` prints those that are set, and refuses
+    `AGL_CURRENT_ROLE` unless its value is `both`.
+    """
 
     AGL_EMITTER_DEBUG = "AGL_EMITTER_DEBUG"
     AGL_MANAGED_STORE = "AGL_MANAGED_STORE"

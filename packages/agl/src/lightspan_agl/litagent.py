@@ -56,10 +56,10 @@ class _RecordsConstruction(ABCMeta):
 
 
 class LitAgent(Generic[T], metaclass=_RecordsConstruction):
-    """Base class of agents: override `rollout`, or `rollout_async`.
+    """Base class of agents: a subclass overrides `rollout` or `rollout_async`.
 
-    `training_rollout` and `validation_rollout` (and their async forms) may be overridden where
-    training and validation differ.
+    To treat training tasks and held-out tasks differently, override `training_rollout` and
+    `validation_rollout`, or their async forms, instead.
     """
 
     trained_agents: str | None = None
@@ -142,7 +142,11 @@ def construction(agent: LitAgent[Any]) -> Construction | None:
 
 
 def rollout_method(agent: LitAgent[Any], mode: str | None) -> Callable[..., Any]:
-    """Return the agent's method for tasks of `mode`; None is treated as validation."""
+    """Return the method of the agent that runs tasks of `mode`.
+
+    It is `training_rollout` for the mode `train`, and `validation_rollout` for every other mode and
+    for None. If the agent is asynchronous, it is the async form of that method.
+    """
     name = "training_rollout" if mode == "train" else "validation_rollout"
     return getattr(agent, f"{name}_async" if agent.is_async() else name)  # type: ignore[no-any-return]
 

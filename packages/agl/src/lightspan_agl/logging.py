@@ -57,8 +57,9 @@ def configure_logger(
 def copy_to_original(record: logging.LogRecord) -> bool:
     """Hand a log record to the handlers of Agent Lightning's logger of the same module, too.
 
-    Scripts add a file's handler to `agentlightning.algorithm.apo`. It is a logger's filter, and
-    lets every record pass.
+    Scripts add the handler of a log file to a logger such as `agentlightning.algorithm.apo`. This
+    function is installed as a filter of lightspan's logger. It returns True, so that the logger
+    keeps the record.
     """
     name = record.name.replace("lightspan_agl", "agentlightning", 1)
     for handler in logging.getLogger(name).handlers:

@@ -54,9 +54,9 @@ class LitAgentRunner(Generic[T]):
 
         Args:
             agent: the agent.
-            store: queue of `iter`, and where spans are stored.
+            store: store from which `iter` takes queued rollouts, and to which spans are written.
             hooks: hooks that are called around each rollout; None for none.
-            worker_id: ignored; a number in the log lines of Agent Lightning.
+            worker_id: ignored. Agent Lightning prints this number in its log lines.
 
         Raises:
             UnsupportedError: one of `hooks` is no `Hook`.

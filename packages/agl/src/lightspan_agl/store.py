@@ -42,7 +42,7 @@ class LightningStore:
 
     # --- resources ------------------------------------------------------------------------
     async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
-        """Store resources under a new id, as the latest.
+        """Store resources under a new id; from now on they are the latest resources.
 
         Raises:
             ConfigError: a value is neither an `LLM` nor a `PromptTemplate`.
@@ -52,7 +52,11 @@ class LightningStore:
         return ResourcesUpdate(resources_id=resources_id, resources=dict(resources))
 
     def resources_of(self, rollout_id: str) -> NamedResources:
-        """Return the resources of a rollout, or else the latest; empty if there are none."""
+        """Return the resources of a rollout.
+
+        If the rollout has none of its own, the resources that were added last are returned. The
+        result is empty if there are none.
+        """
         latest = next(reversed(self._resources), "")
         return dict(self._resources.get(self._resources_ids.get(rollout_id, latest), {}))
 
@@ -69,7 +73,8 @@ class LightningStore:
         Args:
             input: the task.
             mode: mode of the rollout; None is the same as `train` for the agent.
-            resources_id: id of its resources; None for the latest when it begins.
+            resources_id: id of the resources of the rollout. None for the latest resources at the
+                time when the rollout begins.
             config: None; rollouts are not retried.
 
         Raises:
@@ -88,7 +93,10 @@ class LightningStore:
         mode: RolloutMode | None = None,
         resources_id: str | None = None,
     ) -> Rollout:
-        """Create a rollout that the caller runs. The arguments are those of `enqueue_rollout`."""
+        """Create a rollout with status `running`, which the caller runs instead of a runner.
+
+        The arguments are those of `enqueue_rollout`.
+        """
         return self._add(input, mode, resources_id, status="running")
 
     def _add(
@@ -118,7 +126,12 @@ class LightningStore:
         status_in: Collection[str] | None = None,
         rollout_id_in: Collection[str] | None = None,
     ) -> list[Rollout]:
-        """Return the rollouts with these statuses and ids, in order; None for any."""
+        """Return the rollouts with certain statuses and ids, in the order of their creation.
+
+        Args:
+            status_in: the statuses; None for any status.
+            rollout_id_in: the ids; None for any id.
+        """
         return [
             rollout
             for rollout in self._rollouts.values()
@@ -163,10 +176,10 @@ class LightningStore:
         return rollout
 
     def finish(self, rollout: Rollout, status: str, spans: Sequence[Span]) -> None:
-        """Store the spans of a rollout, and its status after them."""
+        """Store the spans of a rollout that has ended, and set its status."""
         self._spans[rollout.rollout_id] = sorted(spans, key=lambda span: span.start_ns)
         rollout.status = status
 
 
 class InMemoryLightningStore(LightningStore):
-    """`LightningStore` under another name."""
+    """A `LightningStore`, under the name that scripts for Agent Lightning use."""

@@ -116,16 +116,19 @@ class Trainer:
         """Train the agent with `algorithm`.
 
         Args:
-            agent: an agent; for `VERL` its class is at the top level of a module or of the script.
+            agent: an agent. For `VERL`, its class is defined at the top level of a module or of the
+                script.
             train_dataset: training tasks; required.
             val_dataset: held-out tasks; `APO` requires them and compares prompts on them.
 
         Returns:
-            The result with `VERL`. None with `APO`: `APO.get_best_prompt` returns the prompt.
+            With `VERL`, the result. With `APO`, None: `APO.get_best_prompt` returns the prompt.
+            With a function under `@algo`, None.
 
         Raises:
             AppError: the agent cannot be recreated in the runners' processes.
-            UnsupportedError: `AGL_CURRENT_ROLE` is set to one role, or `VERL` has `hooks`.
+            UnsupportedError: `AGL_CURRENT_ROLE` is set to one role, or there are `hooks` and the
+                algorithm is `VERL`.
             ConfigError: the algorithm or required tasks are missing, or a batch is larger than
                 `train_dataset`.
             UnknownAgentError: no agent that acted in the first batch matches `agent_match`.
@@ -285,7 +288,7 @@ class Trainer:
         return trainer.dev(app, tasks, val if train and val else None, count=len(tasks))
 
     def _core(self, verl: VERL) -> CoreTrainer:
-        """Create the `lightspan.Trainer` for the configuration of `verl`."""
+        """Create the `lightspan.Trainer` that runs the configuration of `verl`."""
         from lightspan.trainer import Trainer as CoreTrainer
 
         plan = verl.plan

@@ -129,10 +129,13 @@ class Hook:
         """Do something before a rollout."""
 
     async def on_trace_start(self, *, agent: Any, runner: Any, tracer: Any, rollout: Any) -> None:
-        """Do something before the agent runs; what happens here is recorded."""
+        """Do something before the agent runs. Spans that the hook emits belong to the rollout."""
 
     async def on_trace_end(self, *, agent: Any, runner: Any, tracer: Any, rollout: Any) -> None:
-        """Do something after the agent has returned. `tracer.get_last_trace()` has its spans."""
+        """Do something after the agent has returned.
+
+        `tracer.get_last_trace()` returns the agent's spans.
+        """
 
     async def on_rollout_end(
         self, *, agent: Any, runner: Any, rollout: Any, spans: list[Span]

@@ -1,4 +1,4 @@
-"""lightspan for AutoGen: every model call under the name of its agent.
+"""lightspan for AutoGen: records every model call together with its agent's name.
 
 import lightspan_autogen
 

@@ -52,7 +52,11 @@ class ModelCall:
 
     @property
     def bypasses_cache(self) -> bool:
-        """Whether AutoGen's cache must not answer, because the gateway answers the call."""
+        """Whether AutoGen's cache must not answer the call.
+
+        It must not if the call is routed (`AgentContext.is_routed`): the cached answer may be from
+        other weights or instructions.
+        """
         return self.is_cache and self.context.is_routed
 
     @property
@@ -82,7 +86,8 @@ def begin(
     """Begin a model call and return it; return None if the attempt records nothing.
 
     Args:
-        pushed: the current context. It names only agents that were set by `lightspan.agent`.
+        pushed: the current context. It has the agents that `lightspan.agent` has set, and not yet
+            those that AutoGen runs.
         client: the model client.
         args: positional arguments of the client's method.
         kwargs: keyword arguments of the client's method.

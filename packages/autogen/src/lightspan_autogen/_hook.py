@@ -1,15 +1,15 @@
 """Find out the acting agent by wrapping AutoGen's methods.
 
-AutoGen has no hook that runs for every agent *before* its model call: its telemetry emits nothing
-where OpenTelemetry is switched off and opens no span for direct calls of `on_messages`, and its log
-names the caller of an `AgentTool` instead of the agent inside. So the methods that invoke teams,
-agents and tools are wrapped, in the classes that define them and in those that are defined later.
+AutoGen has no hook that runs for every agent *before* its model call. Its telemetry does nothing if
+OpenTelemetry is switched off, and opens no span for direct calls of `on_messages`. Its log names
+the caller of an `AgentTool` instead of the agent inside. So the methods that invoke teams, agents
+and tools are wrapped, in the classes that define them and in those that are defined later.
 
-A team's agents run in tasks of its runtime, which may have been started anywhere: the acting agent
-is looked up by the team's id whenever a message is handled. Agents of autogen-core itself, without
-a team, act where the message was sent (`_messages`).
+A team's agents run in tasks of its runtime, which may have been started anywhere. So the acting
+agent is looked up by the team's id whenever a message is handled. Agents of autogen-core itself,
+without a team, act in the context from which the message was sent (`_messages`).
 
-Errors of the adapter never reach the app: they are recorded as capture errors of the attempt.
+Errors of the adapter never reach the app. They are recorded as capture errors of the attempt.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from lightspan_autogen._identity import Invocation, Role, enter, span_of
 
 @dataclass(slots=True)
 class _State:
-    """The adapter's state in this process."""
+    """The adapter's state in this process: open invocations, attempts and patches."""
 
     open: dict[str, Invocation] = field(default_factory=dict)
     """Span id → open invocation."""
@@ -133,15 +133,16 @@ RoleOf = Callable[[Any, Any, Any], Role]
 def _begin(role_of: RoleOf, owner: Any, args: Any, kwargs: Any) -> Invocation | None:
     """Begin to record the run of a team, agent or tool. Never raises.
 
-    Return None if nothing is recorded, if the call belongs to the run that is already open, or
-    after an error of the adapter.
-
     Args:
         role_of: function that describes the team, agent or tool, given `owner`, `args` and
             `kwargs`.
         owner: object whose method is called.
         args: positional arguments of the method.
         kwargs: keyword arguments of the method.
+
+    Returns:
+        The run. None if nothing is recorded, if the call is part of a run that is already open, or
+        after an error of the adapter.
     """
     around, attempt = current_agent(), None
     if around is None:
@@ -170,7 +171,9 @@ def _begin(role_of: RoleOf, owner: Any, args: Any, kwargs: Any) -> Invocation | 
 def _start_attempt(
     around: AgentContext, role: Role, args: Any, kwargs: Any
 ) -> tuple[AgentContext, AttemptHandle | None]:
-    """Return the context in which a run begins. In production, open an attempt if none is open.
+    """Return the context in which the run of a team, agent or tool begins.
+
+    In production, an attempt is opened first if none is open.
 
     Args:
         around: context in which the team, agent or tool is called.
@@ -212,12 +215,14 @@ def _register(invocation: Invocation, attempt: AttemptHandle | None) -> None:
 def _end(
     invocation: Invocation, describe: Callable[[], SpanEnd], error: BaseException | None = None
 ) -> None:
-    """End an invocation: record its span once, and close the attempt that began with it.
+    """End the run of a team, agent or tool.
+
+    Record its span, and close the attempt if one was opened for the run.
 
     Args:
-        invocation: the invocation.
+        invocation: the run.
         describe: function that returns the status and the attributes of the span.
-        error: error that ended the attempt; None if it succeeded.
+        error: exception that ended the run; None if it succeeded.
     """
     role, span_id, recorder = (
         invocation.role,
@@ -268,7 +273,8 @@ def _stream(
 ) -> Callable[..., Any]:
     """Wrap a method of a team or agent that yields a stream of items.
 
-    The agent is the acting agent only while an item is computed, not while the app uses the item.
+    The team or agent counts as acting only while it computes an item, not while the app uses the
+    item.
     """
 
     @functools.wraps(original)
@@ -296,7 +302,7 @@ def _stream(
 
 
 async def _step(inside: AgentContext | None, step: Awaitable[Any]) -> Any:
-    """Await `step` in the context `inside`; None stands for the current context."""
+    """Await `step` in the context `inside`; for None, in the current context."""
     if inside is None:
         return await step
     leave = set_agent(inside)
@@ -307,7 +313,7 @@ async def _step(inside: AgentContext | None, step: Awaitable[Any]) -> Any:
 
 
 def _handler(original: Callable[..., Awaitable[Any]], _: RoleOf) -> Callable[..., Any]:
-    """Wrap the method by which an agent of a team, or the team's manager, handles a message."""
+    """Wrap the method that handles a message for an agent of a team or for the team's manager."""
 
     @functools.wraps(original)
     async def on_message_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -318,7 +324,7 @@ def _handler(original: Callable[..., Awaitable[Any]], _: RoleOf) -> Callable[...
 
 
 def _on_message(original: Callable[..., Awaitable[Any]], role_of: RoleOf) -> Callable[..., Any]:
-    """Wrap the method by which an agent of autogen-core handles a message."""
+    """Wrap `on_message`, which handles a message for an agent of autogen-core."""
     invoke = _coroutine(original, role_of)
 
     @functools.wraps(original)
@@ -399,7 +405,15 @@ def _begin_call(client: Any, args: Any, kwargs: Any) -> _bypass.ModelCall | None
 
 # --- installing -----------------------------------------------------------------------------
 class _Wrapping(NamedTuple):
-    """Which methods of a class and its subclasses are wrapped, and by which functions."""
+    """Which methods of a class and its subclasses are wrapped, and by which functions.
+
+    Args:
+        base: the class.
+        names: names of the methods.
+        role_of: function that describes the team, agent or tool that a method runs.
+        coroutine: function that wraps a coroutine method.
+        stream: function that wraps a method that yields items.
+    """
 
     base: type
     names: Collection[str]
@@ -418,10 +432,11 @@ _WRAPPINGS: Final = (
 
 
 class LightspanRuntime(SingleThreadedAgentRuntime):
-    """An AutoGen runtime that records only its own teams and agents.
+    """A runtime of AutoGen; only its own teams and agents are recorded.
 
-    Its teams are created with `runtime=LightspanRuntime()`, its agents are registered with it.
-    Start and stop it like any AutoGen runtime. After `instrument()` it records nothing in addition.
+    Create teams with `runtime=LightspanRuntime()`, or register agents with it. Start and stop it
+    like any AutoGen runtime. After `instrument()`, which records all teams and agents, it has no
+    further effect.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -445,7 +460,10 @@ def instrument() -> Instrumentation:
 
 
 def uninstrument() -> None:
-    """Undo `instrument`, stop every `LightspanRuntime` from recording, and restore AutoGen."""
+    """Undo `instrument`, and restore AutoGen's methods.
+
+    The agents of a `LightspanRuntime` are no longer recorded either.
+    """
     with _state.lock:
         _state.is_everywhere = False
         while _state.patches:
@@ -454,16 +472,18 @@ def uninstrument() -> None:
 
 
 class Instrumentor(AdapterInstrumentor):
-    """The instrumentor that `opentelemetry-instrument python app.py` loads."""
+    """Calls `instrument` for the command `opentelemetry-instrument python app.py`."""
 
     on = staticmethod(instrument)
     off = staticmethod(uninstrument)
 
 
 def _is_watched(owner: Any) -> bool:
-    """Return whether a method call of `owner` is recorded when no recorded call encloses it.
+    """Return whether to record an outermost method call of `owner`.
 
-    It is if all of AutoGen is recorded, or if `owner` has a `LightspanRuntime`.
+    A call is outermost if it is made inside no call that is recorded.
+
+    It is recorded if `instrument` was called, or if `owner` has a `LightspanRuntime`.
     """
     return _state.is_everywhere or isinstance(getattr(owner, "_runtime", None), LightspanRuntime)
 

@@ -1,12 +1,13 @@
-"""Derive agent paths and spans from AutoGen's invocations, without importing AutoGen.
+"""Derive agent paths and spans from the runs of AutoGen's teams, agents and tools.
 
-A team, an agent and a tool call each open a span; teams and agents also add one frame to the path:
+This module does not import AutoGen. Each run of a team, an agent or a tool has a span. A run of a
+team or an agent also adds a name to the agent path:
 
     path = path around + team name + (name of a nested team …) + agent name
 
-An invocation is opened once: an agent's `run` calls its `on_messages`, which calls its
-`on_messages_stream`, and all three are one invocation. An agent that an agent of the same name
-wraps (a `MessageFilterAgent`) is that agent. Anything inside a tool is a new invocation.
+Several method calls may be one run: an agent's `run` calls its `on_messages`, which calls its
+`on_messages_stream`. A `MessageFilterAgent` wraps an agent of the same name; both count as one
+agent. Everything that is called inside a tool is a new run.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _MESSAGE: Final = "_lightspan_message"
 
 
 class Conversation:
-    """A message that is sent outside of any conversation, and all messages that follow from it."""
+    """A message that is sent outside of any conversation, and all messages that result from it."""
 
     def __init__(self, start: AgentContext) -> None:
         self.context = start.with_note(_NOTE, self)
@@ -51,9 +51,12 @@ class Conversation:
         """
 
     def begin(self, attempt: AttemptHandle) -> AgentContext:
-        """Make the messages of the conversation part of `attempt`; return its context.
+        """Make the messages of the conversation part of `attempt`.
 
         The attempt stays open until all messages are handled.
+
+        Returns:
+            The context in which published messages are handled from now on.
         """
         self.context = attempt.context.with_note(_NOTE, self)
         for message in self._unhandled:
@@ -77,7 +80,7 @@ class Conversation:
 
 
 def conversation_of(context: AgentContext) -> Conversation | None:
-    """Return the conversation of a context; None outside conversations."""
+    """Return the conversation of the code that runs in `context`; None if there is none."""
     conversation: Conversation | None = context.notes.get(_NOTE)
     return conversation
 
@@ -85,8 +88,8 @@ def conversation_of(context: AgentContext) -> Conversation | None:
 class Message:
     """A message in a runtime's queue.
 
-    The runtime wraps each message in an envelope, which alone refers to this object. So this object
-    is deleted, and the message counts as handled, when the runtime drops the envelope.
+    The runtime wraps each message in an envelope. Only the envelope refers to this object. When the
+    runtime drops the envelope, Python deletes this object, and the message counts as handled.
     """
 
     __slots__ = ("_conversation", "_id", "_sender")
@@ -103,7 +106,7 @@ class Message:
 
     @property
     def context(self) -> AgentContext:
-        """Context in which the message is handled."""
+        """Context in which the message is handled: that of its sender or of its conversation."""
         if self._sender is None or self._sender.scope.is_outside:
             return self._conversation.context
         return self._sender

@@ -1,8 +1,8 @@
 """List the agents of a team or agent that can be optimised, without running it.
 
-The paths are those of `_identity`: a team, its agents, and the teams and agents inside these and
-inside their tools. The list is *complete* if nothing could add another agent at run time: all
-classes are AutoGen's, and the tools are functions that refer to no others.
+The paths are those of a team, its agents, and the teams and agents inside these and inside their
+tools. The list is *complete* if nothing could add another agent at run time: all classes are
+AutoGen's, and the tools are functions that refer to nothing else of AutoGen.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_DEPTH: Final = 50
 
 
 def agents(app: Any) -> AgentPaths:
-    """Return the agent paths of a team (or agent) whose agents call a model.
+    """Return the paths of the agents in `app` that call a model.
 
     The path of a team itself is included if its manager calls a model (`SelectorGroupChat`,
     `MagenticOneGroupChat`). An agent that forwards to a person (`UserProxyAgent`) is not included.
@@ -76,8 +76,8 @@ class _Search(AgentSearch[_Location]):
     def _runtime(self, runtime: Any, where: _Location) -> None:
         """Add the agents that are registered with a runtime.
 
-        The list of agents is then marked incomplete, because the search cannot see which models and
-        messages the agents use.
+        The list of agents is marked incomplete, because the search cannot see which models and
+        messages these agents use.
         """
         self.complete = False
         for name, factory in runtime._agent_factories.items():
@@ -114,9 +114,9 @@ class _Search(AgentSearch[_Location]):
                     self.look(part, replace(where, holder=holder))
 
     def _tool(self, function: Any, where: _Location) -> None:
-        """Visit the agents to which a user's tool function refers.
+        """Visit the agents to which the function of a tool refers.
 
-        If the function refers to any other part of AutoGen, it may create agents. Then the list of
+        If the function refers to anything else of AutoGen, it may create agents. Then the list of
         agents is marked incomplete.
         """
         if isinstance(function, MethodType):

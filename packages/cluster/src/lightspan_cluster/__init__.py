@@ -1,12 +1,15 @@
-"""Training on several machines: a store in PostgreSQL (`postgres`), and runners elsewhere.
+"""Training on several machines: a store in PostgreSQL, and runners on other machines.
 
-A *runner* executes an app's attempts. `runner_command` is the command `lightspan runner`;
-`standalone` is the runner that it starts, which works for the trainings of its app.
-`external_runners` has `lightspan.ExternalRunners`, by which a trainer uses such runners. `peers`
-checks the protocol versions of runners and trainers. `ray_runners` has `lightspan.RayRunners`,
-`ray_actor` the code of one actor, `ray_cluster` the connection to the cluster. `hosts` has
-`lightspan.Hosts`, runners of other machines that need no server of their own; `join_token` reads
-what they are given, `tunnel` encrypts their connections.
+A *runner* is a program that executes an app's attempts.
+
+- `postgres`: the store.
+- `runner_command`: the command `lightspan runner`; `standalone` has the runner that it starts.
+- `external_runners`: `lightspan.ExternalRunners`, with which a trainer waits for such runners.
+- `hosts`: `lightspan.Hosts`, for runners that reach the trainer's machine at one port. `join_token`
+  reads the token that these runners are given, and `tunnel` encrypts their connections.
+- `ray_runners`: `lightspan.RayRunners`. `ray_actor` has the code of one actor, and `ray_cluster`
+  the connection to the cluster.
+- `peers`: checks the protocol versions of runners and trainers.
 """
 
 from __future__ import annotations

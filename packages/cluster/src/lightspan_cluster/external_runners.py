@@ -2,7 +2,8 @@
 
 `ExternalRunners` represents them in a trainer, and `RunnerWatch` prints which runners join the
 training. Each runner supervises its own processes (`standalone`). If the machine of a runner is
-lost, the leases of its attempts expire, and each of these attempts uses up a try.
+lost, its attempts are given up after a time limit (the lease), and count as a try of their
+rollouts.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class ExternalRunners:
         self._plan: RunnerPlan | None = None
 
     async def start(self, plan: RunnerPlan) -> None:
-        """Check that runners can import the app, and store `plan` for `watch`.
+        """Check that runners can import the app. Store `plan`, which `watch` uses.
 
         Raises:
             AppError: runners cannot import the app.
@@ -63,7 +64,9 @@ class ExternalRunners:
         self.missing_s = 0.0
 
     async def watch(self, store: Store, print_line: Callable[[str], None]) -> None:
-        """Print which runners come, go and are missing, until cancelled.
+        """Print which runners join and leave, until cancelled.
+
+        While there is no runner, remind the user.
 
         Args:
             store: the store in which runners announce themselves.
@@ -100,8 +103,8 @@ class RunnerWatch:
     """Prints which runners join a training, which are incompatible, and when no runner is left.
 
     Args:
-        plan: what the runners are to run.
-        runners: the trainer's runners; `missing_s` is set to the seconds without a runner.
+        plan: the app and the training run for which runners are needed.
+        runners: the trainer's runners. Their `missing_s` is set to the seconds without a runner.
         print_line: prints a line.
     """
 
@@ -115,7 +118,9 @@ class RunnerWatch:
     _reminded: float | None = None
 
     def update(self, peers: Sequence[Peer], now: float) -> None:
-        """Print which runners came or went since the last call, and set `runners.missing_s`.
+        """Print which runners joined or left since the last call.
+
+        Set `runners.missing_s` to the number of seconds for which there has been no runner.
 
         Args:
             peers: all runners and trainers that use the store.
@@ -144,7 +149,11 @@ class RunnerWatch:
     def _joined_of(self, peers: Sequence[Peer]) -> dict[str, Peer]:
         """Return the runners that work for this training, by name, and print the new ones.
 
-        A runner that cannot work for the training is left out, and is printed once.
+        A runner that cannot work for the training, such as one with another protocol version, is
+        left out and printed once.
+
+        Args:
+            peers: all runners and trainers that use the store.
         """
         joined = {}
         for peer in (peer for peer in peers if is_runner_of(self.plan, peer)):
@@ -164,7 +173,10 @@ class RunnerWatch:
 
 
 def is_runner_of(plan: RunnerPlan, peer: Peer) -> bool:
-    """Return whether a peer is a runner that is present and works for the run of `plan`."""
+    """Return whether `peer` is a runner that is present and works for the training of `plan`.
+
+    A peer is a runner or trainer that has announced itself in the store.
+    """
     return peer.app == plan.app and peer.run_id in ("", plan.run_id) and _is_runner(peer)
 
 

@@ -138,7 +138,7 @@ class Hosts(ExternalRunners):
         self._join = JoinToken(host, server.port, access.key, access.fingerprint)
 
     async def watch(self, store: Store, print_line: Callable[[str], None]) -> None:
-        """Print the command that starts a runner, and which runners come, go and are missing."""
+        """Print the command that starts a runner, and then which runners join and leave."""
         assert self._plan is not None
         assert self._join is not None
         print_line(
@@ -153,7 +153,10 @@ class Hosts(ExternalRunners):
         return _command(f"{self._join.place if self._join else 'HOST:PORT'}/TOKEN", plan)
 
     async def stop(self) -> None:
-        """Let the runners notice that the training is complete, and stop serving. Idempotent."""
+        """Stop serving the store. Idempotent.
+
+        If the training is complete, first give its runners time to notice this.
+        """
         try:
             if self._store is not None:
                 with suppress(StoreError):
@@ -165,7 +168,7 @@ class Hosts(ExternalRunners):
     async def _dismiss(self, store: Store) -> None:
         """Wait until the runners of a complete training have left, for at most `LEAVE_S` seconds.
 
-        Without an answer of the store they would wait for the training to be resumed.
+        If the store could no longer be reached, they would wait for the training to be resumed.
         """
         assert self._plan is not None
         plan, deadline = self._plan, clock.monotonic() + LEAVE_S
@@ -215,18 +218,20 @@ def _own_address() -> str:
 
 
 class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
-    """The content of the file with a run's key."""
+    """The content of the JSON file with the key and the port for runners of a training run."""
 
     key: str
     port: int
 
 
 class _Access(NamedTuple):
-    """Key, port and certificate of a run, which are kept in two files in the folder of its store.
+    """Key, port and certificate with which runners join a training run.
+
+    They are kept in two files in the folder of the run's store.
 
     Args:
         path: file with key and port (JSON).
-        key: the key of a runner.
+        key: the key that runners have to send.
         port: the port of the run; 0 if it has had none.
         context: settings of a TLS server with the certificate.
         fingerprint: the fingerprint of the certificate.
@@ -265,7 +270,7 @@ class _Access(NamedTuple):
         return cls(path, content.key, content.port, context, identity)
 
     def keep(self, port: int) -> None:
-        """Write key and port."""
+        """Write the key, and `port`, to the file `path`."""
         _write_private(self.path, msgspec.json.encode(_KeyFile(self.key, port)) + b"\n")
 
 

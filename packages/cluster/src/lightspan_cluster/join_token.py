@@ -20,7 +20,10 @@ _DESCRIPTOR: Final = re.compile(r"fd:(\d+)")
 
 
 class JoinToken(NamedTuple):
-    """An address, the key that the server there expects, and the fingerprint of its certificate."""
+    """The parts of the argument of `--join`: an address, a key and a fingerprint.
+
+    Runners send the key to the server at the address. The fingerprint is that of its certificate.
+    """
 
     host: str
     port: int
@@ -29,12 +32,12 @@ class JoinToken(NamedTuple):
 
     @property
     def place(self) -> str:
-        """`HOST:PORT`, without the token."""
+        """The address `HOST:PORT`."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def text(self) -> str:
-        """`HOST:PORT/TOKEN`, as `parse` reads it."""
+        """The whole argument of `--join`, `HOST:PORT/TOKEN`, which `parse` reads."""
         return f"{self.place}/{self.key}{self.fingerprint}"
 
     @classmethod
@@ -61,7 +64,7 @@ class JoinToken(NamedTuple):
 
 
 def new_key() -> str:
-    """Return a new key of a server."""
+    """Return a new random key, which runners have to send to the server."""
     return secrets.token_urlsafe(_BYTES)
 
 

@@ -1,4 +1,7 @@
-"""Check whether the runners and trainers that use a store are present and compatible."""
+"""Check whether the runners and trainers that use a store are present and compatible.
+
+A `Peer` is the announcement of one runner or trainer in the store.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ They are then removed, so that the app does not get the token."""
 
 
 class ActorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What an actor needs to start its processes; the same on any node."""
+    """Settings with which an actor starts its runner processes; they are the same on every node."""
 
     slots: int
     isolation: str = "thread"
@@ -39,7 +39,7 @@ class ActorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActorHello(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings with which an actor starts its processes; they are the same on every node."""
+    """An actor's first message, which describes its node."""
 
     node: str
     """Ray's id of the actor's node."""
@@ -62,7 +62,7 @@ class ActorRefused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How an actor's processes are doing."""
+    """State of an actor's processes: the number of their attempts, and an error if there is one."""
 
     claimed: int = 0
     """Number of attempts that the processes have claimed so far."""

@@ -61,7 +61,7 @@ class Membership:
         without_token: whether to accept a cluster that requires no token.
         refusal: end of the error message about a cluster that requires no token.
         options: options of `ray.init`; None for no options.
-        own: more options of `ray.init`, used if it starts a cluster; None for no options.
+        own: options of `ray.init` only for a cluster that it starts itself; None for no options.
     """
 
     def __init__(
@@ -138,13 +138,21 @@ class Membership:
         self._check_token(where)
 
     def leave(self) -> None:
-        """Disconnect if `join` connected. A cluster that `join` started ends. Idempotent."""
+        """Disconnect from the cluster if `join` connected to it. Idempotent.
+
+        If `join` started the cluster, the cluster ends.
+        """
         if self._is_own:
             self._is_own = False
             sys.modules["ray"].shutdown()
 
     def check_node(self, address: str, *, is_authenticated: bool) -> None:
-        """Raise `ConfigError` if a node requires no token, unless `without_token` is set."""
+        """Raise `ConfigError` if a node requires no token and `without_token` is False.
+
+        Args:
+            address: address of the node, for the error message.
+            is_authenticated: whether the node requires the cluster's token.
+        """
         if not is_authenticated:
             self._reject(f"Ray's node at {address}")
 

@@ -48,7 +48,7 @@ _END_S: Final = 12.0
 
 @dataclass(slots=True, eq=False)
 class _ActorSlot:
-    """One of the actors of `RayRunners`, together with those that replace it when it dies."""
+    """One of the actors of `RayRunners`. When it dies, a new actor takes its place."""
 
     config: ray_actor.ActorConfig
     actor: Any = None
@@ -219,9 +219,10 @@ class RayRunners:
             await _in_thread(self._membership.leave)
 
     def check(self) -> None:
-        """Raise the error that ended the runners.
+        """Raise the error that ended the runners, if there is one.
 
-        Raise `LightspanError` if no actor has had a place in the cluster for `timeout_s`.
+        Raise `LightspanError` if, for more than `timeout_s` seconds, no actor has had a place in
+        the cluster.
         """
         if self._failure is not None:
             raise self._failure
@@ -423,8 +424,8 @@ def _as_error(
     """Convert an actor's error into an exception.
 
     Args:
-        refusal: class name and message of the error. A class that `lightspan.errors` lacks becomes
-            `LightspanError`.
+        refusal: class name and message of the error. If `lightspan.errors` has no such class, the
+            exception is a `LightspanError`.
         hello: the actor's first message, which names its node; None if there was none.
     """
     kind = getattr(errors, refusal.kind, LightspanError)

@@ -1,4 +1,4 @@
-"""The runner that `lightspan runner` starts: it works for the trainings of its app."""
+"""The runner that `lightspan runner` starts: it runs attempts for all trainings of one app."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def join(options: JoinOptions, print_line: Callable[[str], None]) -> None:
 
 
 class _Joiner:
-    """A running `lightspan runner`, with the training runs that it works for."""
+    """One run of the command `lightspan runner`, and the training runs for which it works."""
 
     def __init__(
         self, options: JoinOptions, runners: LocalRunners, print_line: Callable[[str], None]
@@ -112,9 +112,10 @@ class _Joiner:
         """Runs that cannot be joined, each with its problem, that were printed already."""
 
     async def work(self, store: Store) -> None:
-        """Run attempts until a training of this runner is complete, or until the runner has to end.
+        """Run attempts until the runner has to end.
 
-        It has to end at a signal, and after `until_idle_s` without an attempt.
+        It ends when a training for which it worked is complete, unless `stay` is set. It also ends
+        at a signal, and after `until_idle_s` seconds without an attempt.
         """
         await self._start()
         try:
@@ -131,10 +132,10 @@ class _Joiner:
         self._print(f"ended; attempts claimed: {claimed}, finished: {claimed - back}{more}")
 
     async def _until_interrupted(self, work: Coroutine[Any, Any, bool]) -> bool:
-        """Return the result of `work`; True if a signal ends it.
+        """Return the result of `work`; return True if a signal ends `work` before.
 
-        A store that is away would keep the runner waiting, so `work` is cancelled if it does not
-        end soon after the signal.
+        After the signal, `work` has a short time to end and is then cancelled: it might otherwise
+        wait forever for a store that does not answer.
         """
         task = asyncio.create_task(work)
         interrupted = asyncio.create_task(self._interrupted.wait())
@@ -172,10 +173,12 @@ class _Joiner:
         )
 
     async def _work_with(self, store: Store) -> bool:
-        """Work until the runner should end, and return True.
+        """Work until the runner should end or the store's file was replaced by another file.
 
-        Return False if the store's file was replaced by another file. While the file is missing, or
-        the store's server does not answer, wait.
+        While the file is missing, or the store's server does not answer, wait.
+
+        Returns:
+            True if the runner should end; False if the file was replaced.
         """
         path = getattr(store, "path", None)
         while True:
@@ -209,10 +212,12 @@ class _Joiner:
         return False
 
     async def _without_unreachable(self, current: Trainings, presence: Presence) -> Trainings:
-        """Return `current` without the new live trainings whose gateways this machine cannot reach.
+        """Return `current` without the trainings whose gateways this machine cannot reach.
 
-        Each is printed once, and announced to the trainer. If the store has a server, the server
-        forwards the model calls and has tried the gateway itself.
+        Only trainings in `current.live` that the runner has not joined yet are checked. For an
+        unreachable gateway, a line is printed once and the trainer is notified. Nothing is checked
+        if the store has a server: the server then forwards the model calls, and has tried the
+        gateway itself.
         """
         if relay_url(self._options.store_url):
             return current
@@ -234,8 +239,9 @@ class _Joiner:
     def _follow(self, current: Trainings) -> bool:
         """Work for the training runs in `current.live`, and print what changed.
 
-        Return True if the runner should end: a training that it joined is complete, and none is
-        live.
+        Returns:
+            Whether the runner should end: a training that it joined is complete, none is live, and
+            `stay` is not set.
         """
         runs = [peer.run_id for peer in current.live]
         complete = {peer.run_id for peer in current.complete}
@@ -301,7 +307,7 @@ class _Joiner:
 
     # --- the end --------------------------------------------------------------------------
     async def _end(self) -> None:
-        """Wait until running attempts have ended, or until a second interrupt."""
+        """Wait until the running attempts have ended, or until the second SIGINT (Ctrl-C)."""
         if self._interrupts == 1 and self._runners.running:
             self._print(f"finishing {self._runners.running} attempts; Ctrl-C again gives them back")
         draining = asyncio.create_task(self._runners.drain())
@@ -344,7 +350,7 @@ def _file_id(path: Path | None) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Trainings:
-    """The training runs of a store, as a runner needs them.
+    """The training runs in a store, sorted by whether a certain runner can work for them.
 
     Args:
         live: runs of the runner's app whose trainers are present and compatible.

@@ -1,4 +1,4 @@
-"""Describe who uses a store: trainings, runners, rollouts that have not ended, and tokens."""
+"""Describe who uses a store: trainings, runners, open rollouts, and tokens of model calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PAGE: Final = 200
 
 
 class Tokens(msgspec.Struct, kw_only=True):
-    """Model calls of a training, and their tokens."""
+    """Number of a training's model calls, and of the tokens in them."""
 
     calls: int = 0
     without_usage: int = 0
@@ -41,7 +41,7 @@ class Tokens(msgspec.Struct, kw_only=True):
 
 
 class TrainingStatus(msgspec.Struct, kw_only=True):
-    """A training, or a service that records production."""
+    """State of a training in a store, or of a service whose attempts are recorded in production."""
 
     run_id: str
     app: str
@@ -69,7 +69,7 @@ class TrainingStatus(msgspec.Struct, kw_only=True):
 
 
 class RunnerStatus(msgspec.Struct, kw_only=True):
-    """A runner that was started by hand."""
+    """State of a runner that the user started by `lightspan runner`."""
 
     name: str
     app: str
@@ -206,7 +206,7 @@ async def _read_tokens(store: Store, run_id: str) -> dict[str, Tokens]:
 
 # --- text -------------------------------------------------------------------------------------
 def status_lines(status: StoreStatus) -> Iterator[str]:
-    """Describe who uses a store, for people."""
+    """Yield lines of text that describe who uses a store."""
     yield status.store
     yield "trainings:" if status.trainings else "trainings: none"
     for training in status.trainings:
@@ -273,7 +273,7 @@ async def cancel_run(store: Store, part: str, *, force: bool = False) -> tuple[s
 
     Raises:
         ConfigError: the trainer is live, or the run is recorded in production.
-        NotFoundError: no training, or several, match.
+        NotFoundError: `part` matches no training, or several.
     """
     trainings = {training.run_id: training for training in (await read_status(store)).trainings}
     run_id = _find(part, trainings)
@@ -289,7 +289,11 @@ async def cancel_run(store: Store, part: str, *, force: bool = False) -> tuple[s
 
 
 async def cancel_gone(store: Store) -> dict[str, int]:
-    """Cancel the open rollouts of all trainings that are gone; return their numbers by run."""
+    """Cancel the open rollouts of all trainings whose trainers are gone.
+
+    Returns:
+        Run id → number of rollouts that were cancelled.
+    """
     trainings = (await read_status(store)).trainings
     return {
         training.run_id: await _cancel(store, training)

@@ -1,7 +1,7 @@
-"""The encrypted way of a runner's machine to the trainer's machine (`lightspan runner --join`).
+"""The encrypted connection from a runner's machine to the trainer (`lightspan runner --join`).
 
-Store clients, SDK clients and programs in any language use a plain address of this machine, and
-need not know the server's certificate.
+Store clients, SDK clients and programs in any language connect to an unencrypted port of this
+machine. So they need not know the server's certificate.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _CHUNK: Final = 2**16
 
 
 class Tunnel:
-    """Carry connections from a loopback port to a server with a certain certificate.
+    """Forward connections from a loopback port to a server, by TLS.
 
     Args:
-        join: address of the server, and the fingerprint of its certificate.
+        join: address of the server, and the fingerprint that its certificate must have.
     """
 
     def __init__(self, join: JoinToken) -> None:
@@ -62,8 +62,10 @@ class Tunnel:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def keep(self) -> str:
-        """Let the store's clients in this process and its children use the tunnel; return the
-        store's URL.
+        """Make store clients of this process and its children use the tunnel.
+
+        Returns:
+            The URL of the store.
         """
         assert self._server is not None
         url, port = f"https://{self._join.place}", self._server.sockets[0].getsockname()[1]

@@ -1,7 +1,8 @@
 """Find and kill the child processes that a process would leave running.
 
-Processes in another session are left out: the programs of a `Command` have a watchdog, and a
-process that an app detaches must continue. Without `/proc` nothing is found.
+Processes in another session are left out. They are the programs of a `Command`, which a watchdog
+ends, and processes that an app has detached so that they continue. Without `/proc` nothing is
+found.
 """
 
 from __future__ import annotations

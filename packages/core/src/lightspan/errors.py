@@ -14,16 +14,16 @@ LightspanError
 ├── RankError                a process of the learner has ended, or does not answer
 ├── StoreError
 │   ├── StoreClosedError
-│   ├── StoreUnreachableError  a server that does not answer now
+│   ├── StoreUnreachableError  the store's server does not answer now
 │   ├── StoreFormatError     a foreign, newer or damaged store file
 │   ├── NotFoundError        an id that the store does not know
-│   ├── ConflictError        one id, two contents
-│   ├── StaleEpochError      the writer has lost its lease
-│   └── IllegalMoveError     a move that the state machine forbids
+│   ├── ConflictError        one id was used for two different things
+│   ├── StaleEpochError      the writer has lost its lease; another attempt may be running
+│   └── IllegalMoveError     a change of status that the state machine forbids
 └── EngineError
     ├── ContextOverflowError prompt longer than the context
     ├── CancelledError       a generation that was cancelled
-    ├── EngineMemoryError    the engine ran out of memory; an OutOfMemoryError too
+    ├── EngineMemoryError    the engine ran out of memory; also an OutOfMemoryError
     └── EngineClosedError
 
 Narrower errors are defined where they are raised, such as `runners.command.reward.ProgramError`.

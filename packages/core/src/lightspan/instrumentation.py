@@ -46,17 +46,17 @@ from lightspan.schema.spans import Span, SpanKind, SpanStatus
 
 @dataclass(eq=False)
 class Adapter:
-    """The functions and names by which an adapter takes part in recording.
+    """The names and functions that connect a framework's adapter to lightspan's recording.
 
     Args:
         name: name of the adapter's module.
         scopes: OpenTelemetry's instrumentation scopes whose spans describe the same agents. These
             spans are ignored while the adapter is enabled.
-        resolver: function that returns the context of the acting agent, given the context with the
-            pushed frames. It is for a framework whose callbacks cannot push frames; None for other
+        resolver: function that takes the current context and returns the context of the acting
+            agent. It is for a framework whose callbacks cannot set the acting agent; None for other
             frameworks.
-        open_calls: function that returns the framework's model calls that are open in a context;
-            None if the adapter records none.
+        open_calls: function that takes a context and returns the framework's model calls in it that
+            have not ended yet; None if the adapter records no model calls.
     """
 
     name: str
@@ -66,15 +66,16 @@ class Adapter:
     open_calls: Callable[[AgentContext], Iterable[FrameworkCall]] | None = None
 
     def call_listener(self, context: AgentContext) -> CallEnd | None:
-        """Note that a model call begins, which may be inside an open call of the framework.
+        """Note that a model call begins, and add it to the framework's calls that contain it.
 
-        The caller records the new call, so the adapter must not record the open call around it.
+        The caller records the new call. So the adapter must not also record a framework's call that
+        contains it.
 
         Args:
             context: context of the new call.
 
         Returns:
-            A function to call when the new call ends; None if no call of the framework is open.
+            A function to call when the new call ends; None if no call of the framework contains it.
         """
         calls = () if self.open_calls is None else self.open_calls(context)
         ends = [call.start_inner() for call in calls]
@@ -86,7 +87,10 @@ class Adapter:
         return notify_end if ends else None
 
     def listen(self) -> None:
-        """Register the resolver and the listener for model calls. Idempotent."""
+        """Register the adapter's `resolver` and `call_listener` with lightspan. Idempotent.
+
+        `resolver` is registered if it is not None, `call_listener` if `open_calls` is not None.
+        """
         if self.resolver is not None:
             context.register_resolver(self.resolver)
         if self.open_calls is not None:
@@ -95,7 +99,7 @@ class Adapter:
     def enable(self) -> None:
         """Register the adapter, and start recording in production if `LIGHTSPAN_STORE` is set.
 
-        `LIGHTSPAN_PROMPTS` applies learned prompts too.
+        If the environment variable `LIGHTSPAN_PROMPTS` is set, learned prompts are applied too.
         """
         self.listen()
         adapter.claim_scope(self.name, self.scopes)
@@ -116,8 +120,8 @@ class Adapter:
 
         Args:
             context: context of the calling agent.
-            around: calls of the framework that contain this call. If they are given, the adapter's
-                own listener is not notified. None lets that listener find them by `open_calls`.
+            around: calls of the framework that contain this call. They are notified in place of the
+                adapter's own listener. None lets that listener find them by `open_calls`.
         """
         if around is None:
             return FrameworkCall(context)

@@ -38,20 +38,21 @@ class Trainer:
 
     Args:
         algorithm: algorithm that learns.
-        runners: number of concurrent attempts, or runners: `LocalRunners(8, python=…)` for an app
-            in another environment, `Hosts()` for runners on other machines, `ExternalRunners()`
-            for runners started by hand, `RayRunners(64, actors=8)` for actors of a Ray cluster, or
-            the name of a plugin.
+        runners: number of concurrent attempts, or an object that starts runners: `LocalRunners(8,
+            python=…)` for an app in another environment, `Hosts()` for runners on other machines,
+            `ExternalRunners()` for runners started by hand, `RayRunners(64, actors=8)` for actors
+            of a Ray cluster. Or the name of a plugin.
         steps: number of iterations; None for `epochs`.
         epochs: passes over the training tasks if `steps` is None.
         folder: folder of the run; None for `runs/<date and time>`.
-        validate_every: steps between evaluations on the held-out tasks, which are evaluated before
-            and after training in any case. With a selection split (`fit(selection=)`), steps
-            between evaluations on that split.
-        keep: weights that are the result: those of the `"last"` step, or of the `"best"` step on
-            the selection split of `fit` (the first of equally good ones).
-        patience: number of consecutive evaluations on the selection split without improvement
-            after which training stops. None trains all steps.
+        validate_every: steps between evaluations during training. They use the selection split
+            (`fit(selection=)`) if there is one, else the held-out tasks. The held-out tasks are
+            also evaluated before and after training.
+        keep: which weights to keep as the result. `"last"`: those of the last step. `"best"`: those
+            of the step with the highest reward on the selection split, the first of equally good
+            ones.
+        patience: number of consecutive evaluations on the selection split without improvement after
+            which training stops. None trains all steps.
         validate_temperature: sampling temperature of the trained agents in evaluations; None for
             the app's own. 0 is greedy decoding.
         checkpoint_every: steps between checkpoints; there is always one after the last step.
@@ -64,20 +65,22 @@ class Trainer:
         store: URL of the store; None for a SQLite file in the folder.
         device: device of engine and learner, such as `"cuda"`; `Torch(device=…)` overrides it.
         metric: name of the reward in reports and plots.
-        cluster: key of the held-out tasks, such as `"db"` or `"document"`. Tasks with the same
-            value of the key are correlated, so confidence intervals are over groups of them. None:
-            all tasks are independent.
+        cluster: field of the held-out tasks, such as `"db"` or `"document"`, whose equal values
+            mark correlated tasks. Confidence intervals are computed over the groups of correlated
+            tasks. None: all tasks are independent.
         max_frozen_calls: maximum number of calls of frozen agents to endpoints (the app's own, or
-            an `LLM`), across restarts; above it `fit` stops after the batch.
+            an `LLM`), across restarts. If there are more, `fit` stops after the batch.
         sinks: destinations of metrics in addition to the folder: `"tensorboard"`, `"wandb"`,
             `"mlflow"`, `"trackio"`, or a sink of `lightspan.training.sinks`.
         reporter: reporter of progress.
         lease_s: seconds without a heartbeat of the runner after which an attempt is lost.
-        patience_s: seconds for which training waits for a store whose server is unreachable (a
-            PostgreSQL or served store), as runners do. Then it ends, and `resume=True` goes on.
-        reward: source of rewards in place of the app: a `Judge`, a function of `task`, `answer`,
+        patience_s: seconds for which training and runners wait for a store whose server is
+            unreachable (a PostgreSQL or served store). Then training ends, and `resume=True`
+            continues it.
+        reward: what scores rollouts in place of the app: a `Judge`, a function of `task`, `answer`,
             `episode` or `episodes` (`docs/rewards.md`), or the name of a function (`module:name`),
-            which this process imports. The app's reward is stored too. None: the app's reward.
+            which this process imports. The app's reward is stored too. None: the app's reward is
+            used.
         gateway: address of this machine on which the gateway listens, `"HOST"` or `"HOST:PORT"`. If
             the store's server is on another machine, it must be able to reach the address. None: a
             loopback address.
@@ -156,9 +159,9 @@ class Trainer:
     def evaluate(
         self, app: App | Callable[..., Any] | str, tasks: Data, *, resume: bool = False
     ) -> Evaluation:
-        """Run the app once per task in val mode and return the evaluation.
+        """Run the app once per task without training, and return the evaluation.
 
-        The files about the training in the folder stay unchanged.
+        The folder's files about the training stay unchanged.
 
         Args:
             app: as for `fit`.
@@ -253,7 +256,8 @@ class Trainer:
     def _check_app(self, app: App) -> App:
         """Check that the algorithm's routing and resources fit the app; return the app.
 
-        A runner's process only imports the user's script. There this method ends the process.
+        A runner imports the user's script only to find the app. In a runner's process this method
+        ends the process.
 
         Raises:
             AppError: an argument of the app cannot be injected.

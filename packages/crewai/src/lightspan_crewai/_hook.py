@@ -66,9 +66,10 @@ _NAME: Final = "lightspan_crewai"
 
 
 class _Open(NamedTuple):
-    """The open entries of a context: crews, tasks, tools, … that have begun and not ended.
+    """The open entries of a context: crews, tasks, tools and others that have begun and not ended.
 
-    The outermost is first. They are stored in the context's `notes`, which hold adapters' data.
+    They are ordered from the outermost to the innermost. They are stored in the context's `notes`,
+    which hold the data of adapters.
     """
 
     trail: Trail = ()
@@ -524,7 +525,7 @@ def _crew_kicking_off_async(original: Any, watch: Patch) -> Any:
 
 
 class _Kickoff:
-    """Record a crew as open from before its kickoff until after its callbacks."""
+    """Record that a crew begins before its kickoff and ends after its callbacks."""
 
     def __init__(
         self, crew: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: Patch
@@ -576,9 +577,9 @@ def _unwind(current: AgentContext, depth: int, error: BaseException) -> None:
 
 # --- the users' model clients ---------------------------------------------------------------
 def _watch_clients() -> None:
-    """Patch the users' subclasses of `BaseLLM`. Idempotent.
+    """Patch the subclasses of `BaseLLM` that users wrote, to record their model calls. Idempotent.
 
-    Their model calls may emit no events, so the patch records them.
+    Such a class may emit no events for its model calls.
     """
     for cls in _subclasses(BaseLLM):
         if cls in _state.clients:

@@ -1,8 +1,8 @@
 """Derive agent paths and spans from CrewAI's events, without importing CrewAI.
 
-CrewAI emits an event whenever something begins or ends, in the context in which it happens. The
-entries that have begun and not ended in a context are its *trail*, the outermost first. Each of
-these adds one frame to the path:
+CrewAI emits an event whenever something begins or ends, in the context in which it happens. An
+*entry* is what has begun: a crew, flow, task, agent, tool or model call. The entries of a context
+that have not ended are its *trail*, the outermost first. Each of these adds one frame to the path:
 
 - a crew with a name, a flow, a method of a flow;
 - a task, which is one turn of its agent: the frame is the agent's role;
@@ -44,7 +44,7 @@ from lightspan.instrumentation import (
 
 
 class Kind(StrEnum):
-    """The kinds of entries."""
+    """The kinds of entries: crews, flows, tasks, agents, tools and model calls."""
 
     CREW = "crew"
     FLOW = "flow"
@@ -63,9 +63,9 @@ A turn is never inside itself: if it begins again, its previous entry was abando
 
 
 class Name(NamedTuple):
-    """The name of an entry, as a template and with the inputs filled in.
+    """The name of an entry in two forms: as a template, and with the inputs filled in.
 
-    Only the two forms of an agent's role may differ.
+    The forms may differ only if the name is an agent's role.
     """
 
     template: str
@@ -116,7 +116,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Name of the acting agent."""
+        """Name of the agent that acts in the entry."""
         return self.inside.frames[-1].name
 
     @property
@@ -125,10 +125,9 @@ class Entry:
         return self.inside.span_id != self.around.span_id
 
     def end_call(self, event: End) -> bool:
-        """End a model call, and return whether the adapter has to record it. May be called
-        repeatedly.
+        """End a model call; return whether the adapter has to record it.
 
-        Returns False for an entry of another kind.
+        It may be called repeatedly. The result is False for an entry of another kind.
         """
         if self.call is None:
             return False
@@ -166,12 +165,13 @@ def begin(
         place: place (agent path and span) of the acting agent.
         choose: function that returns one of the forms of a name (the template, or the text with the
             inputs filled in).
-        start_call: function that announces a model call; its argument is the enclosing model calls.
-            None to announce nothing.
+        start_call: function that announces a model call. Its argument is the list of the model
+            calls that are open around it. None to announce nothing.
 
     Returns:
         The new trail, whose last entry is the new one, and the abandoned entries, innermost first.
-        A task or an agent that begins again was abandoned, and so were the entries inside it.
+            If the task or agent is in `trail` already, it begins again. Its old entry and the
+            entries inside that were abandoned.
     """
     trail, abandoned = _restarted(trail, start)
     around = abandoned[-1].around if abandoned else place

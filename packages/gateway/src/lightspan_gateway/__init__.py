@@ -1,12 +1,16 @@
 """The gateway: an OpenAI- and Anthropic-compatible endpoint that records exact tokens.
 
-It answers model calls of apps, and writes a span and token records of each call to the store. The
-path of a request: `http_server`, `server` (routes), `request_handler` (authentication, routing,
-the prompt), `calls` with `generated_call` and `proxied_call` (the life of a call), `call_recorder`
-(the store) and `response_writer`. `access_policy` authenticates and routes callers;
-`training_access` is the policy of a training. `request_body` reads bodies, `dialects` parses
-requests and formats answers, `grammars` compiles structured output, `tools` parses tool calls,
-`api_errors` holds the error responses.
+It answers model calls of apps, and writes a span and token records of each call to the store.
+
+A request passes through `http_server`, `server` (routes), `request_handler` (authentication,
+routing, the prompt), `calls` with `generated_call` and `proxied_call` (the life of a call),
+`call_recorder` (the store) and `response_writer`. These use other modules:
+
+- `access_policy` authenticates and routes callers; `training_access` does so for a training.
+- `request_body` reads bodies.
+- `dialects` parses requests and formats answers.
+- `grammars` compiles structured output; `tools` parses tool calls.
+- `api_errors` holds the error responses.
 """
 
 from __future__ import annotations

@@ -68,18 +68,14 @@ class AccessPolicy(ABC):
 
     @abstractmethod
     def unserved_agent(self, path: str) -> ApiError:
-        """Return the error for a call of an agent that the gateway does not serve.
-
-        Args:
-            path: path of the agent.
-        """
+        """Return the error for a call of an agent that the gateway does not serve."""
 
     def models(self, policies: Collection[str]) -> list[str]:
-        """Return the valid model names of requests."""
+        """Return the model names that requests may use."""
         return sorted(policies)
 
     def documents(self) -> Mapping[str, Callable[[], Any]]:
-        """Return further GET endpoints: for each path, a function that returns the JSON body."""
+        """Return further URL paths for GET, each with a function that returns the JSON body."""
         return {}
 
     async def close(self) -> None:

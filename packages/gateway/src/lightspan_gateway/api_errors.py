@@ -18,7 +18,8 @@ MAX_MESSAGE_LENGTH: Final = 4_000
 class ApiError(Exception):
     """An error response: HTTP status, message, and OpenAI's `param` and `code`.
 
-    `error_type` is that of the call's span; None for the code or the status.
+    `error_type` is the error recorded in the span of the call. None for `code`, or for the status
+    if there is no code.
     """
 
     def __init__(
@@ -51,7 +52,13 @@ def openai_error(error: ApiError, request_id: str | None = None) -> bytes:
 
 
 def call_token_error(token: str) -> ApiError:
-    """Return the HTTP 401 error for a request with `token`, which is empty or no call token."""
+    """Return the HTTP 401 error for a request whose call token is missing or unknown.
+
+    A call token is the key with which an attempt authenticates its model calls.
+
+    Args:
+        token: the token in the request; empty if it has none.
+    """
     problem = "unknown call token" if token else "a call token is missing"
     return ApiError(
         401,

@@ -30,9 +30,9 @@ class CallRecorder(CallLog):
 
     Args:
         store: the store.
-        store_timeout_s: seconds for which an answer waits for the store. Afterwards the answer is
-            sent and the attempt is marked damaged: the app continues, and the incomplete attempt is
-            not trained.
+        store_timeout_s: seconds for which an answer waits until its call is stored. Afterwards the
+            answer is sent, so that the app continues, and the attempt is marked damaged, so that it
+            is not trained.
     """
 
     def __init__(self, store: Store, *, store_timeout_s: float) -> None:
@@ -78,9 +78,17 @@ class CallRecorder(CallLog):
         message: str,
         records: Sequence[TokenRecord] = (),
     ) -> None:
-        """Store a call; wait for the acknowledgement for at most `store_timeout_s`.
+        """Write a call to the store; wait at most `store_timeout_s` until the store confirms it.
 
-        `end` is the call's last sequence number; `message` is its error message, or empty.
+        If the write fails or takes longer, the attempt is marked as damaged.
+
+        Args:
+            info: the call.
+            outcome: outcome of the call.
+            attributes: attributes of the call's span that cannot be read from `info` and `outcome`.
+            end: last sequence number of the call.
+            message: error message; empty if there is no error.
+            records: the tokens that were sampled for the call.
         """
         session = info.session
         span = await to_thread_if_large(
@@ -118,9 +126,10 @@ class CallRecorder(CallLog):
                 log.warning("attempt %s cannot be marked damaged: %s", attempt_id, error)
 
     async def drain(self) -> None:
-        """Wait until the running writes are finished.
+        """Wait until all writes that run in the background are finished.
 
-        If an attempt could not be marked as damaged, this is now retried without a pause.
+        If an attempt could not be marked as damaged in the store, further tries follow without a
+        pause.
         """
         self._closing.set()
         await super().drain()
@@ -136,13 +145,13 @@ def _retrieve_error(task: asyncio.Task[Any]) -> None:
 def call_span(
     info: CallInfo, outcome: CallOutcome, attributes: Attributes, end: int, message: str
 ) -> Span:
-    """Return the LLM span of a call.
+    """Build the span (record) of a model call.
 
     Args:
         info: the call.
         outcome: outcome of the call.
-        attributes: attributes in addition to those of the request.
-        end: last sequence number of the call.
+        attributes: attributes of the span that cannot be read from `info` and `outcome`.
+        end: last sequence number of the call; sequence numbers order the records of an attempt.
         message: error message; empty if there is no error.
     """
     session = info.session

@@ -26,7 +26,10 @@ _Part = TypeVar("_Part")
 
 @dataclass(slots=True)
 class RecordedCall:
-    """A call that is in the store but not in memory, for example after a restart of the gateway."""
+    """A call that is read from the store.
+
+    It was recorded before the session was opened, for example before a restart of the gateway.
+    """
 
     span: Span
     records: list[TokenRecord] = field(default_factory=list)
@@ -38,7 +41,11 @@ class RecordedCall:
 
 @dataclass(slots=True)
 class CallerSession:
-    """The calls of one attempt, or of all clients of `lightspan serve`."""
+    """The model calls of one client, and the routing rules for them.
+
+    The client is one attempt (one run of the app). In `lightspan serve`, all clients share one
+    session.
+    """
 
     claim: Claim
     routing: Routing
@@ -70,7 +77,7 @@ class CallerSession:
 
     @property
     def naming_rules(self) -> list[Rule]:
-        """Routing rules whose patterns are compared with a request's `model`.
+        """The routing rules that may name the `model` of a request.
 
         The patterns `*` and `**` are left out, because they match every name.
         """
@@ -85,14 +92,15 @@ class CallerSession:
         self.calls[call.info.call_id] = call
 
     def undelivered(self, body_hash: str) -> str | None:
-        """Find the earlier call that a request without a call id retries.
+        """Find the earlier call that a request without a call id repeats.
 
-        A call qualifies if its body has the hash `body_hash` and its answer may not have arrived.
-        Calls whose clients disconnected are preferred; among several, the latest one is taken.
+        A call qualifies if its request body has the hash `body_hash`, and if no client is known to
+        have received its answer. Calls whose clients have all disconnected are preferred, then the
+        latest call.
 
         Returns:
-            The call id; None if no call qualifies. Also None if several clients share the session,
-            because two clients may send equal bodies.
+            The call id; None if no call qualifies. If several clients share the session, the result
+            is always None, because two clients may send equal bodies.
         """
         if self.shared:
             return None
@@ -159,7 +167,7 @@ class CallLog(ABC):
         """Change the recorded outcome of a call."""
 
     def background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run `work` in a task that is never cancelled, and that `drain` waits for."""
+        """Start `work` as a task that is never cancelled; `drain` waits for it."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -172,7 +180,10 @@ class CallLog(ABC):
 
 
 class ServedCall(ABC):
-    """Produce the answer of one call, record it, and serve it to any number of clients."""
+    """A model call that this process answers, once, for any number of connected clients.
+
+    A subclass produces the answer. The call is recorded in a `CallLog`.
+    """
 
     def __init__(self, info: CallInfo, log: CallLog) -> None:
         self.info = info
@@ -197,7 +208,7 @@ class ServedCall(ABC):
     # --- state -----------------------------------------------------------------------
     @property
     def outcome(self) -> CallOutcome:
-        """Outcome to record when the call is answered."""
+        """The outcome that is recorded if the call is answered."""
         return CallOutcome.OK
 
     @property
@@ -211,7 +222,7 @@ class ServedCall(ABC):
         return self._clients == 0
 
     def forget_request(self) -> None:
-        """Free the memory of the request's body, which is not needed after the call is recorded."""
+        """Drop the request's body to free memory; it is not needed after the call is recorded."""
         self.info.body = {}
 
     @abstractmethod
@@ -230,7 +241,10 @@ class ServedCall(ABC):
         return []
 
     def conversation(self) -> list[dict[str, Any]] | None:
-        """Return the messages that a later request may continue; None if there are none."""
+        """Return the messages up to this answer, which a later request may continue.
+
+        The result is None if the call has no answer yet, or if its API cannot continue an answer.
+        """
         return None
 
     # --- answer -----------------------------------------------------------------
@@ -247,14 +261,19 @@ class ServedCall(ABC):
 
     @abstractmethod
     async def body(self) -> bytes:
-        """Return the unstreamed answer after it is recorded; raise the same errors as `events`."""
+        """Return the complete answer of a call that is not streamed, after the call is recorded.
+
+        Raises:
+            ApiError: an endpoint refused the call.
+            LightspanError: the engine failed.
+        """
 
     async def _wait(self) -> None:
         async for _ in self._follow(tuple):
             pass
 
     async def _follow(self, parts: Callable[[], Sequence[_Part]]) -> AsyncGenerator[_Part, None]:
-        """Yield the items of `parts()` as they arrive, until the answer is recorded."""
+        """Yield the items of `parts()` as they are added, until the answer is recorded."""
         position = 0
         while True:
             changed, available = self._changed, parts()
@@ -270,7 +289,10 @@ class ServedCall(ABC):
 
     # --- clients -----------------------------------------------------------------
     def subscribe(self) -> None:
-        """Add a client. Start the work, unless it is running or the call is answered."""
+        """Add a client to the call.
+
+        Start to produce the answer, unless this is running already or the answer is complete.
+        """
         self._clients += 1
         if self._cancel_timer is not None:
             self._cancel_timer.cancel()
@@ -278,7 +300,10 @@ class ServedCall(ABC):
             self._start()
 
     def unsubscribe(self) -> None:
-        """Remove a client; `grace_s` seconds after the last client is removed, cancel the work."""
+        """Remove a client from the call.
+
+        If it was the last client, the work on the answer is cancelled after `grace_s` seconds.
+        """
         self._clients -= 1
         if not self.info.grace_s:
             self.cancel_if_abandoned()
@@ -314,7 +339,7 @@ class ServedCall(ABC):
     # --- work ---------------------------------------------------------------------
     @abstractmethod
     async def _work(self) -> None:
-        """Produce the answer; the task is cancelled when the last client disconnects."""
+        """Produce the answer. The task is cancelled if all clients have disconnected."""
 
     def _start(self) -> None:
         self.error = None

@@ -121,7 +121,10 @@ class GeneratedCall(ServedCall):
         return CallOutcome.RESAMPLED if self.resampled else CallOutcome.OK
 
     def restore(self, recorded: RecordedCall) -> None:
-        """Restore the recorded tokens of a call, which may be only the start of its answer."""
+        """Load the recorded tokens of a call from the store.
+
+        They may be only the beginning of the answer; then the rest is generated.
+        """
         self.tries = 1
         self.resampled = bool(recorded.span.attributes.get(c.CALL_RESAMPLED))
         for record in recorded.records:
@@ -166,7 +169,10 @@ class GeneratedCall(ServedCall):
                     return
 
     def _generation_request(self, choice: ChoiceRun) -> GenerationRequest | None:
-        """Return the request for the rest of a choice; None if it has `max_tokens` tokens."""
+        """Return the engine's request for the tokens that a choice lacks.
+
+        The result is None if the choice already has `max_tokens` tokens.
+        """
         sampling = self.request.sampling
         if sampling.max_tokens is not None and choice.ids:
             remaining = sampling.max_tokens - len(choice.ids)
@@ -184,10 +190,10 @@ class GeneratedCall(ServedCall):
         )
 
     def _stop_watcher(self, choice: ChoiceRun) -> StopWatcher | None:
-        """Return a watcher for stop strings that begin in the tokens of an earlier try.
+        """Return a watcher for stop strings that begin in tokens of an earlier, cancelled try.
 
-        The engine looks for stop strings in the tokens of the current try only. Return None if
-        there are no earlier tokens or no stop strings.
+        The engine finds only stop strings in the tokens that it generates now. The result is None
+        if there was no earlier try, or if the request has no stop strings.
         """
         if not choice.ids or not self.request.sampling.stop:
             return None
@@ -224,9 +230,10 @@ class GeneratedCall(ServedCall):
             self._notify()
 
     def _visible_length(self, choice: ChoiceRun) -> int:
-        """Return how many characters of the choice's text may be streamed now.
+        """Return how many characters of the choice's text may be sent to a streaming client now.
 
-        The rest may be the start of a stop string or of a tool call.
+        The characters after these are held back, because they may begin a stop string or a tool
+        call.
         """
         if choice.message is not None:  # tool calls are no text, unless they are malformed
             return len(choice.message["content"] or "")
@@ -258,10 +265,10 @@ class GeneratedCall(ServedCall):
         return {"role": "assistant", "content": content, "tool_calls": calls}
 
     def _are_offered(self, calls: Sequence[ParsedCall]) -> bool:
-        """Return whether the calls parsed from the text are calls of tools of the request.
+        """Return whether the request has the tools that `calls` name.
 
-        Without a response format the result is always True. Text in a response format may look like
-        a call of an unknown tool, but is no call then.
+        Without a response format the result is always True. With one, text in that format may look
+        like a call, but it is a call only if it names a tool of the request.
         """
         constraint = self.request.constraint
         if constraint is None or constraint.format is None:
@@ -293,7 +300,7 @@ class GeneratedCall(ServedCall):
         )
 
     def _offsets(self, ids: Sequence[int]) -> list[int]:
-        """Return the offset of each token's text in the choice's text."""
+        """Return, for each token, the position in the choice's text at which its text begins."""
         decoder, offsets, length = IncrementalDecoder(self._tokenizer), [], 0
         for token in ids:
             offsets.append(length)

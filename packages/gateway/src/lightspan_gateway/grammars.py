@@ -1,11 +1,14 @@
-"""Grammars of constrained answers, in llguidance's syntax and the model family's format.
+"""Grammars that force an answer into the form of a constraint, in llguidance's syntax.
+
+A model family has its own format for tool calls:
 
     hermes   <tool_call>\\n{"name": …, "arguments": {…}}\\n</tool_call>, each on separate lines
     llama    {"name": …, "parameters": {…}}, several separated by "; "
     json     {"name": …, "arguments": {…}}, or an array of these
 
-`lightspan_gateway.tools` parses the same formats. A grammar does not depend on the tokenizer: it
-refers to rules for the marks of a call, which `lightspan_torch.engine.grammars` adds.
+`lightspan_gateway.tools` parses the same formats. A grammar does not depend on the tokenizer. Marks
+such as `<tool_call>` may be single tokens of a tokenizer. So a grammar only refers to rules for
+these marks, which `lightspan_torch.engine.grammars` adds.
 """
 
 from __future__ import annotations
@@ -82,7 +85,7 @@ class GrammarCache:
     async def grammar(
         self, constraint: Constraint, engine: TokenEngine, policy: str, parser: ToolParserName
     ) -> str:
-        """Return the grammar of a constraint, after a check that the engine can compile it.
+        """Return the grammar of a constraint, after the engine has compiled it once as a check.
 
         Args:
             constraint: the constraint.
@@ -91,7 +94,8 @@ class GrammarCache:
             parser: parser of the tool calls of the policy's model.
 
         Raises:
-            ApiError: 400 if the engine or its grammar library does not support the constraint.
+            ApiError: 400 if the engine does not support the constraint, or takes too long to
+                compile it.
         """
         if not engine.capabilities.grammars:
             raise cannot_honour(*constraint.source)
@@ -137,7 +141,15 @@ def _compile(
 
 
 def grammar_of(constraint: Constraint, parser: ToolParserName) -> str:
-    """Return the grammar of a constraint, for a model whose calls `parser` parses."""
+    """Return the grammar that forces an answer to satisfy `constraint`.
+
+    Args:
+        constraint: the constraint.
+        parser: name of the parser of the model's tool calls, which determines their format.
+
+    Raises:
+        UnsupportedError: there is no grammar for tool calls in this format.
+    """
     if not constraint.tools:
         assert constraint.format is not None
         return _rules(start="answer", answer=_json(constraint.format))
@@ -195,9 +207,9 @@ _CALLS: Final[Mapping[ToolParserName, Callable[[Constraint], dict[str, str]]]] =
 
 
 def _one_of(tools: Iterable[Tool], arguments: str) -> dict[str, Any]:
-    """Return the JSON schema of a call of any one of the tools.
+    """Return the JSON schema that allows a call of any one of the tools.
 
-    The schemas of the tools are placed in `$defs`, and their references are rewritten accordingly.
+    The tools' schemas of arguments are placed in `$defs`; `$ref`s in them are changed accordingly.
 
     Args:
         tools: the tools.
@@ -249,11 +261,11 @@ _DESCRIBING: Final = frozenset({"properties", "required", *_OPEN})
 
 
 def closed(schema: Schema) -> Schema:
-    """Return a copy of a schema that forbids unnamed properties, unless it explicitly allows them.
+    """Return a copy of a schema in which objects have no properties except the named ones.
 
-    Otherwise a model could write unnamed properties of any length. A schema in which several parts
-    describe one object (`allOf`, or properties next to an `anyOf` or a `$ref`) is returned
-    unchanged, because each part names only some of the properties.
+    Otherwise a model could add properties without end. An object that explicitly allows more keeps
+    them. A schema that describes one object in several parts (`allOf`, or properties next to an
+    `anyOf` or a `$ref`) is returned unchanged, because each part names only some of the properties.
     """
     if any(_is_combined(part) for part in _schemas(schema)):
         return schema
@@ -298,11 +310,11 @@ def _schemas(value: Any) -> Iterator[Schema]:
 
 
 def _relocated(value: Any, pointer: str) -> Any:
-    """Rewrite the references of a schema that is moved into a larger document.
+    """Return a copy of a schema for use inside a larger document, with its `$ref`s changed.
 
     Args:
         value: the schema.
-        pointer: JSON pointer to the schema's new place.
+        pointer: JSON pointer to the place of the schema in the document.
     """
     if isinstance(value, list):
         return [_relocated(item, pointer) for item in value]

@@ -31,7 +31,7 @@ class HttpServer(ABC):
         host: address of the interface to listen on.
         port: port; 0 for any free port.
         limits: limits and times.
-        shutdown_s: seconds for which handlers may continue after `close`.
+        shutdown_s: seconds for which `close` waits for running requests before it cancels them.
         tls: settings of TLS; None to serve plain HTTP.
     """
 
@@ -106,12 +106,15 @@ class HttpServer(ABC):
 
     @property
     def port(self) -> int:
-        """The port, once the server listens."""
+        """The port on which the server listens. Read it after `start`."""
         return self._port
 
 
 def _is_server_error(record: logging.LogRecord) -> bool:
-    """Return False if aiohttp logged `record` for a malformed request, else True."""
+    """Return whether a record of aiohttp's log is about an error of this server.
+
+    The result is False for a malformed request of a client.
+    """
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError)
 
@@ -121,10 +124,10 @@ _log.addFilter(_is_server_error)
 
 
 def raise_file_limit() -> None:
-    """Raise the soft limit of open files of this process to `MAX_OPEN_FILES`, if allowed.
+    """Allow this process to open up to `MAX_OPEN_FILES` files, or as many as the system permits.
 
-    The limit is 256 to 1,024 in a shell. Do not call this function in a process that runs an app,
-    because the app may use `select`, which fails for high file numbers.
+    Shells often set a limit of 256 to 1,024. Do not call this function in a process that runs an
+    app: the app may use `select`, which fails for high file numbers.
     """
     try:
         import resource

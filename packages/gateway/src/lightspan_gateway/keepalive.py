@@ -1,7 +1,8 @@
-"""Make sockets with TCP keepalive, which detect that the machine at the other end is gone.
+"""Sockets with TCP keepalive, which detect that the other machine no longer answers.
 
-A model may generate for an hour, in which its connection carries no data. A machine without power
-or network sends no data either, so its clients would wait forever.
+A connection carries no data while a model generates, which may take an hour. If the other machine
+loses power or network meanwhile, nothing arrives either. Without keepalive, this side would then
+wait forever.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class OpenAIEngine(ChatEngine):
         return self._session.post(url, data=io.BytesIO(data))  # aiohttp warns of large plain bytes
 
     def _without_key(self, refusal: bytes) -> bytes:
-        """Redact the endpoint's key, which some endpoints quote in errors."""
+        """Return an endpoint's error without the key, which some endpoints quote in errors."""
         key = self.llm.api_key.encode() if self.llm.api_key_env is not None else b""
         return refusal.replace(key, b"***") if key else refusal
 
@@ -122,9 +122,10 @@ _NO_CHUNKS: Final = (b"[DONE]", b"", b"null")
 
 
 async def server_events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the payloads of the server-sent events in `content`, without those in `_NO_CHUNKS`.
+    """Yield the payloads of the server-sent events in `content`.
 
-    aiohttp's own line reader fails at a line that is longer than its buffer.
+    End marks and empty payloads (`_NO_CHUNKS`) are left out. The stream is split into lines here,
+    because aiohttp's line reader fails at lines that are longer than its buffer.
     """
     rest = b""
     async for data in content.iter_any():

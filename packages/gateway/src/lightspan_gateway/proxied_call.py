@@ -72,9 +72,9 @@ class ProxiedCall(ServedCall):
         return self._body
 
     async def _wait_for_new_try(self) -> None:
-        """Wait until an earlier, cancelled try is recorded.
+        """Wait until an earlier try of this call, which was cancelled, is recorded.
 
-        Its payloads must not be mixed with those of the next try.
+        Otherwise its chunks would be mixed with those of the next try.
         """
         while self.active and not self._cancellable:
             await self._changed.wait()
@@ -130,7 +130,7 @@ class ProxiedCall(ServedCall):
 
 @functools.cache
 def _warn_of_repair(name: str) -> None:
-    """Log, once for each endpoint, that its answers are repaired."""
+    """Log a warning that the endpoint `name` sends malformed answers, once for each endpoint."""
     log.warning(
         "%s answers in a form that clients of OpenAI's API read in different ways; it is repaired "
         "before the app gets it",
@@ -139,7 +139,7 @@ def _warn_of_repair(name: str) -> None:
 
 
 def _completion(span: Span) -> dict[str, Any]:
-    """Return the chat completion that a span records."""
+    """Rebuild an endpoint's chat completion from the span that recorded it."""
     attributes: Mapping[str, Any] = span.attributes
     answers = genai_messages.output_messages_of(attributes)
     reasons = attributes.get(c.FINISH_REASONS, ())

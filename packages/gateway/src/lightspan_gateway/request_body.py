@@ -43,10 +43,12 @@ EMPTY: Final = Body({}, "", 0)
 
 
 async def read_body(request: web.Request) -> Body:
-    """Read and decode a body, in a thread if it is large.
+    """Read a request's body and decode it from JSON.
+
+    A large or compressed body is decoded in a thread.
 
     Raises:
-        ApiError: 4xx if it is too large, or not a JSON object.
+        ApiError: 4xx if the body is too large, or is not a JSON object.
     """
     dialect = request.rel_url.raw_path.rpartition("/v1/")[2]
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
@@ -71,7 +73,9 @@ async def read_body(request: web.Request) -> Body:
 async def to_thread_if_large(
     size: int, function: Callable[..., _Result], *arguments: object
 ) -> _Result:
-    """Call `function(*arguments)`, in a thread if `size` is more than `SMALL`.
+    """Call `function(*arguments)` and return its result.
+
+    If `size` is more than `SMALL`, it is called in a thread, because it would block the event loop.
 
     Args:
         size: bytes of data that the function processes.

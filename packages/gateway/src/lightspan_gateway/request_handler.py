@@ -43,11 +43,13 @@ _ANSWERED: Final = (CallOutcome.OK, CallOutcome.UNDELIVERED)
 
 
 class RequestHandler:
-    """Find or create the call of each request; a retry gets the call that it retries.
+    """Convert HTTP requests to model calls.
+
+    A request that repeats an earlier one gets the call of the earlier one.
 
     Args:
         access: authenticates callers, and routes and records their calls.
-        engine: serves the policies; None if an endpoint serves every agent.
+        engine: the engine that serves the trained policies; None if an endpoint serves every agent.
         limits: limits and times.
     """
 
@@ -295,9 +297,9 @@ class RequestHandler:
 
 # --- requests -------------------------------------------------------------------
 def _agent_path(request: web.Request) -> str | None:
-    """Return the path of the calling agent, from lightspan's header or else from the URL.
+    """Return the path of the agent that makes the call.
 
-    None if neither names an agent.
+    It is in lightspan's header, or else in the URL. The result is None if it is in neither.
     """
     names = request.headers.get(c.HEADER_AGENT)
     if names is None and "agent" in request.match_info:
@@ -309,7 +311,9 @@ def _agent_path(request: web.Request) -> str | None:
 def _prepare(
     info: CallInfo, parse: Parse, tokenizer: ChatTokenizer, recorded: RecordedCall | None
 ) -> tuple[ModelRequest, list[list[int]]]:
-    """Parse the request, and render its prompts or take them from the record of the call.
+    """Parse a request, and return it with the token ids of its prompts.
+
+    The prompts of a recorded call are taken from its record. Otherwise they are rendered.
 
     Args:
         info: the call.
@@ -332,7 +336,7 @@ def _conversation(session: CallerSession, response_id: str) -> Conversation:
     """Return the messages up to and including the response `response_id`.
 
     Raises:
-        ApiError: 400 if the session has no such answered response.
+        ApiError: 400 if the session has no response with this id, or the response is not complete.
     """
     call_id = response_id.removeprefix(ID_PREFIX)
     call, recorded = session.calls.get(call_id), session.recorded.get(call_id)
@@ -355,10 +359,15 @@ def _another_request(call_id: str) -> ApiError:
 
 
 def _chat_only(info: CallInfo, llm: LLM, parse: Parse) -> ApiError:
-    """Return the HTTP 400 for a call that an endpoint cannot answer because of its API.
+    """Return the HTTP error 400 for a call in an API that an endpoint does not support.
 
-    The call's agent is frozen (not trained), and the endpoint `llm` answers its calls. It supports
-    chat completions only.
+    The endpoint `llm` answers the calls of this agent, which is not trained. Endpoints get chat
+    completions only; the error describes how the app can use them.
+
+    Args:
+        info: the refused call.
+        llm: the endpoint.
+        parse: parser of the API that the app used.
     """
     hint = (
         'freeze it to a policy instead (frozen="base")'

@@ -18,7 +18,7 @@ _EVENT_STREAM: Final = {"Content-Type": "text/event-stream", "Cache-Control": "n
 
 
 async def deliver(request: web.Request, call: ServedCall, dialect: Dialect) -> web.StreamResponse:
-    """Write the answer to the client, and record whether it was delivered.
+    """Write the answer of a call to its client, and record whether the client received it.
 
     Raises:
         ApiError: the call failed before anything was written.

@@ -121,9 +121,11 @@ class Server(HttpServer):
 
 
 def _guarded(handler: Handler, dialect: Dialect | None = None) -> Handler:
-    """Wrap a handler: check headers first, and answer errors in the format of `dialect`.
+    """Wrap a handler of requests, so that headers are checked first and errors are answered.
 
-    None for the dialect means the format of OpenAI's APIs.
+    Args:
+        handler: the handler.
+        dialect: the API in whose format errors are answered; None for OpenAI's.
     """
 
     async def guarded(request: web.Request) -> web.StreamResponse:

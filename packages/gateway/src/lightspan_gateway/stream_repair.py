@@ -1,7 +1,8 @@
-"""Repair of the chunks that endpoints stream, so that every client assembles the same answer.
+"""Repair malformed chunks of endpoints' streams, so that every client reads the same answer.
 
-OpenAI's SDK joins texts of one field and tool calls of one index. Some endpoints repeat ids and
-names in every chunk, number calls otherwise, or send lists and objects where the API has texts.
+OpenAI's SDK appends the texts of one field, and the parts of tool calls with the same index. Some
+endpoints repeat ids and names in every chunk, give wrong indices to calls, or send lists and
+objects where the API has texts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class _Call:
-    """The parts of a tool call that have arrived."""
+    """A tool call, as far as its parts have arrived."""
 
     call_id: str = ""
     name: str = ""
@@ -28,7 +29,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Calls:
-    """The tool calls of a choice."""
+    """The tool calls that have arrived for one choice of an answer."""
 
     calls: list[_Call] = field(default_factory=list)
     places: dict[int, int] = field(default_factory=dict)
@@ -36,21 +37,25 @@ class _Calls:
 
 
 class StreamRepair:
-    """Repair the chunks of one stream, or one answer. Nothing here raises."""
+    """Repair the chunks of one stream, or one answer that is not streamed. Never raises."""
 
     def __init__(self) -> None:
         self._choices: dict[int, _Calls] = {}
 
     def repaired(self, chunk: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the chunk as the API defines it; the chunk itself if it is so already."""
+        """Return the chunk in the form that the API defines.
+
+        If the chunk has that form already, the same object is returned.
+        """
         choices = chunk.get("choices")
         repaired = [self._choice(choice) for choice in mappings_in(choices)]
         return chunk if repaired == (choices or []) else {**chunk, "choices": repaired}
 
     def repaired_answer(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an answer that is not streamed as the API defines it; itself if it is so already.
+        """Return an answer that is not streamed, in the form that the API defines.
 
-        Its texts and arguments are repaired. Each of its calls is whole.
+        Texts and the arguments of tool calls are repaired. If the answer has that form already, the
+        same object is returned.
         """
         choices = []
         for choice in mappings_in(answer.get("choices")):
@@ -88,7 +93,10 @@ class StreamRepair:
 
 
 def _texts(message: Any) -> Json:
-    """Return a copy of a message or delta whose texts are texts; empty if it is no object."""
+    """Return a copy of a message (or of a part of it) whose text fields contain text.
+
+    The result is empty if `message` is not an object.
+    """
     repaired: Json = {**message} if isinstance(message, dict) else {}
     for key in ("content", "refusal", "reasoning_content", "reasoning"):
         if repaired.get(key) is not None:
@@ -103,7 +111,7 @@ def _whole_call(call: Mapping[str, Any]) -> Json:
 
 
 def _call(choice: _Calls, part: Mapping[str, Any]) -> Json:
-    """Add a part of a tool call to `choice`, and return it as the API defines it."""
+    """Add a part of a tool call to `choice`; return the part in the form that the API defines."""
     function = part.get("function")
     changed: Json = {**function} if isinstance(function, dict) else {}
     for key in ("name", "arguments"):
@@ -129,11 +137,19 @@ def _call(choice: _Calls, part: Mapping[str, Any]) -> Json:
 
 
 def _place(choice: _Calls, index: Any, call_id: str, name: str) -> int:
-    """Return the place of the call to which a part belongs; after the last if it begins a call.
+    """Return the position, in `choice.calls`, of the tool call to which a part belongs.
 
-    If the endpoint gives several calls one index, a new id begins a call if there is a name with
-    it, and without ids a name begins a call if the arguments before it are complete. If the
-    endpoint gives no index, a new id begins a call, or a name where there is one already.
+    If the part begins a new call, the position is the length of the list. A part with an index
+    belongs to the last call with this index. It begins a new call if it has a name, and either its
+    id differs from that call's id, or it has no id and the arguments so far are complete. A part
+    without an index belongs to the call with its id; without an id, to the last call, unless both
+    have a name.
+
+    Args:
+        choice: the calls so far.
+        index: the endpoint's index of the call; None or any other value if it sends no valid index.
+        call_id: the call's id in the part; empty if there is none.
+        name: the name in the part; empty if there is none.
     """
     calls, new = choice.calls, len(choice.calls)
     if _is_index(index):

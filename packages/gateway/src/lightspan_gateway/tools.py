@@ -11,9 +11,9 @@
 
 `llama` also accepts `<|python_tag|>` before the calls, and several calls separated by `;`. `json`
 also accepts a Markdown fence around the answer, or tags such as `<tool_calls>`. If a call is
-malformed, or if a call has more text around it than its format allows, the answer is text, exactly
-as the model wrote it. What stands between `<think>` and `</think>` is never a call; before a call
-of the whole answer, thoughts may stand.
+malformed, or has text around it that its format does not allow, the answer has no calls: it is the
+text as the model wrote it. Text between `<think>` and `</think>` (the model's thoughts) is never a
+call. It may precede a call even in the formats in which the call is the whole answer.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class MarkedParser(ToolParser):
 
     @abstractmethod
     def read(self, text: str, start: int) -> tuple[tuple[ParsedCall, ...], int]:
-        """Return the calls whose mark begins at `start`, and the end of their text.
+        """Return the tool calls whose mark is at `start`, and the position where their text ends.
 
-        No calls are returned if they are malformed.
+        If they are malformed, no calls are returned.
         """
 
     def parse(self, text: str) -> ParsedText:
@@ -157,7 +157,8 @@ class MistralParser(MarkedParser):
 class DeepSeekParser(MarkedParser):
     """The parser of `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}`; see the module.
 
-    Earlier models write `function` and the separator before the name, and the arguments in a fence.
+    Earlier models write `function<｜tool▁sep｜>` before the name, and the arguments in a Markdown
+    fence.
     """
 
     mark = "<｜tool▁call"
@@ -290,10 +291,10 @@ def tool_parser(name: str) -> ToolParser:
 def _calls(
     objects: Sequence[_Fields | None], arguments: str, default: bytes | None = None
 ) -> tuple[ParsedCall, ...]:
-    """Return the calls; empty if one is malformed.
+    """Return the tool calls in `objects`; empty if any of them is malformed.
 
     Args:
-        objects: the calls' JSON objects.
+        objects: the calls' JSON objects; None for text that is no object.
         arguments: name of the field with the arguments.
         default: arguments of a call without that field; None if every call must have it.
     """
@@ -315,9 +316,10 @@ def _calls(
 
 
 def _object_at(text: str, start: int) -> tuple[str | None, int]:
-    """Return the JSON value at `start`, after white space, as text and its end.
+    """Return the text of the JSON object or array at `start`, and the position of its end.
 
-    The text is None if the value is malformed.
+    White space before it is skipped. The text is None if there is no object or array, or it is
+    malformed.
     """
     start = len(text) - len(text[start:].lstrip())
     try:
@@ -375,7 +377,10 @@ def _outside_thoughts(text: str, mark: str, position: int) -> int:
 
 
 def _end_of_thoughts(text: str) -> int:
-    """Return the length of the thoughts with which `text` begins; all of it while they last."""
+    """Return the length of the thoughts (`<think>…</think>`) with which `text` begins.
+
+    If the thoughts have not ended yet, this is the length of `text`.
+    """
     if not text.lstrip().startswith(THINK_OPEN):
         return 0
     end = text.find(THINK_CLOSE)
@@ -390,7 +395,7 @@ def _overlap(text: str, marker: str) -> int:
 
 
 def _length_unless_call(text: str, markers: Sequence[str]) -> int:
-    """Return 0 if `text` is, or may become, a tool call; else return its length.
+    """Return the length of `text`; 0 if it is a tool call or the beginning of one.
 
     Args:
         text: the start of an answer.

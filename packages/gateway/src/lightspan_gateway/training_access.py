@@ -37,7 +37,9 @@ EVICT_AFTER_S: Final = 60.0
 
 
 class TrainingAccess(AccessPolicy):
-    """Authenticate by the call token of an attempt, and record every call in the store.
+    """Authenticate clients by call tokens, and record every model call in the store.
+
+    A call token is the key of one attempt (one run of the app) for model calls.
 
     Args:
         store: the store with the call tokens, which records the calls.
@@ -96,9 +98,13 @@ class TrainingAccess(AccessPolicy):
         return self._open.setdefault(token, fresh)
 
     async def _recheck(self, token: str, session: CallerSession) -> None:
-        """Read the attempt of `session` from the store again; remove the session if it has ended.
+        """Read the attempt of `session` from the store again; forget the session if it has ended.
 
-        Concurrent requests use the old state of the attempt until the store answers.
+        Requests that arrive meanwhile use the state that was read before.
+
+        Args:
+            token: call token of the attempt.
+            session: session of the attempt.
         """
         session.checked_at = time.monotonic()
         self._open.move_to_end(token)

@@ -1,4 +1,4 @@
-"""lightspan for LangGraph and LangChain: every model call under the name of its agent.
+"""lightspan for LangGraph and LangChain: it finds out which agent makes each model call.
 
 import lightspan_langgraph
 

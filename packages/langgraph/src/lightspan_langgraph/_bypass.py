@@ -1,8 +1,10 @@
 """Record model calls of LangChain whose client does not use the OpenAI SDK.
 
-Their records have no tokens. See `lightspan.capture.other_clients`. LangChain notifies the handler
-when a model run begins and ends. If the SDK instrumentation records a call in between, it is the
-call of the model run; otherwise the client bypassed the SDK, or LangChain's cache answered.
+Their records have no tokens. See `lightspan.capture.other_clients`.
+
+LangChain calls the handler when a model run begins and ends. If a patch of the OpenAI SDK records a
+call in between, it is the call of this run. Otherwise another client made the call, or LangChain's
+cache answered, and the call is recorded from the run.
 """
 
 from __future__ import annotations
@@ -36,14 +38,18 @@ class Run:
     is_open: bool = True
 
     def end(self, *, is_answered: bool) -> None:
-        """End the run; `is_answered` is whether the model has answered."""
+        """Mark the run as ended, and notify lightspan.
+
+        Args:
+            is_answered: whether the model has answered.
+        """
         self.is_open = False
         self.call.end(is_answered=is_answered)
 
 
 @dataclass(slots=True, eq=False)
 class ModelCall:
-    """One call of a model; with several prompts (`generate`) it has one run per prompt."""
+    """One call of a model, which LangChain reports as one run per prompt (`generate`)."""
 
     size: int
     """Number of prompts."""
@@ -80,7 +86,7 @@ def begin(
     start_call: Callable[[Iterable[FrameworkCall]], FrameworkCall],
     open_calls: Mapping[UUID, ModelCall],
 ) -> ModelCall:
-    """Return the model call to which a run that begins belongs.
+    """Return the model call to which a beginning run belongs.
 
     LangChain reports a call with several prompts as several runs, one per prompt, one after the
     other. The first one creates the model call, and the others are added to it.
@@ -90,7 +96,8 @@ def begin(
         prompt: messages or text prompt of the run.
         name: name of the model's class.
         event: remaining keyword arguments of LangChain's callback.
-        start_call: function that announces the run; its argument is the enclosing model calls.
+        start_call: function that notifies lightspan of a model call; it takes the enclosing model
+            calls.
         open_calls: the model call of each open model run, by the run's id.
     """
     size, current = int(event.get("batch_size") or 1), current_call.get()
@@ -128,8 +135,11 @@ def innermost(open_calls: Mapping[UUID, ModelCall]) -> Sequence[Run]:
 def _run_on_stack(open_calls: Mapping[UUID, ModelCall]) -> Run | None:
     """Return the innermost model run whose method is on the call stack; None if there is none.
 
-    It is used where the context does not tell: if a call has several prompts, or if the run has
-    begun to stream.
+    It is used where a context variable does not identify the run: if a call has several prompts, or
+    if the run has begun to stream.
+
+    Args:
+        open_calls: the model call of each open model run, by the run's id.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None:
@@ -161,7 +171,7 @@ _MANAGER: Final = "run_manager"
 
 
 def request(call: ModelCall, run_id: UUID) -> dict[str, Any]:
-    """Return the prompt and the parameters of a run as an OpenAI chat request.
+    """Return the prompt and the parameters of a model run as an OpenAI chat request.
 
     Args:
         call: model call that contains the run.

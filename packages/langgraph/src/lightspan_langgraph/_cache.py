@@ -1,8 +1,8 @@
 """Switch the caches of LangChain and LangGraph off where the trained model must sample the answer.
 
-`set_llm_cache` and `cache=` accept any subclass of LangChain's `BaseCache`, which stores answers of
-models. `compile(cache=…)` accepts any subclass of LangGraph's, which stores results of nodes and
-tasks (`CachePolicy`). Their methods are wrapped in the classes that define them, so that the app's
+LangChain caches answers of models, in any subclass of its `BaseCache` (`set_llm_cache`, `cache=`).
+LangGraph caches results of nodes and tasks, in any subclass of its own `BaseCache`
+(`compile(cache=…)`, `CachePolicy`). The methods of these classes are wrapped, so that the app's
 settings do not change.
 """
 
@@ -28,7 +28,7 @@ MAX_KEYS: Final = 100_000
 
 
 def switch_models(is_off: IsOff) -> list[Patch]:
-    """Let caches of models return and store nothing while `is_off()` is true."""
+    """Patch caches of models: while `is_off()` is true, they return nothing and store nothing."""
 
     def call(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return None if is_off() else method(*args, **kwargs)
@@ -42,10 +42,10 @@ def switch_models(is_off: IsOff) -> list[Patch]:
 
 
 def switch_nodes(is_off: IsOff) -> list[Patch]:
-    """Let caches of nodes return nothing while `is_off()` is true, and store no result of a node
-    that was looked up then.
+    """Patch caches of nodes, so that they are not used while `is_off()` is true.
 
-    LangGraph may store a result in a thread of its own, which does not know the rollout.
+    While it is true they return nothing. A result that was looked up then is not stored, even
+    later: LangGraph may store it in another thread, in which `is_off` cannot detect the rollout.
     """
     hidden: set[Any] = set()
 

@@ -1,10 +1,10 @@
 """Find out the acting agent by callbacks from LangChain.
 
-LangChain calls the handler whenever a run begins or ends, and `RunTree` stores the place (agent
-path and span) of every run. When the acting agent is needed, by `with lightspan.agent(…)` or the
-SDK instrumentation, the resolver returns the place of the innermost run of the calling context. The
-handler cannot set the agent in the context: asynchronous callbacks may run in their own task, where
-the change would be lost.
+The acting agent is the one in whose code a model call is made. LangChain calls the handler whenever
+a run begins or ends, and `RunTree` stores the agent path and span of every run. `with
+lightspan.agent(…)` and the patches of SDKs then ask the resolver, which returns the path and span
+of the innermost run around the caller. The handler cannot set the agent in a context variable:
+asynchronous callbacks may run in their own task, where the change would be lost.
 
 Errors never reach the app: they are recorded as capture errors of the attempt.
 """
@@ -170,10 +170,10 @@ def _start(
 def _in_attempt(
     current: AgentContext, kind: RunKind, name: str, event: Mapping[str, Any], input: Any
 ) -> AgentContext:
-    """Return the context of the acting agent for a run that begins.
+    """Return the context in which a run begins: the attempt and the acting agent.
 
-    In production, this is a context of the attempt to which the enclosing runs belong. If there is
-    none, a new attempt is opened.
+    In production the attempt is that of the enclosing runs. If they have none, a new attempt is
+    opened. In a rollout the context is `current`.
 
     Args:
         current: the current context.
@@ -194,10 +194,9 @@ def _in_attempt(
 
 
 def _handle_of(run_id: UUID | None) -> AttemptHandle | None:
-    """Return the handle of the production attempt to which a run belongs.
+    """Return the handle that can close the production attempt to which a run belongs.
 
-    A handle closes its attempt. The result is None in a rollout, which has no handle, and after the
-    attempt has ended.
+    The result is None if the run belongs to a rollout, or if the attempt has ended.
     """
     attempt = None if run_id is None else _state.owners.get(run_id)
     return None if attempt is None else attempt.handle()
@@ -258,7 +257,15 @@ def _record_end(
 def _record_bypassing(
     attempt: _AttemptRuns, recorder: Recorder, call: _bypass.ModelCall, end: End, result: Any
 ) -> None:
-    """Record the call of a model client that did not use the OpenAI SDK."""
+    """Record a model call that did not use the OpenAI SDK.
+
+    Args:
+        attempt: runs of the attempt.
+        recorder: recorder of the attempt.
+        call: the model call.
+        end: end of the run of the model.
+        result: LangChain's result; it may come from a cache.
+    """
     record_call(
         attempt.tree.inside(end.run_id).within(replace(attempt.tree.attempt, recorder=recorder)),
         _bypass.request(call, end.run_id),
@@ -321,11 +328,12 @@ def _attempt(current: AttemptContext) -> _AttemptRuns:
 
 # --- who is acting --------------------------------------------------------------------------
 def resolve(pushed: AgentContext) -> AgentContext | None:
-    """Return the context of the acting agent according to LangChain; None if no run is current.
+    """Return `pushed` with the agents of LangChain's runs around the caller.
+
+    The result is None if no run is around the caller.
 
     Args:
-        pushed: context with the agents that the app itself named by `lightspan.agent`; the agents
-            that adapters find are added to it.
+        pushed: context with the agents that the app itself named by `lightspan.agent`.
     """
     handle = _handle_around() if pushed.scope.is_outside else None
     if handle is not None:
@@ -345,9 +353,9 @@ def resolve(pushed: AgentContext) -> AgentContext | None:
 
 
 def _handle_around() -> AttemptHandle | None:
-    """Return the handle of the production attempt around the current run.
+    """Return the handle that can close the production attempt of the run around the caller.
 
-    A handle closes its attempt. The result is None if there is no such attempt.
+    The result is None if there is no such attempt.
     """
     return _handle_of(_current_model_run()) or _handle_of(_current_run())
 
@@ -364,9 +372,9 @@ def _current_run() -> UUID | None:
 
 
 def _open_calls(context: AgentContext) -> list[FrameworkCall]:
-    """Return the innermost open model call.
+    """Return the innermost open model call around the caller.
 
-    There are several if it is unclear which one is innermost. The list is empty if no call is open.
+    Several are returned if it is unclear which one is innermost; the list is empty if none is open.
 
     Args:
         context: any context of the attempt.
@@ -435,9 +443,9 @@ class Instrumentor(AdapterInstrumentor):
 
 
 def _listen() -> None:
-    """Start to listen for model calls, and patch the frameworks' caches. Idempotent.
+    """Listen for model calls, and patch the caches of LangChain and LangGraph. Idempotent.
 
-    Both are also needed by a `LightspanCallback` that is used without `instrument()`.
+    A `LightspanCallback` that is used without `instrument()` needs this too.
     """
     _adapter.listen()
     if not _state.patches:
@@ -449,8 +457,10 @@ def _listen() -> None:
 
 
 def _is_in_rollout() -> bool:
-    """Return whether a rollout is running: any node may call an agent whose weights or prompts
-    change, which the key of a node's cached result does not contain.
+    """Return whether the current code runs in a rollout.
+
+    The results of nodes are then not taken from a cache: any node may call an agent whose weights
+    or prompts change, and the keys of the cache do not contain these.
     """
     current = current_context()
     return current is not None and current.scope.is_rollout

@@ -1,12 +1,15 @@
 """Derive agent paths and spans from LangChain's run events, without importing LangChain.
 
-LangChain reports *runs*: a graph, each of its nodes, each chain, tool and model inside, each with
-the id of its parent. A run that is an agent's *boundary* adds one frame to the path:
+LangChain reports *runs*: a graph, each of its nodes, and each chain, tool and model inside. Each
+run has the id of its parent. An agent path is a list of frames; a frame is an agent that was
+entered. A run that belongs to an agent, and is the outermost one, is the agent's *boundary* and
+adds the agent's frame:
 
     path(run) = path(parent run) + frames pushed since the parent began + own frame, if a boundary
 
-Thus `with lightspan.agent("x")` inside a node, and graphs inside other frameworks, appear in the
-order in which they were entered. A boundary is one of these; the first that applies names it:
+Frames are pushed by `with lightspan.agent("x")` inside a node, and by other frameworks. So all
+frames are in the order in which their agents were entered. A run is a boundary in three cases; the
+first that applies names the agent:
 
 1. a run whose metadata has a `lightspan_agent` that differs from its parent's;
 2. the run of a graph made by `create_agent(name=…)` or `create_react_agent(name=…)`. All runs
@@ -17,7 +20,7 @@ name is the agent's;
 3. the run of a graph node (the first run of a new `langgraph_checkpoint_ns`), unless it is one of
 the nodes of prebuilt agents (`_prebuilt`).
 
-A node that holds only an agent of the same name is that agent: one frame, not two.
+If a node contains only an agent with the node's name, the two add one frame, not two.
 """
 
 from __future__ import annotations
@@ -68,10 +71,10 @@ def is_prebuilt_node(name: str) -> bool:
 
 
 def graph_agent_name(name: str, node: str, metadata: Mapping[str, Any]) -> str | None:
-    """Return the agent name of a prebuilt agent's graph; None if the agent has no name.
+    """Return the name of the agent whose graph is called `name`; None if it has none.
 
-    The agent's name is that of its graph. Newer versions of langchain also report it in the
-    metadata. If `name` is not the reported name, another graph has that name, so None is returned.
+    Newer versions of langchain also report the agent's name in the metadata. If the reported name
+    differs from `name`, the graph is another one inside the agent, so None is returned.
 
     Args:
         name: name of the graph.
@@ -135,7 +138,7 @@ class _OpenSpan(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """An open run, or an ended run that `RunTree` keeps for children that begin later."""
+    """A run that is open, or that has ended and may still get child runs."""
 
     order: int
     start: Start
@@ -159,8 +162,8 @@ class RunTree:
     """The runs of one attempt. Thread-safe.
 
     Args:
-        attempt: the attempt's scope. Its recorder is replaced by a substitute, because the tree
-            must not keep the real one alive.
+        attempt: the attempt's scope. The caller has replaced its recorder by a placeholder, because
+            the tree must not keep the recorder alive.
     """
 
     def __init__(self, attempt: AttemptContext) -> None:
@@ -216,7 +219,7 @@ class RunTree:
             return _place_in(max(candidates, key=lambda run: run.order), pushed)
 
     def inside(self, run_id: UUID) -> Place:
-        """Return the place (agent path and span) inside an open run.
+        """Return the place (agent path and span) of code inside the run `run_id`.
 
         The place is empty if no run with this id is open.
         """
@@ -245,8 +248,12 @@ class RunTree:
 def _place_in(run: _Run, pushed: Place) -> Place:
     """Return the place (agent path and span) of code that runs inside `run`.
 
-    It includes the agents that the app has named by `lightspan.agent` since the run began. `pushed`
-    may contain the run's own frames too, as in the result of `current_agent()`.
+    Agents that the app has named by `lightspan.agent` since the run began are part of the path.
+
+    Args:
+        run: the run.
+        pushed: place of the calling context. It has the agents that the app has named, and may have
+            the run's own frames too.
     """
     before, inside = run.start.pushed, run.inside
     if pushed == before:
@@ -301,7 +308,10 @@ def _boundary_name(run: _Run, parent: _Run | None) -> str | None:
 
 
 def _is_node(event: Start, parent: _Run | None) -> bool:
-    """Return whether the run of `event` is a graph node's: the first run in a new namespace."""
+    """Return whether a beginning run is that of a graph node.
+
+    It is if it is the first run in a new namespace (`langgraph_checkpoint_ns`).
+    """
     if event.kind is not RunKind.CHAIN or event.metadata.get(_NODE_KEY) != event.name:
         return False
     namespace = _text(event.metadata.get(_NAMESPACE_KEY))
@@ -309,10 +319,14 @@ def _is_node(event: Start, parent: _Run | None) -> bool:
 
 
 def _settle_graph(graph: _Run, node: Start) -> None:
-    """Add the agent's frame to the run of a prebuilt agent's graph when its first node begins.
+    """Decide, when the first node of a graph begins, whether the graph is an agent's.
 
-    It is needed for agents whose name is not in the metadata of the graph's run. It does nothing
-    for other graphs, and at later nodes.
+    If it is the graph of a prebuilt agent, the agent's frame is added to the run of the graph. This
+    is needed for agents whose name is not in the metadata. At later nodes nothing is done.
+
+    Args:
+        graph: run of the graph.
+        node: start of the node.
     """
     if graph.is_settled or graph.is_node or node.name.startswith("__"):
         return

@@ -36,9 +36,12 @@ def is_prebuilt(name: str, bound: Any) -> bool:
 def is_running_prebuilt(name: str) -> bool | None:
     """Return whether the node that is about to run is part of a prebuilt agent.
 
-    LangGraph passes only the node's name to a callback. If custom graphs may use the name too, the
-    call stack is searched for the object that runs the node. None means that only the name decides
-    (`is_prebuilt_node`): custom graphs do not use it, or the object is not found.
+    LangGraph passes only the node's name to a callback. Custom graphs may use some of these names
+    too. For such a name, the call stack is searched for the object that runs the node.
+
+    Returns:
+        None if only the name decides (`is_prebuilt_node`), because custom graphs do not use the
+        name, or because the object is not found.
     """
     if name not in _AMBIGUOUS_NAMES:
         return None

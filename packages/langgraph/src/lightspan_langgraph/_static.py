@@ -107,7 +107,7 @@ class _Search(AgentSearch[_Location]):
 
 
 def _in_graph(graph: Pregel[Any, Any, Any, Any], where: _Location) -> _Location:
-    """Return the location of the nodes of `graph`.
+    """Return the agent path of the nodes in `graph`.
 
     Args:
         graph: the graph.
@@ -126,11 +126,11 @@ def _in_graph(graph: Pregel[Any, Any, Any, Any], where: _Location) -> _Location:
 
 
 def _named(where: _Location, name: Any) -> _Location:
-    """Return the location inside the agent `name`.
+    """Return the location inside the agent `name`, which is entered at `where`.
 
     Args:
-        where: location of the agent.
-        name: name of the agent. It does not count as the name of a graph node.
+        where: location where the agent is used.
+        name: name of the agent.
     """
     return replace(where.within(str(name)), in_node=False)
 
@@ -145,7 +145,7 @@ def _is_langgraph(thing: Any) -> bool:
 
 
 def _functions(thing: Any) -> Iterator[Any]:
-    """Yield the functions (and tools) that a runnable of LangChain or LangGraph calls."""
+    """Yield the functions and tools that `thing`, a runnable of LangChain or LangGraph, calls."""
     for name in ("func", "afunc", "coroutine", "_run"):
         function = inspect.getattr_static(thing, name, None)
         if isinstance(function, FunctionType | MethodType | functools.partial):

@@ -1,4 +1,4 @@
-"""lightspan for the OpenAI Agents SDK: every model call under the name of its agent.
+"""lightspan for the OpenAI Agents SDK: it finds out which agent makes each model call.
 
 import lightspan_openai_agents
 

@@ -49,7 +49,7 @@ call_checks: Final[list[Callable[[AgentContext], None]]] = []
 def _open_calls(context: AgentContext) -> list[FrameworkCall]:
     """Return the model calls that are open in `context`, innermost first.
 
-    The functions in `call_checks` are called before.
+    The functions in `call_checks` are called with `context` before.
     """
     for check in call_checks:
         check(context)
@@ -212,9 +212,9 @@ def _record(
 
 
 async def _step(model_call: _ModelCall, step: Awaitable[Any]) -> Any:
-    """Await `step` with the context that is current inside the model call.
+    """Await `step`, one step of a model call, in the context inside the call.
 
-    The context may change during the step. It is stored for the next step.
+    Changes of the context during the step are kept for the next step.
     """
     leave = set_agent(model_call.inside)
     try:

@@ -105,7 +105,7 @@ _state: Final = _State()
 
 # --- operations -----------------------------------------------------------------------------
 class _Open:
-    """A started operation. It can restore the context that was current before its start."""
+    """An operation that has started, with what is needed to end it."""
 
     __slots__ = ("attempt", "handled", "leave", "operation")
 
@@ -124,9 +124,10 @@ class _Open:
 
 
 def _begin(data: Any, *, is_current: bool = True, watched: _Watched | None = None) -> _Open | None:
-    """Begin the operation of an SDK span. Never raises.
+    """Begin the operation of an SDK span, and return it. Never raises.
 
-    Returns None outside attempts, for a kind of span that is not watched, or after a capture error.
+    Returns None if no attempt (recorded run of the app) is open, if spans of this kind are not
+    recorded, or after a capture error.
 
     Args:
         data: the SDK's data of the span.
@@ -192,7 +193,7 @@ def _end(opened: _Open, data: Any, reported: Any) -> None:
 
 
 def _record(operation: Operation, end: SpanEnd) -> None:
-    """Record the operation's span, unless it is recorded already."""
+    """Record the span of an operation that has ended, unless this was done before."""
     recorder = operation.around.scope.recorder
     span = span_of(operation, end) if recorder.resolve_pending(operation.key) else None
     if span is not None:
@@ -254,13 +255,13 @@ class LightspanProcessor(TracingProcessor):
         """Do nothing, because a trace has no agent name."""
 
     def on_span_start(self, span: Span[Any]) -> None:
-        """Begin the span's operation."""
+        """Begin to record the span's operation, unless `instrument()` does this already."""
         opened = None if _is_installed() else _begin(span.span_data)
         if opened is not None:
             self._open[span] = opened
 
     def on_span_end(self, span: Span[Any]) -> None:
-        """End the span's operation."""
+        """End the operation that `on_span_start` began for the span, if any."""
         opened = self._open.pop(span, None)
         if opened is not None:
             _end(opened, span.span_data, span.error)
@@ -407,9 +408,9 @@ class _Provider(TraceProvider):
 
     @property
     def existing(self) -> TraceProvider | None:
-        """Return the wrapped provider.
+        """Return the wrapped provider, without creating it.
 
-        None if it is the SDK's default provider and was not created yet.
+        The result is None if the provider is the SDK's default and was not used yet.
         """
         return self._inner
 
@@ -480,10 +481,10 @@ class _Provider(TraceProvider):
             self._inner.force_flush()
 
     def shutdown(self, timeout: float | None = 5.0) -> None:
-        """Shut down the wrapped provider, if it was created.
+        """Shut down the wrapped provider, if it exists. The SDK calls this when the process ends.
 
-        The SDK calls this at the end of the process. `timeout` is passed only to a provider that
-        accepts it, such as the SDK's own.
+        Args:
+            timeout: seconds; passed on only if the provider's method has this parameter.
         """
         if self._inner is None:
             return
@@ -498,13 +499,13 @@ class _Provider(TraceProvider):
 
 # --- traces, in production ------------------------------------------------------------------
 def _watch_trace(trace: Trace, name: str, *, is_off: bool) -> None:
-    """Patch a trace, so that its start opens an attempt unless one is open.
+    """Patch the methods of a trace: when it starts, an attempt is opened unless one is open.
 
     Args:
         trace: the trace.
-        name: name of the attempt. It is given, because a disabled trace has the name `no-op`.
-        is_off: whether tracing is disabled. Then the SDK creates one more trace before each run.
-            The attempt of that trace stays empty and is discarded.
+        name: name of the attempt. It is passed because the SDK names a disabled trace `no-op`.
+        is_off: whether tracing is disabled. Then the SDK creates one more trace before each run,
+            and the empty attempt of that trace is discarded.
     """
     watched = _WatchedTrace(trace, name, is_off)
     trace.start = watched.start  # type: ignore[method-assign]
@@ -512,9 +513,9 @@ def _watch_trace(trace: Trace, name: str, *, is_off: bool) -> None:
 
 
 class _WatchedTrace:
-    """Wrapped methods of a trace: `start` opens an attempt, and `finish` closes it.
+    """Replacements for the methods of a trace: `start` opens an attempt and `finish` closes it.
 
-    If an attempt is open already, neither has an additional effect.
+    If an attempt is open already, they only call the original methods.
     """
 
     def __init__(self, trace: Trace, name: str, is_off: bool) -> None:
@@ -640,10 +641,10 @@ def _wrap_tool_context() -> None:
 
 
 def _watch_provider(context: AgentContext) -> None:
-    """Wrap the SDK's provider again if the app has replaced it. Called before every model call.
+    """Wrap the SDK's trace provider again if the app has replaced it.
 
-    If a trace is open, the wrapper has missed the start of its agents. Then the agent of the model
-    call is unknown, and a capture error is recorded.
+    It is called before every model call. If a trace is open, our wrapper has not seen its agents
+    begin. Then the agent of the model call is unknown, and a capture error is recorded.
     """
     if setup.GLOBAL_TRACE_PROVIDER is _state.provider or _state.provider is None:
         return

@@ -1,8 +1,9 @@
 """Derive agent paths and spans from the Agents SDK's spans, without importing the SDK.
 
-The SDK reports *operations* in the context in which they happen: a run (`task`), an agent, a tool,
-a handoff, a guardrail. A model call is one more. An operation starts in some context, which another
-framework may have set. It derives the context for the work inside it:
+The SDK reports the begin and end of a run, an agent, a tool, a handoff and a guardrail. Each of
+these is an *operation*, and so is a model call. An operation begins in a context, which has the
+agent path and the open span, and which another framework may have set. From it, the context for the
+work inside is derived:
 
 | operation | adds to the path | becomes |
 |---|---|---|
@@ -12,9 +13,9 @@ framework may have set. It derives the context for the work inside it:
 | run | nothing | nothing |
 | model call | nothing | an LLM span, if it bypassed the OpenAI SDK |
 
-An agent that is handed to is not a child of the agent that hands over: both are siblings, because a
-path would grow without end where two agents hand back and forth. The new agent's span has a link to
-the old one's.
+If an agent hands over to another agent, the paths of both have the same length. Otherwise the path
+would grow without end if two agents hand over back and forth. The new agent's span has a link to
+the old agent's span.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ WITHOUT_SPAN: Final = (OperationKind.RUN, OperationKind.MODEL)
 
 
 class Origin(NamedTuple):
-    """The agent that has handed over to another agent."""
+    """An agent that has handed over to another agent: its name and the id of its span."""
 
     name: str
     span_id: str
@@ -67,7 +68,7 @@ class Origin(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """An operation that has begun and not ended."""
+    """A run, agent, tool, handoff, guardrail or model call that has begun."""
 
     kind: OperationKind
     name: str
@@ -91,7 +92,7 @@ class Operation:
 
     @property
     def key(self) -> str:
-        """Id by which the recorder finds the operation's open span."""
+        """Id of the operation's span, by which the recorder finds the open span."""
         return str(self.inside.parent_span_id)
 
 
@@ -102,15 +103,15 @@ def begin(
     parent: Operation | None = None,
     handoffs: dict[str, Origin] | None = None,
 ) -> Operation:
-    """Return a new operation with the context for the work inside it.
+    """Return an operation that begins, with the context for the work inside it.
 
     Args:
         kind: kind of the operation.
         name: name of the agent, tool or guardrail; empty if there is none.
         around: context in which the operation begins.
         parent: enclosing operation; None if there is none.
-        handoffs: name of the next agent → the agent that handed over to it, for handoffs outside of
-            a run. Used only if `parent` is None. None for no handoffs.
+        handoffs: name of an agent → the agent that handed over to it; its entry is removed. Used
+            only if `parent` is None; otherwise the parent has the handoffs. None for no handoffs.
     """
     operation = Operation(kind, name, around, around, parent)
     is_agent = kind is OperationKind.AGENT
@@ -128,7 +129,8 @@ def begin(
 def open_calls(operation: Operation | None) -> list[FrameworkCall]:
     """Return the model calls around the current work, innermost first.
 
-    The search ends at the first operation that is not a model call, such as a tool.
+    Only `operation` and the operations around it are searched. The search ends at the first one
+    that is not a model call, such as a tool.
 
     Args:
         operation: the innermost operation; None if there is none.
@@ -143,13 +145,13 @@ def open_calls(operation: Operation | None) -> list[FrameworkCall]:
 def hand_over(
     operation: Operation, source: str, target: str, handoffs: dict[str, Origin] | None = None
 ) -> None:
-    """Store a handoff, so that the next agent's span gets a link to the source agent's span.
+    """Store a handoff, so that the next agent's span gets a link to the span of this agent.
 
     Args:
         operation: the handoff.
         source: name of the agent that hands over.
         target: name of the next agent. If it is empty, nothing is stored.
-        handoffs: where the handoff is stored if the source agent runs outside of any operation.
+        handoffs: where the handoff is stored if no operation encloses the agent that hands over.
             None to store nothing in this case.
     """
     agent = operation.parent

@@ -94,9 +94,10 @@ class _Search(AgentSearch[_Location]):
 
 
 def _parts(thing: Any) -> Iterator[Any]:
-    """Yield the functions and SDK objects that an object of the SDK contains.
+    """Yield the functions and SDK objects in the attributes of `thing`, an object of the SDK.
 
-    A tool or a guardrail contains the user's function.
+    For example, a tool or a guardrail has the user's function. For a function, the objects that it
+    refers to are yielded.
     """
     if isinstance(thing, type | ModuleType):
         return

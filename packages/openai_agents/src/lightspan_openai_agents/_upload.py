@@ -15,10 +15,9 @@ from lightspan.instrumentation import current_context
 
 
 class _OutsideRollouts(TracingProcessor):
-    """A wrapper of the SDK's uploading processor that drops the traces of rollouts.
+    """A wrapper of the SDK's uploading processor that ignores traces and spans of rollouts.
 
-    A process that serves (`lightspan.connect`) is in no rollout, so its traces are uploaded as
-    before.
+    Other traces are passed on, such as those of an app in production.
     """
 
     def __init__(self, default: TracingProcessor) -> None:
@@ -75,9 +74,9 @@ def with_upload(processor: TracingProcessor) -> TracingProcessor:
 def exchange_default(
     provider: TraceProvider | None, change: Callable[[TracingProcessor], TracingProcessor]
 ) -> None:
-    """Replace every processor of the SDK's own provider by the result of `change`.
+    """Apply `change` to every processor of the SDK's own provider; replace those that it changes.
 
-    Other providers, and None, are ignored: they have no default processor.
+    For any other provider, and for None, nothing is done: they have no default processor.
     """
     current = getattr(getattr(provider, "_multi_processor", None), "_processors", None)
     if provider is None or current is None:

@@ -63,10 +63,11 @@ _OPENLLMETRY: Final = {"agent": Role.AGENT, "tool": Role.TOOL, "workflow": Role.
 
 
 def role_of(name: str, attributes: Mapping[str, Any]) -> Role:
-    """Return the role of a span.
+    """Return what a span represents, such as an agent, a tool or a model call.
 
-    If dialects contradict each other and one says agent, the role is `AGENT`. Another dialect may
-    name what the agent does at the moment, such as a model call.
+    A span may have attributes of several conventions, and they may contradict each other. If one of
+    them says agent, the role is `AGENT`: another may name what the agent is doing, such as a model
+    call.
 
     Args:
         name: the span's name.
@@ -84,13 +85,15 @@ def role_of(name: str, attributes: Mapping[str, Any]) -> Role:
 
 
 def agent_name(name: str, attributes: Mapping[str, Any], *, may_guess: bool) -> str | None:
-    """Return the name of the agent that a span represents; None if it has no name or only an id.
+    """Return the name of the agent that a span represents; None if no name is known.
+
+    Generated ids are no names.
 
     Args:
         name: the span's name.
         attributes: the span's attributes so far.
-        may_guess: whether to derive the name from a span name such as `writer.run`; False while an
-            attribute with the name may still be set.
+        may_guess: whether to derive the name from a span name such as `writer.run`. False for an
+            open span, on which the library may still set an attribute with the name.
     """
     keys = (c.AGENT_NAME, c.OPENINFERENCE_AGENT)
     is_openllmetry = str(attributes.get(OPENLLMETRY_KIND)) == "agent"
@@ -105,7 +108,10 @@ def agent_name(name: str, attributes: Mapping[str, Any], *, may_guess: bool) -> 
 
 
 def _is_id(name: str, attributes: Mapping[str, Any]) -> bool:
-    """Return whether `name` is generated, such as a UUID, so that it differs between processes."""
+    """Return whether an agent's name is a generated id, such as a UUID.
+
+    Such an id differs in each process, so it cannot identify the agent.
+    """
     if _ID.fullmatch(name):
         return True
     return name == str(attributes.get(c.AGENT_ID)) and _GENERATED.search(name) is not None

@@ -1,9 +1,10 @@
-"""Conversion between OpenTelemetry's spans and ours.
+"""Conversion between OpenTelemetry's spans and lightspan's.
 
 `LightspanSpanProcessor`, added to an app's tracer provider, records the spans that any library
-creates while an attempt runs. `export` sends stored spans to any OpenTelemetry exporter;
-`encode_otlp` and `decode_otlp` convert to and from OTLP's protobuf without loss. lightspan never
-writes to the app's tracer provider, so no prompt text reaches the app's exporters.
+creates while an attempt (a recorded run of the app) is open. `export` sends stored spans to any
+OpenTelemetry exporter; `encode_otlp` and `decode_otlp` convert to and from OTLP's protobuf without
+loss. lightspan never writes to the app's tracer provider, so no prompt text reaches the app's
+exporters.
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ _FIELD_ATTRIBUTES: Final = (
 
 
 class LightspanSpanProcessor(SpanProcessor):
-    """Record the spans that an app's own instrumentation creates while an attempt runs.
+    """Record the spans that an app's own instrumentation creates while an attempt is open.
 
-    Add it to the app's provider: `provider.add_span_processor(LightspanSpanProcessor())`. Outside
-    of attempts it does nothing. A span without a parent becomes a child of the innermost open span.
+    An attempt is a recorded run of the app; outside of attempts nothing is recorded. Add the
+    processor to the app's provider: `provider.add_span_processor(LightspanSpanProcessor())`. A span
+    without a parent becomes a child of lightspan's innermost open span.
     """
 
     def __init__(self) -> None:
@@ -143,8 +145,8 @@ def from_otel(span: ReadableSpan) -> Span:
 def span_of(attributes: Attributes, **fields: Any) -> Span:
     """Build a `Span` from OpenTelemetry attributes and other fields.
 
-    OpenTelemetry has no place for some fields of `Span`. They are sent as the attributes in
-    `_FIELD_ATTRIBUTES`, and become fields here.
+    Some fields of `Span` have no counterpart in OpenTelemetry. Senders store them in the attributes
+    `_FIELD_ATTRIBUTES`, from which they are read here.
 
     Args:
         attributes: attributes from `clean_attributes`; those that become fields are removed.

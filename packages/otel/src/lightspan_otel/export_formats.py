@@ -200,8 +200,13 @@ def langfuse_span(record: Record, service: str) -> ReceivedSpan:
 def _langfuse_attributes(record: Record, kind: str, metadata: Record) -> dict[str, Any]:
     """Convert the fields of an observation into span attributes.
 
-    The result also has the attributes of the original OpenTelemetry span, if they are in
-    `metadata`. `kind` is OpenInference's span kind of the observation.
+    If the observation was made from an OpenTelemetry span, its attributes are in `metadata`; they
+    are returned too.
+
+    Args:
+        record: the observation.
+        kind: span kind of the observation, in OpenInference's convention.
+        metadata: metadata of the observation.
     """
     sent = _loaded(metadata.get("attributes"))
     attributes: dict[str, Any] = dict(sent) if isinstance(sent, dict) else {}
@@ -293,10 +298,15 @@ def _arrival(raw: Mapping[str, Any], *, service: str, **fields: Any) -> Received
 
 
 def _id(value: Any, digits: int, what: str) -> str:
-    """Return `value` if it is an id of `digits` hexadecimal digits, or else its hash as an id.
+    """Return `value` if it is an id of `digits` hexadecimal digits; else return its hash as an id.
+
+    Args:
+        value: the id in the export.
+        digits: length of OpenTelemetry's ids of this kind.
+        what: kind of the id, for error messages.
 
     Raises:
-        DataError: `value` is not a text; the message calls it the `what` id.
+        DataError: `value` is not a text.
     """
     if not isinstance(value, str) or not value:
         raise DataError(f"its {what} id is {value!r:.60}, not a text")
@@ -309,8 +319,13 @@ def _id(value: Any, digits: int, what: str) -> str:
 def _nanoseconds(value: Any, what: str) -> int:
     """Convert a time to nanoseconds since 1970.
 
-    `value` is in ISO 8601, in UTC if it names no time zone, or in milliseconds as pandas writes it.
-    Error messages call it `what`.
+    Args:
+        value: a text in ISO 8601, in UTC if it has no time zone; or a number of milliseconds, as
+            pandas writes times.
+        what: name of the field, for error messages.
+
+    Raises:
+        DataError: `value` is not a time since 1970.
     """
     try:
         if isinstance(value, int | float) and not isinstance(value, bool):

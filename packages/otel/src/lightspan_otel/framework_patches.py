@@ -1,8 +1,8 @@
 """Patches for frameworks whose own spans name no agent.
 
-Each call of an agent, workflow or tool becomes a span of our private provider (`identity_tracer`),
-which is never exported. Errors in here never reach the app: they become capture errors of the
-attempt.
+The patches create a span for each call of an agent, a workflow or a tool. These spans belong to our
+private provider (`identity_tracer`), so they are never exported. Errors in the patches never reach
+the app: they become capture errors of the attempt.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _COVERED_SCOPES: Final = {
 
 
 class _CaptureErrors:
-    """Suppress exceptions in the block, and record them as capture errors of the attempt."""
+    """A context manager that records exceptions in its block as capture errors of the attempt.
+
+    The exceptions are not raised, so that the app continues.
+    """
 
     def __enter__(self) -> None: ...
 
@@ -51,7 +54,15 @@ class _CaptureErrors:
 def _start(
     library: str, operation: str, name: str, attributes: dict[str, str], inside: Span | None = None
 ) -> Span:
-    """Start a span with the parent `inside`; if that is None, the parent is the current span."""
+    """Start a span in our private provider.
+
+    Args:
+        library: instrumentation scope of the span.
+        operation: GenAI operation, such as `invoke_agent`.
+        name: name of the agent or tool.
+        attributes: further attributes.
+        inside: the parent; None for the current span.
+    """
     parent = None if inside is None else trace.set_span_in_context(inside)
     attributes = {c.OPERATION_NAME: operation, **attributes}
     tracer = PROVIDER.get_tracer(library)
@@ -78,7 +89,7 @@ def _end(span: Span, error: BaseException | None = None) -> None:
 
 
 class _Program(NamedTuple):
-    """A running module of DSPy and its parts."""
+    """A DSPy module that the app called, with the modules that it consists of."""
 
     names: Mapping[int, str]
     """`id()` of the module or a part → its name, such as `think.predict`; "" for no name."""
@@ -92,7 +103,12 @@ _NO_PARTS: Final = frozenset({"history", "callbacks", "demos", "traces", "train"
 
 
 def _program_of(module: Any, kind: type) -> _Program:
-    """Find the parts of a DSPy module and their names; `kind` is the base class of all modules."""
+    """Return a DSPy module, with the modules that it consists of and their names.
+
+    Args:
+        module: the module.
+        kind: base class of all modules of DSPy.
+    """
     names = {id(module): type(module).__name__}
     queue = [module]
     while queue:
@@ -110,11 +126,15 @@ def _program_of(module: Any, kind: type) -> _Program:
 
 @contextmanager
 def _running(module: Any, kind: type, *, is_predictor: bool) -> Iterator[None]:
-    """Run a DSPy module in the block; open a span for it if the module is an agent.
+    """Run a DSPy module in the block, with a span around it if it is an agent.
 
-    A module that is not a part of the running module is an agent, named by its class. A part is an
-    agent only if it calls a model (`is_predictor`); it is named as in `named_predictors`.
-    Other parts have no span.
+    A module that the app calls is an agent, named by its class. A module inside it is an agent only
+    if it calls a model; it has its name in `named_predictors`.
+
+    Args:
+        module: the module.
+        kind: base class of all modules of DSPy.
+        is_predictor: whether the module calls a model.
     """
     span = token = None
     with _CaptureErrors():
@@ -222,9 +242,9 @@ class _Run:
     name: str = ""
 
     def turn_of(self, name: str) -> Span:
-        """Return the span of the agent `name`.
+        """Return the open span of the agent `name`, whose turn it is in the workflow.
 
-        If another agent is active, end that agent's span and start a new one.
+        If the turn was another agent's, that agent's span ends and a new one begins.
         """
         if self.agent is None or self.name != name:
             self.end_turn()
@@ -232,7 +252,7 @@ class _Run:
         return self.agent
 
     def end_turn(self, error: BaseException | None = None) -> None:
-        """End the span of the active agent."""
+        """End the span of the agent whose turn it is."""
         if self.agent is not None:
             _end(self.agent, error)
             self.agent = None
@@ -243,16 +263,19 @@ _run: ContextVar[_Run | None] = ContextVar("lightspan_otel_run", default=None)
 
 @dataclass(slots=True)
 class _Steps:
-    """Span handler of LlamaIndex, which calls it when a workflow's step begins and ends.
+    """A span handler that LlamaIndex calls when a step of a workflow begins and ends.
 
-    It is called in the asyncio task of the step.
+    The calls are made in the asyncio task of the step.
     """
 
     open_spans: dict[str, tuple[Any, Span | None]] = field(default_factory=dict)
     """Step id → (context token, span that ends with the step; None if there is none)."""
 
     def span_enter(self, id_: str, bound_args: Any, **more: Any) -> None:
-        """Make the span of a step's tool or agent the current span."""
+        """Make the span of the step's tool or agent the current span.
+
+        Other steps have no span. The arguments are LlamaIndex's.
+        """
         run = _run.get()
         if run is None:
             return
@@ -271,7 +294,10 @@ class _Steps:
         self.open_spans[id_] = otel_context.attach(trace.set_span_in_context(span)), ends
 
     def span_exit(self, id_: str, bound_args: Any, result: Any = None, **more: Any) -> None:
-        """Make the span before the step current again; end the span of the step's tool, if any."""
+        """Make the span before the step current again.
+
+        If the step called a tool, the span of the tool ends.
+        """
         output = getattr(result, "tool_output", None)
         error = getattr(output, "exception", None)
         self._leave(id_, error, has_failed=bool(getattr(output, "is_error", False)))
@@ -356,10 +382,14 @@ def _begun(workflow: Any, is_agent: bool) -> _Run:
 
 
 def _started(run: _Run, start: Callable[[], Any]) -> Any:
-    """Start a workflow by `start`, with the span of `run` as the current span; return its handler.
+    """Start a workflow and return its handler. `run.span` is the current span in the workflow.
 
-    The workflow's tasks copy the context, so the span stays current in them. The span ends with the
-    workflow, before code that waits for the workflow continues.
+    The workflow's tasks copy the context variables, so the span stays current in them. It ends with
+    the workflow, before code that waits for the workflow continues.
+
+    Args:
+        run: the workflow and its span.
+        start: function that starts the workflow.
     """
     attached = otel_context.attach(trace.set_span_in_context(run.span))
     token = _run.set(run)

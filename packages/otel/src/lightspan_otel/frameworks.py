@@ -1,8 +1,8 @@
-"""Frameworks that `otel.instrument` supports by name, and how each is switched on.
+"""Frameworks that `otel.instrument` supports by name, and how their telemetry is switched on.
 
 Their spans go to our private provider (`identity_tracer`), so the app's exporters get no additional
-spans. A framework whose telemetry is on already is left unchanged: its spans are read in the app's
-provider.
+spans. If the app has switched a framework's telemetry on, the framework is left unchanged. Its
+spans are then read in the app's provider.
 """
 
 from __future__ import annotations
@@ -93,7 +93,10 @@ _LEFT_ALONE: Final = Switch(lambda: False, lambda: None)
 
 
 class _Following(Tracer):
-    """Tracer that uses our provider until the app sets the global provider."""
+    """A tracer that passes calls to our provider's tracer until the app sets a global provider.
+
+    From then on it passes calls to the original tracer.
+    """
 
     def __init__(self, original: Tracer, name: str) -> None:
         self._original, self._ours = original, PROVIDER.get_tracer(name)
@@ -109,15 +112,16 @@ class _Following(Tracer):
 
 
 def _is_unset(tracer: object) -> bool:
-    """Return whether `tracer` belongs to the global provider and no provider is set.
+    """Return whether spans of `tracer` go nowhere, because no global provider is set.
 
-    Then the app has switched its framework's telemetry on, but the spans go nowhere.
+    This is the case if the app has switched its framework's telemetry on, and has not set the
+    provider yet.
     """
     return global_provider() is None and isinstance(tracer, ProxyTracer | NoOpTracer)
 
 
 def _following(owner: Any, name: str, library: str) -> Switch:
-    """Send a framework's spans to our provider until the app sets a global provider.
+    """Replace a framework's tracer by one that uses our provider until the app sets a global one.
 
     Args:
         owner: object that holds the framework's tracer.
@@ -168,7 +172,7 @@ def _openinference(framework: str, instrumentor: str, floors: Mapping[str, str])
     Args:
         framework: last part of the instrumentation's module name.
         instrumentor: name of the instrumentor class in that module.
-        floors: oldest supported version of both distributions.
+        floors: oldest supported version of the framework and of its instrumentation.
     """
     module = f"openinference.instrumentation.{framework}"
 
@@ -184,7 +188,7 @@ def _openinference(framework: str, instrumentor: str, floors: Mapping[str, str])
         ours = getattr(instance, "_tracer", None)
 
         def is_ours() -> bool:
-            """Return whether the framework still has the instrumentation that we installed.
+            """Return whether the framework still has our instrumentation.
 
             The app may have removed or replaced it.
             """
@@ -197,9 +201,10 @@ def _openinference(framework: str, instrumentor: str, floors: Mapping[str, str])
 
 
 def _strands(telemetry: Any) -> Switch:
-    """Switch on Strands.
+    """Switch on telemetry of Strands.
 
-    Strands has one tracer, which keeps the provider that was global when the tracer was created.
+    Strands has one tracer, which keeps the provider that was global when the tracer was created. If
+    the app has set a global provider, nothing is changed.
     """
     tracer = telemetry.get_tracer()
     if global_provider() is not None:
@@ -208,7 +213,10 @@ def _strands(telemetry: Any) -> Switch:
 
 
 def _agent_framework(observability: Any) -> Switch:
-    """Switch on Agent Framework, which takes a tracer of the global provider for each span."""
+    """Switch on telemetry of Agent Framework.
+
+    For each span, Agent Framework gets a tracer of the provider that is global at that time.
+    """
 
     def ours(original: Any, patch: Patch) -> Any:
         def get_tracer(*names: Any, **more: Any) -> Any:

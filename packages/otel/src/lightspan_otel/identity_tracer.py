@@ -1,11 +1,11 @@
 """A private tracer provider for frameworks whose spans must not reach the app's exporters.
 
-Its spans tell which agent is current in this process. They keep only the attributes in
-`agent_names.READ`, and are neither sampled nor exported.
+Its spans show which agent is current in this process. They keep only the attributes in
+`agent_names.READ`, and are never exported.
 
-A span has the `SpanContext` of its parent; without a parent it has an invalid one. So spans that
-the app creates inside keep their real parents, and the app's traces have no gaps. The provider does
-not use OpenTelemetry's SDK, and works where the SDK is disabled.
+Spans that the app creates inside such a span must keep their real parents, or the app's traces
+would have gaps. So such a span has the `SpanContext` (ids) of its parent, or an invalid one if it
+has none. The provider does not use OpenTelemetry's SDK, and works where the SDK is disabled.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class _Tracer(Tracer):
 
 
 class _IdentityContext(SpanContext):
-    """The parent's context, with our `OpenSpan` attached.
+    """The ids of the parent span, with the state (`OpenSpan`) of one of our spans attached.
 
-    Where a library makes a no-op span, it copies this context from the parent. The copy keeps
+    If a library makes a no-op span inside our span, it copies this object from it. The copy keeps
     `open_span`, so our span is found from the no-op span too.
     """
 
@@ -79,24 +79,24 @@ class _IdentityContext(SpanContext):
 
     @classmethod
     def of(cls, parent: SpanContext, open_span: OpenSpan) -> _IdentityContext:
-        """Return a context with the ids and flags of `parent`, and with `open_span`."""
+        """Return a context with the ids and flags of `parent`, to which `open_span` is attached."""
         copy = cls(*parent[:5])
         vars(copy)["open_span"] = open_span  # SpanContext forbids setattr
         return copy
 
     def __reduce__(self) -> Any:
-        """Pickle as a plain `SpanContext`, as the app would without lightspan."""
+        """Pickle as a plain `SpanContext`, which other processes can load without lightspan."""
         return SpanContext, self[:5]
 
 
 class IdentitySpan(Span):
-    """A span that identifies an agent or a tool.
+    """A span of our private provider, which identifies an agent or a tool.
 
     Args:
         name: the span's name.
         attributes: initial attributes.
-        parent: the current span.
-        above: state of the enclosing span; None for no span.
+        parent: the enclosing span, whose ids this span takes.
+        above: state of the enclosing span; None if it is not tracked, or there is none.
         library: name of the instrumentation scope.
     """
 

@@ -63,7 +63,14 @@ def _run(options: argparse.Namespace) -> None:
 
 
 async def _import(url: str, files: list[Path], service: str | None, reporter: Reporter) -> int:
-    """Import the files; return how many items were rejected."""
+    """Import files into a store; return how many of their items were rejected.
+
+    Args:
+        url: URL of the store.
+        files: the files.
+        service: service name of traces that have none; None for a default.
+        reporter: output for progress and errors.
+    """
     from lightspan.progress import print_line
     from lightspan.stores import open_store, public_url
     from lightspan_otel.import_traces import import_file, name_of

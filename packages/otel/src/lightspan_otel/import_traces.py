@@ -1,9 +1,9 @@
 """`lightspan import`: store the traces of a file.
 
-A file is read in pieces. A piece is a line, or an OTLP message. Each trace becomes a production
-attempt, as with `POST /v1/traces`. Its ids come from the trace, so importing a file again adds
-nothing twice, even after an interruption. A bad line is reported with its number; other lines are
-stored.
+A file is read in pieces: lines, or OTLP messages. Each trace becomes a production attempt (a
+recorded run of an app outside of a training), as with `POST /v1/traces`. The ids of the attempt are
+derived from the trace, so importing a file again adds nothing twice, even after an interruption. A
+malformed line is reported with its number, and the other lines are stored.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _NOT_TRACES: Final = (
 
 
 class Portion(NamedTuple):
-    """Content of one piece of a file."""
+    """The spans in one piece of a file, and the errors in it. A piece is a line or a message."""
 
     place: str
     """Position for messages, such as `line 7`."""
@@ -351,7 +351,11 @@ def _scores(record: Mapping[str, Any]) -> int:
 
 
 def _decoded(record: Any, service: str) -> Decoded:
-    """Decode a record. Raises `DataError` if it is no trace."""
+    """Decode the spans of a record, which is in OTLP's, Phoenix's or Langfuse's JSON.
+
+    Raises:
+        DataError: the record contains no spans in any of these forms.
+    """
     if not isinstance(record, dict):
         raise DataError(f"{_NOT_TRACES}; it is of {type(record).__name__}")
     if "resourceSpans" in record or "resource_spans" in record:

@@ -1,12 +1,13 @@
 """Store spans received from other processes as production attempts.
 
-All spans of a trace made by one service form one attempt. The ids of the attempt and its rollout
-are hashes of service and trace. So batches may arrive in any order, repeatedly, and at several
-servers. The attempt ends when the service's outermost span (entry span) arrives. Later spans are
-added too.
+A production attempt is a recorded run of an app outside of a training. All spans of a trace that
+one service sent form one attempt. Its ids, and those of its rollout, are hashes of service and
+trace. So spans may arrive in any order, repeatedly, and at several servers. The attempt ends when
+the service's outermost span (entry span) arrives; later spans are added too. A span that names an
+attempt is added to that attempt.
 
-The attempt's input and the agents of calls depend on all spans, not on one batch. They are computed
-on reading, by `gathered`. A span that names an attempt is added to that attempt.
+The input of an attempt, and the agents of its model calls, depend on all its spans. They are
+computed when the attempt is read, by `gathered`.
 """
 
 from __future__ import annotations
@@ -128,15 +129,13 @@ def _rejected(span: Span, reason: str) -> RejectedSpan:
 def trace_of(span: Span) -> tuple[str, str] | None:
     """Return the service name and the trace id of a span, which identify its attempt.
 
-    None if the span itself names an attempt.
+    The result is None if the span has an attempt's id itself.
     """
     return None if span.attempt_id else (_service_of(span), span.trace_id)
 
 
 async def running(store: Store, traces: Sequence[tuple[str, str]]) -> int:
-    """Count the traces whose attempts are still running.
-
-    An attempt runs until the outermost span of its service (entry span) has arrived.
+    """Count the traces of which the outermost span (entry span) has not arrived yet.
 
     Args:
         store: an open store.
@@ -161,9 +160,9 @@ async def _with_slot(slots: asyncio.Semaphore, job: Callable[[], Awaitable[None]
 
 
 async def _join(store: Store, attempt_id: str, spans: Sequence[Span]) -> None:
-    """Add spans to an existing attempt, marked as late.
+    """Add spans to an existing attempt, and mark them as late.
 
-    Late spans are never trained on, because nothing proves that the attempt's runner sent them.
+    Late spans are never trained on, because any process may have sent them.
     """
     attempt = await store.attempt(attempt_id)
     late_spans = [span.replace(rollout_id=attempt.rollout_id, late=True) for span in spans]
@@ -216,10 +215,9 @@ def is_received(attempt: Attempt) -> bool:
 def gathered(
     rollout: Rollout, attempt: Attempt, spans: Sequence[Span]
 ) -> tuple[Rollout, list[Span]]:
-    """Compute the input of a received attempt, and the agents of its calls, from all its spans.
+    """Compute the input of an attempt, and the agents of its model calls, from all its spans.
 
-    An attempt is received if another process has sent its spans. Any other attempt is returned
-    unchanged.
+    This is done only if another process sent the spans; any other attempt is returned unchanged.
 
     Args:
         rollout: the attempt's rollout.
@@ -227,7 +225,8 @@ def gathered(
         spans: all spans of the attempt received so far.
 
     Returns:
-        The rollout with the input as its task, and the spans with their agents.
+        The rollout, whose task is the input, and the spans. The spans of model calls have the
+        agents.
     """
     if not is_received(attempt):
         return rollout, list(spans)

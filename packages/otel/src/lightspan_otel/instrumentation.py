@@ -1,4 +1,4 @@
-"""`otel.instrument` and its undo."""
+"""`otel.instrument`, and `otel.uninstrument`, which undoes it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lightspan_otel.processor import (
 
 
 class _Undo(NamedTuple):
-    """How to undo one effect of an `instrument` call."""
+    """A function that undoes one change made by `instrument`."""
 
     key: Any
     """Framework name, processor, or (processor, `llm_spans`) where content is recorded."""
@@ -41,19 +41,19 @@ _lock: Final = threading.RLock()
 def instrument(what: str | TracerProvider, *, content: bool = False) -> Instrumentation:
     """Identify the current agent by OpenTelemetry's spans, in this process. Idempotent.
 
-    Names, ids and kinds are read, no prompts. Nothing is sent: exporters get the same spans as
-    before. With a framework's name, anything that the app writes to the *current* span inside an
-    agent is lost if that span is ours (`docs/otel.md`, Limits). As a context manager (`with
-    instrument(…):`) it is undone at the end of the block.
+    Only names, ids and kinds are read from spans, unless `content` is set. Nothing is sent:
+    exporters get the same spans as before. If `what` is a framework's name, the current span inside
+    an agent may be lightspan's own. Anything that the app writes to it is lost (`docs/otel.md`,
+    Limits). As a context manager (`with instrument(…):`) it is undone at the end of the block.
 
     Args:
         what: name of a framework, such as `"pydantic-ai"`, or the TracerProvider to which the app's
-            framework sends its spans. A framework that is named is switched on for lightspan alone,
-            unless the app has switched its telemetry on. Spans of the global provider are then read
-            too, as soon as the app sets one.
-        content: whether to record the content of spans too, in production (`lightspan.record`):
-            model calls that nothing else records, with their messages, and the inputs and outputs
-            of tools and agents. Only valid with a TracerProvider.
+            framework sends its spans. The telemetry of a named framework is switched on for
+            lightspan alone, unless the app has switched it on. For a named framework, the global
+            provider's spans are read too, as soon as the app sets that provider.
+        content: whether to record also the content of spans, in production (`lightspan.record`):
+            the inputs and outputs of tools and agents, and the messages of model calls that
+            lightspan does not record otherwise. Only valid with a TracerProvider.
 
     Raises:
         ConfigError: the framework's name is unknown, it is not installed, the provider is not one

@@ -1,13 +1,14 @@
 """Record model calls known only from spans, if the user opts in (`content=True`).
 
-SDK patches and adapters record the model calls that pass through them. A framework that uses
-neither emits a span per call, with attributes that `normalize` translates. In production such a
-span is recorded as a call of its attempt, unless the call is recorded already.
+lightspan's patches of SDKs and its adapters record the model calls that pass through them. Other
+frameworks only emit a span per model call, with attributes that `normalize` translates. In
+production such a span is recorded as a model call of its attempt, unless the call is recorded
+already. In rollouts nothing is recorded from spans.
 
-The call of a span is recorded already in two cases: a call was recorded inside the span, or a
-recorded call was open in the same context when the span began. If two libraries make nested spans
-of one call, only the inner span is recorded. Nested spans with a tool or an agent between them are
-two calls. Nothing is recorded from spans in rollouts.
+The call of a span counts as recorded already in two cases: if a call was recorded inside the span,
+or if a recorded call was open in the same context when the span began. If two libraries make nested
+spans of one call, only the inner span is recorded. But nested spans with a tool or an agent between
+them are two calls.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _MAX_OPEN: Final = 8
 
 
 class _CallState:
-    """A recorded call, with the flag whether it is still open."""
+    """A model call that is recorded without spans, and whether it is still open."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -75,10 +76,10 @@ _recorded: Final[ContextVar[tuple[_CallState, ...]]] = ContextVar(
 
 
 def note_call(acting: AgentContext) -> CallEnd | None:
-    """Mark the spans around a beginning model call as having a call that is recorded elsewhere.
+    """Mark the spans around a beginning model call: the call is recorded, and not from spans.
 
-    This is a `CallListener`: it runs when a recorded call begins, and returns a function to call at
-    the call's end.
+    This is a `CallListener`: it runs when such a call begins, and returns a function to call at its
+    end.
     """
     _mark(open_here())
     call = _CallState()
@@ -87,10 +88,13 @@ def note_call(acting: AgentContext) -> CallEnd | None:
 
 
 def _mark(spans: Iterable[OpenSpan]) -> None:
-    """Set `has_call` of the spans up to and including the first agent or tool.
+    """Set `has_call` of the spans that belong to one model call, which is recorded already.
 
-    `spans` are nested spans, innermost first. Spans outside of this agent or tool belong to another
-    call.
+    These are the spans up to and including the first agent or tool. Spans around that agent or tool
+    belong to another call.
+
+    Args:
+        spans: nested spans, innermost first.
     """
     for open_span in spans:
         open_span.has_call = True
@@ -105,16 +109,17 @@ def input_of(span: ReadableSpan) -> Any:
 
 
 def begin(open_span: OpenSpan) -> None:
-    """Set `open_span.has_call` to whether a recorded call is open as the span begins."""
+    """Set `open_span.has_call` when the span begins: whether a recorded model call is open."""
     if open_span.agent is None or open_span.agent.scope.mode is not Mode.PRODUCTION:
         return
     open_span.has_call = any(call.is_open for call in _recorded.get())
 
 
 def read(open_span: OpenSpan, span: ReadableSpan) -> None:
-    """Record an ended span if it is a model call that nothing else recorded.
+    """Read the content of an ended span. Never raises.
 
-    If the span is a tool or an agent, its content is kept in `open_span`. Never raises.
+    A model call that is not recorded otherwise is recorded. The content of a tool or an agent is
+    kept in `open_span`.
     """
     agent = open_span.agent
     if agent is None or agent.scope.mode is not Mode.PRODUCTION or open_span.ids in recorded_whole:
@@ -141,12 +146,18 @@ def _content(span: Span, keys: frozenset[str]) -> MessageContent:
 
 
 def _clean(attributes: Mapping[str, Any]) -> Attributes:
-    """Redact the attributes of an exception, because its message may quote an API key."""
+    """Shorten an exception's attributes and remove API keys, which its message may quote."""
     return {k: bounded_text(v) if isinstance(v, str) else v for k, v in attributes.items()}
 
 
 def _record(open_span: OpenSpan, agent: AgentContext, span: Span) -> None:
-    """Record a model call that nothing else recorded; open an attempt for it if there is none."""
+    """Record a model call from its span; open an attempt for it if there is none.
+
+    Args:
+        open_span: state of the span.
+        agent: context in which the span began.
+        span: the span, with translated attributes.
+    """
     root = None
     if agent.scope.is_outside:
         if state.attempt_factory is None:

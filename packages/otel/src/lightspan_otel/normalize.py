@@ -1,8 +1,8 @@
 """Translate the span attributes of other libraries into ours. Pure.
 
-The GenAI conventions, OpenInference and OpenLLMetry each have their own attributes for messages,
-tools, arguments and errors; readers of stored spans expect those of
-`lightspan.schema.genai_attributes`. Translated attributes are not stored twice.
+OpenTelemetry's GenAI conventions, OpenInference and OpenLLMetry each have their own attributes for
+messages, tools, arguments and errors. Readers of stored spans expect those of
+`lightspan.schema.genai_attributes`. The original of a translated attribute is not stored.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def _first(attributes: AttributeMap, *keys: str) -> Any:
 def _tool_arguments(value: Any) -> Any:
     """Return a tool's arguments.
 
-    For smolagents, OpenInference stores the JSON of an object with the field `kwargs`; then return
-    that field as JSON. Any other value is returned unchanged.
+    OpenInference records a call of smolagents as JSON with the fields `args` and `kwargs`. For this
+    form, `kwargs` is returned as JSON. Any other value is returned unchanged.
     """
     if not (isinstance(value, str) and value.startswith('{"args": []')):
         return value
@@ -133,7 +133,10 @@ def _call(attributes: AttributeMap) -> dict[str, Any]:
 
 
 def _reasons(attributes: AttributeMap) -> list[str]:
-    """Return the finish reason of each answer as the sender wrote it; empty if one is missing."""
+    """Return the reason why each answer ended, as the sender wrote it.
+
+    The result is empty if the reason of an answer is missing.
+    """
     listed = attributes.get(c.FINISH_REASONS)
     if isinstance(listed, list):
         return [str(reason) for reason in listed]
@@ -205,9 +208,9 @@ def _genai_messages(value: Any) -> list[dict[str, Any]]:
 
 
 def _split(message: dict[str, Any], parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a message as several: one per tool result in `parts`, then one with the other parts.
+    """Split a message: one message per tool result in `parts`, then one with all other parts.
 
-    In a chat each tool result is a message of its own.
+    In a chat, each tool result must be a message of its own.
     """
     results = [part for part in parts if part.get("type") == "tool_call_response"]
     others = [_part(part) for part in parts if part.get("type") != "tool_call_response"]

@@ -1,11 +1,11 @@
 """State of open OpenTelemetry spans: the agent in them and the spans around them.
 
-An `OpenSpan` is created when a span begins. It is created in the context of the span, so it knows
-the enclosing span and the frames, which are the agents entered so far. Only its span and the spans
-inside hold a reference to it. If its span has ended or was garbage-collected, it is skipped.
+An `OpenSpan` is created when a span begins, in the span's context. So it knows the enclosing span,
+and the frames: the agents that were entered so far. Only its span and the spans inside hold a
+reference to it. It is skipped if its span has ended or no longer exists.
 
-When the span of an agent or a tool ends, a lightspan span with its name is recorded. Recorded calls
-have such spans as parents.
+When the span of an agent or a tool ends, a lightspan span with its name is recorded. Recorded model
+calls have such spans as parents.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class MessageContent(NamedTuple):
 
 
 class OpenSpan:
-    """State of a span that is or was open: its role, its agent and its place among other spans.
+    """State of a span that is or was open: its role, its agent and the spans around it.
 
     Args:
         span: OpenTelemetry's span, held by a weak reference.
-        above: state of the enclosing span; None for no span.
+        above: state of the enclosing span; None if there is none.
         span_id: id of the lightspan span that is recorded for `span`: 16 hex digits.
         library: name of the instrumentation scope of `span`.
     """
@@ -128,10 +128,10 @@ class OpenSpan:
     # --- enclosing spans ------------------------------------------------------------------
     @property
     def above(self) -> OpenSpan | None:
-        """Return the innermost open span around this span; None if there is none.
+        """The innermost open span around this span; None if there is none.
 
-        Ended spans are unlinked. Otherwise a context whose current span has ended would build an
-        endless chain of spans.
+        References to ended spans are removed. Otherwise spans that begin one after another inside
+        an ended span would form an endless chain.
         """
         while self._above is not None and self._above.ended:
             self._above = self._above._above
@@ -146,15 +146,15 @@ class OpenSpan:
 
     @property
     def is_node(self) -> bool:
-        """Return whether a lightspan span is recorded for this span, for an agent or a tool.
+        """Whether a lightspan span is recorded for this span: it is an agent or a tool.
 
-        Only such a span can be the parent of a recorded call.
+        Recorded model calls can only have such spans as parents.
         """
         return self.frame is not None or self.role is Role.TOOL
 
     @property
     def began_outside(self) -> bool:
-        """Return whether this span began outside every attempt."""
+        """Whether this span began while no attempt (recorded run of the app) was open."""
         return self.agent is not None and self.agent.scope.is_outside
 
     def began_in(self, acting: AgentContext) -> bool:
@@ -224,12 +224,15 @@ class OpenSpan:
             open_agents.add(self)
 
     def rebase(self, acting: AgentContext) -> None:
-        """Move this span, which began outside every attempt, into the attempt of `acting`."""
+        """Move this span, which began while no attempt was open, into the attempt of `acting`."""
         self.agent = AgentContext(acting.scope, acting.frames, acting.parent_span_id)
 
     # --- in production --------------------------------------------------------------------
     def open(self) -> None:
-        """Start an attempt for a span that began outside every attempt, if its role allows it."""
+        """Start an attempt with this span, if it began while no attempt was open.
+
+        This is done only if the span is of a kind that starts attempts, such as an agent.
+        """
         with self._lock:
             agent = self.agent
             if agent is None or not agent.scope.is_outside or state.attempt_factory is None:
@@ -302,7 +305,10 @@ class OpenSpan:
         agent.scope.recorder.add(span)
 
     def end_if_failed(self) -> None:
-        """Stop tracking a failed span whose library leaves failed spans open (`_LEAVE_OPEN`)."""
+        """Stop tracking this span if it failed, and its library does not end failed spans.
+
+        These libraries are listed in `_LEAVE_OPEN`.
+        """
         span = self._span() if self.library in _LEAVE_OPEN and self.agent is not None else None
         failed = None if span is None else failure_of(span)
         if failed is not None:
@@ -313,7 +319,8 @@ class OpenSpan:
     def mark_recorded_elsewhere(self) -> Attributes:
         """Leave the recording of this span to `LightspanSpanProcessor`.
 
-        Return the attributes that name the agent or the tool; empty for any other span.
+        Returns:
+            The attributes that name the agent or the tool; empty if the span is neither.
         """
         self._is_recorded_elsewhere = True
         self.settle(may_guess=True)
@@ -342,7 +349,10 @@ class OpenSpan:
         return f"execute_tool {name}", SpanKind.TOOL, identity
 
     def _abandon(self) -> None:
-        """Stop tracking a span that has no known end: its attempt ended, or its object is gone."""
+        """Stop tracking this span, whose end is unknown.
+
+        Either its attempt has ended, or the span object was deleted.
+        """
         self.end_if_failed()
         self._finish(SpanStatus.UNSET)
         self._leave(None)
@@ -389,10 +399,14 @@ def _error_types(span: Readable) -> list[str]:
 
 
 def _is_failure(span: Readable, error: BaseException) -> bool:
-    """Return whether a span that does not have the status ERROR has failed with `error`.
+    """Return whether `error` made a span fail whose status is not ERROR.
 
-    The status is not enough. The SDK does not set it for cancellations. OpenInference sets OK
+    The status is not enough. The SDK does not set it for cancellations, and OpenInference sets OK
     although it records the exception. An exception that only ends a stream is no failure.
+
+    Args:
+        span: the span.
+        error: the exception that ended the span.
     """
     name = type(error).__qualname__
     recorded = any(kind.endswith(name) for kind in _error_types(span))
@@ -446,12 +460,13 @@ def open_span_by_ids(trace_id: int, span_id: int) -> OpenSpan | None:
 
 
 def open_span_in(context: Context | None = None) -> OpenSpan | None:
-    """Return the state of the span around the caller; None if there is no tracked span.
+    """Return the state of the innermost tracked span around the caller; None if there is none.
 
-    It is the current span, unless a generator on the stack runs an agent that the current span is
-    not in. A server may take each item of a generator in another thread, whose context lacks the
-    span that an instrumentation has made current in the first step. A span that a generator has
-    left current is skipped until the generator continues.
+    Usually this is the current span, but generators need special treatment. An instrumentation may
+    make an agent's span current in a generator's first step. A server may run the next steps in
+    other threads, where that span is not current. So the agents of generators on the call stack are
+    used if the current span is not inside them. Between the steps, the span may still be current in
+    the thread, although the generator is paused. Then it is skipped.
 
     Args:
         context: OpenTelemetry's context with the current span; None for the current context.
@@ -477,7 +492,11 @@ def open_span_in(context: Context | None = None) -> OpenSpan | None:
 
 
 def _agents_of(generator: FrameType) -> Iterator[OpenSpan]:
-    """Yield the open agents of a generator: one that began in it, and those of its variables."""
+    """Yield the open agents that a generator runs.
+
+    They are the agent whose span began in the generator, and those whose spans its variables
+    contain.
+    """
     own = _by_generator.get(id(generator))
     if own is not None and not own.ended and own.role in _ATTEMPTS:
         yield own
@@ -488,15 +507,19 @@ def _agents_of(generator: FrameType) -> Iterator[OpenSpan]:
 
 
 def _is_span(kind: type) -> bool:
-    """Return whether a type is one of spans, or of OpenInference's proxies of spans.
+    """Return whether `kind` is a class of spans, or of OpenInference's proxies of spans.
 
-    `isinstance` would make other proxies load their object, such as a web framework's lazy user.
+    `isinstance` is not used. On proxies of other kinds, such as a web framework's lazily loaded
+    user, it would load the object.
     """
     return issubclass(kind, trace.Span) or kind.__name__ == "OpenInferenceSpan"
 
 
 def _generator_here() -> FrameType | None:
-    """Return the generator whose body begins a span; None if the span begins elsewhere."""
+    """Return the frame of the generator whose code begins a span.
+
+    The result is None if the span does not begin in a generator.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).startswith(_TRACERS):
         frame = frame.f_back
@@ -505,9 +528,10 @@ def _generator_here() -> FrameType | None:
 
 @contextmanager
 def inside_of(open_span: OpenSpan | None) -> Iterator[None]:
-    """Determine the current agent in the block from `open_span`, not from the current span.
+    """Take `open_span`, not the current span, as the span around the code in the block.
 
-    None means that there is no span around the block.
+    Args:
+        open_span: state of the span; None for no span around the block.
     """
     token = _inside.set(open_span)
     try:

@@ -1,6 +1,7 @@
-"""Span processor added to an app's tracer provider to track its open spans.
+"""A span processor that is added to an app's tracer provider and tracks its open spans.
 
-Names, ids and kinds are read; content only where the user opts in (`llm_spans`).
+It reads names, ids and kinds of spans. It reads their content only if the user opts in
+(`llm_spans`).
 """
 
 from __future__ import annotations
@@ -96,9 +97,10 @@ def _processor_of(provider: object) -> AgentSpanProcessor | None:
 
 
 def observe(provider: Any) -> AgentSpanProcessor:
-    """Add our processor to `provider`, or switch it on; return it.
+    """Read the spans of `provider` from now on, and return our processor in it.
 
-    Exporters get the same spans as before.
+    The processor is added, or switched on if the provider has it already. Exporters get the same
+    spans as before.
     """
     with _lock:
         return _switched_on(provider)
@@ -150,16 +152,16 @@ def accepts_processors(provider: object) -> bool:
 
 
 class _Global:
-    """Hold the flag `is_wanted`: whether to read the spans of the global tracer provider.
+    """Hold whether the spans of the global tracer provider are read (`is_wanted`).
 
-    The flag also holds for a provider that is set later.
+    The app may set that provider later.
     """
 
     is_wanted = False
 
 
 def observe_global() -> None:
-    """Add our processor to the global provider, if `_Global.is_wanted` and the app has set one."""
+    """Read the global provider's spans from now on, if this is wanted and the app has set it."""
     provider = global_provider() if _Global.is_wanted else None
     if provider is None or not accepts_processors(provider):
         return
@@ -171,10 +173,10 @@ def observe_global() -> None:
 
 
 def observe_requested(*, with_global: bool) -> None:
-    """Switch our processors on for requested providers, and off for all others.
+    """Switch our processors on in the providers that the user named, and off in all others.
 
     Args:
-        with_global: whether the global provider is requested too, once it is set.
+        with_global: whether to read the spans of the global provider too, also if it is set later.
     """
     with _lock:
         _Global.is_wanted = with_global
@@ -185,7 +187,7 @@ def observe_requested(*, with_global: bool) -> None:
 
 
 def is_from_observed_provider(span: Any) -> bool:
-    """Return whether a span's provider is observed now; False if the provider is unknown."""
+    """Return whether the spans of a span's provider are read now; False for an unknown provider."""
     processor = getattr(span, "_span_processor", None)
     if processor is None:
         return False

@@ -1,10 +1,10 @@
 """Determine the current agent from OpenTelemetry's open spans.
 
-A frame is one entered agent. `lightspan.agent` and adapters push frames; the resolver adds a frame
+A frame is one entered agent. `lightspan.agent` and adapters add frames; the resolver adds a frame
 for every open span of an agent. All frames are in the order in which their agents were entered.
 
-The resolvers of adapters (such as LangGraph's) run after it, on its result. It must run first,
-because adapters store the context before a node or a run begins.
+Adapters (such as LangGraph's) have resolvers too. They take the result of this one, so it must run
+first.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _MAX_PATHS: Final = 1_000
 
 # --- the current agent ----------------------------------------------------------------------
 def resolve(acting: AgentContext) -> AgentContext | None:
-    """Return `acting` with the agents of the open spans around the caller.
+    """Return the context `acting`, with the agents of the open spans around the caller.
 
-    Return None if there are no open spans, or if an error occurred.
+    The result is None if there are no open spans, or if an error occurred.
     """
     try:
         _observe()
@@ -68,7 +68,10 @@ def resolve(acting: AgentContext) -> AgentContext | None:
 
 
 def _observe() -> None:
-    """Observe the app's global provider once it is set, because frameworks may send spans to it."""
+    """Read the spans of the app's global provider once it is set, if a framework was named.
+
+    The framework may send its spans to that provider.
+    """
     if switches:
         observe_global()
 
@@ -102,10 +105,14 @@ def _with_agents(pushed: AgentContext, spans: Sequence[OpenSpan]) -> AgentContex
 
 
 def _in_attempt(acting: AgentContext, spans: Sequence[OpenSpan]) -> AgentContext:
-    """Return `acting` in the attempt to which the open spans belong.
+    """Return the context `acting`, moved into the attempt of the open spans.
 
-    The outermost span that has an attempt, or may start one, decides. Return `acting` unchanged if
-    there is no such span. Called only in production.
+    The outermost span that belongs to an attempt, or may start one, determines the attempt. If
+    there is no such span, `acting` is returned unchanged. Called only in production.
+
+    Args:
+        acting: context outside of attempts.
+        spans: the open spans around the caller, innermost first.
     """
     for open_span in reversed(spans):
         open_span.settle(may_guess=True)
@@ -120,8 +127,8 @@ def _in_attempt(acting: AgentContext, spans: Sequence[OpenSpan]) -> AgentContext
 def note_call(acting: AgentContext) -> None:
     """Add a capture error if the agent of a beginning model call is unknown.
 
-    Without the error, the call would silently count as one of an outer agent, or of `app`, the name
-    for no agent. This is a `CallListener`.
+    Otherwise the call would count as one of an enclosing agent, or of `app` (the name of calls
+    without an agent), and the user would not notice. This is a `CallListener`.
     """
     if len(_paths) < _MAX_PATHS and acting.path not in _paths and open_here():
         _paths[acting.path] = None
@@ -169,9 +176,9 @@ def _reason_unknown(span: Any, acting: AgentContext) -> str | None:
 
 
 def _without_ids(may_hide: bool, is_on: bool) -> str | None:
-    """Return why open spans may be hidden from us; None if no agent is hidden.
+    """Return a message if an open agent's span may be invisible to lightspan; else None.
 
-    Either OpenTelemetry is disabled, or the current span has no ids.
+    This is so if OpenTelemetry is disabled, or if the current span has no ids.
 
     Args:
         may_hide: whether a current span without ids would hide an agent.
@@ -189,7 +196,7 @@ def _library_of(span: Any) -> str:
 
 
 def _is_set() -> bool:
-    """Return whether a span is current, even one without ids."""
+    """Return whether any span is current; it may have no ids."""
     return any(isinstance(value, trace.Span) for value in get_current().values())
 
 

@@ -194,12 +194,12 @@ def send(exporter: SpanExporter) -> ExportHandle:
 
 
 def check() -> None:
-    """Raise `ConfigError` if `LIGHTSPAN_OTLP` asks for an export that is not possible."""
+    """Raise `ConfigError` if `LIGHTSPAN_OTLP` requests an export that this process cannot make."""
     current()
 
 
 def training_export(service: str, report: Callable[[str], None]) -> TrainingExport:
-    """Create the export of a training (see `TrainingExport`)."""
+    """Create the export of a training's spans; the arguments are those of `TrainingExport`."""
     from lightspan_otel.training_export import TrainingExport
 
     return TrainingExport(service, report)

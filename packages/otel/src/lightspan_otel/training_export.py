@@ -1,7 +1,7 @@
 """Export of a training's spans to a tracing backend, with rewards, advantages and agents.
 
-The spans of a step are queued after its update. The training waits for the backend only at its end.
-It stops waiting if the backend accepts no more spans.
+The spans of a training step are queued after the weights were updated. The training itself does not
+wait for the backend. At its end it waits until all spans are sent, or the backend accepts no more.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _POLL_INTERVAL_S: Final = 0.05
 
 
 class TrainingExport:
-    """Export the spans of a training's episodes.
+    """Export the spans of a training's episodes. An episode is a finished run of the app.
 
     Args:
         service: service name of the spans, unless the environment names one.
-        report: prints a message about spans that were not exported.
+        report: function that prints a message; called if spans were not exported.
     """
 
     def __init__(self, service: str, report: Callable[[str], None]) -> None:
@@ -43,10 +43,10 @@ class TrainingExport:
         self._advantages: dict[TransitionKey, float] = {}
 
     def add(self, episodes: Sequence[Episode], step: int, *, is_learned: bool) -> None:
-        """Queue the spans of ended episodes for export.
+        """Queue the spans of finished episodes for export.
 
-        If the step trains on the episodes, their spans wait until `send` is called, and then get
-        the step's advantages.
+        If the step trains on the episodes, their spans are kept until `send` is called, so that
+        they get the advantages of the step.
 
         Args:
             episodes: episodes of any rollouts.
@@ -62,12 +62,12 @@ class TrainingExport:
             self._enqueue(episode, step, {})
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
-        """Keep the advantages of calls, so that the next `send` adds them to the calls' spans."""
+        """Keep the advantages of model calls for the next `send`, which adds them to the spans."""
         if self._waiting:
             self._advantages |= {key: why.advantage for key, why in explanations.items()}
 
     def send(self) -> None:
-        """Queue the spans of the step's episodes, with their advantages. Never raises."""
+        """Queue the spans that `add` has kept, with the advantages of the step. Never raises."""
         waiting, advantages = self._waiting, self._advantages
         self._waiting, self._advantages = [], {}
         for episode, step in waiting:
@@ -79,12 +79,13 @@ class TrainingExport:
         span_exporter.enqueue(annotated_spans(episode, step, advantages, self._service))
 
     async def close(self, *, is_patient: bool) -> None:
-        """Export pending spans and report those that were not exported.
+        """Export the remaining spans, and report how many were not exported. Never raises.
 
-        Never raises; cancellation ends the wait.
+        If the caller is cancelled while it waits, the wait ends.
 
         Args:
-            is_patient: whether to wait for as long as the backend accepts spans.
+            is_patient: whether to wait until all spans are sent or the backend accepts no more. If
+                False, `close` does not wait.
         """
         self.send()  # an interrupted step has no advantages
         handle = span_exporter.current()
@@ -121,9 +122,10 @@ def annotated_spans(
     """Return the spans of an episode with its step, rewards and advantages.
 
     Args:
-        episode: episode of an attempt.
+        episode: one finished run of the app.
         step: number of the training step.
-        advantages: advantages of calls; those of other episodes are ignored.
+        advantages: advantage of each model call, also of calls in other episodes, which are
+            ignored.
         service: service name of spans that have none.
     """
     rewards: defaultdict[str, list[float]] = defaultdict(list)

@@ -63,24 +63,24 @@ class Alternate(Algorithm):
     First the prompts are searched with the current model. Then the weights are trained for some
     steps with the current prompts. This is done `cycles` times.
 
-    Prompts are frozen while weights are trained, and weights while prompts are searched, so every
-    rollout group has one version of both. Prompts are chosen on the selection split of `prompts`, a
-    seeded part of the training tasks on which weights are not trained. Held-out tasks do not affect
-    any choice.
+    Prompts do not change while weights are trained, nor weights while prompts are searched. Part of
+    the training tasks, the selection split, is used to compare prompts; weights are not trained on
+    it. The split is chosen by a seed. Held-out tasks do not affect any choice.
 
     Args:
         prompts: `GEPA` or `APO`. Its prompts may belong to agents that `weights` trains, to other
-            agents, or to both. With `optimize=` the first search discovers the texts in the app;
-            later searches start from the previous selection. Its budgets cover all searches; each
-            search may use an equal share of what is left.
-        weights: `LightningRL`. Its model also answers during searches, with the sampling of
-            training. Its seed, rollout timeout and failure reward are used for the whole run.
-        max_rollouts: maximum rollouts of the run, not counting held-out tasks. Searches use up to
-            `prompts.max_rollouts` of them; the others are for whole steps of weights.
-        cycles: number of searches; some steps of weights follow each search.
+            agents, or to both. With `optimize=` the first search discovers the texts in the app.
+            Later searches start from the best prompts so far. Its budgets cover all searches
+            together; each search may use an equal share of what is left.
+        weights: `LightningRL`. Its model also answers the app's calls during searches, with the
+            sampling parameters of training. Its seed, rollout timeout and failure reward are used
+            for the whole run.
+        max_rollouts: maximum rollouts of the run, not counting those of held-out tasks. Searches
+            use up to `prompts.max_rollouts` of them; the others are for training steps.
+        cycles: number of searches; training steps follow each search.
 
     Raises:
-        ConfigError: the budget is too small for a step of weights in each cycle, or an option is
+        ConfigError: `max_rollouts` is too small for a training step in each cycle, or an option is
             invalid.
     """
 
@@ -208,7 +208,7 @@ class Alternate(Algorithm):
 
     # --- steps --------------------------------------------------------------------------------
     async def run_step(self, context: TrainerContext) -> Metrics:
-        """Run a search, or a step of weights."""
+        """Run a search for better prompts, or a training step, whichever is next."""
         cycle = self._searches.get(context.step)
         if cycle is None:
             return await self._learn(context)
@@ -274,10 +274,10 @@ class Alternate(Algorithm):
         )
 
     def _folder(self, context: TrainerContext) -> Path:
-        """Create the folder for the log of this step's search with the current weights.
+        """Return the folder for the log of this step's search with the current weights.
 
-        Delete the logs of later steps, and of this step with other weights. Such logs are left if
-        the run was reset to an earlier step. They are invalid, because the weights differ now.
+        If the run was reset to an earlier step, there may be logs of later steps, or of this step
+        with other weights. They are invalid, because the weights differ now, and are deleted.
         """
         name = f"step-{context.step:06d}"
         folder = context.path / JOURNAL / f"{name}-{self._state.weights}"
@@ -290,7 +290,7 @@ class Alternate(Algorithm):
     async def _learn(self, context: TrainerContext) -> Metrics:
         """Train the weights for one step, with the current prompts.
 
-        The tasks are those outside the selection split, on which prompts are chosen.
+        The tasks of the selection split, on which prompts are compared, are not trained on.
         """
         selection = {task_id(task) for task in self.prompts.split(context.tasks).selection}
         tasks = [task for task in context.tasks if task_id(task) not in selection]
@@ -307,7 +307,7 @@ class Alternate(Algorithm):
 
 
 class _Overridden:
-    """A context in which some attributes are replaced."""
+    """A wrapper of the trainer's context in which some attributes have other values."""
 
     def __init__(self, context: TrainerContext, attributes: Mapping[str, Any]) -> None:
         self._context = context

@@ -157,10 +157,7 @@ class EndpointClient:
 
 
 def is_refusal(error: EngineError) -> bool:
-    """Return whether an endpoint refused a request for its content (400 or 422).
-
-    The next question may be answered.
-    """
+    """Return whether an endpoint refused a request because of its content (status 400 or 422)."""
     import openai
 
     return isinstance(error.__cause__, openai.BadRequestError | openai.UnprocessableEntityError)

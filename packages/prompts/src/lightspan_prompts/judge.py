@@ -102,7 +102,7 @@ class Judge:
         check_reward_name(self.name)
 
     def config(self) -> dict[str, Json]:
-        """Return the options that determine rewards, without address and budgets."""
+        """Return the options that determine rewards, so without the address and the budgets."""
         names = ("name", "rubric", "together", "orders", "show", "seed")
         model = {"model": self.llm.model, "sampling": dict(self.llm.sampling)}
         return {**{name: getattr(self, name) for name in names}, **model}
@@ -231,10 +231,10 @@ class _OpenJudge:
     async def _ask(self, key: str, text: str) -> str | None:
         """Send the request `text` and log the answer under `key`.
 
-        Return None on success, or else the reason for the failure.
+        Return None if there is an answer, or else the reason why there is none.
 
         Raises:
-            EngineError: the request failed for a reason for which every request would fail.
+            EngineError: the request failed for a reason that would make every request fail.
         """
         try:
             answer = await self._model.ask(text)
@@ -275,9 +275,9 @@ class _OpenJudge:
         )
 
     def _note_once(self, text: str) -> None:
-        """Print a message, but only once.
+        """Print a message unless one was printed before.
 
-        Many requests may wait for the same rate limit, each with a message.
+        Many concurrent requests may wait for the same rate limit, and one message is enough.
         """
         if not self._is_busy_noted:
             self._is_busy_noted = True
@@ -285,10 +285,10 @@ class _OpenJudge:
 
 
 class _Answer(NamedTuple):
-    """The judge's answer to a ballot (one request that shows several transcripts).
+    """The judge's scores and comment in answer to one request (a ballot).
 
-    Each transcript has a score, or a text that says why it has none. `comment` is about all
-    transcripts.
+    `scores` has an entry per transcript in the request: the score, or a text that says why there is
+    none. `comment` is about all of these transcripts.
     """
 
     scores: list[float | str]
@@ -298,9 +298,10 @@ class _Answer(NamedTuple):
 def _scored(
     text: str, ballots_of_group: Sequence[Ballot], answers: Mapping[str, _Answer]
 ) -> Scored:
-    """Return the mean score of a transcript over the ballots that show it.
+    """Return the mean of the scores that a transcript got in several requests (ballots).
 
-    The transcript is unscored if a ballot has no score, because position bias would not cancel.
+    The transcript has no score at all if one of these requests gave none. The requests show the
+    transcripts in different orders, and the mean is fair only over all orders.
     """
     showing = [ballot for ballot in ballots_of_group if text in ballot.shown]
     values = [answers[ballot.prompt].scores[ballot.shown.index(text)] for ballot in showing]
@@ -312,7 +313,10 @@ def _scored(
 
 
 def _reasons(text: str, ballot: Ballot, remark: str) -> str:
-    """Return the comment on a transcript, with its letter if several were compared."""
+    """Return the judge's comment on a transcript.
+
+    If several transcripts were compared, the comment begins with the letter of this transcript.
+    """
     if not remark or len(ballot.shown) == 1:
         return remark
     letter = LETTERS[ballot.shown.index(text)]
@@ -326,9 +330,9 @@ def _key(llm: LLM, prompt: str) -> str:
 
 
 def _is_permanent(error: EngineError) -> bool:
-    """Return whether a request failed for a reason for which further requests would fail too.
+    """Return whether a request failed for a reason that would make every further request fail.
 
-    Such reasons are the key, the address, and a rate limit that lasted too long.
+    Such reasons are a wrong key, a wrong address, and a rate limit that lasted too long.
     """
     import openai
 

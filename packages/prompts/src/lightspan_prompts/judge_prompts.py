@@ -82,7 +82,7 @@ def ballots(
 
 
 def scores(ballot: Ballot, answer: str, finish_reason: str = "stop") -> list[float | str]:
-    """Return the reward of each transcript, 0 to 1, or the reason why there is none."""
+    """Return the reward (0 to 1) of each transcript; a text with the reason if there is none."""
     letters = LETTERS[: len(ballot.shown)]
     ratings = _last_object(answer)
     if ratings is None:

@@ -1,8 +1,8 @@
 """Transcript: an episode as text for a judge, and its final answer.
 
 It contains the task, prompts and answers of the agents, results of tools, and the app's messages
-(`emit_message`). It contains no reward, so that a judge scores the work itself. Keys are redacted
-as in recorded content.
+(`emit_message`). It contains no reward, so that a judge scores the work itself. API keys are
+redacted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def task_text(task: Json) -> str:
 
 
 def without_keys(text: str) -> str:
-    """Return the text with keys redacted."""
+    """Return the text with API keys redacted."""
     return str(values_without_keys({"text": text})["text"])
 
 
@@ -59,7 +59,10 @@ def _conversation(episode: Episode) -> Iterator[str]:
 
 
 def _call_lines(call: Call, written: set[str]) -> Iterator[str]:
-    """Yield the lines of a call that are not in `written` yet, and add them to it."""
+    """Yield the lines that describe a model call, without messages that are in `written`.
+
+    `written` has the lines of earlier calls. New lines are added to it.
+    """
     yield f"Model call of the agent {call.agent_path!r}:"
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
     for message in genai_messages.input_messages_of(attributes):

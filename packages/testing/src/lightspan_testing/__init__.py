@@ -1,12 +1,13 @@
 """Conformance suites and fakes for implementations of lightspan's protocols.
 
-Suites are subclassed: `store_suite`, `engine_suite`, `lora_suite`, `chat_engine_suite`,
-`learner_suite`, `gateway_suite`, `adapter_suite`, `runners_suite` (with `sample_apps`). Language
-models are replaced by scripts: `scripted` (an OpenAI server, with `scripted_responses` and
-`scripted_messages`), `scripted_engine`, or random models of `tiny`; `adapter_harness` combines both
-servers for adapters. `strategies` generates attempts for hypothesis, `attempts` reads recorded
-ones, `wait` polls; `permuted_rewards` is an algorithm that must not learn. Submodules are imported
-on first use: they need pytest, which lightspan does not.
+Each suite is a class of tests to subclass: `store_suite`, `engine_suite`, `lora_suite`,
+`chat_engine_suite`, `learner_suite`, `gateway_suite`, `adapter_suite`, `runners_suite` (with
+`sample_apps`). In place of language models there are `scripted` (an OpenAI server, with
+`scripted_responses` and `scripted_messages`), `scripted_engine`, and the random models of `tiny`.
+`adapter_harness` combines the scripted server and engine for adapters. `strategies` generates
+attempts for hypothesis, `attempts` reads recorded ones, and `wait` polls. `permuted_rewards` is an
+algorithm that must not learn. Submodules are imported on first use, because they need pytest, which
+lightspan does not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A scripted endpoint and a scripted gateway with equal answers, for the tests of adapters.
 
 Every prompt of an attempt contains a *tag* (`task-7`), and every prompt of the agent `writer`
-contains `You are writer.`, so attempt and agent of a request follow from its prompt, independently
-of the adapter under test. Needs `lightspan-gateway`, but neither torch nor transformers.
+contains `You are writer.`. So the prompt of a request shows its attempt and agent, independently of
+the adapter under test. Needs `lightspan-gateway`, but neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _numbers = itertools.count(1)
 # --- the script -----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One answer of the model.
+    """One scripted answer of the model.
 
     In `text` and in the arguments of `calls`, `{task}` is replaced by the attempt's tag (`task-7`).
     """
@@ -68,7 +68,7 @@ Says = Mapping[str, Sequence[Turn | str]]
 
 
 class ModelCall(NamedTuple):
-    """A request that reached a model."""
+    """A request that reached the scripted model."""
 
     tag: str
     agent: str
@@ -80,14 +80,14 @@ class ModelCall(NamedTuple):
 
 @dataclass(slots=True)
 class Part:
-    """Script of an attempt's agents."""
+    """The script of an attempt: the answers of the model to each agent."""
 
     says: Says
     marks: Mapping[str, str] = field(default_factory=dict)
     """Text in a prompt → agent that sends it, for prompts without `You are …`."""
 
     def agent_of(self, prompt: str) -> str | None:
-        """Return the name of the agent that sends `prompt`; None if the prompt names no agent."""
+        """Return the name of the agent that the text `prompt` names; None if it names no agent."""
         for mark, name in self.marks.items():
             if mark in prompt:
                 return name
@@ -96,7 +96,10 @@ class Part:
 
 
 class Brain:
-    """Answer each prompt from the script of its attempt and agent. Thread-safe."""
+    """Answer each prompt from the script of the attempt and agent that the prompt names.
+
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self.calls: list[ModelCall] = []
@@ -109,7 +112,8 @@ class Brain:
     def answer(self, prompt: str, prompt_ids: Sequence[int] = ()) -> tuple[ModelCall, int]:
         """Record a prompt, and choose its answer from the script.
 
-        A prompt is added to `problems` unless it has exactly one tag and a scripted agent.
+        A prompt is also added to `problems` unless it has exactly one attempt's tag and an agent
+        that is in the script.
 
         Args:
             prompt: text of the prompt.
@@ -133,7 +137,7 @@ class Brain:
             return self.calls[-1], number
 
     def calls_in(self, tag: str) -> list[ModelCall]:
-        """Return the model calls of the attempt with the tag `tag`, in order."""
+        """Return the model calls of the attempt `tag`, in order."""
         with self._lock:
             return [call for call in self.calls if call.tag == tag]
 
@@ -206,7 +210,10 @@ class Played(Captured):
 
 
 class Stage:
-    """Run a scripted endpoint (`url`) and a gateway in a thread; both answer from one `Brain`."""
+    """Run a scripted endpoint (`url`) and a gateway in a thread.
+
+    Both give the answers of the same `Brain`, which reads them from scripts.
+    """
 
     def __init__(self) -> None:
         self.brain = Brain()
@@ -244,7 +251,7 @@ class Stage:
 
     @property
     def url(self) -> str:
-        """Return the base URL of the app's own endpoint."""
+        """Return the base URL of the endpoint that the app calls without a gateway."""
         return self._server.url
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -253,10 +260,10 @@ class Stage:
 
     @contextmanager
     def serving(self, paths: Iterable[str]) -> Iterator[ServingGateway]:
-        """Run a server of policies for an app that connects, like `lightspan serve`.
+        """Serve scripted policies like `lightspan serve`, for an app outside of attempts.
 
         Args:
-            paths: agent paths; each has a policy of the same name.
+            paths: agent paths. Each agent has a policy with its path as the name.
         """
         policies = dict.fromkeys(paths, 1)
         rules = [Rule(path, Target(route=Route.POLICY, policy=path)) for path in policies]
@@ -271,9 +278,7 @@ class Stage:
             self.wait(served.close())
 
     def requests_of(self, tag: str) -> list[Request]:
-        """Return the requests of the attempt with the tag `tag` to the app's own endpoint, in
-        order.
-        """
+        """Return the requests of the attempt `tag` to the app's own endpoint, in order."""
         return [request for request in self._server.requests if tag in json.dumps(request.body)]
 
     def open(
@@ -285,8 +290,8 @@ class Stage:
             part: script of the attempt's agents.
             through_gateway: whether model calls go to the gateway; otherwise they go to the app's
                 own endpoint.
-            instructions: replacements for the agents' instructions, only without the gateway; None
-                for none.
+            instructions: replacements for the agents' instructions; None for none. They are used
+                only without the gateway.
         """
         tag = f"task-{next(_numbers)}"
         self.brain.parts[tag] = part
@@ -317,7 +322,10 @@ class Stage:
         return Played(tag=tag, scope=scope, through_gateway=True)
 
     def close(self, played: Played) -> None:
-        """Collect the spans and token records of an attempt; fail the test on capture errors."""
+        """Collect the spans and token records of an attempt; fail the test on capture errors.
+
+        A capture error means that something in the attempt could not be recorded.
+        """
         played.close()
         if played.through_gateway:
             name = played.scope.attempt_id

@@ -27,7 +27,9 @@ ROOT_ID: Final = "00000000000000aa"
 
 # --- spans as text --------------------------------------------------------------------------
 def tree(spans: Sequence[Span], *, ordered: bool = True, models: bool = False) -> list[str]:
-    """Return a line per span, indented by depth: name, agent path, and the status unless it is OK.
+    """Return one line per span, indented by depth: its name, its agent path, and its status.
+
+    The status is left out if it is OK.
 
     Args:
         spans: all spans of an attempt.
@@ -65,13 +67,13 @@ def path_of(span: Span) -> str:
 # --- an attempt in this process -------------------------------------------------------------
 @dataclass(slots=True, eq=False, kw_only=True)
 class Captured:
-    """An attempt with its context, and its spans after it has ended."""
+    """An attempt in this process. It has its spans only after it has ended."""
 
     scope: AttemptContext
     spans: list[Span] = field(default_factory=list)
 
     def close(self) -> None:
-        """Collect the spans. Fails if the attempt has capture errors."""
+        """Collect the spans, and check that the attempt has no capture errors."""
         recorder = self.scope.recorder
         recorder.cancel_pending()
         self.spans += recorder.drain()
@@ -79,7 +81,7 @@ class Captured:
 
     @property
     def tree(self) -> list[str]:
-        """Return the lines of `tree` for the spans, with requested models."""
+        """Return the spans as lines of text, including the models that were requested."""
         return tree(self.spans, models=True)
 
     @property
@@ -103,7 +105,7 @@ def make_scope(**fields: Any) -> AttemptContext:
     """Return the context of a new attempt that uses no gateway.
 
     Args:
-        fields: fields of `AttemptContext` that differ from the defaults.
+        fields: fields of `AttemptContext` to set; the others have their defaults.
     """
     return AttemptContext(
         rollout_id="r", attempt_id=uuid.uuid4().hex, root_span_id=ROOT_ID, **fields
@@ -112,7 +114,7 @@ def make_scope(**fields: Any) -> AttemptContext:
 
 @contextmanager
 def captured(**fields: Any) -> Iterator[Captured]:
-    """Open an attempt for the duration of a block, and collect its spans at the end.
+    """Open an attempt for the duration of a `with` block; collect its spans at the end.
 
     Args:
         fields: fields of the attempt's `AttemptContext`, such as `routing`.
@@ -127,7 +129,7 @@ def captured(**fields: Any) -> Iterator[Captured]:
 
 
 class Exchange(NamedTuple):
-    """The texts of a model call: the last message of the request, and the answer."""
+    """Two texts of a model call: the last message of the request, and the answer."""
 
     asked: str
     answer: str
@@ -162,7 +164,10 @@ class Recorded:
         ]
 
     def tree(self) -> str:
-        """Return a line per span, indented by depth; model calls have the path of their agent."""
+        """Return a line per span, indented by depth.
+
+        The line of a model call contains the path of its agent.
+        """
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -173,7 +178,7 @@ class Recorded:
 
 
 def read_recorded(url: str) -> list[Recorded]:
-    """Return every production attempt in the store at `url`, in order of start."""
+    """Return all attempts that were recorded in the store at `url`, in order of start."""
     return asyncio.run(_read(url))
 
 

@@ -4,9 +4,9 @@
         def make_engine(self, url):
             return MyEngine(url)
 
-The endpoint is a real server (`lightspan_testing.scripted`). Engines may set model and sampling,
-and must send the rest of the body unchanged. Needs pytest and pytest-asyncio (`asyncio_mode =
-"auto"`). No test depends on time.
+The endpoint is a real server (`lightspan_testing.scripted`). An engine may set the model and the
+sampling parameters in a request. It must send the rest of the body unchanged. Needs pytest and
+pytest-asyncio (`asyncio_mode = "auto"`). No test depends on time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Content = list[tuple[str, list[tuple[str, str]], str]]
 
 
 def content_of(answer: ChatAnswer) -> Content:
-    """Return the content of an unstreamed answer."""
+    """Return the content of an answer that was not streamed."""
     assert answer.status == 200
     return [
         (
@@ -101,7 +101,10 @@ async def ask(engine: ChatEngine, *, stream: bool, content: str = "hi") -> Conte
 
 
 class Held:
-    """A script that repeats the last message; a call with the text `held` waits until released."""
+    """A script that answers with the last message of the request.
+
+    If that message is `held`, the script waits before it answers, until the call is released.
+    """
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -178,7 +181,7 @@ class ChatEngineSuite:
         assert whole == parts == expected
 
     async def test_a_stream_is_passed_on_piece_by_piece(self) -> None:
-        """Every chunk of the endpoint is passed on, including the one with the usage."""
+        """Every chunk of the endpoint's stream is passed on, also the one with the token usage."""
         body = {**BODY, "stream_options": {"include_usage": True}}
         with ScriptedServer("a b c") as server:
             async with self.running(server.url) as engine:
@@ -188,7 +191,10 @@ class ChatEngineSuite:
         assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
 
     async def test_a_refusal_is_final_and_ends_nothing_else(self) -> None:
-        """Status 400 is not retried but reported with its text; the next call succeeds."""
+        """A call that the endpoint refuses with status 400 is not retried.
+
+        Its error contains the endpoint's text, and the next call succeeds.
+        """
         refusal = Reply(status=400, text="no such thing")
         with ScriptedServer([refusal, refusal, "fine", "fine"]) as server:
             async with self.running(server.url) as engine:
@@ -210,7 +216,10 @@ class ChatEngineSuite:
                 await ask(engine, stream=stream)
 
     async def test_an_endpoint_that_breaks_off(self) -> None:
-        """Chunks before the break are passed on, but never count as a complete answer."""
+        """If the endpoint breaks off a stream, the call fails.
+
+        The chunks before the break are passed on.
+        """
         with ScriptedServer(lambda request: Reply(text="a b c", drop=True)) as server:
             async with self.running(server.url) as engine:
                 with pytest.raises(EngineError):
@@ -222,7 +231,10 @@ class ChatEngineSuite:
 
     @pytest.mark.parametrize("stream", [False, True])
     async def test_many_at_once(self, stream: bool) -> None:
-        """Calls run concurrently: the server answers only after it has received all of them."""
+        """Calls run concurrently.
+
+        The test's server waits for all of them before it answers any.
+        """
         everyone = threading.Barrier(CALLS)
 
         def answer(request: Request) -> str:

@@ -59,10 +59,10 @@ async def generate(
     started: asyncio.Semaphore | None = None,
     **sampling: Any,
 ) -> Answer:
-    """Generate to the end, and check each chunk and the order of the chunks.
+    """Generate an answer to the end, and check each chunk and the order of the chunks.
 
     Args:
-        started: semaphore that is released at the first chunk of a stream; None for none.
+        started: semaphore to release at the first chunk of a stream; None for none.
         sampling: sampling parameters of the request.
     """
     request = GenerationRequest(
@@ -91,15 +91,20 @@ async def generate(
 def reference(
     model: Any, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0
 ) -> Tensor:
-    """Return the [len(ids), vocabulary] log-probabilities at each answer position by one forward
-    pass."""
+    """Return the log-probabilities of all tokens at each position of an answer.
+
+    They are computed by one forward pass. The shape is [len(ids), vocabulary].
+    """
     logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
     distribution: Tensor = (logits / temperature).log_softmax(-1)
     return distribution
 
 
 def of_tokens(distribution: Tensor, ids: Sequence[int]) -> list[float]:
-    """Return the log-probability of each id; `distribution` is (tokens, vocabulary)."""
+    """Return the log-probability of each token in `ids`.
+
+    `distribution` has the log-probabilities of all tokens at each position.
+    """
     return distribution.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
 
 
@@ -156,7 +161,7 @@ class EngineSuite:
         return weights, with_weights(folder, weights)
 
     def wrong(self, model: Any) -> list[tuple[Any, str]]:
-        """Return updates that do not fit the model, with patterns of the error messages."""
+        """Return pairs: weights that do not fit the model, and a pattern of the expected error."""
         weights = perturbed(model, seed=9)
         name = next(iter(weights))
         partial = {key: value for key, value in weights.items() if key != name}
@@ -208,9 +213,9 @@ class EngineSuite:
         *,
         temperature: float = 1.0,
     ) -> None:
-        """Check that every token of `answer` has the version `version`.
+        """Check that all tokens of `answer` have the given version and the right log-probabilities.
 
-        Also check that its log-probability is the one that `model` computes.
+        The right log-probability is the one that `model` computes.
         """
         assert answer.versions == [version] * len(answer.ids)
         expected = of_tokens(reference(model, prompt, answer.ids, temperature), answer.ids)
@@ -250,7 +255,7 @@ class EngineSuite:
     async def test_greedy_takes_the_largest(
         self, engine: TokenEngine, model: Any, prompt: list[int]
     ) -> None:
-        """Greedy generation samples the most likely tokens, streamed or not."""
+        """Greedy generation yields the most likely tokens, streamed or not."""
         whole = await generate(engine, prompt, temperature=0.0)
         stream = await generate(engine, prompt, temperature=0.0, stream=True)
         assert whole.ids == stream.ids
@@ -318,10 +323,10 @@ class EngineSuite:
     async def test_an_update_splits_the_versions_exactly(
         self, engine: TokenEngine, folder: Path, model: Any, prompt: list[int]
     ) -> None:
-        """Check that every token has the version that sampled it.
+        """Every token of a call has the version of the weights that sampled it.
 
-        With an engine in another process, all calls may have ended before an update, or none may
-        have begun; then the test makes another update.
+        The update has to happen while calls run. If it does not, the test makes another update.
+        That can happen with an engine in another process.
         """
         models = {0: model}
         for version in range(3, 3 + UPDATES):
@@ -341,7 +346,8 @@ class EngineSuite:
         """Update the weights while calls are running.
 
         Returns:
-            The answer of a call after the update, followed by the answers of the running calls.
+            The answer of a call that began after the update, followed by the answers of the running
+                calls.
         """
         started = asyncio.Semaphore(0)
         tasks = [
@@ -369,8 +375,9 @@ class EngineSuite:
     async def test_no_prefix_outlives_an_update(
         self, engine: TokenEngine, folder: Path, model: Any
     ) -> None:
-        """A cached prefix is not used after an update; the prompt fills whole blocks of a KV
-        cache.
+        """The engine does not reuse what it has cached of a prompt before an update of the weights.
+
+        The prompt is long enough to fill whole blocks of a KV cache.
         """
         prompt = [5 + number % 300 for number in range(200)]
         weights, moved = self.other(folder, model, seed=11)
@@ -442,7 +449,10 @@ class EngineSuite:
 def _by_version(
     models: Mapping[int, Any], prompt: list[int], answer: Answer, temperature: float
 ) -> list[float]:
-    """Return the log-probability of each token under the weights of the version that sampled it."""
+    """Return the log-probability of each token of an answer, from the right version of the weights.
+
+    It is the version that sampled the token. `models` is version → model.
+    """
     by_version = {
         version: of_tokens(reference(model, prompt, answer.ids, temperature), answer.ids)
         for version, model in models.items()
@@ -451,19 +461,19 @@ def _by_version(
 
 
 def _nucleus(distribution: Tensor) -> Tensor:
-    """Return a mask of the tokens that `top_p=0.6` keeps."""
+    """Return which tokens remain when sampling with `top_p=0.6`, as a mask."""
     ordered, places = distribution.exp().sort(descending=True)
     before = ordered.cumsum(-1) - ordered
     return torch.zeros_like(before, dtype=torch.bool).scatter(1, places, before < 0.6)
 
 
 def _top(distribution: Tensor) -> Tensor:
-    """Return a mask of the tokens that `top_k=3` keeps."""
+    """Return which tokens remain when sampling with `top_k=3`, as a mask."""
     return distribution >= distribution.topk(3).values[:, -1:]
 
 
 def _leads_to(model: Any, token: int) -> list[int]:
-    """Return a prompt after which `token` is the model's most likely token."""
+    """Return a prompt after which `token` is the model's most likely next token."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(2000):
         ids = torch.randint(5, 300, (1, 6), generator=generator)
@@ -475,10 +485,7 @@ def _leads_to(model: Any, token: int) -> list[int]:
 
 
 def _across_two_tokens(texts: Sequence[str]) -> str:
-    """Return a text of two characters that spans the border of two tokens.
-
-    They are the last character of one token and the first of the next.
-    """
+    """Return a text of two characters that begins in one token and ends in the next."""
     for place in range(3, len(texts)):
         stop = texts[place - 1][-1:] + texts[place][:1]
         if len(stop) == 2 and stop.isascii() and "\ufffd" not in stop:

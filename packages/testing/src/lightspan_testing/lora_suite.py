@@ -4,8 +4,8 @@
         def make_lora_engine(self, models, ranks):
             return MyEngine(models, lora=ranks)
 
-It is the engine suite with every policy served as LoRA on top of its model's weights, and tests of
-several such policies at once. The policy `base` has the model's own weights.
+It is the engine suite with every policy served as LoRA on top of its model's weights. It also has
+tests of several such policies at once. The policy `base` is the model itself, without LoRA.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BASE: Final = "base"
 
 @torch.no_grad()
 def merged(folder: Path, weights: LoRAWeights) -> Any:
-    """Load the model in `folder`, and add the LoRA `weights` to its own weights."""
+    """Load the model in `folder`, with the LoRA `weights` added to its own weights."""
     model = load_model(folder)
     for name, (first, second) in weights.layers.items():
         model.get_submodule(name).weight += weights.scale * (second @ first)
@@ -58,7 +58,7 @@ class LoRAEngineSuite(EngineSuite):
 
         Args:
             models: policy name → folder of the model.
-            ranks: policy name → maximum rank; 0 to serve the model's own weights.
+            ranks: policy name → maximum LoRA rank. 0 serves the model's own weights, without LoRA.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Algorithms that must not learn anything, for control experiments."""
+"""Algorithms that must not learn anything, for experiments that check the evaluation itself."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lightspan.lightning.episode import Episode
 class Permuted(LightningRL):
     """LightningRL with rewards permuted within each group, so that nothing can be learned.
 
-    The weights change nevertheless, and the policy may always give the same answer. So do not use a
-    metric on which some constant answer does well.
+    The weights change nevertheless. In the end, the policy may always give the same answer, so do
+    not use a metric for which some constant answer is good.
     """
 
     async def collect(self, world: TrainerContext) -> list[Episode]:
-        """Collect the step's episodes, and shuffle the rewards within each group."""
+        """Run the step's rollouts, and shuffle their rewards within each group."""
         episodes = await super().collect(world)
         groups: dict[str, list[int]] = defaultdict(list)
         for index, episode in enumerate(episodes):

@@ -1,8 +1,8 @@
 """Conformance tests of runners (`lightspan.runners.protocol.Runners`).
 
 Subclass `RunnersSuite` and override two fixtures: `runners` returns unstarted runners with at least
-two slots, and `store` returns an open store that they reach. Runners need access to files of this
-machine, by which the suite and the apps of `sample_apps` communicate.
+two slots, and `store` returns an open store that the runners can reach. The runners need access to
+files of this machine, by which the tests communicate with the apps of `sample_apps`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RunnersSuite:
 
     @pytest.fixture
     def store(self) -> Store:
-        """Return an open store that the runners reach."""
+        """Return an open store that the runners can reach."""
         raise NotImplementedError
 
     async def test_is_a_set_of_runners(self, runners: Runners) -> None:
@@ -49,7 +49,7 @@ class RunnersSuite:
         await runners.stop()  # returns at once without a start
 
     async def test_runs_what_its_training_asks_for(self, runners: Runners, store: Store) -> None:
-        """Runners execute the rollouts of their own training run, and no others."""
+        """Runners run the rollouts of their own training run, and no others."""
         await _enqueue(store, [{"number": 0}], run_id="another", first=100)
         async with _Started(runners, store, "right"):
             await _enqueue(store, [{"number": number} for number in range(7)])
@@ -68,7 +68,7 @@ class RunnersSuite:
     async def test_what_is_stopped_is_queued_again(
         self, runners: Runners, store: Store, tmp_path: Path
     ) -> None:
-        """A rollout whose runner is stopped is executed when the same runners are started again."""
+        """A rollout that was running when its runners were stopped is run again after a restart."""
         files = {"begun": str(tmp_path / "begun"), "go": str(tmp_path / "go")}
         async with _Started(runners, store, "waits"):
             await _enqueue(store, [files])
@@ -86,7 +86,10 @@ class RunnersSuite:
     async def test_an_app_that_kills_its_process(
         self, runners: Runners, store: Store, tmp_path: Path
     ) -> None:
-        """A single crash loses nothing; repeated crashes lose only their own rollout."""
+        """If an app kills its process once, every rollout is still completed.
+
+        If it does so again and again, only its own rollout is lost.
+        """
         once = {"number": 1, "died": str(tmp_path / "died")}
         async with _Started(runners, store, "dies_once"):
             await _enqueue(store, [once, *({"number": number} for number in range(2, 5))])
@@ -102,7 +105,7 @@ class RunnersSuite:
 
 
 class _Started:
-    """Context manager that starts and stops runners."""
+    """Context manager that starts the runners for an app, and stops them at the end."""
 
     def __init__(self, runners: Runners, store: Store, app: str) -> None:
         self._runners = runners
@@ -139,7 +142,7 @@ async def _enqueue(
 
 
 async def _ended(runners: Runners, store: Store, count: int) -> list[RolloutState]:
-    """Wait until `count` rollouts have ended."""
+    """Wait until `count` rollouts have ended; return their states."""
     while True:
         runners.check()
         states = await store.rollouts(run_id=RUN)

@@ -1,4 +1,4 @@
-"""Apps for the suite of runners: `lightspan_testing.sample_apps:NAME`."""
+"""Apps for the tests of runners, which import them as `lightspan_testing.sample_apps:NAME`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def right(task: dict[str, Any]) -> float:
 
 
 async def waits(task: dict[str, Any]) -> float:
-    """Create the file that the task names, and wait for another file."""
+    """Create the file `begun` that the task names, and wait for the file `go`."""
     Path(task["begun"]).touch()
     while not Path(task["go"]).exists():  # noqa: ASYNC110
         await asyncio.sleep(0.02)
@@ -22,7 +22,10 @@ async def waits(task: dict[str, Any]) -> float:
 
 
 def dies_once(task: dict[str, Any]) -> float:
-    """End the process once: if the task's marker file `died` is missing, create it and exit."""
+    """End the process in the first attempt only.
+
+    The file that the task names as `died` marks that this has happened.
+    """
     file = task.get("died")
     if file is not None and not Path(file).exists():
         Path(file).touch()
@@ -31,7 +34,7 @@ def dies_once(task: dict[str, Any]) -> float:
 
 
 def dies(task: dict[str, Any]) -> float:
-    """End the process in every attempt, if the task contains `dies`."""
+    """End the process in every attempt if `dies` is set in the task."""
     if task.get("dies"):
         os._exit(7)
     return float(task["number"])

@@ -23,7 +23,10 @@ Json = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A tool call that the model makes; `arguments` is text and may be malformed JSON."""
+    """A tool call that the model makes.
+
+    `arguments` is text, which may be malformed JSON.
+    """
 
     name: str
     arguments: str = "{}"
@@ -32,7 +35,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer of the model, or a failure of the server."""
+    """An answer of the scripted model, or a failure of the server."""
 
     text: str | None = None
     tool_calls: Sequence[ToolCall] = ()
@@ -91,8 +94,8 @@ class ScriptedServer:
     """An OpenAI-compatible server on a loopback port, used as a context manager.
 
     Args:
-        script: a function of the request, one text for every call, or a sequence with one answer
-            per call. Calls after the end of the sequence get status 500.
+        script: what to answer: a function of the request, one text for every call, or a sequence
+            with one answer per call. Calls after the end of the sequence get status 500.
     """
 
     def __init__(self, script: Script = "ok", *, model: str = "scripted") -> None:
@@ -125,7 +128,7 @@ class ScriptedServer:
         return f"{self.origin}/v1"
 
     def answer(self, request: Request) -> list[Reply]:
-        """Store the request, and return the script's reply for each choice."""
+        """Store the request, and return what the script answers, as one reply per choice."""
         with self._lock:
             self.requests.append(request)
             number = len(self.requests)
@@ -158,7 +161,7 @@ class _Server(ThreadingHTTPServer):
     owner: ScriptedServer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect."""
+        """Ignore errors of clients that disconnect."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -282,7 +285,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def completion(body: Mapping[str, Json], replies: Sequence[Reply]) -> dict[str, Json]:
-    """Return an unstreamed chat completion."""
+    """Return a chat completion that is not streamed."""
     choices = [
         {"index": index, "message": _message(reply), "finish_reason": _finish(reply)}
         for index, reply in enumerate(replies)
@@ -294,8 +297,8 @@ def completion(body: Mapping[str, Json], replies: Sequence[Reply]) -> dict[str, 
 def chunks(body: Mapping[str, Json], replies: Sequence[Reply]) -> Iterator[dict[str, Json]]:
     """Yield the chunks of a streamed chat completion.
 
-    Each choice has a chunk with the role, one per word or tool call, and one with the finish
-    reason; the last chunk has the usage, if it was requested.
+    For each choice there is a chunk with the role, a chunk per word or tool call, and a chunk with
+    the finish reason. If the usage was requested, it is in one more chunk at the end.
     """
     head = _head(body, "chat.completion.chunk")
     for index, reply in enumerate(replies):
@@ -308,7 +311,7 @@ def chunks(body: Mapping[str, Json], replies: Sequence[Reply]) -> Iterator[dict[
 
 
 def _as_text(chat: dict[str, Json]) -> dict[str, Json]:
-    """Return a chat completion, or a chunk of a chat completion, as a text completion."""
+    """Convert a chat completion, or a chunk of one, to a text completion."""
     choices = [
         {
             "index": choice["index"],

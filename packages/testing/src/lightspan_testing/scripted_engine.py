@@ -1,7 +1,8 @@
-"""A TokenEngine with scripted text: real token ids, exact log-probabilities, gates between tokens.
+"""A token engine that generates scripted text, with real token ids.
 
-It replaces a model where a test determines what is sampled and when: gates hold a generation
-between two tokens, so cancellations, joins and weight updates happen at a known position.
+It replaces a model where a test determines what is sampled and when. A gate stops a generation
+between two tokens until the test opens it. So cancellations and weight updates happen at a known
+token.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """A point at which a generation waits. `reached` is set when one arrives; `open()` lets it
-    pass.
+    """A point at which a generation waits until the test opens it.
+
+    `reached` is set when a generation arrives. After `open()`, all generations pass.
     """
 
     def __init__(self) -> None:
@@ -42,18 +44,18 @@ class Gate:
         self._opened = asyncio.Event()
 
     def open(self) -> None:
-        """Let every generation pass from now on."""
+        """Let all generations pass from now on."""
         self._opened.set()
 
     async def wait(self) -> None:
-        """Wait until the gate is open."""
+        """Mark the gate as reached, and wait until it is open."""
         self.reached.set()
         await self._opened.wait()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Say:
-    """The text of a generation, with gates and errors at some of its tokens."""
+    """The text of a generation, with the tokens at which it waits (gates) or fails (errors)."""
 
     text: str
     gates: Mapping[int, Gate] = field(default_factory=dict)
@@ -70,8 +72,8 @@ class ScriptedEngine:
 
     Args:
         tokenizer: tokenizer of the script, such as `tiny_chat_tokenizer()`.
-        script: a function of the request, one text for every call, or a sequence with one text per
-            call. Calls after the end of the sequence fail.
+        script: what to generate: a function of the request, one text for every call, or a sequence
+            with one text per call. Calls after the end of the sequence fail.
         policies: policy name → version.
         chunk: tokens per chunk of a streamed generation.
         capabilities: capabilities that the engine declares.
@@ -112,7 +114,7 @@ class ScriptedEngine:
         self._closed = True
 
     def die(self, error: EngineError) -> None:
-        """Fail every call from now on, like an engine whose thread has died."""
+        """Let every call fail with `error` from now on, as if the engine's thread had died."""
         self._fatal_error = error
 
     def policies(self) -> dict[str, int]:
@@ -127,14 +129,21 @@ class ScriptedEngine:
         return self._tokenizer
 
     def check_grammar(self, policy: str, grammar: str) -> None:
-        """Accept any grammar; raise `UnsupportedError` if `capabilities` declares no grammars."""
+        """Accept any grammar if the engine's `capabilities` include grammars.
+
+        Raises:
+            UnsupportedError: they do not.
+        """
         if not self.capabilities.grammars:
             raise UnsupportedError("this script is not held to a grammar")
 
     async def update(
         self, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
     ) -> None:
-        """Set the policy's version for the tokens sampled from now on; `weights` is ignored."""
+        """Set the version of the policy for tokens that are sampled from now on.
+
+        `weights` is ignored.
+        """
         self._policies[policy] = version
 
     def usage(self) -> dict[str, float]:
@@ -155,7 +164,8 @@ class ScriptedEngine:
     ) -> AsyncIterator[TokenChunk]:
         """Generate the scripted text of a request, in chunks.
 
-        If the prompt ends with the text's first tokens, only the rest is generated.
+        A request may be a repeated one whose prompt already ends with a part of the answer. Then
+        only the rest of the answer is generated.
         """
         self._check(request)
         self.requests.append(request)
@@ -190,8 +200,10 @@ class ScriptedEngine:
             raise type(self._fatal_error)(str(self._fatal_error))
 
     def _script_of(self, request: GenerationRequest) -> tuple[Say, list[int], int]:
-        """Return the script of a request, its token ids, and how many of them the prompt ends
-        with.
+        """Return the script of a request, its token ids, and the number of tokens to skip.
+
+        Tokens are skipped if the prompt already ends with them, as it does when a call is
+        continued.
         """
         stem = request.request_id.rpartition("-")[0]
         if stem in self._scripts:
@@ -251,7 +263,7 @@ class ScriptedEngine:
 
 
 def _joined(chunks: Sequence[TokenChunk]) -> list[TokenChunk]:
-    """Merge consecutive chunks that have the same version."""
+    """Join neighbouring chunks whose tokens have the same policy version."""
     joined: list[TokenChunk] = []
     for chunk in chunks:
         last = joined[-1] if joined else None
@@ -268,9 +280,9 @@ def _joined(chunks: Sequence[TokenChunk]) -> list[TokenChunk]:
 
 
 def logprob_of(token: int) -> float:
-    """Return the log-probability that every script gives to the token id `token`.
+    """Return the log-probability that the scripted engine reports for a token id.
 
-    It is exact in float32.
+    It depends only on the id, and is exact in float32.
     """
     return -((token % 8) + 1) / 16
 
@@ -278,7 +290,7 @@ def logprob_of(token: int) -> float:
 def tiny_chat_tokenizer(
     *, context_length: int = 512, template: str | None = CHAT_TEMPLATE
 ) -> TransformersTokenizer:
-    """Return the tokenizer of `tiny_model`, without building the model."""
+    """Return the tokenizer that `tiny_model` would save, without building a model."""
     from lightspan_torch.engine.tokenizer import TransformersTokenizer
 
     tokenizer = tiny_tokenizer(tuple(TEXTS), 400, template)

@@ -13,11 +13,11 @@ _REASONS: Final = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_
 
 
 def message(body: Mapping[str, Json], answer: Mapping[str, Json], finish: str) -> dict[str, Json]:
-    """Return an unstreamed message.
+    """Return a message that is not streamed.
 
     Args:
         body: body of the request.
-        answer: the answer as a chat message.
+        answer: the answer as a message of OpenAI's chat API.
         finish: finish reason of the answer, in terms of OpenAI's chat API.
     """
     calls = [

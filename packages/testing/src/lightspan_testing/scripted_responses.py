@@ -10,11 +10,11 @@ Json = Any
 
 
 def response(body: Mapping[str, Json], message: Mapping[str, Json], finish: str) -> dict[str, Json]:
-    """Return an unstreamed response.
+    """Return a response that is not streamed.
 
     Args:
         body: body of the request.
-        message: the answer as a chat message.
+        message: the answer as a message of OpenAI's chat API.
         finish: finish reason of the answer, in terms of OpenAI's chat API.
     """
     is_cut = finish == "length"

@@ -1,7 +1,7 @@
 """Hypothesis strategies for attempts and their records, with builders.
 
-Needs `hypothesis`. `attempts()` also generates data that no gateway would write: spans without a
-parent, cycles of parents, inconsistent clocks, writes that come late or twice, calls without
+Needs `hypothesis`. `attempts()` also generates data that no gateway would write. Examples are spans
+without a parent, cycles of parents, inconsistent clocks, late or repeated writes, and calls without
 tokens.
 """
 
@@ -20,7 +20,7 @@ from lightspan.schema.token_records import CallOutcome, FinishReason, Sampling, 
 
 
 class Drawn(NamedTuple):
-    """A generated attempt with its spans and token records, as arguments of `build_episode`."""
+    """A generated attempt with its rollout, spans and token records, to pass to `build_episode`."""
 
     attempt: Attempt
     rollout: Rollout
@@ -29,13 +29,13 @@ class Drawn(NamedTuple):
 
 
 def make_rollout(name: str = "1", group_id: str = "g", **fields: Any) -> Rollout:
-    """Build the rollout `ro-<name>` for training."""
+    """Build the training rollout `ro-<name>`."""
     defaults: dict[str, Any] = {"task": {}, "task_id": f"task-{group_id}", "group_id": group_id}
     return Rollout(rollout_id=f"ro-{name}", **{**defaults, **fields})
 
 
 def make_attempt(name: str = "1", reward: float | None = 1.0, **fields: Any) -> Attempt:
-    """Build the succeeded attempt `at-<name>` of `make_rollout(name)`.
+    """Build an attempt of the rollout `make_rollout(name)`, which has succeeded.
 
     Args:
         name: suffix of the ids.
@@ -55,7 +55,7 @@ def make_attempt(name: str = "1", reward: float | None = 1.0, **fields: Any) -> 
 def make_span(
     span_id: str, kind: SpanKind = SpanKind.LLM, attempt: str = "1", **fields: Any
 ) -> Span:
-    """Build a span of `make_attempt(attempt)`.
+    """Build a span of the attempt `make_attempt(attempt)`.
 
     Args:
         span_id: id of the span.
@@ -75,10 +75,10 @@ def make_call_span(
     attributes: Attributes | None = None,
     **fields: Any,
 ) -> Span:
-    """Build the LLM span of a model call, with the default id `span-<call id>`.
+    """Build the span of a model call.
 
     Args:
-        call_id: id of the call.
+        call_id: id of the call. The span's id is `span-<call id>` unless `fields` override it.
         agent: agent path of the call.
         sequence: sequence numbers of the call's start and end; None for none.
         attributes: further attributes, by full names.
@@ -93,11 +93,11 @@ def make_call_span(
 def make_reward_span(
     span_id: str, value: float | None, attributes: Attributes | None = None, **fields: Any
 ) -> Span:
-    """Build a span as `emit_reward` writes it.
+    """Build a span like the one that `emit_reward` writes.
 
     Args:
         span_id: id of the span.
-        value: the reward; None for a reward without a score.
+        value: the reward; None for a span without a reward value.
         attributes: further attributes, by full names.
         fields: further fields of the span, which override the defaults.
     """
@@ -115,7 +115,7 @@ def make_record(
     attempt: str = "1",
     **fields: Any,
 ) -> TokenRecord:
-    """Build the token record of a call of agent `writer` and policy `policy`."""
+    """Build the token record of a model call, with the policy `policy`."""
     defaults: dict[str, Any] = {
         "attempt_id": f"at-{attempt}",
         "call_id": call_id,
@@ -139,9 +139,10 @@ _tokens = st.lists(st.integers(0, 3), max_size=4)
 
 @st.composite
 def records(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> list[TokenRecord]:
-    """Generate token records for the answers of some calls.
+    """Generate token records for the calls with the ids `call_ids`.
 
-    A call has up to three answers. The sequence numbers of calls may overlap or be equal.
+    A call has up to three answers, each with a record. The sequence numbers of two calls may
+    overlap.
     """
     drawn = []
     for call_id in call_ids:
@@ -175,9 +176,9 @@ def records(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> lis
 
 @st.composite
 def spans(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> list[Span]:
-    """Generate spans of every kind, with any parents and times. Some are late or repeated.
+    """Generate spans of every kind, with any parents and times.
 
-    Parents may be unknown or form cycles.
+    Some are late or repeated. Parents may be unknown or form cycles.
     """
     ids = [f"{number:016x}" for number in range(draw(st.integers(0, 12)))]
     drawn = [draw(_span(span_id, ids, call_ids, attempt)) for span_id in ids]

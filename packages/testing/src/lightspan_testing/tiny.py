@@ -1,7 +1,7 @@
 """Tiny random models with real BPE tokenizers and chat templates, for tests.
 
-Nothing is downloaded. Each family has its own special tokens, end-of-turn ids, grouped heads,
-rotary scaling, and a chat template in its format.
+Nothing is downloaded. The families differ in special tokens, end-of-turn ids, attention heads,
+rotary scaling, and chat template.
 
 - `qwen2`: ChatML, tools in the Hermes style of Qwen2.5: `<tools>` in the system message,
   `<tool_call>` around a call, `<tool_response>` around a result.
@@ -112,7 +112,9 @@ def tiny_model(
 def tiny_tokenizer(
     texts: Sequence[str], vocabulary: int, template: str | None, family: Family = "qwen2"
 ) -> Any:
-    """Build a byte-level BPE tokenizer that round-trips text in composed Unicode (NFC).
+    """Build a byte-level BPE tokenizer.
+
+    Decoding what it encodes gives the same text, if the text is in composed Unicode (NFC).
 
     Args:
         texts: training texts.
@@ -141,7 +143,7 @@ def _qwen2_config(tokenizer: Any, **sizes: Any) -> Any:
 def _llama_config(tokenizer: Any, **sizes: Any) -> Any:
     """Return a Llama configuration with the rotary scaling of Llama 3.2.
 
-    The original context length of the scaling is a quarter of the model's context.
+    The scaling assumes that the model was first trained with a quarter of its context.
     """
     from transformers import LlamaConfig
 
@@ -164,10 +166,7 @@ def _llama_config(tokenizer: Any, **sizes: Any) -> Any:
 
 
 def _qwen2_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """Build a `Qwen2Tokenizer`.
-
-    `AutoTokenizer` loads every tokenizer of a Qwen2 model as this class.
-    """
+    """Build a `Qwen2Tokenizer`, the class that `AutoTokenizer` uses for every Qwen2 model."""
     from tokenizers import AddedToken
     from transformers import Qwen2Tokenizer
 
@@ -186,9 +185,9 @@ def _qwen2_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
 
 
 def _llama_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """Build a tokenizer like Llama 3's.
+    """Build a tokenizer like that of Llama 3.
 
-    It adds `<|begin_of_text|>` to plain text but not to rendered chats.
+    It puts `<|begin_of_text|>` before plain text but not before rendered chats.
     """
     from tokenizers import decoders, processors
     from transformers import PreTrainedTokenizerFast

@@ -8,7 +8,10 @@ from typing import Any
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    """Poll until `condition()` is true; only pytest's timeout limits the wait."""
+    """Poll until `condition()` is true.
+
+    There is no time limit except pytest's.
+    """
     while True:
         if condition():
             return

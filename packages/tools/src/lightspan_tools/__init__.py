@@ -1,10 +1,11 @@
 """Reports before and after a training.
 
 `dry_run` reports what `fit` would do. `inspect` describes a run, a rollout or a call. `export`
-writes files. `rescore` compares another reward. `plots` draws learning curves. `alerts` warns when
-a training goes wrong. `sinks` send metrics to TensorBoard, W&B, MLflow and Trackio. `rollout_view`
-joins a rollout with its recorded spans and with which calls are trained. `pagination` prints tables
-of rollouts. `commands` are the subcommands of `lightspan`.
+writes recordings and models to files. `rescore` scores a run's rollouts with another reward.
+`plots` draws learning curves. `alerts` warns when a training goes wrong. `sinks` send metrics to
+TensorBoard, W&B, MLflow and Trackio. `rollout_view` collects what is known of a rollout, with which
+of its calls are trained. `pagination` prints tables of rollouts. `commands` are the subcommands of
+`lightspan`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Alerts about a training that goes wrong, from its metrics and evaluations.
 
-An `AlertMonitor` reads the lines of `metrics.jsonl` one by one and raises each alert once. Alerts
-depend only on the lines, so a resumed run and `lightspan inspect` raise the same alerts. A training
-prints them (`print_alerts`).
+An `AlertMonitor` gets the lines of `metrics.jsonl` one by one and raises each alert once. Alerts
+depend only on these lines. So a resumed run and `lightspan inspect` raise the same alerts. A
+training prints its alerts by `print_alerts`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MIN_UPDATES: Final = 10
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """A warning with its figures and the setting to change."""
+    """A warning about a training, with the numbers behind it and the setting to change."""
 
     name: str
     step: int
@@ -58,7 +58,10 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertMonitor:
-    """Check a run after every step and every held-out evaluation, and raise each alert once."""
+    """Check a training after every step and every evaluation on held-out tasks.
+
+    Raise each alert once.
+    """
 
     def __init__(self) -> None:
         self._train: list[Line] = []
@@ -81,7 +84,7 @@ class AlertMonitor:
         return self._new({check.__name__: check(self._train) for check in checks}, line["step"])
 
     def evaluated(self, evaluation: Evaluation) -> list[Alert]:
-        """Add an evaluation on held-out tasks, and return the new alerts."""
+        """Add the result of an evaluation on held-out tasks, and return the new alerts."""
         self._evaluations.append(evaluation)
         checks = (validation_falls, validation_failures_rise)
         texts = {check.__name__: check(self._evaluations) for check in checks}
@@ -93,7 +96,7 @@ class AlertMonitor:
 
         Args:
             metrics: lines that have not been added yet.
-            evaluations: evaluations of the run, at least those of `metrics`.
+            evaluations: evaluations of the run; those that `metrics` mention must be included.
         """
         self.lines += metrics
         by_step = {evaluation.step: evaluation for evaluation in evaluations}
@@ -118,7 +121,7 @@ _monitors: dict[Path, AlertMonitor] = {}
 def print_alerts(event: RunEvent) -> list[str]:
     """Return the new alerts of a run as lines to print.
 
-    This is a listener, which the trainer calls with each event of the run.
+    The trainer calls this function with each event of the run.
     """
     folder = RunFolder(event.folder)
     metrics = folder.metrics()
@@ -140,7 +143,10 @@ def print_alerts(event: RunEvent) -> list[str]:
 
 # --- notes on one step, which are repeated ----------------------------------------------------
 def update_notes(line: Line) -> list[str]:
-    """Return a text for each problem of the update of a training step; empty if there is none."""
+    """Return a text for each problem in the weight update of a training step.
+
+    Empty if there is no problem.
+    """
     notes = []
     groups = int(line.get("batch/groups", 0))
     varying = groups - int(sum(line[name] for name in line if name.startswith("batch/groups:")))
@@ -168,7 +174,7 @@ def update_notes(line: Line) -> list[str]:
 
 
 def _why_no_rows(line: Line) -> str:
-    """Return why no call was trained in a step."""
+    """Return why no call was trained in a step, as text."""
     if line.get("batch/transitions"):
         return "no group varied: nothing to learn from in this step"
     calls = Counter({name[6:]: int(line[name]) for name in line if name.startswith("calls/")})
@@ -177,12 +183,11 @@ def _why_no_rows(line: Line) -> str:
 
 
 def _why_skipped(line: Line) -> str:
-    """Return why updates were skipped.
-
-    A mean is not finite if any of its values is not finite, so the means are enough.
+    """Return why weight updates were skipped, as text.
 
     Args:
-        line: metrics with `learner/loss` and `learner/grad_norm`, each a mean over the updates.
+        line: metrics with `learner/loss` and `learner/grad_norm`, each a mean over the updates. A
+            mean shows that a value was not finite, because then the mean is not finite either.
     """
     names = ("loss", "grad_norm")
     values = {name: line[f"learner/{name}"] for name in names if f"learner/{name}" in line}
@@ -199,7 +204,7 @@ def _why_skipped(line: Line) -> str:
 def reward_falls(train: Sequence[Line]) -> str:
     """Return the text of an alert if the latest training rewards are far below the best ones.
 
-    Return "" if they are not.
+    Return "" if there is no alert.
     """
     lines = [line for line in train if "reward" in line and "reward_se" in line]
     if len(lines) < 2 * WINDOW:
@@ -221,7 +226,7 @@ def reward_falls(train: Sequence[Line]) -> str:
 def validation_falls(evaluations: Sequence[Evaluation]) -> str:
     """Return the text of an alert if the latest held-out evaluation is far below the best one.
 
-    Return "" if it is not. Only tasks that both evaluations scored are compared.
+    Return "" if there is no alert. Only tasks that have a score in both evaluations are compared.
     """
     latest = evaluations[-1]
     comparable = [earlier.restated(latest.failure_reward) for earlier in evaluations[:-1]]
@@ -245,7 +250,7 @@ def validation_falls(evaluations: Sequence[Evaluation]) -> str:
 
 
 def policy_is_silent(evaluation: Evaluation) -> str:
-    """Return the text of an alert if an evaluation asked the policy nothing; else ""."""
+    """Return the text of an alert if an evaluation made no call to the trained policy; else ""."""
     if evaluation.policy_calls != 0 or not evaluation.silent:
         return ""
     return (
@@ -258,7 +263,7 @@ def policy_is_silent(evaluation: Evaluation) -> str:
 def failures_rise(train: Sequence[Line]) -> str:
     """Return the text of an alert if the app fails more often in training than before; else "".
 
-    The standard error counts each group once, because the rollouts of a task are similar.
+    Rollouts of the same task often fail together. So the standard error counts each task once.
     """
     lines = [line for line in train if line.get("rollouts") and "failed" in line]
     if len(lines) < 2 * WINDOW:
@@ -297,7 +302,7 @@ _FAILURE_ADVICE: Final = (
 
 
 def _rises(before: float, now: float, size_before: float, size_now: float) -> bool:
-    """Return whether a failure rate has risen, to above `FAILURE_WARNING`, beyond chance."""
+    """Return whether a failure rate has risen above `FAILURE_WARNING`, and not by chance."""
     if not size_before or not size_now or now <= FAILURE_WARNING:
         return False
     pooled = (before * size_before + now * size_now) / (size_before + size_now)
@@ -310,7 +315,7 @@ def _failure_rate(lines: Sequence[Line]) -> float:
 
 
 def no_group_varies(train: Sequence[Line]) -> str:
-    """Return the text of an alert if every group had equal rewards in the latest steps; else "".
+    """Return the text of an alert if no group's rewards differed in the latest steps; else "".
 
     A group is the rollouts of one task.
     """
@@ -327,7 +332,10 @@ def no_group_varies(train: Sequence[Line]) -> str:
 
 
 def entropy_collapses(train: Sequence[Line]) -> str:
-    """Return the text of an alert if entropy fell far and reward did not rise; else ""."""
+    """Return the text of an alert if the policy's entropy has fallen far; else "".
+
+    There is no alert if the reward has risen at the same time.
+    """
     lines = [line for line in train if "learner/entropy" in line and "reward" in line]
     if len(lines) < 2 * WINDOW:
         return ""
@@ -343,7 +351,10 @@ def entropy_collapses(train: Sequence[Line]) -> str:
 
 
 def air_is_idle(train: Sequence[Line]) -> str:
-    """Return the text of an alert if no signal of AIR had a value in the latest step; else ""."""
+    """Return the text of an alert if the option `air=` had no effect in the latest step; else "".
+
+    The option changes rewards by signals from tool calls. There was no signal in this step.
+    """
     counts = [
         value
         for name, value in train[-1].items()
@@ -360,7 +371,7 @@ def air_is_idle(train: Sequence[Line]) -> str:
 def policy_stays(train: Sequence[Line]) -> str:
     """Return the text of an alert if the latest updates hardly changed the policy; else "".
 
-    There is no alert during the warm-up of the learning rate.
+    There is no alert while the learning rate still rises.
     """
     lines = [line for line in train if "learner/approx_kl" in line][-MIN_UPDATES:]
     rates = [line.get("learner/learning_rate", 0.0) for line in lines]
@@ -388,10 +399,11 @@ def _reward(lines: Sequence[Line]) -> float:
 
 
 def _is_idle(line: Line) -> bool:
-    """Return whether the rewards in each group of a step were equal and nothing was learned.
+    """Return whether there was nothing to learn from the rewards of a step.
 
-    Equal rewards do not exclude learning: an algorithm that compares rollouts with the batch or a
-    critic can learn from them.
+    All rewards in each group of rollouts were equal, and all advantages were zero. Equal rewards
+    alone do not exclude learning: an algorithm that compares rollouts with the batch or a critic
+    can learn from them.
     """
     groups = line.get("batch/groups", 0)
     idle = sum(value for key, value in line.items() if key.startswith("batch/groups:"))

@@ -1,11 +1,11 @@
-"""Export of a run's recordings as files for other programs.
+"""Export recorded rollouts as files for other programs.
 
-| what | one line or row per | for |
+| what | each line or row is | for |
 |---|---|---|
-| `spans` | span, in the order of start times | tracing and analysis |
-| `transitions` | call of a selected agent, trained or rejected | trainers that take token ids |
-| `messages` | call, as chat messages with the answer last | fine-tuning, reading |
-| `tasks` | input of an attempt of production | `Trainer.fit`, `lightspan dev` |
+| `spans` | a span, ordered by start time | tracing and analysis |
+| `transitions` | a call of a selected agent, trained or not | trainers that take token ids |
+| `messages` | a call as chat messages, the answer last | fine-tuning, reading |
+| `tasks` | the input of an attempt recorded in production | `Trainer.fit`, `lightspan dev` |
 
 Parquet has a fixed schema, in which values of varying shape (attributes of spans, messages, tools)
 are JSON text. Rollouts are read and written in portions, so that a run may be larger than memory.
@@ -75,7 +75,11 @@ class Filter:
         reward_bound("min_reward", self.min_reward)
 
     def takes(self, view: RolloutView, what: What) -> bool:
-        """Return whether a rollout passes the filter, when `what` is exported."""
+        """Return whether a rollout passes `mode` and `min_reward`.
+
+        When messages of production are exported, `min_reward` is not checked here but by
+        `takes_score`.
+        """
         mode = view.state.rollout.mode
         if self.mode is not None and mode is not self.mode:
             return False
@@ -84,14 +88,14 @@ class Filter:
         return self._reaches(view.episode.reward)
 
     def takes_call(self, call: Call) -> bool:
-        """Return whether `agents` selects the agent of a call."""
+        """Return whether a call's agent is one of `agents`; True if `agents` is empty."""
         return not self.agents or any(matches(name, call.agent_path) for name in self.agents)
 
     def takes_score(self, view: RolloutView, call: Call) -> bool:
         """Return whether the score of a call reaches `min_reward`.
 
-        Only calls of production have scores of their own. For other calls return True, because
-        `takes` has compared the reward of the rollout.
+        Only calls in production have their own scores. Other calls pass, because `takes` has
+        checked the reward of their rollout.
         """
         in_production = view.state.rollout.mode is Mode.PRODUCTION
         return not in_production or self._reaches(score_of(view.episode, call))
@@ -102,7 +106,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSummary:
-    """The counts of an export."""
+    """The number of rows and rollouts in an export, and what was left out."""
 
     rows: int
     rollouts: int
@@ -110,7 +114,7 @@ class ExportSummary:
     """Reason → number of calls or rollouts without a row."""
 
     def text(self, what: What, out: Path | None) -> str:
-        """Describe the export in one line."""
+        """Return the counts as one line of text."""
         target = "" if out is None else f" to {out}"
         text = f"{self.rows} {what} of {self.rollouts} rollouts{target}"
         if not self.left_out:
@@ -175,7 +179,7 @@ def export_store(
         out: file, which is replaced atomically, or open stream for JSONL.
         format: file format; None for Parquet if `out` ends in `.parquet`, else JSONL.
         only: filter; None for everything.
-        query: selection of attempts; None for all.
+        query: which attempts of the store to export; None for all.
 
     Raises:
         ConfigError: the format is unknown or needs a file or a package; or `what` is transitions,

@@ -1,4 +1,4 @@
-"""Describe a run, an attempt's span tree and coverage, or a call as text."""
+"""Describe a run, an attempt or a call as text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def inspect_run(
         folder: folder of the run.
         rollout_id: id of the rollout, or a unique prefix or suffix of it; None to describe the run.
         call_id: id of the call, or a unique prefix or suffix of it; None to describe the rollout.
-        page: the rollouts to list.
+        page: which rollouts to list in the description of a run.
 
     Raises:
         ConfigError: the folder holds no run.
@@ -79,8 +79,8 @@ def inspect_store(
         attempt_id: id of the attempt, or a unique prefix or suffix of it; None to describe the
             store.
         call_id: id of the call, or a unique prefix or suffix of it; None to describe the attempt.
-        query: selection of attempts.
-        page: the attempts to list.
+        query: which attempts of the store to describe.
+        page: which attempts to list in the description of the store.
 
     Raises:
         ConfigError: the URL names no store.
@@ -103,7 +103,7 @@ async def _inspect_store(
 
 
 async def _production_lines(store: Store, query: Query, page: Page) -> list[str]:
-    """Return the totals and the table of attempts."""
+    """Return counts of the attempts and calls that match `query`, and a table of the attempts."""
     services: Counter[str] = Counter()
     agents: Counter[str] = Counter()
     calls: Counter[str] = Counter()
@@ -142,9 +142,9 @@ async def _production_lines(store: Store, query: Query, page: Page) -> list[str]
 
 
 def _seconds(episode: Episode) -> float:
-    """Return the seconds from the first start of a span to the last end.
+    """Return the seconds from when the first span started until the last span ended.
 
-    Reward spans do not count, as feedback may arrive days later.
+    Rewards are recorded as spans too. They are ignored, because feedback may arrive days later.
     """
     spans = [span for span in episode.spans if span.kind is not SpanKind.REWARD]
     if not spans:
@@ -235,7 +235,7 @@ def _run_lines(
 
 
 def _pruned_lines(run: RunFolder, views: Sequence[RolloutView]) -> Iterator[str]:
-    """Report the steps whose rollouts are no longer stored, because pruning deletes the oldest."""
+    """Report the training steps whose rollouts are no longer stored (see `lightspan prune`)."""
     lines = [line for line in run.metrics() if line.get("kind") == "train"]
     steps = {int(line["step"]) for line in lines if line.get("rollouts")}
     stored = [view.step for view in views if view.state.rollout.mode is Mode.TRAIN]
@@ -274,7 +274,7 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
 def _failure_lines(
     metrics: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Describe how often the app failed in training; nothing if it never did."""
+    """Report how often the app failed in training. Yield no line if it never failed."""
     lines = [line for line in metrics if line["kind"] == "train" and line.get("rollouts")]
     failed = sum(line.get("failed", 0) for line in lines)
     if not failed:
@@ -293,20 +293,23 @@ def _failure_lines(
 
 
 def _dimensions(line: Mapping[str, Any]) -> str:
-    """Describe the means of named rewards; empty if there are none."""
+    """Describe the means of the named rewards in a line of metrics; "" if it has none."""
     names = [key for key in line if key.startswith("dimension/")]
     return "".join(f", {key.partition('/')[2]} {_mean(line, key)}" for key in names)
 
 
 def _failure_count(line: Mapping[str, Any]) -> str:
-    """Describe the failures of an evaluation, and the mean without them; empty without any."""
+    """Describe how many rollouts of an evaluation failed, and the mean reward of the others.
+
+    Return "" if none failed.
+    """
     key = "mean_without_failures"
     without = f", {_mean(line, key)} without these" if key in line else ""
     return f", {line['failed']} failed{without}" if line.get("failed") else ""
 
 
 def _prompt_lines(run: RunFolder) -> Iterator[str]:
-    """Describe each prompt's change and, for a search for prompts, the candidates."""
+    """Show how each prompt was changed and, after a search for prompts, the candidates."""
     if run.prompts():
         yield from _search_lines(run)
     for name, prompt in run.prompts().items():
@@ -351,12 +354,12 @@ def _bounds(line: Mapping[str, Any]) -> str:
 
 
 def _silent(line: Mapping[str, Any]) -> str:
-    """Return the number of tasks whose rollout asked the policy nothing as text, or ""."""
+    """Describe in how many tasks no call used the trained model; "" if there is no such task."""
     return f", {line['silent']} {SILENT}" if line.get("silent") else ""
 
 
 def _mean(line: Mapping[str, Any], key: str) -> str:
-    """Format the number `key` of a line of metrics; `nan` if it is null (no task is scored)."""
+    """Return the number `key` in a line of metrics as text; `nan` if it is null."""
     value = line.get(key)
     return f"{math.nan if value is None else value:.3f}"
 
@@ -421,7 +424,7 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
 
 
 def _reward_lines(run: RunFolder, episode: Episode) -> Iterator[str]:
-    """Describe the rollout's score under each reward of the run."""
+    """Yield the score that each reward stored in the run gave to the rollout."""
     for name in run.reward_names():
         scored = run.rewards(name).get(episode.rollout_id)
         if scored is not None:
@@ -471,14 +474,17 @@ def _entry_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
 
 
 def _status_of(view: RolloutView, entry: CallCoverage) -> str:
-    """Return the status of a call with its reason; of a call in production, its outcome."""
+    """Return whether a call is trained, with the reason.
+
+    For a call recorded in production, return its outcome, such as success or failure.
+    """
     if view.state.rollout.mode is Mode.PRODUCTION:
         return str(entry.call.outcome)
     return f"{entry.status} {entry.reason}".rstrip()
 
 
 def _overrides(call: Call) -> dict[str, tuple[Any, Any]]:
-    """Return the overridden fields of a request: field → (value of the app, value in training)."""
+    """Return the request fields that training overrode: field → (value of the app, value used)."""
     return {} if call.span is None else overrides_of(call.span.attributes)
 
 

@@ -17,7 +17,7 @@ _MIN_LENGTH: Final = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """The part of a table that is shown."""
+    """Which rows of a table are shown, and in which order."""
 
     sort: Sort = "step"
     """`step`: the last rows, in the order of steps; `reward`: unscored rows, then the lowest first;
@@ -34,7 +34,7 @@ class Page:
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """A rollout or an attempt."""
+    """One row of a table: a rollout or an attempt."""
 
     row_id: str
     status: str
@@ -50,13 +50,14 @@ class TableRow:
 def table_lines(
     rows: Sequence[TableRow], page: Page, what: str, before: str = "", after: str = ""
 ) -> Iterator[str]:
-    """Yield the lines of a page, after a header.
+    """Yield the header and the rows of a table that `page` selects.
 
     Args:
         rows: all rows.
-        page: part to show.
-        what: noun for a row, whose plural ends in s.
-        before, after: headers of the rows' further columns.
+        page: which rows to show.
+        what: name of a row, such as "rollout", to which "s" is appended for the plural.
+        before: header of the columns in `TableRow.before`.
+        after: header of the columns in `TableRow.after`.
     """
     statuses = Counter(row.status for row in rows)
     if page.status is not None and page.status not in statuses:
@@ -83,7 +84,7 @@ def table_lines(
 
 
 def _select(rows: Sequence[TableRow], page: Page) -> list[TableRow]:
-    """Return the rows that `page` shows, sorted as it says."""
+    """Return the rows that `page` selects, in its order."""
     number = page.limit or len(rows)
     if page.sort == "step":
         return list(rows[-number:])
@@ -93,9 +94,10 @@ def _select(rows: Sequence[TableRow], page: Page) -> list[TableRow]:
 
 
 def short_ids(ids: Collection[str]) -> dict[str, str]:
-    """Return id → suffix that is unique among `ids`.
+    """Shorten ids to suffixes that are still unique; return id → suffix.
 
-    All suffixes have the smallest possible common length, which is at least `_MIN_LENGTH`.
+    The suffixes are as short as possible, but have at least `_MIN_LENGTH` characters. They all have
+    the same length, unless `_suffix` lengthens one.
     """
     names = set(ids)
     longest = max(map(len, names), default=0)

@@ -41,11 +41,13 @@ def draw(event: RunEvent) -> None:
 def learning_curve(
     metrics: Sequence[Line], path: Path, *, title: str, metric: str = "reward"
 ) -> None:
-    """Draw the held-out reward with its interval, and the training reward, also per agent.
+    """Draw the rewards of evaluations with their confidence interval, and the rewards in training.
+
+    The curve of training is drawn as a whole and for each agent.
 
     Args:
-        metrics: lines of `metrics.jsonl`: `kind` "eval" or "selection" (step, mean, low, high, n)
-            or "train".
+        metrics: the lines of `metrics.jsonl`. Lines of kind "eval", "selection" and "train" are
+            drawn.
         path: path of the PNG file.
         title: title of the plot.
         metric: name of the reward, for the axis.
@@ -125,13 +127,13 @@ def _held_out(axes: Any, points: Sequence[Line]) -> None:
 
 
 def _weights(line: Line) -> int:
-    """Return the step whose weights an evaluation used, from its line of `metrics.jsonl`."""
+    """Return the training step whose weights were evaluated, from a line of `metrics.jsonl`."""
     step: int = line.get("weights", line["step"])
     return step
 
 
 def _labelled(means: Sequence[float]) -> list[int]:
-    """Return the indices of the points that get a label in the plot."""
+    """Return the indices of the points that get a label: all, or only the first, best and last."""
     if len(means) <= LABELLED:
         return list(range(len(means)))
     return sorted({0, means.index(max(means)), len(means) - 1})
@@ -140,7 +142,8 @@ def _labelled(means: Sequence[float]) -> list[int]:
 def _agents(axes: Any, training: Sequence[Line]) -> None:
     """Draw, for each agent, the mean reward of the rollouts in which the agent acts.
 
-    Agents that act in all rollouts are left out, because their curve would be the training's.
+    An agent that acts in all rollouts is left out: its curve would be equal to the curve of
+    training.
     """
     keys = sorted({key for line in training for key in line if _is_agent_reward(key)})
     distinct = [

@@ -1,7 +1,7 @@
-"""Score a run's rollouts under another reward and compare the rewards.
+"""Score the rollouts of a run with another reward, and compare it with the reward in training.
 
-The run's rewards, store and judge answers stay unchanged. On request the new reward is stored in
-the run under another name.
+The rewards, store and judge answers of the run are not changed. If asked to, store the new reward
+in the run under another name.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of the training's reward with the new one, over the rollouts of one mode."""
+    """Comparison of the reward in training with the new reward, for the rollouts of one mode."""
 
     mode: str
     rollouts: int
@@ -87,7 +87,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rescoring(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of scoring a run again."""
+    """The result of scoring the rollouts of a run with another reward."""
 
     run: str
     before: str
@@ -102,11 +102,11 @@ class Rescoring(msgspec.Struct, frozen=True, kw_only=True):
     """Name under which the new reward was stored in the run; empty if it was not stored."""
 
     def json(self, limit: int) -> dict[str, Json]:
-        """Return the result as JSON values.
+        """Return the result as JSON values. Its `changes` has only rollouts whose reward changed.
 
         Args:
-            limit: maximum number of changed rollouts, the most changed first; 0 for all changed
-                ones.
+            limit: maximum number of these rollouts, those with the largest changes; 0 for no
+                maximum.
         """
         plain: dict[str, Json] = msgspec.to_builtins(self)
         return {**plain, "changes": msgspec.to_builtins(most_changed(self.changes, limit))}
@@ -118,18 +118,18 @@ class Rescoring(msgspec.Struct, frozen=True, kw_only=True):
 def rescore(
     folder: Path, reward: Scorer | str | Any, *, mode: Mode | None = None, write: str | None = None
 ) -> Rescoring:
-    """Score a run's rollouts again and compare the rewards.
+    """Score the rollouts of a run with another reward, and compare it with the reward in training.
 
     Args:
         folder: folder of the run.
-        reward: as for `Trainer(reward=)`.
-        mode: mode of the rollouts; None for training and evaluation.
-        write: name under which to store the new reward in the run. None stores nothing, not even
-            a judge's answers.
+        reward: the new reward, in any form that `Trainer(reward=)` accepts.
+        mode: mode of the rollouts to score; None for training and evaluation.
+        write: name under which to store the new reward in the run. None stores nothing, not even a
+            judge's answers.
 
     Raises:
-        ConfigError: the folder holds no run, the run has a reward named `write`, or `write` is set
-            while another process trains in the folder.
+        ConfigError: the folder holds no run, the run already has a reward named `write`, or `write`
+            is set while another process trains in the folder.
         AppError: the reward cannot be imported.
         DataError: the run has no rollout of this mode.
         RewardError: `reward` is a function and returned an invalid reward.
@@ -211,10 +211,10 @@ async def _rescore(
 
 
 def _portions(states: Sequence[RolloutState]) -> Iterator[list[RolloutState]]:
-    """Divide rollouts into portions of about `PORTION`, without dividing a group.
+    """Divide rollouts into lists of about `PORTION`. Rollouts of one group stay together.
 
     Args:
-        states: the rollouts, in which those of a group are consecutive.
+        states: the rollouts, sorted so that those of one group are consecutive.
     """
     part: list[RolloutState] = []
     for _, group in groupby(states, key=lambda state: state.rollout.group_id):
@@ -242,7 +242,7 @@ def _change(before: Episode, after: Episode, step: int) -> Change:
 
 # --- comparison -------------------------------------------------------------------------------
 def compare(changes: Sequence[Change]) -> list[Comparison]:
-    """Return a comparison of the rewards for each mode of the rollouts."""
+    """Compare the rewards before and after, separately for each mode (such as training)."""
     by_mode: defaultdict[str, list[Change]] = defaultdict(list)
     for change in changes:
         by_mode[change.mode].append(change)
@@ -285,9 +285,11 @@ def _signs(rewards: Sequence[float]) -> list[int]:
 
 
 def most_changed(changes: Sequence[Change], limit: int) -> list[Change]:
-    """Return the rollouts whose reward changed, the largest changes first.
+    """Return the rollouts whose reward changed, the largest change first.
 
-    At most `limit` rollouts are returned; 0 for all.
+    Args:
+        changes: the rollouts.
+        limit: maximum number of rollouts to return; 0 to return all.
     """
     changed = [change for change in changes if change.size > EQUAL]
     return sorted(changed, key=lambda change: (-change.size, change.rollout_id))[: limit or None]

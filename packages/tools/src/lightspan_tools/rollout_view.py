@@ -1,4 +1,4 @@
-"""Views of stored rollouts: what was recorded, which calls are trained, and why."""
+"""Load stored rollouts with what was recorded, which of their calls are trained, and why."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from lightspan.training.rewards import Scored, with_reward
 
 @dataclass(frozen=True, slots=True)
 class RolloutView:
-    """A rollout with its recorded spans and calls (episode).
+    """A rollout with its recorded spans and calls (its episode).
 
-    The coverage says for each call whether it was trained, and if not, why.
+    `coverage` records for each call whether it was trained, and if not, why.
     """
 
     state: RolloutState
@@ -38,13 +38,13 @@ class RolloutView:
     """`attempt/call/choice` → why the learner could not compute the call under its grammar."""
 
     def explanation(self, call: Call) -> Explanation | None:
-        """Return the explanation of why a call has its advantage; None if there is none."""
+        """Return how the advantage of a call was computed; None if that was not recorded."""
         return self.explanations.get(_key(self.episode.attempt_id, call))
 
     def explanation_lines(self, call: Call) -> list[str]:
-        """Return as a line why a call has its advantage, or why it could not be trained.
+        """Return one line on how a call's advantage was computed, or why it could not be trained.
 
-        The list is empty if nothing was recorded about the call.
+        Return no line if nothing was recorded about the call.
         """
         key = _key(self.episode.attempt_id, call)
         if key in self.explanations:
@@ -53,7 +53,7 @@ class RolloutView:
 
 
 def explanation_text(why: Explanation) -> str:
-    """Describe in one line how the advantage and weight of a call were computed."""
+    """Describe in one line how the advantage and the weight of a call were computed."""
     compared = why.credit if why.compared is None else why.compared
     formula = str(why.zero_reason or f"({compared:g} - {why.baseline:g}) / {why.scale:g}")
     for term in why.terms:
@@ -84,7 +84,7 @@ _EVERY_AGENT: Final = make_routing({"*": "policy"}, None, "policy", None)
 def view_of(recorded: RecordedAttempt) -> RolloutView:
     """Return the view of an attempt that was recorded in production.
 
-    All of its calls count as rejected, because production records no token ids to train on.
+    Its coverage shows every call as not trainable, because production records no token ids.
     """
     coverage = classify_calls(recorded.episode, _EVERY_AGENT)
     return RolloutView(recorded.state, recorded.episode, coverage, recorded.state.rollout.step, {})
@@ -97,14 +97,15 @@ async def read_views(
     states: Sequence[RolloutState],
     rewards: Mapping[str, Scored] | None,
 ) -> list[RolloutView]:
-    """Return the views of a run's rollouts; leave out rollouts that were never executed.
+    """Return the views of a run's rollouts. Rollouts that no runner ever started are left out.
 
     Args:
-        run: folder of the run, with the explanations of advantages.
+        run: folder of the run.
         store: store of the run.
         config: settings of the run (`RunFolder.read_config`).
         states: states of the rollouts, from `Store.rollouts`.
-        rewards: rollout id → score, as from `trained_rewards`; None for the app's own rewards.
+        rewards: rollout id → score, from `trained_rewards`; None to use the rewards that the app
+            itself recorded.
     """
     attempts = await store.attempts([state.rollout.rollout_id for state in states])
     claimed = {attempt.rollout_id for attempt in attempts}
@@ -147,10 +148,11 @@ async def read_views(
 def failure_rewards(
     run: RunFolder, config: Mapping[str, Any]
 ) -> Callable[[Mode, int], float | None]:
-    """Return a function of mode and step that returns the reward of failures then.
+    """Return a function that computes the reward which a failed rollout got in the run.
 
-    Its result is None if failures are unscored. With `"lowest"`, it is the lowest reward of the run
-    until the end of the step, or of the evaluation after it.
+    Its arguments are the rollout's mode and step. It returns None if failed rollouts got no reward.
+    With the setting `"lowest"`, it returns the lowest reward of the run up to that step; for an
+    evaluation rollout, rewards of the step's evaluation count too.
     """
     setting = config.get("failure_reward")
     if setting != "lowest":
@@ -170,9 +172,9 @@ def failure_rewards(
 
 
 def trained_rewards(run: RunFolder, config: Mapping[str, Any]) -> dict[str, Scored] | None:
-    """Return the scores that the run was trained on: rollout id → score.
+    """Return the rewards that the run was trained on: rollout id → score.
 
-    Return None if it was trained on the rewards of the app itself.
+    Return None if the run was trained on the rewards that the app itself recorded.
     """
     reward = config.get("reward")
     return run.rewards(str(reward.get("name"))) if isinstance(reward, dict) else None
@@ -185,16 +187,17 @@ def _trained_coverage(
     *,
     is_explained: bool,
 ) -> Coverage:
-    """Classify the calls of an episode, and reject calls that no update of its step used.
+    """Determine for each call of an episode whether it was trained, and if not, why.
 
-    The result says for each call whether it is trained, and if not, why. If the step stored no
-    explanations, calls that its update left out are shown as trained.
+    A call is rejected if the update left it out. This is known only if the step stored explanations
+    of its advantages (how each was computed). Otherwise such calls are shown as trained.
 
     Args:
-        classify: `classify_calls` of the episode.
-        explanations: explanations of the step's advantages.
-        mismatches: call id → reason, of calls whose tokens do not fit their grammar in the learner.
-        is_explained: whether the step stored its explanations, even if there were none.
+        classify: `classify_calls` with the episode as its argument.
+        explanations: call id → how the call's advantage was computed in this step.
+        mismatches: call id → reason, for calls whose tokens the learner could not follow in their
+            grammar.
+        is_explained: whether the step stored explanations, even if there were none to store.
     """
     coverage = classify()
     if not is_explained and not mismatches:

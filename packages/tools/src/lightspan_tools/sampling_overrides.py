@@ -1,4 +1,4 @@
-"""Sampling options of an app that the algorithm overrode."""
+"""Read which sampling options of an app's requests the training algorithm replaced."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lightspan.schema import semconv as c
 
 
 def overrides_of(attributes: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return request field → (the app's value, the value used) for the fields that were overridden.
+    """Return the request fields that were overridden: field → (value of the app, value used).
 
-    The algorithm overrides a field when its sampling options differ from those of the app's
-    request.
+    The training algorithm overrides a field if its own sampling options have another value than the
+    app's request.
     """
     overrides = json.loads(str(attributes.get(c.SAMPLING_OVERRIDES) or "{}"))
     return {field: (requested, used) for field, (requested, used) in overrides.items()}

@@ -13,12 +13,12 @@ from lightspan.training.sinks import MetricSink, SinkRun
 
 
 class _PackageSink(MetricSink):
-    """A sink that needs an optional Python package."""
+    """A metric sink that needs an optional Python package."""
 
     package: ClassVar[str]
 
     def check(self) -> None:
-        """Raise `ConfigError` if the package is not installed; do not import it."""
+        """Raise `ConfigError` if the package is not installed. The package is not imported."""
         # find_spec raises for a loaded module without a spec; None in sys.modules disables one.
         is_loaded = self.package in sys.modules
         if (sys.modules[self.package] if is_loaded else find_spec(self.package)) is None:
@@ -29,7 +29,7 @@ class _PackageSink(MetricSink):
 
 
 class TensorBoard(_PackageSink):
-    """Sink of event files for TensorBoard (`pip install tensorboard`).
+    """Sink that writes event files for TensorBoard (`pip install tensorboard`).
 
     Args:
         folder: folder of the event files; None for `tensorboard` in the run's folder.

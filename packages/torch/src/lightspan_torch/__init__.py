@@ -1,4 +1,4 @@
-"""Models in the trainer's process: `engine` samples, `learner` trains, `sft` fine-tunes."""
+"""Run models in the trainer's process: `engine` samples, `learner` trains, `sft` fine-tunes."""
 
 from __future__ import annotations
 

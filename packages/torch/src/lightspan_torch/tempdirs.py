@@ -14,14 +14,14 @@ _LOCK: Final = "lock"
 
 
 class OwnedTempDir:
-    """A new private folder that `close` removes.
+    """A new folder, only for this process, that `close` removes.
 
     If the process is killed before `close`, the folder stays. The next process that creates an
-    `OwnedTempDir` with the same `prefix` and `parent` removes it.
+    `OwnedTempDir` with the same `prefix` and `parent` removes that folder.
 
     Args:
         prefix: prefix of the folder's name.
-        parent: folder that contains it.
+        parent: folder in which the new folder is created.
 
     Raises:
         OSError: the folder cannot be created.
@@ -52,9 +52,9 @@ def _sweep(parent: str | Path, prefix: str) -> None:
 
 
 def _create_lock(folder: Path) -> int:
-    """Create a lock file in `folder`, and return its descriptor.
+    """Create a lock file in `folder`, and return its file descriptor.
 
-    The file is locked before it gets its final name, so no process sees it unlocked.
+    The file is locked before it gets its final name, so that no other process finds it unlocked.
     """
     unlocked = folder / f"{_LOCK}-"
     lock = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,9 +1,9 @@
-"""CPU threads of torch: how they wait for each other, and how many there are.
+"""Set how torch's CPU threads wait for each other, and how many there are.
 
-OpenMP's threads spin while they wait for the others at the end of each operation. Where other
-programs use the same CPUs, the thread that all wait for has no CPU, and the rest spin in vain: SFT
-of a small model took 12 times the CPU time with two threads as with one. Threads that sleep while
-they wait take as much as one thread.
+torch uses the threads of OpenMP. At the end of each operation they wait for each other, by default
+in a loop that uses the CPU (spinning). If other programs use the same CPUs, the thread that the
+others wait for may have no CPU. SFT of a small model then took 12 times the CPU time with two
+threads as with one. With threads that sleep while they wait, it took the same as with one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _is_spinning = False
 
 
 def sleep_while_waiting() -> None:
-    """Let the threads of torch sleep while they wait, unless the environment says how they wait.
+    """Set the environment so that OpenMP's threads sleep while they wait for each other.
 
-    OpenMP reads its variables when it is loaded, with torch or before, so that it may be too late.
+    Nothing is changed if the environment already states how they wait. It is too late to change it
+    if OpenMP is loaded already, with torch or another library.
     """
     global _is_spinning
     if any(os.environ.get(name) for name in _VARIABLES):
@@ -38,10 +39,10 @@ def sleep_while_waiting() -> None:
 
 
 def limit_threads(device: str) -> None:
-    """Lower the number of torch's threads to what the CPUs have room for, and log it.
+    """Lower the number of torch's threads to the number of usable CPUs, and log it.
 
-    The number of CPUs is limited by the container's quota. Threads that spin while they wait are
-    limited to the CPUs that are free, too. A number in `OMP_NUM_THREADS` is kept.
+    Only the CPUs in the container's quota are usable. If threads spin while they wait, CPUs that
+    other programs use are not usable either. The number is not changed if `OMP_NUM_THREADS` is set.
 
     Args:
         device: device of the model; nothing changes unless it is a CPU.
@@ -85,7 +86,7 @@ def _has_openmp() -> bool:
 
 
 def _quota() -> int | None:
-    """Return the whole CPUs that the container may use, at least 1; None without a limit."""
+    """Return the number of whole CPUs that the container may use, at least 1; None for no limit."""
     try:
         limit, period = _QUOTA.read_text().split()
         return max(1, int(limit) // int(period))

@@ -1,10 +1,18 @@
-"""A learner over verl's `TrainingWorker`, in verl's own environment and processes.
+"""A learner that trains with verl's `TrainingWorker`, in verl's own environment and processes.
 
-A *rank* is one of verl's processes. In the trainer's process: `config` is `lightspan.Verl`,
-`environment` checks verl's interpreter, `learner` is the `Learner`, `workers` starts the ranks. In
-the ranks: `rank_main` is the main module, `policy` one policy on one rank, `shards` its part of a
-checkpoint. Only `verl_adapter` uses verl's private API. `rpc` has the messages between trainer and
-ranks, `framing` their length prefix.
+A *rank* is one of verl's processes.
+
+| module | runs in | purpose |
+|---|---|---|
+| `config` | trainer | settings (`lightspan.Verl`) |
+| `environment` | trainer | checks verl's interpreter |
+| `learner` | trainer | the `Learner` |
+| `workers` | trainer | starts the ranks |
+| `rank_main` | ranks | main module |
+| `policy` | ranks | one policy on one rank |
+| `shards` | ranks | one rank's part of a checkpoint |
+| `verl_adapter` | ranks | the only module that uses verl's private API |
+| `rpc`, `framing` | both | messages between trainer and ranks; their length prefix |
 """
 
 from __future__ import annotations

@@ -20,9 +20,10 @@ DTYPES: Final = ("float32", "bfloat16")
 class Verl(msgspec.Struct, frozen=True, kw_only=True):
     """verl's FSDP2 training as the learner: `Trainer(…, learner=Verl(python="…", ranks=2))`.
 
-    verl and the trainer's transformers are incompatible, so verl has its own environment. Each rank
-    is a process in that environment, with a part of the weights and of the optimiser's state. The
-    ranks start and end with the run. The loss formulas are lightspan's, not verl's.
+    verl and the trainer's version of transformers are incompatible, so verl has its own
+    environment. Each rank is a process in that environment, with a part of the weights and of the
+    optimiser's state. The ranks start and end with the run. The loss formulas are lightspan's, not
+    verl's.
 
     Raises:
         ConfigError: `python` is empty, or a value is out of range.
@@ -110,12 +111,12 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(f"cuda:{number}" for number in range(self.ranks))
 
     def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
-        """Estimate the memory of all ranks together, with float32 weights: name of a part → bytes.
+        """Estimate the memory of all ranks together: name of a part → bytes. Weights are float32.
 
         Args:
             parameters: number of parameters of a policy's model.
             lora: number of LoRA parameters; 0 if the model's own parameters are trained.
             device: the trainer's device.
-            reference: whether the loss has a KL term, which needs the initial weights.
+            reference: whether the loss has a KL term, which needs a copy of the initial weights.
         """
         return training_memory(parameters, lora, weight_bytes=FLOAT32_BYTES, reference=reference)

@@ -1,4 +1,4 @@
-"""A CPU platform for verl, which supports no CPU itself.
+"""Make verl run on CPUs, which it does not support itself.
 
 verl loads this module if `VERL_USE_EXTERNAL_MODULES=lightspan_verl.cpu_platform` and
 `VERL_PLATFORM=cpu`. `learner=Verl(…)` sets these variables if the trainer's device is the CPU. The
@@ -37,7 +37,7 @@ def _device_module() -> Any:
 
 @PlatformRegistry.register(platform="cpu")
 class CPUPlatform(PlatformBase):  # type: ignore[misc]
-    """A platform with one device, the CPU, on which ranks communicate by gloo."""
+    """A verl platform whose only device is the CPU. The ranks communicate by gloo."""
 
     device_name = "cpu"
     vendor_name = "cpu"

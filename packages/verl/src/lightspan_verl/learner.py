@@ -288,7 +288,7 @@ class VerlLearner(Learner):
         return metrics
 
     def _common_norm(self, answers: Sequence[Answer]) -> float:
-        """Return the gradient's norm, which is the same on all ranks.
+        """Return the gradient's norm, and check that all ranks computed the same.
 
         Raises:
             RankError: the norms differ, so the ranks' weights have diverged.
@@ -332,7 +332,7 @@ class VerlLearner(Learner):
         return LoRAWeights(rank=lora.rank, scale=lora.alpha / lora.rank, layers=layers)
 
     def _weights(self, policy: str, kind: Kind) -> dict[str, Tensor]:
-        """Return the policy's current weights, gathered from all ranks, on the CPU."""
+        """Gather the policy's current weights from all ranks, and return them on the CPU."""
         with _temporary_folder(_WEIGHT_BYTES * count_parameters(self._models[policy])) as folder:
             path = folder / "weights.safetensors"
             order = Weights(learner=self._number, policy=policy, kind=kind, path=str(path))
@@ -483,9 +483,10 @@ def partition(rows: Sequence[Row], ranks: int) -> list[list[int]]:
 
 
 def _padded(parts: Sequence[Sequence[Row]], policy: str) -> list[list[Row]]:
-    """Add rows without trained tokens, so that all ranks have the same number of rows.
+    """Return the rows of each rank, with rows added so that all ranks have equally many.
 
-    The ranks compute together, so each must make the same number of passes.
+    The ranks compute together, so each must make the same number of passes. An added row has no
+    trained tokens.
 
     Args:
         parts: the rows of each rank.
@@ -510,10 +511,10 @@ def _padded(parts: Sequence[Sequence[Row]], policy: str) -> list[list[Row]]:
 def _old(
     share: Sequence[Row], indices: Sequence[int], old_logprobs: Sequence[Sequence[float]]
 ) -> list[list[float]]:
-    """Return the log-probabilities before the update of one rank's rows.
+    """Select the log-probabilities before the update for the rows of one rank.
 
     Args:
-        share: the rank's rows, followed by the rows that `_padded` added, which get 0.
+        share: the rank's own rows, followed by the rows that `_padded` added. Added rows get 0.
         indices: indices of the rank's own rows in `old_logprobs`.
         old_logprobs: log-probabilities of all rows.
     """
@@ -523,7 +524,10 @@ def _old(
 
 @contextmanager
 def _temporary_folder(size: int) -> Iterator[Path]:
-    """Yield a private temporary folder, in memory if `size` bytes fit there; then remove it."""
+    """Yield a temporary folder, and remove it after the `with` block.
+
+    The folder is in memory if `size` bytes fit there.
+    """
     parent = Path(tempfile.gettempdir())
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > size:
         parent = _MEMORY

@@ -30,7 +30,7 @@ ADAPTER = "default"
 
 
 class Policy:
-    """One rank's part (shard) of a policy's weights and optimiser state.
+    """One rank's part (shard) of a policy: of its weights and of the optimiser's state.
 
     Args:
         setup: the learner's settings.
@@ -62,12 +62,12 @@ class Policy:
 
     @cached_property
     def _base(self) -> Model:
-        """The model with its initial weights, which is loaded when it is first needed."""
+        """The model with its weights before training. It is loaded when it is first needed."""
         return self._load(adapters=False)
 
     # --- computing ------------------------------------------------------------------------
     def score(self, order: Score) -> list[list[float]]:
-        """Return the log-probability of each token of each row; 0 for a row's first token."""
+        """Return the log-probability of each token of each row. A row's first token gets 0."""
         masks = [[False, *[True] * (len(row.ids) - 1)] for row in order.rows]
         return [scores.tolist() for scores in self._scores(order.rows, masks, order.which)]
 
@@ -112,7 +112,11 @@ class Policy:
         return metrics, norm
 
     def _values(self, order: Update) -> dict[str, Sequence[Tensor]]:
-        """Return the inputs of the loss: name → for each row, a tensor with one value per token."""
+        """Return the inputs of the loss.
+
+        Returns:
+            Name of the input → for each row, a tensor with one value per token.
+        """
         rows, loss = order.rows, order.loss
         values: dict[str, Sequence[Tensor]] = {
             "weights": [torch.tensor(row.weights) for row in rows]
@@ -135,10 +139,10 @@ class Policy:
     def _call_values(
         self, rows: Sequence[Row], loss: PolicyLoss, values: dict[str, Sequence[Tensor]]
     ) -> dict[str, Sequence[Tensor]]:
-        """Return the inputs of the loss that depend on whole calls.
+        """Compute the inputs of the loss that are the same for all tokens of a call.
 
         Returns:
-            Name → for each row, a tensor with one value per token.
+            Name of the input → for each row, a tensor with one value per token.
         """
         masks = [torch.tensor(row.mask) for row in rows]
         selected = [mask.nonzero()[:, 0].tolist() for mask in masks]
@@ -162,14 +166,15 @@ class Policy:
 
     # --- weights --------------------------------------------------------------------------
     def weights(self, kind: Kind, path: Path | None) -> dict[str, str]:
-        """Gather the weights from all ranks, and write them into a file.
+        """Gather the weights from all ranks, and write them into a file. All ranks must call this.
 
         Args:
-            kind: which weights: all, with merged adapters, or only those that are trained.
+            kind: "trained" for only the weights that are trained. Otherwise all weights are
+                written, with the adapters merged into them.
             path: path of the file; None on ranks that do not write.
 
         Returns:
-            For tied weights, which are written once: name that is not in the file → name that is.
+            Name that is not in the file → name that is, for tied weights, which are written once.
         """
         from safetensors.torch import save_file
 
@@ -185,7 +190,7 @@ class Policy:
         return aliases
 
     def hash(self, *, frozen: bool) -> str:
-        """Return the hash of the weights; "" on ranks other than the first.
+        """Return the hash of the weights on the first rank, and "" on the others.
 
         Args:
             frozen: whether to hash only the frozen weights under the adapters.
@@ -199,7 +204,10 @@ class Policy:
         return hash_weights(whole) if self._rank == 0 else ""
 
     def _plain(self) -> dict[str, Any]:
-        """Return the state dict of the transformers model, with the adapters in its layers."""
+        """Return the state dict of the transformers model, including the adapters.
+
+        PEFT's wrapper around the model is left out.
+        """
         module = self._model.module
         plain = module if self._lora is None else module.get_base_model()
         self._model.synchronize()
@@ -216,15 +224,15 @@ class Policy:
 
     @torch.no_grad()
     def _whole(self, state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and a copy on the CPU of each tensor, gathered from all ranks."""
+        """Yield the name of each tensor in `state`, and the whole tensor, gathered to the CPU."""
         for name, tensor in state.items():
             whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
             yield name, whole.detach().to("cpu", copy=True)
 
     def _check_mergeable(self, state: dict[str, Any]) -> None:
-        """Raise `UnsupportedError` if an adapted layer is not linear.
+        """Raise `UnsupportedError` if a layer with an adapter is not linear.
 
-        `_merged` cannot merge the adapters of such layers, and would leave them out.
+        `_merged` would leave out the adapters of such layers.
         """
         linear = (f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight")
         other = [name for name in state if ".lora_" in name and not name.endswith(linear)]
@@ -242,7 +250,7 @@ class Policy:
 
     @torch.no_grad()
     def _merged(self, state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the value of each weight, with the adapters merged into the weights.
+        """Yield the name and the value of each weight, with adapters merged into the weights.
 
         The names are those of the model without adapters.
         """
@@ -262,7 +270,7 @@ class Policy:
 
     # --- checkpoints ----------------------------------------------------------------------
     def save(self, folder: Path, number: int) -> None:
-        """Write this rank's shards of the policy into a checkpoint.
+        """Write this rank's part of the policy into a checkpoint.
 
         Args:
             folder: the checkpoint's folder.
@@ -340,11 +348,11 @@ def _values_of(batch: Batch) -> TokenValues:
 
 
 def _by_row(values: Tensor, masks: Sequence[Tensor]) -> list[Tensor]:
-    """Return a tensor with one value per token for each row, from the values of trained tokens.
+    """Return for each row a tensor with one value per token, from the values of trained tokens.
 
     Args:
         values: [N] values of the trained tokens of all rows.
-        masks: for each row, True for each trained token; other tokens get 0.
+        masks: for each row, True for each trained token. Other tokens get 0.
     """
     counts = [int(mask.sum()) for mask in masks]
     rows = []
@@ -357,7 +365,7 @@ def _by_row(values: Tensor, masks: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _without_aliases(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Keep one name of each tied weight (a tensor under several names).
+    """Remove all names but one of each tied weight, which is a tensor with several names.
 
     Returns:
         (name → weight, removed name → name under which the weight is kept)

@@ -1,8 +1,9 @@
 """Main module of a rank, one of verl's processes: `rank_main RANK RANKS SOCKET RENDEZVOUS`.
 
-RANKS is their number, SOCKET the descriptor of an inherited socket, over which the rank receives
-orders and sends answers. RENDEZVOUS is a file by which the ranks find each other. The process exits
-when its standard input is closed, so also when the trainer is killed.
+RANK is the number of this rank, RANKS the number of all ranks. SOCKET is the file descriptor of a
+socket, over which the rank receives orders and sends answers. RENDEZVOUS is the path of a file by
+which the ranks find each other. The process exits when its standard input is closed. That happens
+also when the trainer is killed.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def main(arguments: Sequence[str]) -> None:
 def connect(rank: int, ranks: int, path: str) -> None:
     """Create the default process group of torch.distributed, which verl uses.
 
-    gloo uses the loopback interface (GLOO_SOCKET_IFNAME).
+    On the CPU it uses gloo, over the loopback interface (GLOO_SOCKET_IFNAME). On GPUs it uses NCCL
+    too.
 
     Args:
         rank: number of this rank, from 0.
@@ -81,7 +83,7 @@ def connect(rank: int, ranks: int, path: str) -> None:
 
 
 class RankService:
-    """Executes the trainer's orders; holds this rank's part of each learner."""
+    """Executes the trainer's orders; keeps this rank's part of each learner."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self._rank = rank
@@ -89,10 +91,10 @@ class RankService:
         self._learners: dict[int, dict[str, Policy]] = {}
 
     def answer(self, order: Order) -> Answer:
-        """Execute an order, and return its answer.
+        """Execute an order, and return the answer.
 
-        A lightspan error is returned in the answer. Any other error ends the process, because its
-        state is unknown.
+        If the order raises a lightspan error, the answer contains the error. Any other error ends
+        the process, because its state is then unknown.
         """
         start = time.process_time()
         try:

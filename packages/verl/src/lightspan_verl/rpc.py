@@ -1,6 +1,6 @@
 """Messages between the learner in the trainer and verl's processes, as MessagePack. No pickle.
 
-A learner has a number, because the processes may have several learners.
+The processes may have several learners. So each message has the number of its learner.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Order to return the log-probabilities of the tokens of all rows."""
+    """Order to return the log-probability of each token of each row."""
 
     learner: int
     policy: str
@@ -88,7 +88,7 @@ class Save(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Order to load a checkpoint, which any number of ranks may have written."""
+    """Order to load a checkpoint, which more or fewer ranks may have written."""
 
     learner: int
     folder: str
@@ -119,9 +119,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         return Failure(kind=type(error).__name__, text=str(error))
 
     def error(self, where: str) -> LightspanError:
-        """Return the error as its own class.
+        """Return the error as an object of its original class.
 
-        Its message begins with `where`, the name of the rank that failed.
+        Args:
+            where: name of the rank that failed, with which the message begins.
         """
         kind: type[LightspanError] = getattr(errors, self.kind, LightspanError)
         return kind(f"{where}: {self.text}")

@@ -1,7 +1,7 @@
 """One rank's part of a policy's checkpoint, as a safetensors file.
 
-A tensor is divided along its first dimension. Each file stores which range of each tensor it has,
-so that another number of ranks can read the checkpoint.
+A tensor is divided along its first dimension. Each file stores which part of each tensor it has. So
+a checkpoint can be read by another number of ranks than wrote it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lightspan.errors import CheckpointError
 
 
 class Shard(NamedTuple):
-    """The part of a tensor that one rank has."""
+    """One rank's part of a tensor."""
 
     local: Tensor
     start: int
@@ -29,7 +29,7 @@ class Shard(NamedTuple):
 
 
 def shard_of(tensor: Any, rank: int, ranks: int) -> Shard:
-    """Return the part of a tensor that this rank has.
+    """Return one rank's part of a tensor.
 
     FSDP2 splits the first dimension into parts of ceil(size / ranks).
 
@@ -55,7 +55,7 @@ def write(path: Path, shards: Mapping[str, Shard]) -> None:
 
 
 class SavedShards:
-    """All shards of a policy in a checkpoint, written by one or more ranks.
+    """The files of one policy in a checkpoint, each written by one rank.
 
     Args:
         folder: the checkpoint's folder.
@@ -88,7 +88,11 @@ class SavedShards:
 
     @torch.no_grad()
     def read(self, name: str, into: Shard) -> None:
-        """Fill `into`, a shard of the tensor `name`, from the checkpoint.
+        """Read a rank's part of a tensor from the checkpoint.
+
+        Args:
+            name: name of the tensor.
+            into: the part, which is filled.
 
         Raises:
             CheckpointError: the tensor or a part of it is missing, or it has another size.
@@ -108,7 +112,7 @@ class SavedShards:
             )
 
     def _parts(self, name: str, into: Shard) -> Iterator[tuple[Tensor, int]]:
-        """Yield each part of the shard `into` that a file contains, and its offset in `into`."""
+        """Yield each piece of `into` that one of the files contains, and its offset in `into`."""
         for file, places in zip(self._files, self._places, strict=True):
             self._check(name, places, into)
             first = places[name][0]

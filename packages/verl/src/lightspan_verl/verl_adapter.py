@@ -1,12 +1,16 @@
 """Adapter of verl 0.9.1: the only module that uses verl's private API.
 
-Imported in verl's environment only. To support another version of verl, change this file and run
-its tests (`nox -s tests_verl`).
+It can be imported in verl's environment only. To support another version of verl, change this file
+and run its tests (`nox -s tests_verl`).
 
-Differences from `TrainingWorker`: log-probabilities are computed at each token's temperature, for
-selected tokens only; AdamW decays matrices only; a step with a non-finite loss is skipped, even if
-its gradient is finite; the model's own dropout stays off. The engine is registered with verl; verl
-is not patched.
+Differences from verl's `TrainingWorker`:
+
+- Log-probabilities are computed at each token's temperature, for selected tokens only.
+- AdamW decays matrices only.
+- A step whose loss is not finite is skipped, even if its gradient is finite.
+- The model's own dropout stays off.
+
+The engine here is registered with verl. verl is not patched.
 """
 
 from __future__ import annotations
@@ -90,8 +94,9 @@ class Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
         """Compute the log-probabilities of the selected tokens, each at its own temperature.
 
         Returns:
-            In training, `log_probs` [n] and `entropy` [n] of the selected tokens. Otherwise
-            `log_probs`, with all tokens of each row and 0 for tokens that are not selected.
+            In training, `log_probs` [n] and `entropy` [n] of the n selected tokens. Otherwise only
+            `log_probs`, with a value for every token of every row, which is 0 for tokens that are
+            not selected.
         """
         batch = Batch(micro_batch)
         logits = output.logits
@@ -113,10 +118,7 @@ class Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
 
 class Batch:
-    """The rows of one forward pass.
-
-    `batch[name]` returns the [n] values of their selected tokens.
-    """
+    """The rows of one forward pass. `batch[name]` has the [n] values of their selected tokens."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -184,7 +186,7 @@ class Model:
 
     @property
     def module(self) -> Any:
-        """The sharded transformers model; it includes the adapters in its layers."""
+        """The transformers model, with the adapters in its layers. This rank has a part of it."""
         return self._engine.module
 
     def synchronize(self) -> None:
@@ -200,14 +202,14 @@ class Model:
     def score(
         self, rows: Sequence[Row], masks: Sequence[Sequence[bool]], *, adapters: bool = True
     ) -> list[Tensor]:
-        """Return the log-probabilities of selected tokens: a tensor of [len(row.ids)] for each row.
+        """Return for each row a tensor of [len(row.ids)], the log-probabilities of its tokens.
 
-        It is 0 at tokens that are not selected.
+        Tokens that are not selected get 0.
 
         Args:
             rows: this rank's rows.
             masks: for each row, True for each selected token.
-            adapters: whether the adapters are used; False for the initial weights.
+            adapters: whether to use the adapters; False for the weights before training.
         """
         data = _batch(rows, masks)
         tensordict_utils.assign_non_tensor(
@@ -229,13 +231,13 @@ class Model:
         learning_rate: float,
         entropy_trained: bool,
     ) -> float:
-        """Take an optimiser step on the rows of all ranks, and return the norm of the gradient.
+        """Take an optimiser step on the rows of all ranks; return the norm of the gradient.
 
         It is the norm before clipping. If it is NaN or infinite, no step was taken.
 
         Args:
             rows: this rank's rows.
-            values: the inputs of the loss: name → for each row, a tensor with one value per token.
+            values: name of an input of the loss → for each row, a tensor with one value per token.
             loss: the loss function.
             learning_rate: the step's learning rate.
             entropy_trained: whether the loss has an entropy bonus, so that entropies need a
@@ -264,10 +266,10 @@ class Model:
         return float(metrics["grad_norm"])
 
     def _tokens(self, rows: Sequence[Row]) -> int:
-        """Return the maximum number of tokens in a forward pass.
+        """Return the maximum number of tokens in a forward pass, which must be equal on all ranks.
 
-        It is the token budget or, if a rank has a longer row, the length of the longest row: verl
-        refuses longer rows. All ranks must use the same number.
+        It is the token budget. If a row on any rank is longer, it is the length of the longest row,
+        because verl refuses rows that are longer than the maximum.
         """
         longest = torch.tensor([len(row.ids) for row in rows], device=self._engine.device).max()
         torch.distributed.all_reduce(longest, op=torch.distributed.ReduceOp.MAX)
@@ -331,7 +333,13 @@ def _batch(
     masks: Sequence[Sequence[bool]],
     values: dict[str, Sequence[Tensor]] | None = None,
 ) -> Any:
-    """Return rows, and values of their tokens, as verl's `TensorDict`."""
+    """Convert rows, and values of their tokens, to a `TensorDict` for verl.
+
+    Args:
+        rows: the rows.
+        masks: for each row, True for each selected token.
+        values: name → for each row, a tensor with one value per token; None for no values.
+    """
     ids = [torch.tensor(row.ids) for row in rows]
     fields = {
         "input_ids": ids,

@@ -1,7 +1,7 @@
-"""verl's ranks as child processes, which end when the trainer ends or is killed.
+"""Run verl's ranks as child processes, which end when the trainer ends or is killed.
 
-The trainer sends each rank an order, and the rank returns an answer. If one rank is lost, all
-ranks are ended.
+The trainer sends each rank an order, and the rank returns an answer. If one rank is lost, all ranks
+are ended.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ class _LostError(Exception):
 
 
 class Workers:
-    """verl's ranks as child processes, which exit when their standard input is closed.
+    """verl's ranks as child processes. They end when this process ends, even if it is killed.
 
     Args:
         python: the interpreter of verl's environment.
         devices: the device of each rank.
-        start_s: maximum seconds of the first order, for which the ranks start and load models.
+        start_s: maximum seconds of the first order. They include the time in which the ranks start
+            and load models.
         timeout_s: maximum seconds of any other order.
 
     Raises:
@@ -95,7 +96,7 @@ class Workers:
         return [child.pid for child in self._children]
 
     def together(self, orders: Sequence[Order]) -> list[Answer]:
-        """Send one order to each rank, and return the ranks' answers.
+        """Send one order to each rank, and return the answer of each rank.
 
         Raises:
             LightspanError: an order failed in a rank; the ranks remain usable.
@@ -212,7 +213,7 @@ class Workers:
         return [replies[rank] for rank in sorted(replies)]
 
     def _failure(self) -> str:
-        """Return a text on which rank was lost and how its process ended."""
+        """Return a text that names the lost rank and describes how its process ended."""
         end = time.monotonic() + _EXIT_DELAY_S
         while (rank := self._ended()) is None and time.monotonic() < end:
             time.sleep(0.02)
@@ -225,7 +226,7 @@ class Workers:
     def _ended(self) -> int | None:
         """Return the number of a rank whose process has ended; None if all run.
 
-        If several have ended, prefer one that was killed by a signal: the others may have ended as
+        If several have ended, return one that was killed by a signal. The others may have ended as
         a result.
         """
         ended = [
@@ -257,9 +258,9 @@ def _how_it_ended(status: int) -> str:
 def _end(
     children: Sequence[subprocess.Popen[bytes]], links: Sequence[socket.socket], folder: Path
 ) -> None:
-    """Close the processes' standard input, on which they exit, and remove their folder.
+    """End the processes, and remove their folder.
 
-    A process that does not exit in time is killed.
+    A process exits when its standard input is closed. If it does not exit in time, it is killed.
     """
     for link in links:
         link.close()
@@ -277,11 +278,11 @@ def _end(
 
 
 def _own_folder() -> Path:
-    """Create the ranks' private folder.
+    """Create a private folder for the ranks.
 
-    Its subfolder `path` has links to lightspan's packages and is the ranks' PYTHONPATH. The
-    trainer's site-packages cannot be, because they contain packages that are incompatible with
-    verl.
+    Its subfolder `path` has links to lightspan's packages, and is the ranks' PYTHONPATH. The
+    trainer's site-packages cannot be on that path, because they contain packages that are
+    incompatible with verl.
     """
     folder = Path(tempfile.mkdtemp(prefix="lightspan-verl-"))
     paths = folder / "path"

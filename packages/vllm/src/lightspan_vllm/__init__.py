@@ -1,11 +1,20 @@
 """vLLM servers as a token engine: prompt ids in, sampled ids and their log-probabilities out.
 
-`config` is `lightspan.VLLM`. `engine` is the engine; `server_pool` routes and retries calls on
-shared servers and updates the servers, `supervised_server` starts, restarts and updates one server,
-`request` is a resumable request, `load_balancer` picks a server. `client` is the HTTP client,
-`requirements` checks a server, `process` runs one, `weights` writes weights into files, `broadcast`
-sends them over the network. vLLM's own process loads `vllm_plugin/lightspan_vllm_plugin` and
-`vllm_plugin/lightspan_broadcast`; no module here imports the plugin.
+Start with `engine`, the engine, and `config`, its settings (`lightspan.VLLM`).
+
+| module | purpose |
+|---|---|
+| `server_pool` | routes calls to the servers of some policies; retries and resumes calls |
+| `supervised_server` | starts, checks, updates and restarts one server |
+| `load_balancer` | picks a server for a call |
+| `request` | a request that can be resumed |
+| `client` | HTTP client of a server |
+| `requirements` | checks that a server has the flags it needs |
+| `process` | runs a server process |
+| `weights`, `broadcast` | write weights into files; send them over the network |
+
+vLLM's own process loads `vllm_plugin/lightspan_vllm_plugin` and `vllm_plugin/lightspan_broadcast`.
+No module here imports the plugin.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Send weights to servers over torch.distributed: Gloo between CPUs, or NCCL between GPUs.
 
-A process group lives for one update of one server, so that a restarted server needs no special
-handling in the next update.
+Each update of each server uses a new process group. So an update does not depend on whether the
+server was restarted since the last update.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Broadcast:
 
     Args:
         files: safetensors files of the weights.
-        link: the backend, and this machine's address.
+        link: the backend of torch.distributed, and this machine's address.
         workers: number of processes of the server, each of which receives all weights.
 
     Raises:
@@ -84,9 +84,9 @@ class Broadcast:
         )
 
     def info(self) -> dict[str, Any]:
-        """Return the information that the server needs: the argument `sent` of `receive`.
+        """Return what the server needs to receive the weights.
 
-        `receive` is in `lightspan_broadcast`.
+        The server passes it to `lightspan_broadcast.receive` as the argument `sent`.
         """
         return {
             "host": self._link.host,
@@ -98,7 +98,7 @@ class Broadcast:
         }
 
     def send(self) -> None:
-        """Wait until all processes of the server are connected, and send every weight. Blocks.
+        """Wait until all processes of the server have connected, and send every weight. Blocks.
 
         Raises:
             BroadcastError: a process is gone or did not connect, or `stop` was called.
@@ -125,7 +125,7 @@ class Broadcast:
             raise BroadcastError(str(error).partition("\n")[0]) from error
 
     def stop(self) -> None:
-        """Yield the name, the data type and the shape of each weight."""
+        """Make `send` in another thread end with `BroadcastError`."""
         self._stopped.set()
 
     def _wait_for_workers(self) -> None:

@@ -36,8 +36,8 @@ class Unreachable(EngineError):
 
     Args:
         message: the error message.
-        not_listening: whether no process listens at the address. This excludes that the server is
-            only overloaded.
+        not_listening: whether no process listens at the address. If so, the server is not just
+            overloaded.
     """
 
     def __init__(self, message: str, *, not_listening: bool = False) -> None:
@@ -50,7 +50,8 @@ class Refused(EngineError):
 
     Args:
         message: the error message.
-        status: HTTP status of the response; 200 for an invalid response.
+        status: HTTP status of the response. It is 200 if the server accepted the request but the
+            response is invalid.
     """
 
     def __init__(self, message: str, status: int = 200) -> None:
@@ -157,9 +158,9 @@ class Client:
 
     # --- status ---------------------------------------------------------------------------
     async def health_error(self) -> EngineError | None:
-        """Check the server's health; return None if the server and its engine are healthy.
+        """Check whether the server and its engine are healthy.
 
-        Otherwise return the error that the health check raised.
+        Return None if they are, and otherwise the error of the check.
         """
         try:
             await self._call("GET", "/health", timeout_s=self._timings.health_timeout_s)
@@ -198,7 +199,7 @@ class Client:
         return info
 
     async def label(self) -> str:
-        """Return the label of the server's weights; `default` for the weights it started with.
+        """Return the label that `name_weights` gave the server's weights; at first it is `default`.
 
         Raises:
             Unreachable: the server cannot be reached, or does not answer as vLLM does.
@@ -210,9 +211,9 @@ class Client:
 
     # --- weights --------------------------------------------------------------------------
     async def pause(self) -> None:
-        """Abort all running calls and delete their keys and values. Calls that come later wait.
+        """Abort all running calls, and delete their keys and values.
 
-        They wait until `resume`.
+        Later calls are held until `resume`.
         """
         await self._call("POST", "/pause?mode=abort&clear_cache=true")
 
@@ -275,7 +276,11 @@ class Client:
             await asyncio.gather(sending, return_exceptions=True)
 
     async def name_weights(self, label: str) -> None:
-        """Give the server's weights a label, by which a restart is noticed: it resets the label."""
+        """Give the server's weights a label.
+
+        A restarted server has its first label again. So the label shows whether the server was
+        restarted.
+        """
         await self._call("POST", "/update_weight_version", {"new_version": label})
 
     # --- LoRA -----------------------------------------------------------------------------
@@ -310,7 +315,7 @@ class Client:
         Args:
             prompt: ids of the prompt, followed by the answer so far.
             sampling: temperature, top-p and top-k.
-            request_id: the id by which `abort` finds the call.
+            request_id: id for the call, which `abort` needs.
             lora: name of the LoRA adapter; "" for the model's own weights.
             max_tokens: maximum number of tokens.
             eos_ids: ids that end the answer.
@@ -453,10 +458,10 @@ _JSON: Final = {"Content-Type": "application/json"}
 
 
 def is_gone(health_error: EngineError | None) -> bool:
-    """Return whether a health check shows that a server will never answer its running calls.
+    """Return whether a server will never answer its running calls.
 
-    This is so if the server's engine is dead (vLLM's `/health` returns 503), or if no process
-    listens at its address. A server that answers slowly is not gone.
+    This is so if vLLM's engine in the server is dead (`/health` returns 503), or if no process
+    listens at the server's address. A server that answers slowly is not gone.
 
     Args:
         health_error: result of `Client.health_error`; None if the server is healthy.

@@ -89,9 +89,10 @@ class Link(NamedTuple):
 class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     """vLLM instead of the embedded engine: `Trainer(…, engine=VLLM(python="…/bin/python"))`.
 
-    With `python`, the trainer starts servers on this machine and stops them at the end of the run:
-    at least one for each policy, or for all LoRA policies of one model. With `addresses`, it uses
-    servers that run already. In both cases vLLM has its own environment, which needs no lightspan.
+    With `python`, the trainer starts servers on this machine and stops them at the end of the run.
+    With `addresses`, it uses servers that run already. LoRA policies of one model share servers.
+    Every other policy has its own. vLLM has its own Python environment, in which lightspan is not
+    needed.
 
     Raises:
         ConfigError: neither or both of `python` and `addresses` are given, an address is on another
@@ -171,14 +172,14 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def addresses_of(self, groups: Iterable[Sequence[str]]) -> dict[str, tuple[str, ...]]:
-        """Return the addresses of each policy's vLLM servers: policy → addresses.
+        """Return the addresses of the vLLM servers of each policy: policy → addresses.
 
         Args:
-            groups: the policies, in groups that share servers.
+            groups: the policies. Those in one group share servers.
 
         Raises:
             ConfigError: a policy has no address, an address belongs to an unknown policy, or
-                policies that cannot share a server have the same address.
+                policies of different groups have the same address.
         """
         several = [tuple(group) for group in groups]
         names = sorted(name for group in several for name in group)
@@ -218,17 +219,17 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.flag(*PARALLEL) or 1)
 
     def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
-        """Return which policies share weights: a tuple of policy names for each copy of a model.
+        """Return the groups of policies that share one copy of their model (`EngineSpec.copies`).
 
-        See `EngineSpec.copies`.
+        Each tuple has the names of the policies that share a copy.
         """
         return [(name,) for name in request.models] if self.merge else request.copies()
 
     def memory(self, size: ModelSize, device: str) -> dict[str, int]:
-        """Return the memory that the servers need: name of a part → bytes (`EngineSpec.memory`).
+        """Estimate the memory that servers on this machine need: name of a part → bytes.
 
-        Return {} for servers at `addresses`. On a GPU, vLLM's key-value cache is not included: it
-        fills the remaining memory.
+        Return {} for servers at `addresses`. On a GPU, vLLM's key-value cache is not included,
+        because it fills whatever memory remains. See `EngineSpec.memory`.
         """
         del device
         if self.addresses:  # not on this machine
@@ -266,9 +267,9 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         return list(addresses.values()) if isinstance(addresses, dict) else [addresses]
 
     def _convert(self) -> None:
-        """Convert paths to texts and lists to tuples.
+        """Convert the settings to their types: paths to texts, and lists to tuples.
 
-        The settings get copies, so that a caller's later changes do not affect them.
+        A caller's later changes to a list then do not affect the settings.
         """
         for name, kind in _KINDS.items():
             value = getattr(self, name)
@@ -340,10 +341,7 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_distinct(addresses: Sequence[str]) -> None:
-    """Raise `ConfigError` if two of the vLLM servers' addresses lead to the same server.
-
-    They may be spelled differently.
-    """
+    """Raise `ConfigError` if two addresses lead to the same vLLM server, in any spelling."""
     spellings: dict[object, str] = {}
     for address in addresses:
         server = _server(address)
@@ -358,7 +356,10 @@ def _check_distinct(addresses: Sequence[str]) -> None:
 
 
 def _server(address: str) -> tuple[str, str, int, str]:
-    """Return (scheme, host, port, path) of a server, normalised in the same way as in `Client`."""
+    """Return the normalised (scheme, host, port, path) of a server's address.
+
+    Addresses that `Client` treats as equal have the same result.
+    """
     parts = urlsplit(address)
     host = parts.hostname or ""
     with contextlib.suppress(ValueError):

@@ -1,18 +1,21 @@
 """The vLLM engine: routes calls to servers and sends new weights to all of them.
 
-**Log-probabilities** are of the distribution that tokens are sampled from, also under top-p and
+**Log-probabilities** are those of the distribution from which tokens are sampled, after top-p and
 top-k.
 
-**Weight updates.** A server's calls are aborted. When it has no call left, its weights are
-replaced and its keys and values dropped. Then the calls resume with their ids so far, on this or
-another server. So each token's version is that of the weights that sampled the token.
+**Weight updates.** A server's calls are aborted. When it has no call left, its weights are replaced
+and its cached keys and values are dropped. Then the calls resume with the tokens that they have
+sampled so far, on this or another server. So each token is sampled by one version of the weights,
+which is recorded with it.
 
 **LoRA.** LoRA policies of one model share servers. Each version of a policy has a unique name on
 the servers, so that its keys and values are never used for another version. An update loads the new
-version, aborts the calls of its policy alone, and unloads the former version when they have ended.
+version and aborts the calls of this policy. When they have ended, it unloads the former version.
+Calls of other policies continue.
 
-**Lost servers** are restarted, or awaited if the user started them. They get the current weights
-before any call. Calls of a lost server resume on other servers, or when the server is back.
+**Lost servers.** A server that the engine started is restarted. For a server that the user started,
+the engine waits. A server that is back gets the current weights before any call. Calls of a lost
+server resume on other servers, or when the server is back.
 """
 
 from __future__ import annotations
@@ -274,8 +277,8 @@ class VLLMEngine(TokenEngine, ProbedEngine):
     def _grouped(self, specs: Mapping[str, ServerSpec]) -> list[tuple[str, ...]]:
         """Group the policies that share servers.
 
-        LoRA policies share servers if they have the same model and addresses. Other policies do not
-        share.
+        LoRA policies share servers if they have the same model and addresses. Every other policy is
+        a group of its own.
         """
         by_policy = self.settings.addresses
         groups: dict[Any, list[str]] = {}
@@ -302,10 +305,10 @@ class VLLMEngine(TokenEngine, ProbedEngine):
 
     # --- servers --------------------------------------------------------------------------
     async def _launcher(self) -> Callable[[str, Path], tuple[Process, str]]:
-        """Return the function that starts a server for a policy.
+        """Return a function that starts a server for a policy.
 
         Its arguments are the policy and the server's log file. It returns the process and the path
-        of its socket. The servers end when this process ends or the engine is closed.
+        of the server's socket. The servers end when this process ends or the engine is closed.
         """
         watchdog = await self._stack.enter_async_context(guarding())
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -324,9 +327,9 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         return launch
 
     def _first_lora(self, group: tuple[str, ...]) -> dict[str, LoRAFiles]:
-        """Return the LoRA that each policy of a group starts with: policy → files.
+        """Write the LoRA with which each policy of a group starts; return policy → its files.
 
-        It leaves the model's output unchanged. Return {} for policies with whole weights.
+        This LoRA does not change the model's output. For policies with whole weights, return {}.
         """
         spec = self._specs[group[0]]
         if not spec.lora_rank:

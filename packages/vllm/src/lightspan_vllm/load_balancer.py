@@ -15,9 +15,9 @@ MAX_ROLLOUTS: Final = 10_000
 class LoadBalancer(Generic[S]):
     """Chooses a server for each call; the calls of a rollout go to the same server.
 
-    They do so while that server is available, because it has cached the prefix of their prompts. A
-    new rollout goes to the server with the fewest calls; of several such servers, to the one that
-    was chosen for the fewest rollouts.
+    That server has the common prefix of their prompts in its cache. If it is not available, another
+    server is chosen. A new rollout goes to the server with the fewest running calls. If there are
+    several, it goes to the one that was chosen for the fewest rollouts.
     """
 
     def __init__(self) -> None:

@@ -63,14 +63,14 @@ def environment(settings: VLLM) -> dict[str, str]:
 
 
 class Process:
-    """A running server: its process group and its log.
+    """A server process on this machine, with its child processes and its log.
 
     Args:
         arguments: the command; the first is the program's path.
         env: all environment variables of the server.
         log: file to which the output is appended.
-        socket: path of the server's socket. It is in the command line, by which the server is found
-            among the child processes.
+        socket: path of the server's socket. It occurs in the command line, so that the server is
+            found among this process's child processes.
         watchdog: ends the server if this process dies.
     """
 
@@ -109,7 +109,7 @@ class Process:
             self.ended.set()
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds that all processes of the server have used.
+        """Return the CPU seconds that the server's processes have used.
 
         After their end, return the last count.
         """

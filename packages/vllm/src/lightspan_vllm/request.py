@@ -16,7 +16,8 @@ _REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 class Job:
     """A request whose answer can be continued by another server, or with other weights.
 
-    After an update or a server's death, it is submitted again with its ids so far.
+    After an update or the loss of a server, the request is submitted again: with its prompt and the
+    part of the answer that was sampled so far.
 
     Args:
         request: the engine's request.
@@ -47,11 +48,11 @@ class Job:
 
     @property
     def remaining(self) -> int:
-        """Maximum number of further tokens."""
+        """Maximum number of tokens that may follow."""
         return self._limit - len(self._ids)
 
     def add(self, chunk: Chunk) -> TokenChunk:
-        """Add the tokens of a server's chunk to the answer; return the engine's chunk for them.
+        """Add the tokens of a server's chunk to the answer, and return them as the engine's chunk.
 
         The last chunk of the answer has a finish reason. Tokens after a stop string are dropped.
 

@@ -1,4 +1,4 @@
-"""Which flags a vLLM server needs. Each error names the flag that is missing."""
+"""Check that a vLLM server has the flags it needs. Each error names the flag that is missing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ENVIRONMENT: Final = {
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of a server, returned by `vllm_plugin/lightspan_vllm_plugin`."""
+    """The description of a server, as lightspan's plugin in the server returns it."""
 
     vllm: str
     model: str

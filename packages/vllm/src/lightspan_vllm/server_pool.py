@@ -39,10 +39,10 @@ differ, averaged over a probe's tokens."""
 
 
 class ServerPool:
-    """The servers of one policy, or of the LoRA policies of one model, and their calls.
+    """The servers of one policy, or of all LoRA policies of one model, and their running calls.
 
     Args:
-        policies: names of the policies.
+        policies: names of the policies that these servers serve.
         spec: specification of the servers.
         tokenizer: the model's tokenizer.
         lora: policy → initial LoRA; empty for a policy with whole weights.
@@ -121,7 +121,7 @@ class ServerPool:
 
     # --- calls ----------------------------------------------------------------------------
     def admit(self, request: GenerationRequest, *, stream: bool) -> Job:
-        """Check a request, and return its job.
+        """Check a request, and return a `Job` that tracks its answer.
 
         Raises:
             ContextOverflowError, PromptRefused, EngineError: see `check_request`.
@@ -142,10 +142,11 @@ class ServerPool:
         return Job(request, self.tokenizer, limit=limit, stream=stream)
 
     async def run(self, job: Job) -> AsyncGenerator[TokenChunk, None]:
-        """Yield the chunks of a call; submit it again until it is finished.
+        """Yield the chunks of a call's answer. The call is submitted again after each interruption.
 
         Raises:
-            EngineError: the call failed `MAX_TRIES` times without a token, or the pool has ended.
+            EngineError: the call failed `MAX_TRIES` times in a row without a token, or the pool has
+                ended.
             Refused: the server refused the call.
         """
         while True:
@@ -185,10 +186,10 @@ class ServerPool:
             ) from error
 
     async def _until_closed(self, chunks: AsyncIterator[Chunk]) -> AsyncGenerator[Chunk, None]:
-        """Yield chunks; raise `EngineClosedError` when the pool is closed.
+        """Yield `chunks`; raise `EngineClosedError` as soon as the pool is closed.
 
-        The chunks are read in a task that `close` cancels, because a read from a connection that
-        this process has closed would never end.
+        The chunks are read in a separate task, which `close` cancels. Otherwise a read from a
+        connection that this process has closed would never end.
         """
         items: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
         task = asyncio.create_task(_read(chunks, items))
@@ -261,7 +262,7 @@ class ServerPool:
 
         Args:
             server: the server.
-            reason: the error that shows the loss; None if it is unknown.
+            reason: the error that showed that the server is lost; None if there was no error.
         """
         if self._failure is not None or server in self._recovering:
             return
@@ -296,9 +297,9 @@ class ServerPool:
 
     # --- probes ---------------------------------------------------------------------------
     async def probes(self, policy: str) -> list[Probe]:
-        """Ask every server the prompts of the policy's recent calls, and return the answers.
+        """Send the prompts of the policy's recent calls to every server, and return the answers.
 
-        If there was no call yet, the prompt is a greeting.
+        If the policy has had no call yet, send a greeting.
 
         Raises:
             EngineError: a server does not answer, or the pool has ended.
@@ -344,7 +345,7 @@ class ServerPool:
 async def _read(
     chunks: AsyncIterator[Chunk], items: asyncio.Queue[Chunk | Exception | None]
 ) -> None:
-    """Put all chunks into `items`, then the error that `chunks` raised; None if it raised none."""
+    """Put all chunks into a queue, then None. If reading fails, put the error in place of None."""
     try:
         async with contextlib.aclosing(chunks):  # type: ignore[type-var]
             async for chunk in chunks:
@@ -358,11 +359,11 @@ async def _read(
 
 
 def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of a group; if that is a group too, its first error."""
+    """Return the first error of a group. If that is a group too, return the first error in it."""
     first = errors.exceptions[0]
     return first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _describe(error: Exception) -> str:
-    """Return an error's message, with the type of an error that is not lightspan's."""
+    """Return the message of an error. If the error is not lightspan's, prepend its type."""
     return str(error) if isinstance(error, LightspanError) else f"{type(error).__name__}: {error}"

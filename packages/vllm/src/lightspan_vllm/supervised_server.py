@@ -31,17 +31,17 @@ Launch = Callable[[], tuple[Process, str]]
 
 
 class Server:
-    """A server of one policy, or of the LoRA policies of one model.
+    """A server of one policy, or of all LoRA policies of one model.
 
     Args:
         name: name for messages.
         spec: the server's specification.
         target: returns the current weights.
-        start_s: seconds within which the server must answer after its start.
+        start_s: maximum seconds from the server's start until it answers.
         launch: starts the server; None for a server that the user started.
-        address: address of a server that the user started; "" with `launch`.
-        on_loss: called with the server and the reason (None if unknown) when a started process ends
-            by itself, or when a server with calls is gone.
+        address: address of a server that the user started; "" if `launch` is given.
+        on_loss: called with this server and an error (None if there is none) when the started
+            process ends by itself, or when the server is gone while it has calls.
         link: how weights are sent over the network; None if the server reads files.
         timings: timeouts and limits; None for the defaults of `ServerTimings`.
     """
@@ -111,14 +111,14 @@ class Server:
     async def complete(
         self, policy: str, prompt: Sequence[int], sampling: Sampling, **options: Any
     ) -> AsyncIterator[Chunk]:
-        """Yield the chunks of `Client.complete`, each with the version of its weights.
+        """Yield the chunks of `Client.complete`, each with the version of the current weights.
 
-        Yield nothing while the weights are updated. The weights of a policy change only while the
+        Yield no chunk while the weights are updated. The weights of a policy change only while the
         policy has no running call.
 
         Raises (while iterating):
-            Unreachable: the server is gone; or it is a server of the user, which was restarted or
-                whose weights were changed by another program.
+            Unreachable: the server is gone. Or the user started the server, and it was restarted or
+                another program changed its weights.
             Refused: the server refused the call.
         """
         if not self.ready:
@@ -147,7 +147,7 @@ class Server:
                 self._drained.set()
 
     def _calls_of(self, policy: str | None) -> list[str]:
-        """Return the ids of the running calls of `policy`; None for all policies."""
+        """Return the ids of a policy's running calls; of all running calls if `policy` is None."""
         return [key for key, owner in self._calls.items() if policy in (None, owner)]
 
     # --- weights --------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Server:
         self.changes += 1
 
     async def _load_lora(self, lora: Mapping[str, LoRAFiles]) -> None:
-        """Load each policy's current LoRA, if it changed, and abort the calls of that policy only.
+        """Load the LoRA of each policy whose LoRA has changed, and abort the calls of that policy.
 
         Args:
             lora: policy → its current LoRA.
@@ -226,10 +226,10 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _loading(self, version: int) -> AsyncIterator[None]:
-        """Replace the error `Refused` of the `with` block, in which the server loads weights.
+        """Convert an error `Refused` in the `with` block, in which the server loads weights.
 
         Args:
-            version: version of the weights.
+            version: version of the weights, for the error message.
 
         Raises:
             EngineError: the server refused the weights.
@@ -245,7 +245,10 @@ class Server:
             ) from error
 
     async def _is_dying(self) -> bool:
-        """Return whether the server ends, or fails its health check, within `dying_s` seconds."""
+        """Return whether the server is gone, or is found to be gone within `dying_s` seconds.
+
+        It is gone if its process has ended, or if a health check shows it (`is_gone`).
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timings.dying_s
         while loop.time() < deadline:
@@ -256,10 +259,10 @@ class Server:
         return False
 
     async def _drain(self, policy: str | None) -> None:
-        """Wait until `policy` has no running call; None waits for the calls of every policy.
+        """Wait until `policy` has no running call. If `policy` is None, wait for the calls of all.
 
-        The server holds a call that arrives after `pause`. Such a call is aborted: it would resume
-        with new weights, but is labelled with the former version.
+        The server holds calls that arrive after `pause`. They are aborted here. Otherwise they
+        would run with the new weights, although they are labelled with the former version.
 
         Raises:
             Unreachable: the server does not end the calls.
@@ -336,7 +339,10 @@ class Server:
 
     @property
     def _ended(self) -> asyncio.Event:
-        """Event that is set when the started process has ended; never set for a user's server."""
+        """Event that is set when the started process has ended.
+
+        It is never set if the user started the server.
+        """
         return asyncio.Event() if self._process is None else self._process.ended
 
     async def _watch(self, process: Process) -> None:
@@ -358,7 +364,7 @@ class Server:
         """Close the connections to an unreachable server, and stop it if the engine started it.
 
         Raises:
-            EngineError: a server of the user was lost `MAX_DEATHS` times.
+            EngineError: the user started the server, and it has been lost `MAX_DEATHS` times.
         """
         await self.client.close()
         await self._stop()

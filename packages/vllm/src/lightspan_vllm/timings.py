@@ -1,4 +1,4 @@
-"""Intervals, timeouts and limits for vLLM servers."""
+"""Intervals, timeouts and limits of the engine for vLLM servers."""
 
 from __future__ import annotations
 

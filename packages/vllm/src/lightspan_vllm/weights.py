@@ -55,7 +55,7 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class LoRAFiles:
-    """The files of one version of a policy's LoRA."""
+    """The files of one version of a policy's LoRA weights."""
 
     version: int
     name: str
@@ -69,7 +69,7 @@ class LoRAFiles:
 
 
 class TargetWeights(NamedTuple):
-    """The weights that all servers of a pool must load: the newest version."""
+    """The newest weights, which all servers of a pool must load."""
 
     weights: Weights
     lora: Mapping[str, LoRAFiles] = {}
@@ -78,7 +78,7 @@ class TargetWeights(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSpec:
-    """What a server must serve, read from a model's folder."""
+    """What a server must serve: a model, read from its folder, and LoRA of policies."""
 
     name: str
     """The model as the user named it."""
@@ -108,8 +108,9 @@ class ServerSpec:
 
         Args:
             model: folder, or name on the hub.
-            dtype: data type of the served weights; None for the files'.
-            context: context length in tokens, at most the model's; None for the model's.
+            dtype: data type of the served weights; None for the data type in the files.
+            context: context length in tokens, not more than that of the model; None for that of the
+                model.
 
         Raises:
             ConfigError: `model` is a loaded model, which other processes cannot read.
@@ -154,10 +155,10 @@ class ServerSpec:
 
     @property
     def aliases(self) -> dict[str, str]:
-        """The name of a tied output layer → the name of the embeddings whose tensor it is.
+        """For a tied output layer: the layer's name → the name of the embeddings, which it shares.
 
-        Empty if the layer is not tied. Servers get the embeddings under both names. A server that
-        only got the embeddings would keep the old output layer.
+        Empty if the output layer is not tied. Servers get the embeddings under both names. A server
+        that got only the embeddings would keep its old output layer.
         """
         return {HEAD: EMBEDDINGS} if self.tied else {}
 
@@ -167,9 +168,10 @@ class ServerSpec:
         return BYTES[self.dtype] * sum(map(math.prod, self.shapes.values()))
 
     def as_saved(self, version: int) -> Weights:
-        """Return the model's own files as the weights of a policy at `version`.
+        """Describe the model's own files as version `version` of a policy's weights.
 
-        With LoRA, `files` is empty: the servers load the model when they start.
+        With LoRA, `files` of the result is empty, because the servers load the model when they
+        start.
         """
         if self.lora_rank:
             return Weights(version=version, label=_label(version), files=(), aliases={})
@@ -179,8 +181,9 @@ class ServerSpec:
     def zero_lora(self) -> LoRAWeights:
         """Return LoRA weights that leave the model's output unchanged.
 
-        A policy needs them before its first update. On a CPU, a call that named no LoRA, in a batch
-        with LoRA calls, would get the LoRA that vLLM has in its last slot.
+        A policy needs them before its first update. Otherwise its calls would name no LoRA. In vLLM
+        on a CPU, such a call gets the LoRA in vLLM's last slot if other calls of its batch name
+        one.
 
         Raises:
             ModelError: no layer of the model is known to support LoRA in vLLM.
@@ -246,7 +249,7 @@ class WeightStore:
     def write(
         self, spec: ServerSpec, weights: Mapping[str, Any], policy: str, version: int
     ) -> Weights:
-        """Write whole weights into a file, in the server's data type, and return the file.
+        """Write whole weights into a file in the server's data type; return them as `Weights`.
 
         Raises:
             EngineMemoryError: the weights do not fit into the folder.

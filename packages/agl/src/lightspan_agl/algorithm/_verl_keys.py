@@ -1,4 +1,4 @@
-"""Keys of a verl configuration: used, limited to some values, or without effect."""
+"""Tables of verl's configuration keys: used, limited to some values, or without effect."""
 
 from __future__ import annotations
 

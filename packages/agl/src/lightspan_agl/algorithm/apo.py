@@ -108,7 +108,7 @@ class APO(Generic[T]):
         self._best: PromptTemplate | None = None
 
     def get_best_prompt(self) -> PromptTemplate:
-        """Return the prompt with the best mean on the whole of `val_dataset`.
+        """Return the prompt with the highest mean reward on the whole of `val_dataset`.
 
         Raises:
             ConfigError: `Trainer.fit` was not called.

@@ -1,4 +1,4 @@
-"""`algo`: a function as the algorithm of a `Trainer`."""
+"""The decorator `algo`, which makes a function the algorithm of a `Trainer`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _ARGUMENTS: Final = (
 
 
 class FunctionalAlgorithm:
-    """An algorithm that calls a function; the decorator `algo` creates it.
+    """An algorithm that calls the user's function; the decorator `algo` creates it.
 
     Raises:
-        ConfigError: a parameter without a default is not one of `_ARGUMENTS`.
+        ConfigError: the function has a parameter that is unknown (not in `_ARGUMENTS`) and has no
+            default.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -45,10 +46,13 @@ class FunctionalAlgorithm:
         return inspect.iscoroutinefunction(self.function)
 
     def bind(self, values: Mapping[str, Any]) -> Callable[[], Any]:
-        """Return a call of the function with those of the values that it takes.
+        """Return the function with its arguments filled in.
+
+        Args:
+            values: parameter → argument. Arguments that the function does not take are left out.
 
         Raises:
-            ConfigError: a data set is there that the function does not take.
+            ConfigError: `values` has a data set that the function does not take.
         """
         for name in ("train_dataset", "val_dataset"):
             if values.get(name) is not None and name not in self.arguments:

@@ -42,7 +42,7 @@ __getattr__ = _refuse_names(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A configuration translated into options of lightspan."""
+    """A verl configuration, translated into options of lightspan."""
 
     model: str
     algorithm: Mapping[str, Any]
@@ -59,7 +59,10 @@ class Plan:
     """Reason → the settings that have no effect for this reason, as `key=value`."""
 
     def sinks(self) -> list[str | MetricSink]:
-        """Return a metric sink for each name in `loggers` whose package is installed."""
+        """Return the metric sinks, such as MLflow, for the names in `loggers`.
+
+        A name whose package is not installed is left out.
+        """
         name = {} if self.experiment is None else {"name": self.experiment}
         by_logger: dict[str, str | MetricSink] = {
             "mlflow": MLflow(self.project),
@@ -166,10 +169,11 @@ def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _classify(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str]]]:
-    """Sort the settings into refused settings and settings without effect.
+    """Find the settings that are refused, and those that have no effect.
 
-    Return an error message for each refused setting, and a mapping from the reason for having no
-    effect to the settings with this reason.
+    Returns:
+        An error message for each refused setting.
+        A mapping: reason → settings that have no effect for this reason, as `key=value`.
     """
     refused: list[str] = []
     no_effect: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Tracers, which record nothing: lightspan records every agent itself."""
+"""Tracers. They record nothing, because lightspan records every agent itself."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Tracer:
     def get_last_trace(self) -> list[Span]:
         """Return the spans that the current rollout has recorded so far.
 
-        In `Hook.on_trace_end` those are all spans of the agent. Outside a rollout, return the spans
-        of the rollout of this tracer that ended last; empty if there is none.
+        In `Hook.on_trace_end` they are all spans of the agent. Outside a rollout, return the spans
+        of the last rollout with this tracer that has ended; empty if there is none.
         """
         current = current_context()
         return list(self._last_trace) if current is None else current.scope.recorder.spans
@@ -49,11 +49,11 @@ class Tracer:
 
 
 class OtelTracer(Tracer):
-    """`Tracer` under another name."""
+    """A `Tracer`, under another name of Agent Lightning."""
 
 
 class AgentOpsTracer(Tracer):
-    """`Tracer` under another name; nothing of AgentOps is used."""
+    """A `Tracer`, under another name of Agent Lightning. Nothing of AgentOps is used."""
 
 
 _METHODS: Final = (
@@ -67,11 +67,12 @@ def check_tracer(tracer: Any, owner: str) -> Tracer:
     """Return `tracer`, or a new `Tracer` for None.
 
     Args:
-        tracer: a tracer of lightspan_agl, an instance of a subclass, or None.
-        owner: the class that takes the tracer, for messages.
+        tracer: a `Tracer`, an instance of a subclass, or None.
+        owner: name of the class that takes the tracer, for the error message.
 
     Raises:
-        UnsupportedError: it is no `Tracer`, or its class overrides a method that is never called.
+        UnsupportedError: `tracer` is no `Tracer`, or its class overrides a method that lightspan
+            never calls.
     """
     if tracer is None:
         return Tracer()

@@ -29,9 +29,10 @@ _CLAIM_COST: Final = 32
 
 
 class PostgresDatabase(OpenDatabase):
-    """Up to four connections of one process, each with its own thread.
+    """The connections of one process to a store's database, at most four, each with its own thread.
 
-    The reader's connection is opened at once, each other connection when it is first needed.
+    The reader's connection is opened at once. Each other connection is opened when it is first
+    needed.
 
     Args:
         server: the store's server.
@@ -102,7 +103,7 @@ class PostgresDatabase(OpenDatabase):
         return writer.submit(work, items, cost)
 
     def listen(self) -> None:
-        """Start to receive notifications from other sessions. Idempotent."""
+        """Start to receive other processes' notifications about changes of rollouts. Idempotent."""
         with self._lock:
             if self._listener is None:
                 self._listener = Listener(self._server, self._on_move)

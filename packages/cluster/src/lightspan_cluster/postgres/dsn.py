@@ -41,7 +41,9 @@ class Address(NamedTuple):
 
 
 def read_address(url: str) -> Address:
-    """Parse the URL of a store, and keep its secrets in this process.
+    """Parse the URL of a store.
+
+    The password and other secrets are not part of the result. They are kept in this process.
 
     Raises:
         ConfigError: the URL is invalid. The error message contains no secrets.
@@ -107,7 +109,10 @@ def _invalid(url: str, reason: str) -> ConfigError:
 
 
 def without_secrets(url: str) -> str:
-    """Return a URL, which may be invalid, with its secrets replaced by "…"."""
+    """Return a URL with its secrets replaced by "…", so that it can be printed.
+
+    The URL may be invalid.
+    """
     _, at, tail = url.removeprefix(SCHEME).rpartition("@")
     tail = re.sub(r"(\w*password)=[^&]*", r"\1=…", tail)
     if not at:  # a host and port may be a user and a password

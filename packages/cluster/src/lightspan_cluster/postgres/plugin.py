@@ -21,10 +21,16 @@ def public_url(url: str) -> str:
 
 
 def take_credentials(url: str) -> None:
-    """Do nothing: libpq reads its environment variables itself (`StorePlugin.take_credentials`)."""
+    """Do nothing, because libpq itself reads credentials from environment variables.
+
+    See `StorePlugin.take_credentials`.
+    """
 
 
 def relay_url(url: str) -> str:
-    """Return "", because a database forwards no calls (`StorePlugin.relay_url`)."""
+    """Return an empty text, because a database forwards no model calls to a gateway.
+
+    See `StorePlugin.relay_url`.
+    """
     del url
     return ""

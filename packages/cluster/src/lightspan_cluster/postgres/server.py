@@ -65,11 +65,11 @@ _LOSSES: Final = {
 
 
 class Server:
-    """The server of one store: opens connections, and explains errors.
+    """The database server of one store: opens connections, and explains errors.
 
     Args:
         address: the store's address.
-        timings: times and limits.
+        timings: how long operations are retried, and other times and limits.
     """
 
     def __init__(self, address: Address, timings: StoreTimings) -> None:
@@ -89,7 +89,10 @@ class Server:
             ) from None
 
     def retry_s(self, is_closing: bool) -> float:
-        """Return the seconds for which an operation is retried; few while the store is closed."""
+        """Return the seconds for which an operation is retried.
+
+        While the store is being closed (`is_closing`), they are at most `database_retry_s`.
+        """
         limit_s = self.timings.database_retry_s
         return min(limit_s, self.patience_s) if is_closing else self.patience_s
 
@@ -198,10 +201,10 @@ _KINDS: Final[dict[str, type[StoreError]]] = {
 
 
 def needs_explanation(error: BaseException) -> bool:
-    """Return whether `error` comes from the server or from stored data.
+    """Return whether `error` needs the message that `explain` gives it.
 
-    A plain `DataError` is raised for rows that cannot be decoded, so it counts too. Other errors of
-    lightspan do not.
+    It does if it comes from the server, or if stored data cannot be decoded (a plain `DataError`).
+    Other errors of lightspan have a message for the user already.
     """
     if isinstance(error, LightspanError):
         return isinstance(error, DataError) and not isinstance(error, StoreError)
@@ -221,7 +224,7 @@ def is_starting(error: BaseException) -> bool:
 
 
 class Link:
-    """A connection that one thread uses. It is opened when first used, and again after a loss."""
+    """A connection for one thread. It is opened when first used, and again after it was lost."""
 
     def __init__(self, server: Server, db: Connection | None = None) -> None:
         self.server: Final = server
@@ -237,7 +240,7 @@ class Link:
     def recover(self, error: BaseException, retry: Retry) -> bool:
         """Clean up the session after `error`; return whether to repeat the transaction.
 
-        Before it returns True, it waits for `retry.pause`. It returns False if the error is
+        If it returns True, it has made a pause (`retry.pause`). It returns False if the error is
         permanent or the retries have timed out.
         """
         db = self._db
@@ -262,10 +265,10 @@ _ROLLED_BACK: Final = (errors.DeadlockDetected, errors.SerializationFailure)
 
 
 class Retry:
-    """Pauses between retries, which grow until a timeout has passed.
+    """Pauses between retries. They get longer, until a timeout has passed.
 
-    The timeout is counted from the first pause, so that all of it is left even if the loss of a
-    connection was noticed late.
+    The timeout begins with the first pause. A lost connection may be noticed late, and the whole
+    timeout is left even then.
 
     Args:
         timeout_s: the timeout in seconds, or a function that returns it, which may change.
@@ -277,7 +280,7 @@ class Retry:
         self._backoff_s = _MIN_BACKOFF_S
 
     def pause(self) -> bool:
-        """Wait before a retry, and return True; after the timeout, return False at once."""
+        """Pause before a retry and return True. After the timeout, return False without a pause."""
         now = clock.monotonic()
         self._start = now if self._start is None else self._start
         if now - self._start >= self._timeout_s():

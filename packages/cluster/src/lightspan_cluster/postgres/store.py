@@ -31,13 +31,15 @@ once."""
 
 
 class PostgresStore(SQLStore[PostgresDatabase]):
-    """A store in a PostgreSQL database. Open it in each process that uses it; after a fork, again.
+    """A store in a PostgreSQL database.
+
+    Each process that uses the store opens it itself. A forked process opens it again.
 
     Args:
         url: `postgresql://user@host:port/database?sslmode=…&schema=…`; libpq finds missing parts by
             its own rules. The default schema is `lightspan`.
         create: whether to create the tables if there are none.
-        clock: a clock for tests; None for the server's.
+        clock: a clock for tests; None for the server's clock.
         timings: times and limits; None for the defaults of `StoreTimings`.
 
     Raises:

@@ -120,9 +120,9 @@ class PostgresWriteTables(_Session, WriteTables):
     def _insert(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
         """Queue rows to be sent together with the commit; return their number.
 
-        Sending them at once would take one more round trip to the server. Other writers would wait
-        for it, because this transaction may hold their lock. The insertion `_COUNTED` is sent at
-        once, because the server has to count the rows that are new.
+        Sending them at once would take one more round trip to the server, and other writers may
+        wait for this transaction. Only the query named `_COUNTED` is sent at once, because the
+        server has to count the rows that are new.
         """
         if not rows:
             return 0

@@ -1,9 +1,10 @@
 """A writer of a PostgreSQL store: a connection, and the thread that commits with it.
 
 If the connection is lost before a commit was acknowledged, the transaction is repeated on a new
-connection. Its rows have ids from the caller, so writing them twice changes nothing. Claims
-generate ids: if such a transaction was lost, the writer first checks whether its attempts exist.
-A repeated transaction may skip a version number of a policy.
+connection. Most rows have ids from the caller, so writing them twice changes nothing. A claim, by
+which a runner takes rollouts, generates the ids of new attempts. So before the writer repeats a
+claim, it checks whether these attempts exist. A repeated transaction may skip a version number of a
+policy.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ class WriterThread(Committer):
     def submit(self, work: Work[T, R], items: Sequence[T], cost: int) -> asyncio.Future[list[R]]:
         """Queue items to be written; return a future for their answers.
 
-        The future is done after the commit. Jobs that are in the queue at the same time are
-        committed together.
+        The future is done after the commit. Each call is a job. Jobs that are in the queue at the
+        same time are committed in one transaction, up to a total cost.
 
         Args:
             work: function that writes the items and returns an answer per item.
             items: items of the job.
-            cost: cost of the job. Jobs share a transaction up to a total cost.
+            cost: cost of the job.
 
         Raises:
             StoreClosedError: the store is closed.

@@ -1,4 +1,7 @@
-"""Asynchronous rollouts: groups run while weights are updated, with bounded staleness."""
+"""Run groups of rollouts while weights are updated, up to a maximum age of each group.
+
+A group has the rollouts of one task. Its age is the number of weight updates since its start.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ from lightspan.protocols.learner import LoRA
 async def next_episodes(
     trainer: TrainerContext, overlap: int, per_step: int, group_size: int
 ) -> tuple[list[Episode], Metrics]:
-    """Submit new groups, and return the episodes that this step trains, with metrics.
+    """Submit new groups of rollouts, and return the episodes that this step trains, with metrics.
 
-    At most `(overlap + 1) * per_step` groups are in flight. The step takes the oldest groups that
-    would otherwise exceed `overlap` (`due_groups`), then the groups that ended first. The metrics
-    are the number of publications since each taken group was submitted, and the number of groups
-    still in flight.
+    At most `(overlap + 1) * per_step` groups are submitted and not yet taken. The step takes those
+    of the oldest groups that would otherwise become too old (`due_groups`), then the groups that
+    ended first. The metrics are the age of the taken groups, and the number of groups that are
+    left.
 
     Args:
         trainer: the running trainer.
-        overlap: maximum number of weight publications between the submission of a group and its
+        overlap: maximum age of a group: the number of weight updates between its submission and its
             training.
         per_step: groups per step.
         group_size: rollouts per group.
@@ -49,13 +52,13 @@ def check_overlap(
 ) -> None:
     """Raise `UnsupportedError` if `overlap` is above 0 and calls cannot run during weight updates.
 
-    With LoRA dropout they cannot. Dropout and sampling in one process use the same random state. A
-    learner that rewinds the state to repeat a dropout mask would make the engine sample with the
-    same random numbers twice.
+    They cannot if the engine does not support it, or if LoRA has dropout. Dropout and sampling in
+    one process use the same random state. To repeat a dropout mask, a learner resets this state.
+    The engine would then sample with the same random numbers twice.
 
     Args:
-        overlap: maximum number of weight publications between a group's submission and its
-            training; 0 is always supported.
+        overlap: maximum number of weight updates between a group's submission and its training; 0
+            is always supported.
         engine: capabilities of the engine.
         adapters: LoRA settings of each policy; None for a policy without LoRA.
     """
@@ -74,9 +77,9 @@ def check_overlap(
 def due_groups(steps_left: Sequence[int], per_step: int) -> int:
     """Return how many of the oldest groups this step must train, so that none becomes too old.
 
-    Each step trains `per_step` groups. A group must be trained now if the following steps have no
-    room for it before it is too old. For each n, the next n steps have room for `n * per_step`
-    groups; the result is the largest number of groups in excess of that.
+    Each step trains `per_step` groups, so the `n` steps after this one train `n * per_step`. If
+    more groups become too old after these steps, this step has to train the excess. The result is
+    the largest excess over all `n`.
 
     Args:
         steps_left: for each group, the number of steps after this one that may still train it, in

@@ -1,4 +1,8 @@
-"""Critic warm-up: decide whether a critic's values are good enough for lambda below 1."""
+"""Critic warm-up: decide from when on a critic's values are used to compute advantages.
+
+Until then, lambda of generalised advantage estimation is 1, with which advantages are unbiased even
+if the values are bad.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from lightspan.protocols.learner import Critic
 
 
 class CriticWarmup(msgspec.Struct):
-    """Decides during a run when a critic's values are good enough to be used."""
+    """Decides during a run from when on a critic's values are good enough to be used."""
 
     fits: int = 0
     """Iterations in which the critic was fitted."""
@@ -24,8 +28,9 @@ class CriticWarmup(msgspec.Struct):
     def lambda_(self, critic: Critic) -> float:
         """Return lambda of generalised advantage estimation for the next iteration.
 
-        It is `critic.lam` once the critic was fitted often enough and explains enough variance
-        (`TRUSTED_VARIANCE`), else 1. With 1, advantages are unbiased even with a bad critic.
+        It is `critic.lam` once the critic was fitted often enough (`critic.warmup`) and its values
+        predict rewards well enough (`TRUSTED_VARIANCE`). Until then it is 1: advantages are then
+        unbiased even with a bad critic.
         """
         is_fitted = self.fits >= max(critic.warmup, 1)
         explained = 0.0 if self.explained is None else self.explained
@@ -53,11 +58,12 @@ class CriticWarmup(msgspec.Struct):
 
 
 def _explained(batch: Batch) -> float | None:
-    """Return the explained variance of the rewards-to-go before any update.
+    """Return how well the critic's values predicted the rewards that followed (explained variance).
 
-    It is the minimum over policies; None if no policy has a critic's value. The learner's metrics
-    of minibatches cannot be used: rollouts of a group are in several minibatches, so from the
-    second minibatch on the critic was already fitted to the group.
+    The values are those before the iteration's first update. The result is the minimum over
+    policies; None if no policy has a critic's value. The learner's metrics of minibatches cannot be
+    used instead: rollouts of a group are in several minibatches, so from the second minibatch on
+    the critic was already fitted to the group.
     """
     expected = {
         (why.rollout_id, *call): why.expected for (_, *call), why in batch.explanations.items()

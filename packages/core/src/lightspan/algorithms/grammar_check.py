@@ -15,9 +15,9 @@ async def reject_mismatches(
 ) -> list[Coverage]:
     """Reject trained calls whose tokens violate their grammar.
 
-    A grammar limits the tokens that may be sampled. The engine may have compiled it in another way
-    than the learner, which then cannot compute the call. The reasons are recorded and a note is
-    printed.
+    A grammar limits the tokens that may be sampled in a call. The engine and the learner each
+    compile it. If the results differ, the learner may regard a sampled token as impossible, and
+    cannot train the call. The reasons are recorded, and a note is printed.
 
     Args:
         trainer: the running trainer.

@@ -1,11 +1,10 @@
 """Default learning rate of reinforcement learning.
 
-    full weights    4e-4 · (0.8 M / parameters)^0.75, and 1e-6 at least
+    full weights    4e-4 · (0.8 M / parameters)^0.75, but at least 1e-6
     LoRA            20 times the rate of full weights
-    both            1e-3 at most, rounded to one digit
 
-It is meant for AdamW, advantages of about one and rows whose weights sum to one. It fits the rates
-that are known to learn:
+The result is at most 1e-3, and is rounded to one digit. It is meant for AdamW, advantages of about
+one and rows whose weights sum to one. It agrees with rates that are known to learn:
 
 | weights | parameters | known to learn | chosen |
 |---|---|---|---|
@@ -15,11 +14,13 @@ that are known to learn:
 | full | 1.5 to 7 B | 1e-6 (the default of verl and TRL, and of published GRPO runs) | 1e-6 |
 | LoRA | 1.5 to 7 B | 1e-5 to 3e-5 | 3e-5 to 2e-5 |
 
-Adapters need more than full weights: ten times as much for any size (Schulman et al. 2025, "LoRA
-Without Regret"), 20 to 100 times in the documentation of Tinker. Their rank hardly matters, as long
-as alpha stays (32): the product of the adapters is divided by the rank.
+LoRA adapters need a higher rate than full weights: ten times as high for any size (Schulman et al.
+2025, "LoRA Without Regret"), 20 to 100 times in the documentation of Tinker. With a fixed alpha of
+32, the best rate hardly depends on the rank, because the product of the adapters is divided by the
+rank.
 
-Measurements lie between 0.8 M and 135 M parameters; the rest is extrapolated by a power law.
+The measurements are for models of 0.8 M to 135 M parameters. Rates for larger models are
+extrapolated by the power law.
 """
 
 from __future__ import annotations

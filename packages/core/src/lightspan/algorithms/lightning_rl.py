@@ -1,4 +1,4 @@
-"""LightningRL (arXiv 2508.03680): any agent app, trained by per-call transitions.
+"""LightningRL (arXiv 2508.03680): train any agent app, with each model call as a training example.
 
 `collect` runs tasks, `build` turns their episodes into the batch of one iteration. `run_step` runs
 a whole iteration: rollouts, batch, update and publication.
@@ -199,23 +199,26 @@ class LightningRL(LightningSettings, Algorithm):
     Args:
         model: starting weights: a folder, or a name on the Hugging Face hub.
         optimize: names or globs on agent paths, or a mapping of them to policies.
-        frozen: model for the calls of other agents: None (where the app points), `"base"` (the
-            starting weights), `"shared"` (the trained weights), an `LLM`, or a mapping.
+        frozen: model for the calls of agents that are not trained. None leaves them at the endpoint
+            that the app uses, `"base"` is the starting weights, and `"shared"` the trained weights.
+            An `LLM`, or a mapping of agents to these values, is allowed too.
         estimator: `grpo`, `dr_grpo`, `rloo`, `reinforce++`, `reinforce++_baseline`, or `ppo`, which
             implies `credit="critic"`.
-        unit: unit of the statistics that normalise rewards: `rollout` or `agent`.
+        unit: rewards are normalised by statistics over rollouts (`rollout`) or agents (`agent`).
         credit: `"terminal"`, `"discounted"`, `"anchor"`, `"critic"`, `"at_grpo"`, `"gigpo"`, or a
-            rule of `lightspan.lightning.credit`; None for terminal, with `air` for discounted.
-        gamma: discount per turn, for every rule by name but terminal; None for 1.
+            rule of `lightspan.lightning.credit`. None for terminal or, if `air` is set, discounted.
+        gamma: discount per turn, for each rule that is given by its name, except terminal; None
+            for 1.
         air: automatic intermediate rewards (`lightspan.AIR`) from signals such as the success of
-            tools, as potentials, which do not change which policy is best. True for `AIR()`.
+            tools. They are potentials, so they do not change which policy is best. True for
+            `AIR()`.
         overlong: penalty on calls whose answers are close to too long (`lightspan.Overlong`).
         critic: settings for `estimator="ppo"` (`lightspan.Critic`); None for the defaults.
         weight: weight of a rollout's tokens in the loss: `rollout`, `transition` or `token`; None
-            for `rollout`, or with `dr_grpo` for `token`.
-        token_constant: divisor of `weight="token"`, in addition to the number of rollouts (Dr.
-            GRPO: the longest answer); None for the mean of trained tokens per rollout in each step,
-            or with `dr_grpo` in each policy's first step.
+            for `rollout` or, with `dr_grpo`, `token`.
+        token_constant: divisor of the loss with `weight="token"`, in addition to the number of
+            rollouts (in Dr. GRPO: the longest answer). None for the mean of trained tokens per
+            rollout in each step or, with `dr_grpo`, in each policy's first step.
         group_size: rollouts per task.
         tasks_per_step: tasks per iteration.
         minibatches: optimiser steps per iteration.
@@ -226,13 +229,14 @@ class LightningRL(LightningSettings, Algorithm):
             rollouts.
         learning_rate: None chooses one from the model's size and LoRA
             (`lightspan.algorithms.learning_rate`), and prints it.
-        temperature: sampling temperature of training, whatever the app requests.
-        max_tokens: maximum tokens of an answer, whatever the app requests; None for the app's.
+        temperature: sampling temperature of training; the app's own value is ignored.
+        max_tokens: maximum tokens of an answer; the app's own value is ignored. None for the app's
+            value.
         max_length: maximum tokens of a call; longer calls are rejected. None for the model's
             context.
         failure_reward: reward of rollouts whose app failed (an exception, the time limit, the
             context, a budget). `"lowest"` is the lowest reward that a rollout of the run has had,
-            and at most 0. None leaves them unscored: then an app may learn to fail, because an
+            and at most 0. None leaves them unscored. Then an app may learn to fail, because an
             answer that makes it fail costs less than a wrong one.
         timeout_s: seconds per rollout.
         max_staleness: maximum number of versions that a rollout's weights may lag behind; None for
@@ -242,7 +246,7 @@ class LightningRL(LightningSettings, Algorithm):
             step. Advantages are computed over whole groups, with the log-probabilities of the
             weights that sampled each token; `PolicyLoss(importance_cap=)` corrects for the age of
             these weights. See docs/overlap.md.
-        lora: adapters instead of full weights.
+        lora: adapters to train instead of full weights; None for full weights.
         loss: form (PPO's clip, GSPO, CISPO), clipping, KL, entropy, importance weights.
         optimizer: None for AdamW at `learning_rate`.
         seed: seed of all randomness in the algorithm.
@@ -405,9 +409,10 @@ class LightningRL(LightningSettings, Algorithm):
         return max(0, self.tasks_per_step - varying)
 
     def _returns(self, episodes: Sequence[Episode]) -> dict[str, list[float | None]]:
-        """Return group id → total reward of each rollout, with the bonuses of AIR.
+        """Return group id → total reward of each rollout.
 
-        None stands for a rollout that is unfinished, damaged or unscored.
+        Automatic intermediate rewards (`air`) are included. None stands for a rollout that is
+        unfinished, damaged or unscored.
         """
         coverages = self.coverages(episodes)
         added = bonuses(self.air, self.credit, episodes, coverages)
@@ -518,10 +523,10 @@ class LightningRL(LightningSettings, Algorithm):
 
     @property
     def _fixes_constants(self) -> bool:
-        """Whether each policy keeps the loss divisor (`token_constant`) of its first step.
+        """Whether the loss divisor of each policy is measured in its first step and then kept.
 
-        The divisor is then the mean number of trained tokens per rollout in that step, because Dr.
-        GRPO divides by one constant in the whole run.
+        The divisor is the mean number of trained tokens per rollout. Dr. GRPO needs one constant
+        for the whole run.
         """
         return (
             self.estimator == "dr_grpo" and self.weight == "token" and self.token_constant is None
@@ -534,9 +539,9 @@ class LightningRL(LightningSettings, Algorithm):
         return constants if isinstance(constants, Mapping) else {}
 
     def _update_constants(self, batch: Batch) -> None:
-        """Store the loss divisor of each policy that is trained for the first time.
+        """Store the loss divisor of each policy that `batch` trains for the first time.
 
-        `batch` was already built with these divisors.
+        It is the mean number of the policy's trained tokens per rollout of `batch`.
         """
         if self._fixes_constants:
             means = {policy: tokens / batch.size for policy, tokens in batch.usable_tokens.items()}
@@ -544,9 +549,9 @@ class LightningRL(LightningSettings, Algorithm):
             self._batch_config = replace(self._batch_config, token_constant=constants)
 
     def _resample_metrics(self, episodes: Sequence[Episode]) -> Metrics:
-        """Return the metrics of the groups that `resample` replaced, and of their rollouts.
+        """Return the number of groups that `resample` replaced, and of their rollouts, as metrics.
 
-        The metric `rollouts` counts those rollouts too. The result is empty without `resample`.
+        The result is empty without `resample`. The metric `rollouts` counts these rollouts too.
         """
         if not self.resample:
             return {}
@@ -636,12 +641,12 @@ def _policy_names(optimize: Optimize) -> str | Sequence[str] | Mapping[str, str]
 
 
 def _only_policy(optimize: str | Sequence[str] | Mapping[str, str], frozen: Frozen) -> str:
-    """Return the name of the policy that `frozen="shared"` uses.
+    """Return the name of the policy that answers for agents with `frozen="shared"`.
 
     It is the first policy of `optimize`, or `DEFAULT_POLICY` if `optimize` names none.
 
     Raises:
-        ConfigError: `frozen="shared"` with several policies.
+        ConfigError: `frozen` has `"shared"`, but `optimize` names several policies.
     """
     names = list(dict.fromkeys(optimize.values())) if isinstance(optimize, Mapping) else []
     shared = "shared" in (frozen.values() if isinstance(frozen, Mapping) else (frozen,))

@@ -53,12 +53,12 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
 def _reward_error(episodes: Sequence[Episode], mean: float) -> Metrics:
     """Return the standard error of the mean reward as the metric `reward_se`.
 
-    Rollouts of one task are similar, so the error is computed from the groups. The result is empty
-    if fewer than two groups have a scored rollout.
+    The rollouts of one task (a group) are similar, so the error is computed from sums over groups.
+    The result is empty if fewer than two groups have a rollout with a reward.
 
     Args:
         episodes: episodes of whole groups.
-        mean: mean reward of the scored rollouts.
+        mean: mean reward of the rollouts that have one.
     """
     groups: dict[str, list[float]] = {}
     for episode in episodes:
@@ -88,10 +88,10 @@ def batch_metrics(batch: Batch) -> Metrics:
 def merge_updates(results: Sequence[Mapping[str, float]]) -> Metrics:
     """Merge the metrics of several optimiser steps into one mapping.
 
-    Maxima (`*_max`) are merged by their maximum, counts by their sum, and other metrics by their
-    mean. `logprob_gap*`, the gap between engine and learner, is merged only over steps with fresh
-    tokens, which were sampled by the weights that the step updates. In later minibatches, training
-    itself makes the learner differ from the engine.
+    Of metrics `*_max` the maximum is kept, counts are added, and of other metrics the mean is
+    taken. The gap between the log-probabilities of engine and learner (`logprob_gap*`) is merged
+    only over steps with fresh tokens, which were sampled by the weights that the step updates. In
+    later minibatches, training itself makes the learner differ from the engine.
 
     Args:
         results: metrics of each optimiser step.

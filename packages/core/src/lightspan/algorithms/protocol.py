@@ -82,8 +82,8 @@ class TrainerContext(Protocol):
     def path(self) -> Path:
         """The run's folder.
 
-        An algorithm may keep its own files in the subfolder `journal`. They are kept when the run
-        is resumed, from whichever checkpoint.
+        An algorithm may keep its own files in the subfolder `journal`. When the run is resumed,
+        these files are not reset to the state of the checkpoint.
         """
 
     @property
@@ -110,14 +110,15 @@ class TrainerContext(Protocol):
     def in_flight(self) -> Mapping[str, int]:
         """Group id → number of weight publications since the group was submitted.
 
-        It has every group that `submit` started and `take` has not returned, in order of
+        It has the groups that `submit` started and `take` has not returned yet, in order of
         submission.
         """
 
     def next_tasks(self, count: int) -> list[Json]:
         """Return the next `count` training tasks; each epoch has all tasks in a new random order.
 
-        After a resume, the tasks of groups that `take` had not returned come first.
+        When a run is resumed, the tasks of unfinished groups, which `take` had not returned, come
+        first.
         """
 
     async def rollouts(
@@ -192,18 +193,23 @@ class TrainerContext(Protocol):
         """Print a message in the run's output."""
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
-        """Record the advantage and weight of each trained call of this step, for `inspect`.
+        """Record the advantage and weight of each trained call of this step.
+
+        `lightspan inspect` shows them.
 
         Args:
-            explanations: (attempt id, call id, choice) → advantage and weight with their reasons.
+            explanations: (attempt id, call id, number of the choice) → advantage and weight with
+                their reasons.
         """
 
     def record_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
-        """Record which calls of this step the learner cannot compute, for `inspect`.
+        """Record which calls of this step the learner cannot compute.
+
+        `lightspan inspect` shows them.
 
         Args:
-            mismatches: (attempt id, call id, choice) → why the call cannot be computed under its
-                grammar.
+            mismatches: (attempt id, call id, number of the choice) → why the call cannot be
+                computed under its grammar.
         """
 
 
@@ -312,7 +318,9 @@ class Algorithm(Protocol):
         return
 
     def starts_again(self, before: Mapping[str, Json]) -> bool:
-        """Return whether a resumed run starts with step 1 again, because its budget has grown.
+        """Return whether a resumed run starts with step 1 again.
+
+        A search for prompts does if its budget has grown.
 
         Args:
             before: the earlier settings of the run, as `config` returned them.
@@ -321,7 +329,7 @@ class Algorithm(Protocol):
 
     @property
     def base_model(self) -> str:
-        """Starting weights that serve agents with `frozen="base"`."""
+        """Model that answers the calls of agents with `frozen="base"`: the starting weights."""
         return next(iter(self.policies().values())).model
 
     def check(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> None:
@@ -382,7 +390,10 @@ class Algorithm(Protocol):
         return []
 
     def config(self) -> dict[str, Json]:
-        """Return the settings for `config.json`; a run is resumed with equal settings only."""
+        """Return the algorithm's settings for the run's file `config.json`.
+
+        A run can be resumed only with equal settings.
+        """
         return {"algorithm": self.name, "seed": self.seed}
 
 

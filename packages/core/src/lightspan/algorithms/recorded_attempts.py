@@ -1,9 +1,9 @@
-"""Attempts recorded in production (`lightspan.record`), read with their scores.
+"""Read attempts recorded in production (`lightspan.record`), with their scores.
 
-Rewards that arrive late are ignored elsewhere, but `apply_feedback` lets late feedback count here.
-The score of a call is its own feedback or reward, else the score of its attempt. The score of an
-attempt is its feedback, else the reward that the app emitted. A filter by score never selects calls
-or attempts without a score.
+Feedback is a reward that arrives after the attempt. Other modules ignore it; here `apply_feedback`
+makes it count. The score of a call is its feedback or reward, else the score of its attempt. The
+score of an attempt is its feedback, else the reward that the app emitted. A filter by score never
+selects calls or attempts without a score.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Time = datetime | float | str
 
 
 class RecordedAttempt(NamedTuple):
-    """An attempt recorded in production, with rewards that include feedback that arrived late."""
+    """An attempt recorded in production. Feedback on it that arrived later counts as a reward."""
 
     state: RolloutState
     attempt: Attempt
@@ -168,14 +168,18 @@ def is_feedback(span: Span) -> bool:
 
 
 def score_of(episode: Episode, call: Call) -> float | None:
-    """Return the last reward on a call, else the episode's reward; None if it is unscored."""
+    """Return the score of a call: its last reward, else the reward of its episode.
+
+    None if there is neither.
+    """
     return call.reward if call.rewards else episode.reward
 
 
 def score_of_attempt(episode: Episode) -> float | None:
-    """Return the feedback on an attempt, else the last on one of its calls, else its reward.
+    """Return the score of an attempt; None if it has none.
 
-    None if it is unscored.
+    It is the feedback on the attempt. If there is feedback only on its calls, it is the last of
+    these. Without feedback, it is the reward that the app emitted.
     """
     feedback = [span.attributes for span in episode.spans if is_feedback(span)]
     if not feedback or any(c.REWARD_CALL_ID not in attributes for attributes in feedback):

@@ -1,13 +1,18 @@
 """Capture of agents, model calls and rewards in the app's process.
 
-`context` holds the current attempt and agents in one ContextVar; `context_types` has their types.
-`entry` opens an attempt, and `recorder` collects its spans. `sdk_instrumentation` wraps the clients
-of the SDKs in `sdks`, also those imported later (`import_hooks`). It sends their requests through
-`gateway_clients` and reads the answers by `response_observer`. `other_clients` records calls of
-clients that are not wrapped, and `uncaptured_http` records their requests in a dry run.
-`prompt_overrides` replaces prompts, and `emit` is the API for an app's own code.
-`generator_context` restricts a `with` block in a generator to the generator's own steps.
-`context_propagation` copies the context into threads. `misattributed_calls` detects calls without
-the right context, and `_globals` has the process-wide state. Adapters use `adapter`, `patch`,
-`agent_discovery` and `static_analysis` through `lightspan.instrumentation`.
+- `context`: the current attempt and agents, in one ContextVar; `context_types` has their types.
+- `entry`: opens an attempt; `recorder` collects its spans.
+- `sdk_instrumentation`: wraps the clients of the SDKs in `sdks`, also of those imported later
+  (`import_hooks`). It sends their requests through `gateway_clients`, and reads the answers by
+  `response_observer`.
+- `other_clients`: records calls of clients that are not wrapped.
+- `uncaptured_http`: records, in a dry run, HTTP requests to models that use none of these clients.
+- `prompt_overrides`: replaces prompts.
+- `emit`: the API for an app's own code.
+- `generator_context`: restricts a `with` block in a generator to the generator's own steps.
+- `context_propagation`: copies the context into threads.
+- `misattributed_calls`: detects calls without the right context.
+- `_globals`: the process-wide state.
+- `adapter`, `patch`, `agent_discovery`, `static_analysis`: for adapters of frameworks, which use
+  them through `lightspan.instrumentation`.
 """

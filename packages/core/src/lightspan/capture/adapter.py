@@ -146,8 +146,8 @@ def end_span(
         kind: kind of the span; AGENT and TOOL spans get the attributes that all adapters write.
         name: name of the agent or tool; for another kind, name of the span.
         end: status, message and attributes of the end.
-        span_id: id of the span; None for a new id. Model calls inside refer to it, so an agent that
-            was begun by `push` needs the id in its frame.
+        span_id: id of the span, to which the spans inside it refer. If the agent was begun by
+            `push`, pass the id in its frame. None for a new id.
         start_ns: start, nanoseconds since the epoch; None for now.
         attributes: more attributes.
         links: id and attributes of other spans of the attempt.
@@ -182,12 +182,13 @@ def end_span(
 class FrameworkCall:
     """A model call of a framework, recorded by an adapter if nothing inside the call is recorded.
 
-    A framework's client may call an SDK that records the call itself. It may also try another URL
-    or client after a failure. So the adapter records the framework's call only if every call inside
-    it has ended without an answer. Thread-safe.
+    A framework's client may call an SDK, and lightspan records the call of the SDK itself. The
+    client may also try another URL or client after a failure. So the adapter records the
+    framework's call only if every call inside it has ended without an answer. Thread-safe.
 
     Args:
-        context: context of the calling agent. All listeners for it are notified of the call.
+        context: context of the calling agent. The call listeners (`add_call_listener`) are notified
+            of the call.
         around: calls of frameworks that contain this call.
         besides: a listener that is not notified; None to notify all.
     """
@@ -206,7 +207,11 @@ class FrameworkCall:
         self._ends += [call.start_inner() for call in around]
 
     def start_inner(self) -> CallEnd:
-        """Note that a call begins inside this call; return the function to call at its end."""
+        """Note that a call begins inside this call.
+
+        Returns:
+            The function to call when the inner call ends, with whether it was answered.
+        """
         ends: list[bool] = []
         self._inner.append(ends)
         return ends.append
@@ -223,7 +228,8 @@ class FrameworkCall:
     def needs_record(self, *, is_ok: bool) -> bool:
         """Return whether the adapter has to record this call.
 
-        It has to if no call inside this call was recorded with an answer.
+        It has to if there was no call inside this call, or if this call was answered although every
+        call inside it ended without an answer.
 
         Args:
             is_ok: whether this call was answered.
@@ -241,14 +247,13 @@ def add_capture_error(recorder: Recorder, adapter: str, error: Exception) -> Non
 
 # --- OpenTelemetry's instrumentation scopes -------------------------------------------------
 def claim_scope(adapter: str, scopes: Iterable[str]) -> None:
-    """Ignore the OpenTelemetry spans of the instrumentations that `scopes` names.
+    """Ignore OpenTelemetry spans about agents that the adapter records itself.
 
-    They describe the same agents as the adapter's own spans, which would otherwise be recorded
-    twice.
+    Without this, each such agent would be recorded twice.
 
     Args:
         adapter: name of the adapter.
-        scopes: names of OpenTelemetry instrumentation scopes.
+        scopes: names of the instrumentation scopes (OpenTelemetry) whose spans are ignored.
     """
     state.claims[adapter] = frozenset(scopes)
 
@@ -271,8 +276,8 @@ def patch_subclasses(base: Any, wrap: Callable[[type], None]) -> Patch:
     """Call `wrap` with the class `base` and each subclass, also with subclasses defined later.
 
     Returns:
-        A patch whose `undo` ends the calls for later classes. The caller undoes the patches that
-        `wrap` made.
+        A patch. Its `undo` stops the calls for subclasses defined later. It does not undo what
+        `wrap` did; the caller does.
     """
     below: dict[type, None] = {base: None}
     queue: list[type] = list(type.__subclasses__(base))

@@ -21,9 +21,9 @@ _MAX_VISITS: Final = 2_000
 
 
 def frameworks() -> frozenset[str]:
-    """Return the top-level modules that have agents: `lightspan`, and frameworks with an adapter.
+    """Return the names of the top-level modules that define agents.
 
-    The adapter must be installed.
+    They are `lightspan`, and the frameworks whose adapters are installed.
     """
     return frozenset(("lightspan", *installed_plugins("frameworks")))
 
@@ -73,7 +73,11 @@ class AgentSearch(Generic[W]):
         return AgentPaths(tuple(self.paths), self.complete)
 
     def look(self, thing: Any, where: W) -> None:
-        """Visit an object of the app. Do nothing if it was visited at this location before."""
+        """Visit an object of the app. Do nothing if it was visited at this location before.
+
+        After `_MAX_VISITS` objects no more are visited, and the list of agents is marked
+        incomplete.
+        """
         if (id(thing), where) in self._visited:
             return
         self._visited[id(thing), where] = thing
@@ -108,7 +112,7 @@ class AgentSearch(Generic[W]):
             self._user_code(thing, where)
 
     def mentions(self, names: set[str], where: W) -> None:
-        """Handle the names in a function's code.
+        """Handle the names that a function's code uses; subclasses may override this.
 
         By default, if no agent contains the function and none was found before, the whole app
         counts as one agent.
@@ -125,7 +129,7 @@ class AgentSearch(Generic[W]):
 
         Args:
             thing: the object.
-            names: all names in the function's code.
+            names: all names in the function's code; subclasses may use them.
             where: location of the function.
         """
         self.look(thing, where)
@@ -133,8 +137,8 @@ class AgentSearch(Generic[W]):
     def is_others(self, thing: Any) -> bool:
         """Return whether an object belongs to another framework, and may therefore add agents.
 
-        An object of lightspan counts only if it is in `lightspan` itself or in `lightspan.capture`,
-        where the functions are that an app calls, such as `lightspan.agent`.
+        Of lightspan's objects, only those in `lightspan` and `lightspan.capture` count. They have
+        the functions that an app calls, such as `lightspan.agent`.
         """
         root = static_analysis.package_of(thing)
         if root == "lightspan":

@@ -1,17 +1,17 @@
 """Hold the current rollout, attempt and agents in one ContextVar.
 
-A runner opens an attempt around the app (`entry.open_scope`). Adapters and `lightspan.agent` push
-*frames*, one per agent: the innermost frame is the acting agent, and the names of all frames are
-its path. A framework whose callbacks cannot push reliably registers a *resolver* instead, which is
-called whenever the acting agent is needed.
+A runner opens an attempt around the app (`entry.open_scope`). Adapters and `lightspan.agent` push a
+*frame* for each agent that begins. The innermost frame is the acting agent, and the names of all
+frames are its path. The callbacks of some frameworks cannot push reliably. Their adapters register
+a *resolver* instead: a function that finds the acting agent whenever it is needed.
 
-`current_context` returns the pushed frames, and `current_agent` applies the resolvers to them. Two
-kinds of code use `current_context`: code that pushes or pops a frame must not include the frames of
-a resolver, and code that runs in every call of a thread pool must not call resolvers. Neither
-function changes anything.
+`current_context` returns the frames that were pushed. `current_agent` also calls the resolvers. Two
+kinds of code use `current_context`: code that pushes or pops a frame, because it must not include
+agents that resolvers found, and code that runs in every call of a thread pool, which must not call
+resolvers. Neither function changes anything.
 
-Code that begins to record a model call calls `notify_call_start`. If the adapter of a framework
-made the same call, it then leaves the recording to this code.
+Code that begins to record a model call calls `notify_call_start`. If the call was made inside a
+framework's model call, the framework's adapter is thereby notified, and does not record it again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def current_context() -> AgentContext | None:
 def _current_in_generators(entry: generator_context.Entry) -> AgentContext | None:
     """Return the current context while some generator has an open `with` block that sets an agent.
 
-    None outside every attempt.
+    Return None outside every attempt.
 
     Args:
         entry: value of the ContextVar.
@@ -78,7 +78,10 @@ def _agent_of(entry: generator_context.Entry) -> AgentContext | None:
 
 
 def pushed_in(context: Context) -> AgentContext | None:
-    """Return the attempt and the active agents in `context`; None outside every attempt."""
+    """Return the attempt and the active agents that are set in `context`, such as another task's.
+
+    None outside every attempt.
+    """
     return _agent_of(context.get(_agent))
 
 
@@ -113,10 +116,10 @@ def resolve_agent(current: AgentContext, *, before: Resolver | None = None) -> A
 
 
 def set_agent(agent: AgentContext | None) -> Callable[[], None]:
-    """Make the agent of a context the acting agent.
+    """Make another agent the acting agent.
 
     Args:
-        agent: the context; None for code outside every attempt.
+        agent: context whose innermost agent is meant; None for code outside every attempt.
 
     Returns:
         A function that restores the earlier context. In another task or thread it does nothing.
@@ -140,17 +143,18 @@ def _reset(token: Token[generator_context.Entry]) -> None:
 
 
 def set_agent_in_block(agent: AgentContext, entering: FrameType) -> Callable[[], None]:
-    """Make the agent of a context the acting agent in a `with` block.
+    """Make another agent the acting agent in a `with` block.
 
-    In a generator's block, it is the acting agent only while the generator runs.
+    If the block is in a generator, the agent acts only while the generator runs, not while it is
+    suspended.
 
     Args:
-        agent: the context.
+        agent: context whose innermost agent is meant.
         entering: the stack frame that enters the block.
 
     Returns:
-        A function that restores the earlier context. It works in any task or thread if the block is
-        in a generator.
+        A function that restores the earlier context. If the block is in a generator, the function
+        works in any task or thread.
     """
     generator = generator_context.generator_of(entering)
     if generator is None:
@@ -180,9 +184,9 @@ _SILENT: Final = _ambient(NullRecorder())
 
 
 def connect(connection: AgentContext) -> None:
-    """Use `connection` as the context of code that runs outside every attempt.
+    """Use `connection` as the context of all code in this process that runs outside every attempt.
 
-    Its attempt has `is_outside`.
+    Its `scope` has `is_outside`.
     """
     state.connections.append(connection)
     _update_ambient()
@@ -195,7 +199,7 @@ def disconnect(connection: AgentContext) -> None:
 
 
 def set_attempt_factory(factory: AttemptFactory | None) -> None:
-    """Set the function that opens an attempt for a run or call that is outside every attempt.
+    """Set the function that opens an attempt, in production, for what begins outside every attempt.
 
     Args:
         factory: the function; None to open no further attempts.
@@ -231,12 +235,12 @@ def start_attempt(
 ) -> tuple[AgentContext, AttemptHandle | None]:
     """Open an attempt in production if none is open, and return the context of the acting agent.
 
-    Resolvers are called first, because the adapter of some frameworks can find the open attempt
-    only by its resolver.
+    Resolvers are called first: for some frameworks, only the resolver of the adapter finds an
+    attempt that is open.
 
     Args:
         current: the context without the agents that resolvers find.
-        name: name of the agent, team or function that begins; None for a lone model call.
+        name: name of the agent, team or function that begins; None for a model call outside these.
         input: input of the agent, team or function; None if it is not known.
         before: resolver at which to stop (`resolve_agent`).
 
@@ -314,7 +318,10 @@ def resolvers() -> Sequence[Resolver]:
 
 # --- model calls ----------------------------------------------------------------------------
 def notify_call_start(context: AgentContext, *, besides: CallListener | None = None) -> CallEnd:
-    """Notify the call listeners that a model call begins, which the caller is going to record.
+    """Notify the call listeners of a model call that begins and that the caller records.
+
+    A call listener is a function of an adapter (`add_call_listener`). No error of a listener is
+    raised.
 
     Args:
         context: the context of the calling agent.
@@ -322,7 +329,7 @@ def notify_call_start(context: AgentContext, *, besides: CallListener | None = N
 
     Returns:
         A function that the caller calls once at the end of the model call. Its argument is whether
-        the call was answered. Neither function raises.
+        the call was answered.
     """
     ends: list[CallEnd] = []
     for listener in state.call_listeners:

@@ -2,9 +2,10 @@
 
 Before Python 3.14, `threading.Thread`, `ThreadPoolExecutor` and multiprocessing's `ThreadPool`
 start work in an empty context, so a model call in a new thread would have no agent. Runners call
-`carry`, which changes that. A thread that is started outside an attempt stays as it is. A worker
-thread that takes work from a queue keeps the context in which it was started
-(`misattributed_calls`). In a child process of a runner nothing is recorded or redirected.
+`carry`, so that the work starts in a copy of the current context. Threads that are started outside
+an attempt are not changed. A worker thread that takes work from a queue keeps the context in which
+it was started (`misattributed_calls`). In a child process of a runner nothing is recorded or
+redirected.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ def stop_carrying() -> None:
 
 
 def _leave_child() -> None:
-    """Undo `carry` and all wrapping in a forked child process, so that nothing is recorded there.
+    """Undo `carry` and the wrapping of SDKs in a forked child process, so that nothing is recorded.
 
-    The child starts in the context of the thread that forked it, but may work for several attempts,
-    as the processes of a pool do. It would also use the connections of its parent.
+    The child starts in the context of the thread that forked it. But it may work for several
+    attempts, as the processes of a pool do. It would also use the connections of its parent.
     """
     if state.thread_patches:
         state.lock = threading.Lock()  # a thread of the parent may have held it

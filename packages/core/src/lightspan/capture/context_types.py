@@ -108,11 +108,17 @@ class AgentContext:
 
         Args:
             problem: what failed.
+            error: the error.
         """
         self.scope.recorder.add_capture_error(f"{problem}: {error!r}")
 
     def with_note(self, adapter: str, note: Any) -> AgentContext:
-        """Return a copy of this context in which `note` is the data of `adapter` (`notes`)."""
+        """Return a copy of this context in which an adapter keeps data for itself (`notes`).
+
+        Args:
+            adapter: name of the adapter.
+            note: the data; it replaces the adapter's earlier data.
+        """
         notes = {**self.notes, adapter: note}
         return AgentContext(self.scope, self.frames, self.parent_span_id, notes)
 
@@ -159,7 +165,10 @@ be recorded. It returns a function to call at the end of the model call, or None
 
 
 class AttemptHandle(Protocol):
-    """An attempt that lightspan opened by itself, in production. Whoever opened it closes it."""
+    """An attempt that lightspan opened by itself, in production.
+
+    The code that opened it has to close it.
+    """
 
     @property
     def context(self) -> AgentContext:

@@ -124,7 +124,7 @@ class _Block(ContextDecorator):
         name: name of the span.
         kind: kind of the span.
         attributes: attributes of the span.
-        input: input of a production attempt that this block opens; None if it is unknown.
+        input: input of the attempt that this block opens in production; None if it is unknown.
         agent: name of the agent that acts in the block; None if the block is no agent.
     """
 
@@ -248,9 +248,9 @@ class _Block(ContextDecorator):
 
 
 class _BetweenSteps:
-    """A block around the `yield` of a decorated generator.
+    """A `with` block around the `yield` of a decorated generator.
 
-    While the generator is suspended in the block, its agent is not the acting agent.
+    Inside this block the generator is suspended, and its agent is not the acting agent.
     """
 
     def __enter__(self) -> None:
@@ -282,7 +282,7 @@ def agent_span(name: str, *, input: Any = None) -> _Block:
 
     Args:
         name: name of the agent or team.
-        input: input of a production attempt that this block opens; None if it is unknown.
+        input: input of the attempt that this block opens in production; None if it is unknown.
     """
     return _Block(f"invoke_agent {name}", SpanKind.AGENT, {}, input, agent=name)
 

@@ -1,4 +1,4 @@
-"""Open an attempt in the app's process, after wrapping the SDKs' clients."""
+"""Wrap the SDKs' clients, and open an attempt in the app's process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightspan.schema.records import Mode
 
 @contextmanager
 def open_scope(scope: AttemptContext) -> Iterator[AttemptContext]:
-    """Make `scope` the current attempt in a `with` block, and wrap the SDKs' clients before."""
+    """Wrap the SDKs' clients, and make `scope` the current attempt in a `with` block."""
     try:
         sdk_instrumentation.install()
     except Exception as error:  # such as a broken SDK, which the app may not need

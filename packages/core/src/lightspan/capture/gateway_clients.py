@@ -1,7 +1,7 @@
-"""Keep one clean client per SDK and gateway, which sends model calls to the gateway.
+"""Keep clients that send model calls to the gateway: one for each SDK and gateway.
 
-A clean client uses nothing from the environment or from the app's own clients. An SDK is OpenAI's
-or Anthropic's package, and the *origin* is the gateway's scheme, host and port.
+They are *clean*: they use nothing from the environment or from the app's own clients. An SDK is
+OpenAI's or Anthropic's package. A gateway's *origin* is the scheme, host and port of its URL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MARK: Final = "_lightspan_clean"
 
 
 def is_clean(client: Any) -> bool:
-    """Return whether a client is lightspan's own, marked by `mark_clean`."""
+    """Return whether a client is lightspan's own, which `mark_clean` has marked."""
     return getattr(client, _MARK, False)
 
 
@@ -29,7 +29,7 @@ def mark_clean(client: Any) -> None:
 
 
 def sync_client(sdk: Sdk, origin: str) -> Any:
-    """Return this process's synchronous client for an SDK and the gateway's `origin`.
+    """Return this process's client of an SDK for the gateway at `origin`; create it if necessary.
 
     The origin is the scheme, host and port of the gateway's URL.
     """
@@ -57,9 +57,9 @@ async def _close_at_shutdown(client: Any) -> AsyncGenerator[None, None]:
 
 
 async def async_client(sdk: Sdk, origin: str) -> Any:
-    """Return the running event loop's client for an SDK and the gateway's `origin`.
+    """Return the running event loop's client of an SDK for the gateway at `origin`.
 
-    The origin is the scheme, host and port of the gateway's URL.
+    It is created if necessary. The origin is the scheme, host and port of the gateway's URL.
     """
     key = (sdk.name, origin)
     clients = state.async_clients.setdefault(asyncio.get_running_loop(), {})
@@ -76,8 +76,9 @@ async def async_client(sdk: Sdk, origin: str) -> Any:
 def _tls_options(origin: str) -> dict[str, Any]:
     """Return httpx's options for TLS; empty if `origin` has no TLS.
 
-    The client trusts the system's authorities and the authority in `SSL_CERT_FILE`, as the store's
-    client does. By default httpx has its own list and, without `trust_env`, reads no variable.
+    The client trusts the system's certificate authorities and those in the file `SSL_CERT_FILE`, as
+    the store's client does. httpx would otherwise trust its own list alone, because `trust_env` is
+    off.
     """
     return {"verify": ssl.create_default_context()} if origin.startswith("https://") else {}
 

@@ -1,13 +1,14 @@
 """Restrict a `with` block in a generator's body to the generator's own steps.
 
-A generator's body runs in the context of the code that takes its next item. Python has no hook
-where the body is left or entered again. So a ContextVar that is set in the body stays set when the
-generator yields. It is not set when the next item is taken in another context: a server may take
-each item in another thread.
+A step runs from taking the generator's next item until the generator yields it. It runs in the
+context of the code that takes the item, and Python has no hook for its begin and end. So a
+ContextVar that the body sets stays set after the generator yields. If the next item is taken in
+another context, for example in another thread, the ContextVar is not set there.
 
 Therefore a block in a generator is stored with the generator's stack frame, and it applies while
 that frame is on the stack. It is also set in the ContextVar (`GeneratorEntry`), for tasks and
-threads that begin in a step. Readers of the ContextVar first check whether the step was left.
+threads that begin in a step. Code that reads the ContextVar first checks whether the step has
+ended.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class GeneratorSteps:
 class GeneratorEntry(NamedTuple):
     """Value of the ContextVar after a generator has set the acting agent.
 
-    It holds only until the generator yields.
+    It applies only until the generator yields.
     """
 
     agent: AgentContext | None
@@ -54,7 +55,7 @@ Entry = AgentContext | GeneratorEntry | None
 
 
 def inside(agent: AgentContext | None, steps: GeneratorSteps, before: Entry) -> GeneratorEntry:
-    """Return the value of the ContextVar while `agent` acts in the generator that is running.
+    """Return the value of the ContextVar for a generator that runs and has set the acting agent.
 
     Args:
         agent: the acting agent; None for no agent.
@@ -65,9 +66,12 @@ def inside(agent: AgentContext | None, steps: GeneratorSteps, before: Entry) -> 
 
 
 def without(steps: GeneratorSteps, entry: Entry) -> Entry:
-    """Return the value that the ContextVar had before the generator `steps` set it to `entry`.
+    """Return the value of the ContextVar before a generator set it.
 
-    Return `entry` itself if this generator did not set it.
+    Args:
+        steps: open blocks of the generator.
+        entry: current value of the ContextVar. It is returned if another generator, or none, set
+            it.
     """
     while isinstance(entry, GeneratorEntry) and entry.steps is steps:
         entry = entry.outer
@@ -77,8 +81,7 @@ def without(steps: GeneratorSteps, entry: Entry) -> Entry:
 def current_entries(entry: Entry, running: Sequence[GeneratorSteps]) -> Entry:
     """Return the value that the ContextVar should have now.
 
-    A value that a generator has set ends when the generator yields. Then the value before it
-    applies again.
+    If a generator has set a value and has yielded since, the value before it applies again.
 
     Args:
         entry: current value of the ContextVar.
@@ -97,7 +100,12 @@ def _was_left(entry: GeneratorEntry, running: Sequence[GeneratorSteps]) -> bool:
 
 
 def is_set_in(entry: Entry, steps: GeneratorSteps) -> bool:
-    """Return whether `entry` was set in the innermost open block of the generator `steps`."""
+    """Return whether `entry` was set in the innermost open block of the generator.
+
+    Args:
+        entry: value of the ContextVar.
+        steps: open blocks of the generator.
+    """
     return (
         isinstance(entry, GeneratorEntry)
         and entry.steps is steps
@@ -138,11 +146,11 @@ def running(generators: Mapping[FrameType, GeneratorSteps]) -> Sequence[Generato
 
 
 def generator_of(frame: FrameType) -> FrameType | None:
-    """Return the stack frame of the generator whose body has the `with` block.
+    """Return the stack frame of the generator whose body has a `with` block.
 
-    Return None if the block is not in a generator. The body of a context manager
-    (`@contextmanager`, `__enter__`) does not count: the result is for the code that uses the
-    context manager.
+    Return None if the block is not in a generator. If a context manager's own code
+    (`@contextmanager`, `__enter__`) enters the block, the code that uses the context manager
+    counts.
 
     Args:
         frame: stack frame that enters the block.

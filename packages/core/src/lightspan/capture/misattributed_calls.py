@@ -29,7 +29,7 @@ _home: Final[ContextVar[tuple[int, int] | None]] = ContextVar("lightspan_home", 
 
 
 def mark_home() -> None:
-    """Store the current thread and task as those that opened the attempt."""
+    """Note that the current thread and task are those that open the attempt."""
     _home.set(_place())
 
 
@@ -37,8 +37,8 @@ def check_call(current: AgentContext | None) -> None:
     """Count a model call if it was made outside every open attempt, in a runner's process.
 
     Args:
-        current: context of the call. None is outside every attempt; its attempt may also have
-            ended.
+        current: context of the call. It counts as outside if it is None, if it is no attempt's, or
+            if its attempt has ended.
     """
     if not state.thread_patches:
         return
@@ -57,7 +57,7 @@ def check_call(current: AgentContext | None) -> None:
 
 
 def count() -> int:
-    """Return the number of calls so far that belonged to no open attempt."""
+    """Return the number of model calls so far that `check_call` has counted."""
     return state.misattributed_count
 
 

@@ -2,9 +2,9 @@
 
 The SDK instrumentation neither sees nor redirects the calls of other clients (Ollama, LiteLLM, a
 client of the user's own). An adapter whose framework makes such a call records it with
-`record_call`, so that the coverage report shows a call that cannot be trained. An adapter also
-records the answers of a framework's cache in this way. It switches the cache off if the context
-`is_routed`.
+`record_call`, so that the coverage report shows a call that cannot be trained. If a framework's
+cache answers a call, the adapter records this with `record_call` too. For agents whose calls go to
+the gateway (`is_routed`), the adapter switches the cache off.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OUTCOMES: Final = {SpanStatus.OK: CallOutcome.OK, SpanStatus.ERROR: CallOutcome
 
 
 class Client(NamedTuple):
-    """A model client that is not wrapped."""
+    """Description of a model client whose calls lightspan does not see."""
 
     name: str = ""
     """Full name of the client's class; empty if the client is unknown."""
@@ -61,11 +61,11 @@ class Client(NamedTuple):
 
 
 def client_of(client: Any, native: str) -> Client:
-    """Describe a model client. Never raises.
+    """Describe a model client whose calls lightspan does not see. Never raises.
 
     Args:
         client: the framework's object.
-        native: name of the client that the user should use instead, because lightspan records it.
+        native: name of a client that the user should use instead, because lightspan sees its calls.
     """
     name = _class_name(type(client))
     places = [client, *(_read(client, key) for key in _SETTINGS)]
@@ -113,7 +113,7 @@ def record_call(
     client: Any = None,
     native: str = "",
 ) -> None:
-    """Record a model call that has just ended, by a client that uses no SDK of `sdks`.
+    """Record a call that a client without an SDK of `sdks` made, after the call has ended.
 
     A call to the attempt's own gateway is left out, because the gateway records it.
 
@@ -124,7 +124,7 @@ def record_call(
         end: status, message and attributes of the end.
         start_ns: start, nanoseconds since the epoch.
         client: the framework's client; None if it is unknown.
-        native: name of the client that the user should use instead, because lightspan records it.
+        native: name of a client that records its calls, for a hint to the user; empty for none.
     """
     description = Client() if client is None else client_of(client, native)
     gateway = context.scope.gateway_url

@@ -29,10 +29,10 @@ class Patch:
 
     @property
     def is_removed(self) -> bool:
-        """Whether another library has undone this patch by restoring an older attribute.
+        """Whether another library has removed this patch by restoring an older attribute.
 
-        This happens if the library had wrapped the attribute before this patch, and then puts its
-        original back.
+        This happens if the library wrapped the attribute before this patch was made, and puts the
+        original back later.
         """
         layers = _layers(vars(self._owner).get(self._name, self._original))
         return self._ours not in layers and layers[-1] is _layers(self._original)[-1]

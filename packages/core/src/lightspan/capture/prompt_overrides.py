@@ -23,7 +23,10 @@ PROMPTS_VARIABLE: Final = "LIGHTSPAN_PROMPTS"
 
 
 class PromptNotAppliedError(ConfigError):
-    """The app's own text is not one that was learned (`apply_prompts(strict=True)`)."""
+    """A learned text is not applied, because the app's own text is not the one that was learned.
+
+    Raised only with `apply_prompts(strict=True)`.
+    """
 
 
 def prompt(name: str, text: str) -> str:
@@ -64,9 +67,10 @@ def prompt(name: str, text: str) -> str:
 
 
 def prompt_argument(name: str) -> PromptTemplate | None:
-    """Return the learned prompt for an argument of an app that its caller leaves out.
+    """Return the learned prompt for an argument of the app that the app's caller leaves out.
 
-    None unless `lightspan.apply_prompts` applies a prompt that was learned as an argument `name`.
+    None unless `lightspan.apply_prompts` applies a prompt that was learned as an argument of this
+    name.
     """
     _, active = _instructions_of(current_agent())
     prompts = {} if active is None else active.instructions.prompts
@@ -88,9 +92,13 @@ def record_prompt(current: AgentContext, attributes: Attributes) -> None:
 def _instructions_of(
     current: AgentContext | None,
 ) -> tuple[Instructions | None, ActivePrompts | None]:
-    """Return the prompts that replace the app's, and those of `lightspan.apply_prompts`.
+    """Return the prompts that replace the app's own in the context `current`.
 
-    None if no prompts replace the app's in the context `current`, or if they are a rollout's.
+    The context is None outside every attempt.
+
+    Returns:
+        The prompts; None if there are none. The `ActivePrompts` to which they belong; None if they
+        are those of a rollout.
     """
     if current is not None and current.scope.instructions is not None:
         return current.scope.instructions, None
@@ -113,7 +121,8 @@ def reading_of(current: AgentContext, body: Body) -> Reading | None:
         body: body of the request.
 
     Raises:
-        PromptNotAppliedError: see `_count`.
+        PromptNotAppliedError: learned instructions cannot replace the app's, and
+            `lightspan.apply_prompts` was called with `strict=True`.
     """
     instructions, active = _instructions_of(current)
     reading = None if instructions is None else instructions.read(current.path, body)
@@ -124,10 +133,13 @@ def reading_of(current: AgentContext, body: Body) -> Reading | None:
 
 
 def _count(active: ActivePrompts | None, name: str, reading: Reading | None) -> None:
-    """Count a request for a learned text, and log each reason why it is not applied once.
+    """Count whether a learned text was applied to a request.
+
+    If it was not, log the reason; each reason is logged once.
 
     Args:
-        active: the learned prompts, in which the request is counted; None for those of a rollout.
+        active: the learned prompts, in which the request is counted; None for those of a rollout,
+            which are not counted.
         name: name of the prompt, or path of the agent.
         reading: the app's text and its replacement; None if there are none.
 

@@ -65,7 +65,7 @@ class Recorder:
                 self._dropped += 1
 
     def add_uncaptured(self, request: Request) -> None:
-        """Count a request to a model that was sent without an SDK."""
+        """Count a request to a model that was sent without the SDK of OpenAI or Anthropic."""
         with self._lock:
             self.uncaptured[request] += 1
 
@@ -128,15 +128,15 @@ class NullRecorder(Recorder):
         log.warning("%s", reason)
 
     def register_pending(self, key: str, give_up: Callable[[], None]) -> None:
-        """Do nothing, since no attempt ends that could give the operation up."""
+        """Do nothing: there is no attempt at whose end `give_up` would be called."""
 
     def resolve_pending(self, key: str) -> bool:
-        """Return False: nothing is registered, so the caller does not record an end."""
+        """Return False, because nothing was registered. The caller then records no end."""
         return False
 
 
 class LostRewardRecorder(NullRecorder):
-    """A recorder for code outside every attempt. It logs a warning if a reward is lost."""
+    """A recorder for code outside every attempt. It discards spans, and warns of lost rewards."""
 
     def add(self, span: Span) -> None:
         """Discard the span, and log a warning if it is a reward."""

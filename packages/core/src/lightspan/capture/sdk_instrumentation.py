@@ -1,16 +1,20 @@
 """Instrument the OpenAI and Anthropic SDKs by one wrapper around their clients' `request`.
 
-Inside an attempt, an agent's call may be routed to the gateway by the algorithm. Then a copy of the
-request is passed to a clean client (`gateway_clients`). Nothing of the app's client (key, headers,
-query, cookies, auth) is sent, even if it was created before the attempt. The SDK processes the
-gateway's answer as usual (raw responses, streams, `.parse()`). The calls of agents that are not
-routed go where the app sends them, and are recorded. If an agent's instructions are being learned,
-or learned instructions are applied (`prompt_overrides`), a copy of the request with the replaced
-instructions is sent. Outside every attempt nothing changes, unless the user records, connects or
-applies prompts.
+What the wrapper does with an agent's call inside an attempt:
 
-`request` is stable from openai 2.0 to 3.x and in anthropic; hooks on httpx would miss the newest
-versions of both SDKs.
+- If the algorithm routes the call to the gateway, a copy of the request is sent there by a clean
+  client (`gateway_clients`). Key, headers, query, cookies and auth of the app's client are not
+  sent. This also works for clients that were created before the attempt. The SDK processes the
+  gateway's answer as usual (raw responses, streams, `.parse()`).
+- Otherwise the call goes where the app sends it, and is recorded.
+- If the agent's instructions are being learned, or learned instructions are applied
+  (`prompt_overrides`), a copy of the request with the replaced instructions is sent.
+
+Outside every attempt the wrapper does nothing, unless `lightspan.record`, `lightspan.connect` or
+`lightspan.apply_prompts` is active.
+
+The method `request` is stable from openai 2.0 to 3.x and in anthropic. Hooks on httpx would miss
+the newest versions of both SDKs.
 """
 
 from __future__ import annotations
@@ -192,7 +196,8 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
     """Begin the capture of a request; return None if the request is not captured.
 
     Raises:
-        PromptNotAppliedError: see `reading_of`. No other error is raised.
+        PromptNotAppliedError: a learned prompt cannot be applied (`reading_of`). No other error is
+            raised.
     """
     current, attempt = current_context(), None
     if is_clean(client) or (current is None and not state.thread_patches):
@@ -238,7 +243,8 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
 def _target(current: AgentContext, path: str, address: Any) -> Target:
     """Return where a model call goes: to a policy, to another endpoint, or where the app sends it.
 
-    With `follows_urls`, the call goes where the app sends it, unless that is the gateway.
+    If the attempt has `follows_urls`, only calls to the gateway's URL are routed. Other calls go
+    where the app sends them.
 
     Args:
         current: context of the calling agent.
@@ -296,7 +302,7 @@ class SdkCall:
 
     @property
     def is_recorded_elsewhere(self) -> bool:
-        """Whether the gateway records the call, so that this process need not.
+        """Whether the gateway records the call, so that this process does not record it.
 
         The gateway does not record calls of an app in production.
         """
@@ -317,7 +323,8 @@ class SdkCall:
         """Record an error as a capture error of the attempt.
 
         Args:
-            action: what failed, `"redirected"` or `"recorded"`.
+            action: what could not be done with the call: `"redirected"` or `"recorded"`.
+            error: the error.
         """
         self.context.add_capture_error(f"a model call could not be {action}", error)
 
@@ -359,7 +366,7 @@ class SdkCall:
         return sent
 
     def headers(self) -> dict[str, str]:
-        """Return the headers from which the gateway reads attempt, agent and call id."""
+        """Return the headers that identify attempt, agent and call for the gateway."""
         scope = self.context.scope
         names = (quote(name, safe="") for name in split_path(self.path))
         parent = self.context.parent_span_id or c.NO_PARENT
@@ -432,7 +439,8 @@ class SdkCall:
         Args:
             answer: the answer received so far.
             error: the error that ended the answer; None if the answer is complete.
-            irregular_field: as in `StreamedAnswer`; the attempt is damaged if there is one.
+            irregular_field: name of a field whose streamed parts may have been put together wrong;
+                empty if there is none. If there is one, the attempt is not trained.
         """
         if not self.context.scope.recorder.resolve_pending(self.call_id):
             return

@@ -18,8 +18,8 @@ class Sdk:
     Args:
         name: name of the library's module, and of the provider in GenAI attributes.
         client: name of the synchronous client class; `Async` + `client` is the asynchronous class.
-        wrapped: names of a module, and of its sync and async base classes of clients. Every client
-            inherits its method `request` from one of them.
+        wrapped: name of a module, and names of the sync and the async class in it from which every
+            client inherits its method `request`.
         base: path at the end of base URLs.
         paths: paths of requests to a model, below `base`; other requests are not captured.
     """
@@ -41,7 +41,7 @@ class Sdk:
         return getattr(module, sync_class), getattr(module, async_class)
 
     def path(self, url: str) -> str | None:
-        """Return which of `paths` the URL ends with; None if the request goes to no model."""
+        """Return the path in `paths` at the end of `url`; None if the request goes to no model."""
         return next((path for path in self.paths if url.endswith(path)), None)
 
 

@@ -35,7 +35,7 @@ def references(
     Args:
         function: a function of the app.
         names: names that the function's code mentions.
-        installed: packages that count as installed wherever they are (`is_user_code`).
+        installed: packages that do not count as the user's code, wherever they are.
     """
     yield from closure_values(function)
     yield from function.__defaults__ or ()
@@ -57,7 +57,10 @@ def closure_values(function: FunctionType) -> Iterator[Any]:
 
 
 def module_of(thing: Any) -> str:
-    """Return the module of a function or class, or of an object's class; empty if it has none."""
+    """Return the name of the module in which an object, or else its class, is defined.
+
+    Empty if it is unknown. For a module, return its own name.
+    """
     if isinstance(thing, ModuleType):
         return thing.__name__
     owner = thing if isinstance(thing, type | FunctionType) else type(thing)
@@ -74,7 +77,7 @@ def is_user_code(thing: Any, installed: Collection[str] = ()) -> bool:
 
     Args:
         thing: a module, function, class or object.
-        installed: packages that count as installed wherever they are.
+        installed: packages that do not count as the user's code, wherever they are.
     """
     root = package_of(thing)
     if root in installed or (root in sys.stdlib_module_names and root != "__main__"):

@@ -49,9 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _missing_extra(command: str) -> str | None:
-    """Return the optional part of lightspan that has the subcommand `command`.
+    """Return the optional part (extra) of lightspan that has the subcommand `command`.
 
-    It is an extra, as in `lightspan[train]`. None if the command is installed or unknown.
+    The extra `train` is installed as `lightspan[train]`. None if the command is installed or
+    unknown.
     """
     return None if command in installed_plugins("commands") else extra_of("commands", command)
 

@@ -19,8 +19,9 @@ No I/O, no clock, no torch. Each arrow is a function, linear in its input and fr
 `build_batch` (`batch`) does everything after `classify_calls`, for the episodes of one optimiser
 step. Further modules: `returns` sums rewards for statistics, `gae` estimates advantages from a
 critic's values, `length_penalty` penalises answers that are too long, `states` describes the state
-of a call, `history` builds the input of AIR's signals, `rollout_checks` reports problems of a batch
-(`uncaptured_advice`: requests outside the SDKs), `span_tree` builds a tree of spans for display.
+of a call, `history` builds the input of `air`'s signals, `rollout_checks` reports problems of a
+batch (`uncaptured_advice`: requests outside the SDKs), `span_tree` builds a tree of spans for
+display.
 
 Worked example: one task, two rollouts. In the first, a writer's call (prompt 1 2, sampled 3) is
 followed by a second call whose prompt repeats all of that, so both make one row. The second rollout
@@ -59,8 +60,8 @@ has one call, and fails.
     [1, 2, 3, 4, 5, 6] 3 (('c1', 0), ('c2', 0))
     [1, 2, 7] 1 (('c3', 0),)
 
-The first rollout is half above the mean, and each of its three trained tokens carries a third of
-its weight, 1 / R with R = 2:
+The first rollout's reward is 0.5 above the mean. With R = 2 rollouts, each rollout weighs 1 / R,
+and each of the three trained tokens of the first rollout carries a third of that:
 
     >>> why = batch.explanations["at-a", "c2", 0]
     >>> why.advantage, why.credit, why.baseline, why.scale, why.tokens, round(why.share, 3)

@@ -1,14 +1,15 @@
-"""Advantages: statistics of returns, a baseline and a scale per observation, in float64.
+"""Advantages: a baseline and a scale for each observation, computed in float64.
 
-An *observation* is the contribution of one unit to the statistics: one number per rollout (unit
-`rollout`), or one per rollout and agent that acted in it (unit `agent`: the agent-wise statistics
-of Dr. MAS, arXiv 2602.08847, one observation per rollout however often the agent was called). The
-number of calls, rows or tokens of a rollout does not matter.
+An *observation* is one number from which means and deviations are computed. With unit `rollout`
+there is one per rollout. With unit `agent` there is one per rollout and agent that acted in it,
+however often the agent was called; these are the agent-wise statistics of Dr. MAS (arXiv
+2602.08847). The number of calls, rows or tokens of a rollout does not matter.
 
-The value of an observation is the rollout's *return*: its final reward plus, where the credit rule
-pays for them, all rewards on its calls, undiscounted and without potentials. Returns alone decide
-which groups have no variance and set the scale of the others; with terminal credit they set the
-baseline too. Every other credit rule compares calls with calls (`lightspan.lightning.baselines`).
+The value of an observation is the rollout's *return*. That is its final reward plus, if the credit
+rule uses them, all rewards on its calls, undiscounted and without potentials. Returns alone decide
+which groups have no variance, and they set the scale of the other groups. With terminal credit they
+set the baseline too. Every other credit rule compares calls with calls
+(`lightspan.lightning.baselines`).
 
 | estimator | baseline | scale | population |
 |---|---|---|---|
@@ -22,10 +23,14 @@ baseline too. Every other credit rule compares calls with calls (`lightspan.ligh
 With unit `agent`, group and batch are each split by agent. REINFORCE++ as published whitens over
 tokens, which gives long rollouts more influence; here each observation counts once.
 
-An advantage is exactly 0, with a `ZeroReason`, in a group of one, where values are identical within
-a relative 1e-9, and for an unscored value (None, NaN, infinity: excluded from every statistic).
-`ppo`, which compares with no other rollout, has the last reason only; its scale is then 1. No
-denominator has an epsilon.
+An advantage is exactly 0, with a `ZeroReason`, in three cases:
+
+- the group has one observation;
+- the values of the group are identical within a relative 1e-9;
+- the value is unscored (None, NaN or infinity). It is then left out of every statistic.
+
+`ppo` compares with no other rollout. So only the last case gives it a zero advantage, and in the
+first two its scale is 1. No denominator has an epsilon.
 """
 
 from __future__ import annotations
@@ -95,9 +100,9 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 def grpo(values: Sequence[float | None]) -> list[BaselineScale]:
-    """Return per value the mean as baseline and the standard deviation, ddof 1, as scale.
+    """Return for each value the mean of all as baseline, and their standard deviation as scale.
 
-    This is GRPO (arXiv 2402.03300).
+    This is GRPO (arXiv 2402.03300). The deviation has ddof 1.
 
     Example:
         >>> [round(each.advantage(1.0), 3) for each in grpo([1, 0, 0, 0, 0, 0, 0, 0])][0]
@@ -107,12 +112,15 @@ def grpo(values: Sequence[float | None]) -> list[BaselineScale]:
 
 
 def dr_grpo(values: Sequence[float | None]) -> list[BaselineScale]:
-    """Return per value the mean as baseline and 1 as scale (Dr. GRPO, arXiv 2503.20783)."""
+    """Return for each value the mean of all as baseline, and 1 as scale.
+
+    This is Dr. GRPO (arXiv 2503.20783).
+    """
     return _fill(values, lambda scored: [(fmean(scored), 1.0)] * len(scored))
 
 
 def rloo(values: Sequence[float | None]) -> list[BaselineScale]:
-    """Return per value the mean of the other values as baseline and 1 as scale.
+    """Return for each value the mean of the other values as baseline, and 1 as scale.
 
     This is RLOO (arXiv 2402.14740). With G values, its advantages are those of Dr. GRPO times
     G / (G - 1).
@@ -161,12 +169,11 @@ def _scored(values: Sequence[float | None]) -> list[float]:
 def _fill(
     values: Sequence[float | None], rule: Callable[[list[float]], list[tuple[float, float]]]
 ) -> list[BaselineScale]:
-    """Return baseline and scale of each value.
+    """Return baseline and scale of each value, by `rule` if some advantage is not zero.
 
     Args:
         values: values that are compared with each other; None, NaN and infinity are left out.
-        rule: function that returns (baseline, scale) of each remaining value. It is called only if
-            some advantage is not zero.
+        rule: function that returns (baseline, scale) of each remaining value.
     """
     scored = _scored(values)
     size, reason = len(scored), _zero_reason(scored)
@@ -180,10 +187,10 @@ def _fill(
 
 
 def _zero_reason(scored: Sequence[float]) -> ZeroReason | None:
-    """Return why all advantages are zero if these values are compared; None if they are not.
+    """Return why each advantage among the values `scored` is zero; None if there is no reason.
 
     Args:
-        scored: the values, without those that are None, NaN or infinite.
+        scored: values that are compared with each other. None, NaN and infinity have been removed.
     """
     if not scored:
         return ZeroReason.UNSCORED
@@ -264,7 +271,12 @@ def _centre_by_group(batch: Sequence[Observation]) -> list[BaselineScale]:
 
 
 def places_by(items: Sequence[T], key: Callable[[T], Hashable]) -> dict[Hashable, list[int]]:
-    """Return key → indices of the items with this key."""
+    """Return a mapping from each key to the indices of the items with this key.
+
+    Args:
+        items: the items.
+        key: function that returns the key of an item.
+    """
     places: dict[Hashable, list[int]] = defaultdict(list)
     for place, item in enumerate(items):
         places[key(item)].append(place)

@@ -1,36 +1,41 @@
 """AIR: automatic intermediate rewarding (arXiv 2508.03680 §3.4).
 
-*Signals* are read from the recorded spans: whether tools succeeded, and any function of the user's.
+A *signal* is a series of numbers that are computed from the recorded spans: whether each tool call
+succeeded, or the results of a function of the user.
 
-`mode="potential"` shapes by potentials (Ng, Harada, Russell 1999). With Phi(s) the potential of the
-state in which a turn is taken, each turn earns F = gamma · Phi(s_next) - Phi(s) in addition, and
-Phi = 0 at the end, also where the attempt was cut off (else gamma^T · Phi(s_T) would leak into the
-return). With reward-to-go and any gamma the sums telescope:
+`mode="potential"` shapes rewards by potentials (Ng, Harada, Russell 1999). With Phi(s) the
+potential of the state in which a turn is taken, each turn earns F = gamma · Phi(s_next) - Phi(s) in
+addition. At the end Phi = 0, also if the attempt was cut off; else gamma^T · Phi(s_T) would leak
+into the return. With reward-to-go the sums telescope, for any gamma:
 
     G'_t = G_t - Phi(s_t)
 
-Phi(s) = scale · the mean, over signals, of each signal's mean value before the turn began (0
-without a value): with the default signal, scale · the fraction of tool calls that succeeded so far.
-It depends on the past (`lightspan.lightning.history`), never on the action that is scored, so it
-cannot change which policy is best: it is the part of a return that is due to the call's state.
-Statistics (scale, groups without variance) use the rewards without shaping. What remains of Phi is
-centred as returns-to-go are: by the mean over *other* rollouts' calls in the same turn (or state),
-so that no rollout is rewarded for its own later states:
+Phi(s) is `scale` times a mean over the signals. Each signal contributes the mean of its values
+before the turn began, or 0 without a value. With the default signal, Phi(s) is `scale` times the
+fraction of tool calls that succeeded so far. Phi depends on the past
+(`lightspan.lightning.history`), never on the action that is scored. So it cannot change which
+policy is best.
+
+Scales, and the test for groups without variance, use the rewards without Phi. The baseline includes
+Phi. It is a mean over *other* rollouts' calls in the same turn (or state), so that no rollout is
+rewarded for its own later states:
 
     A_t = ((G_t - Phi(s_t)) - mean of (G - Phi) over the others' calls in turn t) / scale
 
-With identical assignment every call of a rollout would get G'_0 = G_0 - Phi(s_0), and rollouts of a
-task start alike, so nothing would change; hence the `discounted` credit rule. Nor would it with a
-critic, which learns to predict Phi: (V - Phi, G - Phi) has the advantages of (V, G).
+Potentials have no effect with two credit rules, which are therefore refused:
 
-`mode="bonus"` adds `scale` times each value of a signal to the credit of the call that caused it,
-for good. A rollout that fails after many successful tool calls may then beat one that solves its
-task:
+- `terminal` would give every call of a rollout G'_0 = G_0 - Phi(s_0). The rollouts of a task start
+  alike, so their differences would not change.
+- With `critic`, the critic learns to predict Phi: (V - Phi, G - Phi) has the advantages of (V, G).
+
+`mode="bonus"` adds `scale` times each value of a signal to the credit of the call that caused it.
+The bonus stays in the return. So a rollout that fails after many successful tool calls may beat a
+rollout that solves its task:
 
     R = 0 and five good tool calls: 0 + 5 · 0.3 = 1.5      R = 1 and one: 1 + 0.3 = 1.3
 
-The potential orders them by R. Bonuses are rewards like any other: statistics and the variance of
-groups include them. Evaluation includes neither bonuses nor potentials.
+With potentials, the order of the two is that of R. Bonuses are rewards like any other: statistics
+and the variance of groups include them. Evaluation includes neither bonuses nor potentials.
 """
 
 from __future__ import annotations
@@ -191,9 +196,11 @@ def _check_signal(signal: Signal) -> None:
 
 
 def check_air(air: AIR | None, credit: Credit) -> None:
-    """Raise `ConfigError` if AIR cannot be used with the credit rule `credit`, or has no effect.
+    """Raise `ConfigError` if AIR does not support the credit rule, or would have no effect with it.
 
-    `air` has the settings of intermediate rewards; None for no such rewards.
+    Args:
+        air: settings of AIR (automatic intermediate rewards); None if AIR is off.
+        credit: the credit rule.
     """
     if air is None:
         return
@@ -253,9 +260,9 @@ def shape(air: AIR, credit: Credit, episode: Episode, coverage: Coverage) -> Sha
 def bonuses(
     air: AIR | None, credit: Credit, episodes: Sequence[Episode], coverages: Sequence[Coverage]
 ) -> dict[str, float]:
-    """Return attempt id → sum of its bonuses, which belongs to the rollout's total reward.
+    """Return attempt id → sum of the attempt's bonuses, which its total reward includes.
 
-    Empty unless `air` has `mode="bonus"`.
+    Empty if `air` is None, or has another mode than "bonus".
 
     Raises:
         ConfigError: a signal's function failed, or returned no finite number.
@@ -269,10 +276,10 @@ def bonuses(
 
 
 def turn_positions(turns: Turns) -> list[int]:
-    """Return for each turn the sequence number at which its first call began, ascending.
+    """Return for each turn the sequence number at which its first call began, in turn order.
 
-    The gateway numbers the starts and ends of calls. The result is 0 for a turn whose calls all
-    bypassed the gateway.
+    The gateway gives each start and each end of a call the next sequence number. The result is 0
+    for a turn whose calls all bypassed the gateway.
     """
     starts: dict[int, int] = {}
     for call, turn in turns:
@@ -305,7 +312,7 @@ def _means_before(observed: Iterable[Observed], positions: Sequence[int]) -> lis
     """Return for each position the mean of a signal's values before it; 0 if there are none.
 
     Args:
-        observed: values of a signal; those that no state can include (`after` is None) are ignored.
+        observed: values of a signal. A value whose `after` is None is ignored.
         positions: sequence numbers at which turns begin, ascending.
     """
     placed = sorted((each.after, each.value) for each in observed if each.after is not None)
@@ -347,8 +354,8 @@ def _bonus_credits(
 ) -> dict[CallKey, float]:
     """Return the bonuses that are added to the credit of each call.
 
-    If the credit rule is a `RewardToGo`, a call gets its own and later bonuses; else every call
-    gets the sum of all.
+    If the credit rule is a `RewardToGo`, a call gets its own bonus and the discounted bonuses of
+    later turns. With any other rule, every call gets the sum of all bonuses.
 
     Args:
         credit: the credit rule.
@@ -390,8 +397,10 @@ def _evaluate(signal: SignalFunction, history: History) -> float:
 def shaping_metrics(shapings: Sequence[Shaping]) -> dict[str, float]:
     """Return AIR's metrics of a step.
 
-    They are `shaping_mean`, the mean change of a call's credit; per signal its mean value and, as
-    `<signal>/seen`, its number of values; and the number of `unplaced` values.
+    - `shaping_mean`: the mean number that AIR adds to the credit of a call
+    - the name of a signal: the mean of its values
+    - `<signal>/seen`: the number of its values
+    - `unplaced`: the number of values that have no effect (`Shaping.unplaced`)
     """
     credits = [value for shaping in shapings for value in shaping.credits.values()]
     metrics = {"unplaced": float(sum(shaping.unplaced for shaping in shapings))}

@@ -1,37 +1,41 @@
 """Baselines: the number that each call's credit is compared with, in float64.
 
-Whether a group has variance, and its scale, follow from the *returns* of rollouts
-(`lightspan.lightning.advantages`): a rollout's final reward plus all rewards on its calls,
-undiscounted and without potentials. The credit rule decides which calls are compared:
+The scale of a group, and whether it has variance, follow from the *returns* of rollouts
+(`lightspan.lightning.advantages`). A return is a rollout's final reward plus all rewards on its
+calls, undiscounted and without potentials. The advantage of a call with the credit G is
 
     A = (G - b) / s
 
+with the scale s. The credit rule decides which calls are compared to get the baseline b:
+
 - `rollout`: b is the estimator's baseline of returns.
 - `turn` (AT-GRPO's grouping, arXiv 2510.11062): b is the mean of G over *other* rollouts' calls of
-  the same (population, agent, turn); without any, b0, the mean over other rollouts of the mean of
-  their calls. A call is never compared with its own rollout, because its later calls depend on it:
-  this keeps the gradient unbiased.
+  the same (population, agent, turn). If there are none, it is b0: for each other rollout the mean
+  of its calls, then the mean over these rollouts. A call is never compared with its own rollout,
+  because its later calls depend on it: this keeps the gradient unbiased.
 - `anchor` (GiGPO's grouping, arXiv 2505.10978): b = (sum of G + k b') / (n + k) over the n calls of
-  other rollouts with the same (population, agent, key). b' is the turn's b of the same form,
-  (sum + k b0) / (n + k), and k the `prior`. A call without a key has the turn's b.
+  other rollouts with the same (population, agent, state key). k is the `prior`. b' is computed in
+  the same way over the calls of the turn: b' = (sum of G + k b0) / (n + k). A call without a state
+  key is compared as with `turn`.
 - `critic`: b is G minus the call's advantage (`lightspan.lightning.gae`).
 
-The population is the group; with `reinforce++` and `ppo` the batch; with unit `agent` either one
-split by agent. Where the estimator's mean includes the rollout itself, s is divided by (n - 1)/n
-for the n rollouts of the population: with gamma 1, no rewards on calls and equal turns, `turn` then
-equals `rollout`.
+The population is the group, or the batch with `reinforce++` and `ppo`. With unit `agent` it is
+split by agent. Let n be the number of its rollouts. If the estimator's mean includes the rollout
+itself, s is divided by (n - 1)/n. Then `turn` equals `rollout` if gamma is 1, calls have no rewards
+and the rollouts have equal turns.
 
 A group whose returns are identical has advantage 0 under all of these but `critic`. That changes
-nothing where G adds up to the return; with potentials it leaves out a little signal (a bias of
-.02 to .04 in groups of two, .01 to .02 in groups of four, on the enumerated process of the tests).
+nothing if G adds up to the return. With potentials it leaves out a little signal: on the process
+that the tests enumerate, the bias is .02 to .04 in groups of two and .01 to .02 in groups of four.
 
 Two more rules, as published, are biased (`docs/credit.md`):
 
 - `at_grpo` (arXiv 2510.11062): b and s are mean and standard deviation (ddof 1) of G over *all*
   calls of the (population, agent, turn), the call itself included.
-- `gigpo` (arXiv 2505.10978): A = A_E + omega A_S, the rollouts' advantage plus that among all calls
-  of the (population, agent, key), the call itself included; A_S of a call alone in its state is 0.
-  With `grpo` both are divided by a standard deviation, with `dr_grpo` by 1.
+- `gigpo` (arXiv 2505.10978): A = A_E + omega A_S. A_E is the rollout's advantage. A_S is the call's
+  advantage among all calls of the (population, agent, state key), the call itself included. It is 0
+  for a call alone in its state. With `grpo` both are divided by a standard deviation, with
+  `dr_grpo` by 1.
 """
 
 from __future__ import annotations
@@ -60,7 +64,7 @@ LEAVE_ONE_OUT: Final[frozenset[Estimator]] = frozenset({"rloo", "ppo"})
 
 
 class CallCredit(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of an agent to train, with its credit and what that is compared with."""
+    """A call of an agent to train: its credit, and the data that decide what to compare it with."""
 
     rollout_id: str
     population: Hashable
@@ -111,10 +115,10 @@ class Comparison(NamedTuple):
 def by_rollout(calls: Sequence[CallCredit], estimator: Estimator) -> list[Comparison]:
     """Compare each call with the returns of rollouts, by the estimator's baseline.
 
-    Returns contain no length penalties, so the mean penalty of other rollouts' calls is added to
-    the baseline. If the estimator's mean includes the rollout itself, the mean penalty does so too;
-    otherwise a penalty would weigh n/(n - 1) times as much as a reward. With one call per rollout,
-    the baseline is then that of returns with penalties, as in DAPO.
+    Returns contain no length penalties. So the mean penalty of other rollouts' calls is added to
+    the baseline. If the estimator's mean of n returns includes the rollout itself, the mean penalty
+    includes it too; otherwise a penalty would weigh n/(n - 1) times as much as a reward. With one
+    call per rollout, the result is as in DAPO, where penalties are part of the returns.
 
     Args:
         calls: calls of agents to train in a batch.
@@ -137,16 +141,16 @@ def by_rollout(calls: Sequence[CallCredit], estimator: Estimator) -> list[Compar
 def by_turn(calls: Sequence[CallCredit], estimator: Estimator) -> list[Comparison]:
     """Compare each call with the same agent's calls in the same turn of other rollouts.
 
-    A turn is the depth of a call in the causal order. If no other rollout has a call there, the
-    call is compared with all calls of other rollouts. Only calls with an equal `population` are
-    compared.
+    The turn of a call is its depth in the causal order. If no other rollout has a call of the agent
+    in this turn, the call is compared with all calls of other rollouts. Only calls with an equal
+    `population` are compared.
     """
     rest, turns = _Others(calls, _population), _Others(calls, _turn)
     return [_compare_turns(call, turns, rest, estimator) for call in calls]
 
 
 def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) -> list[Comparison]:
-    """Compare each call with the same agent's calls in the same state of other rollouts.
+    """Compare each call with calls that the same agent made in the same state in other rollouts.
 
     The baseline is their mean credit, moved towards the mean of the turn by `prior`. A call without
     a state key is compared with the calls of its turn. Only calls with an equal `population` are
@@ -155,7 +159,7 @@ def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) ->
     Args:
         calls: calls of agents to train in a batch.
         estimator: estimator of the advantages.
-        prior: number of calls that the turn's mean counts for.
+        prior: weight of the turn's mean, as a number of calls.
     """
     rest, turns = _Others(calls, _population), _Others(calls, _turn)
     states = _Others([call for call in calls if call.key is not None], _state)
@@ -177,8 +181,9 @@ def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) ->
 def at_grpo(calls: Sequence[CallCredit]) -> list[Comparison]:
     """Compare each call as AT-GRPO does (arXiv 2510.11062).
 
-    Baseline and scale are the mean and the standard deviation of the agent's calls in the same
-    turn, with the call itself. Only calls with an equal `population` are compared.
+    Baseline and scale are the mean and the standard deviation of credits. They are computed over
+    the agent's calls in the same turn, including the call itself. Only calls with an equal
+    `population` are compared.
     """
     comparisons: dict[int, Comparison] = {}
     for places in places_by(calls, _turn).values():
@@ -193,8 +198,8 @@ def at_grpo(calls: Sequence[CallCredit]) -> list[Comparison]:
 def gigpo(calls: Sequence[CallCredit], estimator: Estimator, omega: float) -> list[Comparison]:
     """Compare each call as GiGPO does (arXiv 2505.10978).
 
-    The advantage is that of the rollout, plus `omega` times the advantage among all calls in the
-    same state.
+    The advantage of a call is that of its rollout, plus `omega` times the call's advantage among
+    all calls in the same state.
 
     Args:
         calls: calls of agents to train in a batch.
@@ -232,14 +237,14 @@ def _compare_turns(
 
 
 def _scale(statistics: BaselineScale, estimator: Estimator) -> float:
-    """Return the scale for a baseline that leaves out the call's own rollout.
+    """Return the scale to use with a baseline that leaves out the call's own rollout.
 
-    If the estimator's own mean includes that rollout, the scale is divided by (n - 1)/n for n
-    rollouts.
+    For n rollouts, it is n/(n - 1) times the estimator's scale if the baseline of `estimator`
+    includes that rollout. Otherwise it is the estimator's scale.
 
     Args:
-        statistics: baseline and scale of the call's rollout.
-        estimator: estimator that computed them.
+        statistics: baseline and scale that the estimator computed for the call's rollout.
+        estimator: the estimator.
     """
     size = statistics.size
     if statistics.zero_reason is not None or estimator in LEAVE_ONE_OUT or size < 2:
@@ -274,7 +279,7 @@ def _state(call: CallCredit) -> Hashable:
 
 
 class _Others:
-    """Sums of credits, from which the rollout of the call in question is left out.
+    """Sums of the credits of calls, each over all rollouts other than that of a given call.
 
     Args:
         calls: calls of any rollouts, in any order.

@@ -180,16 +180,16 @@ def build_batch(
     """Return the batch of `episodes` for one optimiser step.
 
     Args:
-        episodes: one per rollout, of whole groups.
+        episodes: one episode per rollout; all rollouts of a group must be included.
         coverages: status of the calls of each episode, from `classify_calls`.
         config: settings of the batch; None for the defaults.
-        versions: policy → current version; needed for `max_staleness`.
+        versions: policy → current version of its weights; needed if `config.max_staleness` is set.
 
     Raises:
         DataError: `episodes` and `coverages` do not match, or a rollout occurs twice.
         ConfigError: `max_staleness` is set and the version of a policy is missing; a coverage was
-            made for another credit rule; the credit rule needs a critic, whose values only
-            `BatchBuilder.finish` takes; or a signal of AIR or a state key failed.
+            made for another credit rule; the credit rule needs a critic (use `prepare_batch`, which
+            can take a critic's values); a signal's function or the function for state keys failed.
     """
     return prepare_batch(episodes, coverages, config, versions=versions).finish()
 
@@ -204,10 +204,10 @@ def prepare_batch(
     """Return a builder, whose `finish` returns the batch and can take a critic's values.
 
     Args:
-        episodes: one per rollout, of whole groups.
+        episodes: one episode per rollout; all rollouts of a group must be included.
         coverages: status of the calls of each episode, from `classify_calls`.
         config: settings of the batch; None for the defaults.
-        versions: policy → current version; needed for `max_staleness`.
+        versions: policy → current version of its weights; needed if `config.max_staleness` is set.
 
     Raises:
         DataError, ConfigError: for the reasons listed in `build_batch`.
@@ -232,7 +232,8 @@ def prepare_batch(
 class BatchBuilder:
     """The scored rollouts of a step, with the credit of each call; `finish` makes the batch.
 
-    With a critic, compute its values of `rows()` and pass them to `finish`.
+    If the credit rule needs a critic, let it compute a value for each call in `rows()`. Pass these
+    values to `finish`.
     """
 
     config: BatchConfig
@@ -242,7 +243,7 @@ class BatchBuilder:
     counters: Mapping[str, int]
 
     def rows(self) -> list[Row]:
-        """Return the rows of every call that could be trained, for which a critic computes values.
+        """Return the rows of all calls that can be trained, as input for a critic.
 
         They include calls whose advantage will be zero.
         """
@@ -253,21 +254,27 @@ class BatchBuilder:
     ) -> Batch:
         """Compute advantages and rows, and return the batch.
 
+        Its counters are
+
+        - `rollouts`, the number of rollouts in the input. Each is counted in one of `scored` (R),
+          `unscored`, `damaged`, `unfinished`, `not_train` and `stale`;
+        - `groups`, and `groups:<reason>` for groups whose advantages are all zero;
+        - `zero:<reason>`, the number of observations with zero advantage;
+        - `zero_advantage_rollouts`, the number of rollouts whose advantages are all zero;
+        - `transitions` (trained calls) and `rejected:<reason>` (rejected calls);
+        - `trained_tokens` and `rows`;
+        - `unused_step_rewards`, the number of calls whose reward cannot be used.
+
         Args:
             values: rollout id → call → the critic's value; None unless the credit rule needs a
                 critic.
             lam: lambda of generalised advantage estimation.
 
-        Counters: `rollouts` in the input, `scored` (R), `unscored`, `damaged`, `unfinished`,
-        `not_train`, `stale` (each rollout is in exactly one of the last six); `groups`,
-        `groups:<reason of zero advantages>`; `zero:<reason>` observations;
-        `zero_advantage_rollouts`; `transitions`, `rejected:<reason>` calls, `trained_tokens`,
-        `rows`; `unused_step_rewards`.
-
         Raises:
-            ConfigError: `values` is missing and the credit rule needs a critic, or the reverse.
-            DataError: `values` lacks a call that can be trained, or has a value that is not finite
-                or belongs to no call of an agent to train.
+            ConfigError: the credit rule needs a critic and `values` is None, or it needs none and
+                `values` is given.
+            DataError: a call that can be trained has no value; a value is not finite; or a value
+                belongs to a call that is not of an agent to train.
         """
         config, members, counters = self.config, self.members, Counter(self.counters)
         if (values is None) == (baseline_of(config.credit) == "critic"):
@@ -304,9 +311,9 @@ def split_minibatches(batch: Batch, k: int, seed: int = 0) -> list[Batch]:
     """Split a batch at random into `k` minibatches of whole rollouts.
 
     The weights of a minibatch are divided by its own number of scored rollouts. Every scored
-    rollout, with or without rows, is in exactly one minibatch. Minibatches differ by at most one in
-    their numbers of rollouts, and of rollouts with rows. A batch of fewer than `k` rollouts has one
-    minibatch per rollout.
+    rollout, with or without rows, is in exactly one minibatch. The minibatches have equal numbers
+    of rollouts, or differ by one. The same holds for rollouts with rows. A batch of fewer than `k`
+    rollouts has one minibatch per rollout.
 
     Raises:
         ConfigError: `k` is not positive.
@@ -479,7 +486,7 @@ def _statistics(
 def _comparisons(
     members: Sequence[_Member], statistics: _Statistics, config: BatchConfig
 ) -> dict[TransitionKey, baselines.Comparison]:
-    """Return what each call is compared with (baseline and scale), by a rule without a critic.
+    """Return the baseline and scale of each call, for a credit rule that needs no critic.
 
     The keys are (attempt id, call id, choice).
     """
@@ -523,7 +530,7 @@ def _critic_comparisons(
     values: Mapping[str, Mapping[CallKey, float]],
     lam: float,
 ) -> dict[TransitionKey, baselines.Comparison]:
-    """Return what each call is compared with (baseline and scale), by a critic's values.
+    """Return the baseline and scale of each call, for a credit rule that needs a critic.
 
     The keys are (attempt id, call id, choice). The baseline of a call is its credit minus its
     generalised advantage.
@@ -536,8 +543,8 @@ def _critic_comparisons(
         lam: lambda of generalised advantage estimation.
 
     Raises:
-        DataError: `values` lacks a call that can be trained, or has a value that is not finite or
-            belongs to no call of an agent to train.
+        DataError: a call that can be trained has no value; a value is not finite; or a value
+            belongs to a call that is not of an agent to train.
     """
     gamma = getattr(config.credit, "gamma", 1.0)
     comparisons = {}
@@ -617,7 +624,7 @@ def _explain(
 
 
 def _token_weights(members: Sequence[_Member], config: BatchConfig) -> dict[TransitionKey, float]:
-    """Return the weight in the loss of each token of a call.
+    """Return for each call the weight in the loss that each of its tokens has.
 
     The keys are (attempt id, call id, choice).
     """

@@ -155,8 +155,8 @@ class Anchor(RewardToGo, frozen=True):
     Args:
         key: function that identifies a state (`lightspan.lightning.states`). If it returns None,
             the call is compared with the calls of its turn.
-        prior: how many calls the mean of the turn counts for, in addition to the calls in the same
-            state. 0 ignores the turn if another rollout has a call in the state.
+        prior: weight of the turn's mean in the baseline, as a number of calls. 0 ignores the turn
+            if another rollout has a call in the state.
     """
 
     key: StateKey = observation
@@ -185,14 +185,15 @@ class ATGRPO(RewardToGo, frozen=True):
 
 
 class GiGPO(RewardToGo, frozen=True):
-    """Credit rule: advantage of the rollout plus advantage in the state (GiGPO, arXiv 2505.10978).
+    """Credit rule of GiGPO (arXiv 2505.10978): the sum of two advantages.
 
-    As published, a call is compared with itself too, which biases the gradient (`docs/credit.md`).
+    The first is the advantage of the rollout in its group. The second is the advantage of the call
+    among the agent's calls in the same state. As published, a call is compared with itself too,
+    which biases the gradient (`docs/credit.md`).
 
     Args:
-        key: function that identifies a state; if it returns None, the call has no advantage in a
-            state.
-        omega: weight of the advantage in the state.
+        key: function that identifies a state. If it returns None, the second advantage is 0.
+        omega: weight of the second advantage.
     """
 
     key: StateKey = observation
@@ -223,7 +224,7 @@ class GAE(RewardToGo, frozen=True):
 def rewards_after(own: Sequence[float], shared: Sequence[float], gamma: float) -> list[float]:
     """Return what each call of a turn is credited with in addition to its own reward.
 
-    It is the sum of the rewards that the turn shares and the discounted rewards of later turns.
+    It is the turn's `shared` reward plus the discounted rewards of later turns.
 
     Args:
         own: for each turn, the sum of the rewards on its calls.
@@ -259,7 +260,7 @@ def anchor(
     Args:
         key: function that identifies a state.
         gamma: discount per turn.
-        prior: number of calls that the turn's baseline counts for.
+        prior: weight of the turn's mean in the baseline, as a number of calls.
 
     Raises:
         ConfigError: `key` is not a plain function, `gamma` is not in (0, 1], or `prior` is below 0.
@@ -302,8 +303,8 @@ def parse_credit(credit: str | Credit) -> Credit:
 def unused_step_rewards(episode: Episode, coverage: Coverage, credit: Credit) -> int:
     """Return how many calls have a reward that cannot be used.
 
-    The credit rule may ignore rewards on calls, or no call can be credited with the reward
-    (`PlacedRewards`).
+    A reward is not used if the credit rule ignores rewards on calls, or if no call can be credited
+    with it (`PlacedRewards.unplaced`).
 
     Args:
         episode: the episode.
@@ -328,9 +329,9 @@ def _own_reward(call: Call) -> float:
 class PlacedRewards(NamedTuple):
     """Rewards on the calls of an episode, by turn.
 
-    Some rewards are credited to no call (`unplaced`). The calls that got them bypassed the gateway,
-    so their turn is unknown; or they are calls of frozen agents that began before any call of an
-    agent to train had ended.
+    A reward is `unplaced`, and credited to no call, in two cases. Either its call bypassed the
+    gateway, so that the turn is unknown. Or its call belongs to a frozen agent and began before any
+    call of an agent to train had ended.
     """
 
     own: list[list[float]]

@@ -99,7 +99,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def route(self) -> Route | None:
-        """Where the call was sent, such as to the policy; None if that was not recorded."""
+        """Destination of the call, such as the trained policy; None if it was not recorded."""
         recorded = None if self.span is None else self.span.attributes.get(semconv.ROUTE)
         return _ROUTES.get(str(recorded))
 
@@ -187,9 +187,9 @@ class Episode:
         """Return whether the episode has rewards that can be used for training.
 
         Args:
-            step_rewards: whether the credit rule uses rewards on calls. If so, a finished episode
-                without a final reward needs a usable reward on a call only. But an unusable reward
-                on any call, or an unusable final reward, makes the result False.
+            step_rewards: whether the credit rule uses rewards on calls. If it does, a finished
+                episode needs no final reward if a call has a usable reward. An unusable reward on
+                any call then makes the result False.
         """
         if step_rewards and any(call.rewards and call.reward is None for call in self.calls):
             return False
@@ -201,9 +201,9 @@ class Episode:
 
     @cached_property
     def retried(self) -> frozenset[CallKey]:
-        """Calls inside a block of an agent that ended in an error and then began again.
+        """Calls inside a run of an agent that ended in an error and was then repeated.
 
-        Blocks in which a call itself failed are left out.
+        Runs in which a call itself failed are left out.
         """
         blocks: dict[tuple[str | None, str], list[Span]] = defaultdict(list)
         for span in self.spans:
@@ -246,9 +246,9 @@ def build_episode(
         rollout: the rollout of the attempt.
         spans: all spans of the attempt; spans of other attempts are ignored.
         records: all token records of the attempt; records of other attempts are ignored.
-        failure_reward: reward if the app failed (error, timeout, context, budget) and gave no
-            reward (`score_failure`); None leaves the episode unscored. Infrastructure failures are
-            always unscored.
+        failure_reward: reward for an attempt whose app failed without giving a reward
+            (`score_failure`). None leaves its episode unscored. Infrastructure failures are always
+            unscored.
 
     Raises:
         DataError: the attempt belongs to another rollout.
@@ -288,9 +288,15 @@ def build_episode(
 def score_failure(episode: Episode, failure_reward: float | Literal["lowest"] | None) -> Episode:
     """Return the episode with the reward `failure_reward` if its app failed and gave no reward.
 
-    Failures that the policy's words can cause count: an exception, the time limit, the context and
-    the budget, not the infrastructure. In other episodes it is the credit of calls in `retried`.
-    None leaves the episode as it is; `"lowest"`, without the rewards of a run, is 0.
+    The failures are an exception, the time limit, a prompt that is too long and an exceeded budget,
+    because a model's answer can cause these. Infrastructure failures are not included.
+
+    In other episodes, `failure_reward` is an upper limit of the credit of the calls in
+    `Episode.retried`.
+
+    Args:
+        episode: the episode.
+        failure_reward: the reward; "lowest" is 0 here. None leaves the episode unchanged.
     """
     is_failure = episode.outcome in _APP_FAILED and episode.finished
     value = 0.0 if failure_reward == "lowest" else _finite(failure_reward)
@@ -301,9 +307,10 @@ def score_failure(episode: Episode, failure_reward: float | Literal["lowest"] | 
 
 
 def dimension_means(episodes: Iterable[Episode]) -> dict[str, float]:
-    """Return the mean of each named reward over the scored episodes that have it, by name.
+    """Return the mean of each named reward, over the scored episodes that have it.
 
-    The dimension `"reward"` is left out, because it is the reward.
+    The keys are `dimension/<name>`. The name "reward" is left out, because it repeats the reward
+    itself.
     """
     values: dict[str, list[float]] = defaultdict(list)
     for episode in (each for each in episodes if each.reward is not None):
@@ -316,7 +323,7 @@ def dimension_means(episodes: Iterable[Episode]) -> dict[str, float]:
 def lowest_reward(episodes: Iterable[Episode], lowest: float) -> float:
     """Return the lowest reward of the scored episodes, or `lowest` if that is lower.
 
-    An episode with rewards on calls only counts with their sum.
+    For a finished episode without a final reward, the sum of the rewards on its calls counts.
     """
     for episode in episodes:
         on_calls = [call.reward for call in episode.calls if call.reward is not None]
@@ -381,8 +388,8 @@ def _sort_inputs(attempt_id: str, spans: Iterable[Span], records: Iterable[Token
 def _name_unnamed(inputs: _Inputs, unnamed: Sequence[Span]) -> None:
     """Add each LLM span without a call id to `inputs`, as a call named `span:<span id>`.
 
-    If a span has another call's span inside it, it is left out: both may record the same call,
-    which would then count twice.
+    A span that contains the span of another call is left out. Both may record the same call, which
+    would then count twice.
 
     Args:
         inputs: the sorted spans, to which the calls are added.
@@ -582,8 +589,9 @@ def _sequence_order(span: Span) -> tuple[int, int, int]:
 def _stated(span: Span) -> CallOutcome:
     """Return the outcome that one span of a call states.
 
-    It is in the last event that has one, else in the attributes. A span that is marked as resampled
-    gives `RESAMPLED`. If no outcome is stated, the span's status decides.
+    A span that is marked as resampled gives `RESAMPLED`. Otherwise the outcome is that of the
+    span's last event that states one, or else that of its attributes. If neither states an outcome,
+    the span's status decides.
     """
     if span.attributes.get(semconv.CALL_RESAMPLED):
         return CallOutcome.RESAMPLED
@@ -693,7 +701,10 @@ def _by_response(target: str, llm: Mapping[str, list[Span]]) -> str | None:
 
 
 def _target(span: Span) -> str | None:
-    """Return the call id or span id on which a reward was emitted; None for the attempt."""
+    """Return the call id or span id on which a reward was emitted.
+
+    None if the reward was emitted for the attempt as a whole.
+    """
     named = span.attributes.get(semconv.REWARD_CALL_ID)
     named = named or span.attributes.get(semconv.REWARD_SPAN_ID)
     if named:

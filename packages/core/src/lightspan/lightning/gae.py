@@ -60,7 +60,7 @@ def gae(
 ) -> dict[CallKey, float]:
     """Return call → advantage before scaling, for each call with a critic's value.
 
-    Shaping by potentials has no effect: `to_go` - Phi with `values` - Phi gives equal advantages.
+    Subtracting potentials Phi from both `to_go` and `values` does not change the advantages.
 
     Args:
         turns: the selected calls of an episode, including rejected calls, with their turns.

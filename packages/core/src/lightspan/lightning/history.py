@@ -9,10 +9,11 @@ never too early: it counts as ended only for model calls that begin after every 
 - every model call that, by the clock, began or ended before the tool call ended, ties included.
 
 A place that is too late loses some information; a place that is too early would leak the outcome of
-an action into the state in which the action was taken. So clocks are ignored where the two provably
-disagree (a model call outlives the span around it, a tool call begins before the answer that
-requested it), or a span has no timestamps. A tool call without a place by ids is then *unplaced*.
-No function here raises an exception, whatever was recorded.
+an action into the state in which the action was taken. So the third rule is not used if a span has
+no timestamps, or if the two clocks provably disagree: a model call outlives the span around it, or
+a tool call begins before the answer that requested it. Without this rule, a tool call to which the
+other two do not apply has no place; it is *unplaced*. No function here raises an exception,
+whatever was recorded.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class PlacedTool(NamedTuple):
 class History:
     """State before a turn: all model calls and tool calls that ended before its first call began.
 
-    It contains no rewards and nothing of the turn itself, so any function of it is a potential.
+    It contains no rewards and nothing of the turn itself. So any function of it is a valid
+    potential (`lightspan.lightning.air`).
     """
 
     task_id: str
@@ -178,7 +180,10 @@ def _place(episode: Episode, calls: Sequence[Call]) -> list[PlacedTool]:
 
 
 def _tool_spans(episode: Episode) -> list[Span]:
-    """Return one span per tool call. Of spans with the same id, it is the one that began last."""
+    """Return one span per tool call.
+
+    If several spans have the same tool call id, it is the one that began last.
+    """
     spans = [span for span in episode.spans if span.kind is SpanKind.TOOL]
     spans.sort(key=lambda span: (span.start_ns, span.span_id))
     once = {span.span_id: span for span in spans}
@@ -216,7 +221,7 @@ def _succeeded(span: Span, result: str | None) -> bool | None:
 
 
 def _ends_inside(episode: Episode, calls: Sequence[Call]) -> dict[str, int]:
-    """Return for each span the last sequence number of the model calls made inside it.
+    """Return for each span the highest sequence number at which a model call inside it ended.
 
     The keys are span ids. Spans without a model call are left out.
     """
@@ -238,7 +243,7 @@ def _ends_inside(episode: Episode, calls: Sequence[Call]) -> dict[str, int]:
 
 
 class _Clock:
-    """Converts a time into the last sequence number before it, of a start or end of a call."""
+    """Converts a time of the clock to a place in the gateway's sequence of calls."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         points = sorted(point for call in calls for point in _points(call))

@@ -1,7 +1,7 @@
-"""Overlong: a soft penalty on the credit of calls with too long answers (DAPO, arXiv 2503.14476,
-eq. 13).
+"""Overlong: a soft penalty on the credit of calls with too long answers.
 
-With T the sampled tokens of a call, L the longest answer and B the buffer before it, the penalty is
+This is eq. 13 of DAPO (arXiv 2503.14476). With T the sampled tokens of a call, L the longest answer
+and B the buffer before it, the penalty is
 
     0                           T ≤ L - B
     (L - B - T) / B · penalty   L - B < T ≤ L
@@ -11,11 +11,11 @@ DAPO adds it to the reward of a rollout that is one answer. Here each *call* has
 added to that call's credit, and to the numbers that the credit is compared with
 (`lightspan.lightning.baselines`).
 
-Two things follow from returns alone, without penalties: the scale of the advantages of a group, and
-whether its rewards differ at all. Suppose that all rewards of a group are equal, and one answer is
-a token too long. GRPO would divide that small penalty by the group's spread, which is as small, and
-a step would learn as much about length as about the task. DAPO excludes such groups as well,
-because its dynamic sampling uses accuracy. Evaluations and reported rewards have no penalties.
+The scale of a group's advantages, and whether its rewards differ at all, are computed from returns
+without penalties. Suppose that all rewards of a group are equal, and one answer is a token too
+long. GRPO would divide that small penalty by the group's spread, which is as small, and a step
+would learn as much about length as about the task. DAPO excludes such groups as well, because its
+dynamic sampling uses accuracy. Evaluations and reported rewards have no penalties.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ class RolloutChecks:
     Args:
         routing: routing of the agents; each of its patterns must match an agent.
         note: function that prints a message for the user.
-        agents: paths of all agents, if the app declares them; then a selected agent may make its
-            first call after the first step. None if the app does not declare them.
+        agents: paths of all agents; None if the app does not declare them. If they are declared, an
+            agent to train may make its first call in a later step.
     """
 
     def __init__(
@@ -76,11 +76,12 @@ class RolloutChecks:
 
         Raises:
             AppError: the app failed in the same way in all of the latest rollouts.
-            RewardError: all of the latest rollouts were lost, or not scored for the same reason.
-            UnknownAgentError: a pattern matches no agent that calls a model in the first training
-                batch.
-            UnsupportedError: no agent to train made a call, or none of their calls can be trained
-                (`check_trainable`), in `ENOUGH_TASKS` tasks or in all.
+            RewardError: all of the latest rollouts were lost, or have no reward for the same
+                reason.
+            UnknownAgentError: in the first training batch, a pattern matches no agent that calls a
+                model.
+            UnsupportedError: in `ENOUGH_TASKS` tasks or in all tasks, the agents to train made no
+                call, or no call that can be trained (`check_trainable`).
         """
         self._note_failures(episodes)
         self._note_damaged(episodes)
@@ -99,10 +100,10 @@ class RolloutChecks:
         self._check_alike(episodes)
 
     def _check_alike(self, episodes: Sequence[Episode]) -> None:
-        """Stop if all of the latest rollouts failed in the same way.
+        """Raise an error if all of the latest rollouts failed in the same way.
 
-        Where a model had answered, or rollouts have succeeded before, another answer or prompt may
-        help, so that more rollouts are awaited.
+        The error comes later if a model had answered, or if rollouts succeeded before. Then the
+        next answers or prompts may work, so more rollouts are awaited.
 
         Raises:
             AppError: the app failed.
@@ -218,10 +219,11 @@ def _is_answered(episode: Episode) -> bool:
 
 
 def _way_of_failure(episode: Episode) -> tuple[str, ...] | None:
-    """Return what failures have in common: the outcome, and of an app or scorer also the error.
+    """Return a key that is equal for rollouts that failed in the same way.
 
-    Where a model had answered, errors are compared by their texts without words that have digits,
-    else by their types. The result is None without a failure, and for a cancelled rollout.
+    It contains the outcome and the error. If a model had answered, errors are compared by their
+    texts, without words that contain digits. If not, errors are compared by their types only. None
+    for a rollout that did not fail or was cancelled.
     """
     if episode.outcome in (Outcome.OK, Outcome.CANCELLED) and not episode.unscored:
         return None
@@ -236,7 +238,11 @@ def _error_of(episode: Episode) -> str:
 
 
 def check_evaluable(episodes: Sequence[Episode]) -> None:
-    """Raise `UnsupportedError` if evaluations refuse a parameter, which training may set aside."""
+    """Raise `UnsupportedError` if a call was refused because of a request parameter.
+
+    Evaluations refuse a parameter that they cannot apply, because they sample as the app asks.
+    Training may ignore it.
+    """
     for call in (call for episode in episodes for call in episode.calls):
         if call.span and call.span.attributes.get(c.ERROR_TYPE) == c.UNSUPPORTED_PARAMETER:
             raise UnsupportedError(
@@ -287,12 +293,13 @@ def check_patterns(
         declared: paths of all agents, which may make their first call later; None if unknown.
         agents: paths of the agents seen so far.
         callers: paths of the agents that have called a model so far.
-        episodes: episodes of a batch. If no agent was seen, the error says why these episodes have
-            no recorded call.
+        episodes: episodes of a batch. If no agent was seen, the error explains why these episodes
+            have no recorded call.
 
     Raises:
-        UnknownAgentError: a pattern matches no agent, or only agents whose sub-agents make all
-            calls; or, without `declared`, agents without a call.
+        UnknownAgentError: a pattern matches no agent. Or it matches only agents that leave all
+            calls to their sub-agents. Or `declared` is None, and no agent that the pattern matches
+            has called a model.
     """
     paths = declared or agents
     if not paths and (routing.rules or routing.serves):
@@ -318,9 +325,10 @@ def check_patterns(
 
 
 def _why_idle(routing: Routing, callers: Collection[str], episodes: Sequence[Episode]) -> str:
-    """Return a text about patterns of `optimize=` that match no caller.
+    """Return a message about the patterns of `optimize=` that match no agent that called a model.
 
-    Empty if there are none, if no agent called a model, or if a failure may be the reason.
+    Empty if every pattern matches one, if no agent at all called a model, or if a failure may be
+    the reason.
     """
     patterns = routing.unmatched(callers)
     if not patterns or not callers or _is_cut(episodes):
@@ -333,15 +341,15 @@ def _why_idle(routing: Routing, callers: Collection[str], episodes: Sequence[Epi
 
 
 def _is_cut(episodes: Sequence[Episode]) -> bool:
-    """Return whether an episode may have ended before its calls."""
+    """Return whether a failure may have ended one of the episodes before its model calls."""
     return any(app_failed(e) or not e.finished or e.capture_errors for e in episodes)
 
 
 def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
     """Return whether any call of an agent to train can be trained.
 
-    If no call can be trained, the result is False if the reason may be temporary. Otherwise an
-    error is raised. If the gateway serves no agent, calls need not be seen, and the result is True.
+    False if no call can be trained now, but later calls may be. Always True if the gateway serves
+    no agent.
 
     Raises:
         UnsupportedError: no call can be trained, for permanent reasons.
@@ -375,7 +383,7 @@ def check_computed(coverages: Sequence[Coverage]) -> bool:
 
     Raises:
         UnsupportedError: all of their calls were sampled under a grammar (such as a response
-            format), and engine and learner do not both support that.
+            format), which the engine, the learner or both do not support.
     """
     rejections = [entry.rejection for coverage in coverages for entry in coverage.selected]
     if rejections and set(rejections) == {Rejection.CONSTRAINED}:
@@ -389,12 +397,11 @@ def check_computed(coverages: Sequence[Coverage]) -> bool:
 
 
 def _check_called(episodes: Sequence[Episode]) -> bool:
-    """Raise an error if the rollouts show that the app's model calls are not recorded; else return
-    False.
+    """Raise an error if the app's model calls seem not to be recorded; else return False.
 
     Raises:
-        UnsupportedError: all rollouts are finished, outside evaluation and without errors, and no
-            agent called a model.
+        UnsupportedError: no agent called a model, although all rollouts have finished without
+            errors and none belongs to an evaluation.
     """
     is_evaluation = any(episode.mode is Mode.VAL for episode in episodes)
     if is_evaluation or not episodes or callers_of(episodes) or _is_cut(episodes):
@@ -434,7 +441,7 @@ def is_uncaptured(call: Call) -> bool:
 
 
 class UncapturedClient(NamedTuple):
-    """Client of a model call that bypassed the gateway, with advice; unknown fields are empty."""
+    """A client whose model call bypassed the gateway, with advice; unknown fields are empty."""
 
     name: str
     host: str

@@ -1,9 +1,9 @@
 """Row: one training sequence, and exact prefix merging of transitions into rows.
 
 A transition *extends* a row if the row's ids (prompts and responses so far) are an exact prefix of
-the transition's prompt. Of all open rows of the same rollout and policy the longest prefix wins, so
-interleaved sub-agents A1 B1 A2 B2 make two rows. Otherwise a new row opens. Merging compares token
-ids alone; nothing is tokenised again.
+the transition's prompt. Both must have the same rollout and policy. If it could extend several
+rows, it extends the longest, so interleaved sub-agents A1 B1 A2 B2 make two rows. If it extends
+none, it begins a new row. Merging compares token ids alone; nothing is tokenised again.
 
 Worked example, prompts and responses as letters (lower case is sampled):
 
@@ -13,8 +13,9 @@ Worked example, prompts and responses as letters (lower case is sampled):
     B2  Qb      d        extends row 1: Q b d         mask 0 1 1    (no new prompt tokens)
     A3  PXX     e        no row is a prefix of it: row 2
 
-The open rows are kept in a radix tree, in which rows with the same beginning share nodes. So
-merging reads each token a bounded number of times, however many rows are open.
+The rows that can still be extended are kept in a radix tree, in which rows with the same beginning
+share nodes. So merging reads each token a bounded number of times, however many of these rows there
+are.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def usable_transitions(
 ) -> tuple[list[Transition], dict[TransitionKey, Rejection]]:
     """Return the transitions (trained calls) that a learner accepts, and why others are rejected.
 
-    Transitions that are too long are rejected, never cut. The reasons are by (attempt id, call id,
-    choice).
+    Transitions that are too long are rejected, never cut. The second dictionary maps (attempt id,
+    call id, choice) to the reason.
 
     Args:
         transitions: transitions of any rollouts.

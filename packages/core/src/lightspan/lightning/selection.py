@@ -128,9 +128,9 @@ class Coverage:
 
     @cached_property
     def selected(self) -> list[CallCoverage]:
-        """The trained and the rejected calls, without late calls.
+        """The calls of agents to train, whether trained or rejected.
 
-        They are the calls of agents to train that arrived before the end of the attempt.
+        Calls that were recorded after the end of the attempt are left out.
         """
         return [
             entry
@@ -182,7 +182,7 @@ def classify_calls(
     max_length: int | None = None,
     step_rewards: bool = False,
 ) -> Coverage:
-    """Return the status of each call of the episode, including late calls.
+    """Return the status of each call of the episode, including calls recorded after its end.
 
     Args:
         episode: the episode.
@@ -243,7 +243,7 @@ _FROZEN: Final = CallStatus.FROZEN
 
 
 class _CallCheck(NamedTuple):
-    """Check of whether a single call can be trained, apart from the state of its episode.
+    """Checks whether a call can be trained, by the call's own data alone.
 
     Args:
         supported: reasons for rejection that do not apply, as in `classify_calls`.
@@ -385,7 +385,8 @@ class Selection:
         Args:
             optimize: a pattern on agent paths, several patterns, or pattern → name of a policy.
             frozen: model for the calls of all other agents, as in `LightningRL`.
-            default_policy: policy of patterns without a named policy, and of `frozen="shared"`.
+            default_policy: policy of patterns that name none. With `frozen="shared"`, its weights
+                also answer the calls of frozen agents.
             sampling: sampling settings of the trained policies. None keeps the settings in each
                 request of the app.
 

@@ -39,22 +39,22 @@ class Transition(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def prompt_ids(self) -> list[int]:
-        """[P] token ids, exactly as the engine consumed them."""
+        """Token ids of the prompt (length P), exactly as the engine consumed them."""
         return self.record.prompt_ids
 
     @property
     def response_ids(self) -> list[int]:
-        """[T] token ids, exactly as the engine sampled them."""
+        """Token ids of the response (length T), exactly as the engine sampled them."""
         return self.record.response_ids
 
     @property
     def logprobs(self) -> list[float]:
-        """[T] log-probabilities under the distribution from which the tokens were sampled."""
+        """Log-probability of each response token, under the distribution it was sampled from."""
         return self.record.logprobs
 
     @property
     def versions(self) -> list[int]:
-        """[T] policy version that sampled each response token."""
+        """Version of the policy's weights that sampled each response token."""
         runs = self.record.versions
         return list(chain.from_iterable(repeat(version, count) for version, count in runs))
 

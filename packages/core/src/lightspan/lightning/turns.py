@@ -48,8 +48,8 @@ class Turns:
     def _ends(self) -> tuple[list[int], list[int]]:
         """Two lists with one entry per ended call, in the order of the calls' ends.
 
-        The first has the sequence number of each end, the second the highest turn of the calls that
-        had ended by then.
+        An entry of the first list is the sequence number at which the call ended. The entry of the
+        second list is the highest turn of the calls that had ended by then.
         """
         ends = sorted(
             (call.sequence_end, turn) for call, turn in self if call.sequence_end is not None

@@ -38,7 +38,7 @@ def fix_of(request: Request) -> str:
 
 
 def _base(request: Request) -> str | None:
-    """Return the base URL of the provider's OpenAI API; None if unknown."""
+    """Return the base URL of the OpenAI-compatible API that `request` uses; None if unknown."""
     for ending in (*_OPENAI, *_OLLAMA):
         if request.url.endswith(ending):
             base = request.url.removesuffix(ending)

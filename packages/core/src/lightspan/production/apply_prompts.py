@@ -30,7 +30,7 @@ PROMPTS: Final = "prompts.json"
 
 
 class AppliedPrompts:
-    """The result of `apply_prompts`. In a `with` statement, the prompts apply until its end."""
+    """The result of `apply_prompts`. In a `with` statement, prompts apply until the block ends."""
 
     def __init__(self, prompts: Mapping[str, LearnedPrompt], *, strict: bool = False) -> None:
         self.prompts = dict(prompts)
@@ -44,12 +44,12 @@ class AppliedPrompts:
 
     @property
     def sent(self) -> dict[str, int]:
-        """Name → number of requests in which the learned text was sent."""
+        """Name of the prompt → number of requests in which the learned text was sent."""
         return {name: counts.get("", 0) for name, counts in self._counts().items()}
 
     @property
     def not_sent(self) -> dict[str, dict[str, int]]:
-        """Name → reason why the app's own text was sent → number of requests."""
+        """Name of the prompt → reason → number of requests in which the app's own text was sent."""
         return {
             name: {reason: count for reason, count in counts.items() if reason}
             for name, counts in self._counts().items()
@@ -62,8 +62,8 @@ class AppliedPrompts:
     def close(self) -> None:
         """Stop applying the prompts. Idempotent.
 
-        Logs a warning if the app's own text was sent instead of a learned one, or if an agent was
-        not seen.
+        Logs a warning if the app's own text was sent instead of a learned one, or if no model call
+        of an agent with a learned prompt was seen.
         """
         if self._is_open:
             self._is_open = False
@@ -100,16 +100,16 @@ def apply_prompts(
 ) -> AppliedPrompts:
     """Apply the prompts that a run learned, in this process until it ends.
 
-    Rollouts are not affected. If an agent's own text has changed since the training, its own text
-    is sent and a warning is logged once. Once the prompts are applied, no error reaches the app,
+    Rollouts are not affected. If an agent's own text has changed since the training, that text is
+    sent and a warning is logged once. Once the prompts are applied, no error reaches the app,
     unless `strict` is set.
 
     Args:
         run: folder of the run, or the path of its `prompts.json`. None for the value of the
             environment variable `LIGHTSPAN_PROMPTS`; if that is not set, nothing is applied. If it
             is set, an adapter's `instrument()` applies the prompts too.
-        strict: whether a request whose own text is not the one of the training raises
-            `PromptNotAppliedError` in the app, instead of being sent as it is.
+        strict: whether to raise `PromptNotAppliedError` in the app if an agent's own text has
+            changed since the training. If not, that text is sent.
 
     Raises:
         ConfigError: the file is missing or damaged, or no client of OpenAI or Anthropic is

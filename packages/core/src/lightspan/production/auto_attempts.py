@@ -71,7 +71,10 @@ class OpenAttempt(Recorder):
         """Approximate number of characters of text in the unwritten spans."""
 
     def new_call_id(self) -> str:
-        """Return a new call id that contains the attempt's id. Feedback finds the attempt by it."""
+        """Return a new call id that contains the attempt's id.
+
+        Feedback on the call finds the attempt by this id.
+        """
         with self._lock:
             self._calls += 1
             return f"{self._call_prefix}{self._calls}"
@@ -150,7 +153,7 @@ class OpenAttempt(Recorder):
 
     # --- in the writer's thread -----------------------------------------------------------
     def take(self) -> store_writer.PendingWrite:
-        """Remove the unwritten spans and return the write that stores them.
+        """Remove the spans that are not written yet, and return the write that stores them.
 
         The first write also stores the attempt.
         """
@@ -223,7 +226,7 @@ def _loaded(text: Any) -> Json:
 
 
 class _Handle:
-    """The handle of a recorded attempt (`AttemptHandle`)."""
+    """The object by which a recorded attempt is ended (`AttemptHandle`)."""
 
     def __init__(
         self, attempt: OpenAttempt, scope: AttemptContext, name: str | None, input: str
@@ -277,7 +280,7 @@ class _Handle:
 
 
 class NullAttempt:
-    """The handle of an attempt that is not recorded (`AttemptHandle`)."""
+    """The object by which an attempt that is not recorded is ended (`AttemptHandle`)."""
 
     def __init__(self, outer: AttemptContext, trace_id: str) -> None:
         self.context = AgentContext(_attempt_context(outer, trace_id, NullRecorder()))

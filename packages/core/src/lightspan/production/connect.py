@@ -58,13 +58,13 @@ def connect(url: str | None = None, *, api_key_env: str | None = None) -> Connec
     """Send each agent's model calls to the policy trained for it, in the whole process.
 
     The agents are named as in training, by the framework's adapter (`instrument()`) or by `with
-    lightspan.agent(…)`. Inside a runner's attempts nothing changes.
+    lightspan.agent(…)`. Calls in the attempts of a runner are not redirected.
 
     Args:
-        url: URL of a `lightspan serve`; None for the value of the variable `LIGHTSPAN_ENDPOINT`. If
-            that is not set, nothing is connected.
-        api_key_env: environment variable with the server's key; None for `LIGHTSPAN_API_KEY`, or
-            no key if that is not set.
+        url: URL of a `lightspan serve`; None for the value of the environment variable
+            `LIGHTSPAN_ENDPOINT`. If that is not set, nothing is connected.
+        api_key_env: environment variable with the server's key; None for `LIGHTSPAN_API_KEY`, or no
+            key if that is not set.
 
     Raises:
         ConfigError: the server does not answer, the key is wrong, the versions differ, or no client

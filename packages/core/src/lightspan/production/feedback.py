@@ -1,8 +1,8 @@
 """Rate an attempt after it has ended: `lightspan.feedback(attempt_or_call, 0.8)`.
 
-Feedback is stored with the recorded spans as a late span, so a run's policy gradients do not use
-it. If an attempt or call gets several feedbacks, the last to arrive counts. Feedback overrides a
-reward that the app emitted. Repeating a feedback changes nothing.
+Feedback is stored as a span of the attempt. The span is marked as recorded after the attempt's end,
+so no policy gradient uses it. If an attempt or call gets several feedbacks, the last to arrive
+counts. Feedback overrides a reward that the app emitted. Repeating a feedback changes nothing.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def feedback(
     """Rate an attempt or a call, in any process, at any time after it has ended.
 
     Args:
-        id: id of an attempt (`lightspan.current_attempt_id()`), or its start or end, or the id of a
-            call, or the `id` of an OpenAI response, for which all attempts are searched, the newest
-            first.
+        id: id of an attempt (`lightspan.current_attempt_id()`), the beginning or the end of such an
+            id, the id of a call, or the `id` of an OpenAI response. To find a response, all
+            attempts are searched, the newest first.
         reward: a number, a bool (True is 1.0), or a mapping from names to numbers, such as
             `{"accuracy": 1.0, "style": 0.5}`. NaN and infinity are errors.
         store: URL of the store; None for the value of `LIGHTSPAN_STORE`.
@@ -190,9 +190,9 @@ async def _attempt(store: Store, attempt_id: str) -> Attempt | None:
 async def _find_call(
     store: Store, attempts: Sequence[Attempt], names: set[str]
 ) -> tuple[Attempt, str] | None:
-    """Return the attempt and the id of the call that one of `names` names.
+    """Return the first call in `attempts` with an id in `names`: its attempt and its call id.
 
-    A name is a call id or a response id. None if no call has such an id.
+    The call's own id and its response id are searched for. None if no call has an id in `names`.
     """
     spans = await store.spans([attempt.attempt_id for attempt in attempts])
     for attempt in attempts:
@@ -203,7 +203,10 @@ async def _find_call(
 
 
 def _call_of(spans: Sequence[Span], names: set[str]) -> str | None:
-    """Return the id of the call whose call id or response id is in `names`; else None."""
+    """Return the id of the first call whose call id or response id is in `names`.
+
+    None if there is no such call.
+    """
     for span in spans:
         if span.kind is not SpanKind.LLM or c.CALL_ID not in span.attributes:
             continue

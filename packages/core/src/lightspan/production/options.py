@@ -39,10 +39,11 @@ def read_options(
 ) -> RecordOptions | None:
     """Return the options of recording, from the arguments and the environment.
 
-    None if nothing is to be recorded, because no store is given.
+    None if no store is given, so that nothing is to be recorded.
 
     Raises:
-        ConfigError: the store is in memory, or the share or the hook is invalid.
+        ConfigError: the store is in memory, `sample` is not from 0 to 1, or `redact` is not a
+            function or its name.
     """
     url = os.fspath(store) if store is not None else os.environ.get(STORE_VARIABLE)
     if not url:

@@ -1,9 +1,10 @@
 """Record an app in production: `LIGHTSPAN_STORE=sqlite:…`, or `lightspan.record()`.
 
-Outside rollouts, each run of an agent becomes an attempt: the outermost graph, crew, team, `with
-lightspan.agent(…)` block or `@rollout` function, and each lone model call. The model calls go where
-the app sends them and are only recorded: messages, tools, usage, times, errors. The rollouts have
-`Mode.PRODUCTION`: no runner can claim them, and no policy gradient is computed from them.
+Outside rollouts, each run of an agent becomes an attempt. A run is the outermost graph, crew, team,
+`with lightspan.agent(…)` block or `@rollout` function, or a model call outside all of these. The
+model calls go where the app sends them and are only recorded: messages, tools, usage, times,
+errors. The rollouts have `Mode.PRODUCTION`: no runner can claim them, and no policy gradient is
+computed from them.
 
 A background thread stores an attempt as a whole when it has ended (`store_writer`). The app never
 waits for the store and never gets its errors. Sampling keeps or drops a whole attempt, by its trace
@@ -59,7 +60,7 @@ class Recording:
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until the attempts that have ended are written; return whether they are.
 
-        False if they are not written after `timeout_s` seconds.
+        Waiting ends after `timeout_s` seconds.
         """
         return self._attempts is None or self._attempts.writer.flush(timeout_s)
 
@@ -141,15 +142,16 @@ def record(
     Args:
         store: URL of the store; None for the value of `LIGHTSPAN_STORE`. If that is not set,
             nothing is recorded.
-        service: name of the service. None for `OTEL_SERVICE_NAME`, or else for `service.name` in
-            `OTEL_RESOURCE_ATTRIBUTES`.
-        sample: share of attempts to keep, 0 to 1. None for `LIGHTSPAN_SAMPLE`, or else 1.
-        redact: function that gets every span before it is kept or queued, and returns the span to
-            keep or None. Or the name of the function as `module:function`. None for
-            `LIGHTSPAN_REDACT`.
+        service: name of the service. None for the value of `OTEL_SERVICE_NAME`, or else for
+            `service.name` in `OTEL_RESOURCE_ATTRIBUTES`.
+        sample: share of attempts to keep, 0 to 1. None for the value of `LIGHTSPAN_SAMPLE`, or 1 if
+            that is not set.
+        redact: function that gets every span before it is kept or queued, or the name of such a
+            function as `module:function`. The function returns the span to keep, or None to keep
+            nothing. None as `redact` stands for the value of `LIGHTSPAN_REDACT`.
 
     Raises:
-        ConfigError: the store, `LIGHTSPAN_OTLP`, the share or the hook is invalid, or the process
+        ConfigError: the store, `LIGHTSPAN_OTLP`, `sample` or `redact` is invalid, or the process
             records already.
     """
     options = read_options(store, service, sample, redact)
@@ -169,10 +171,11 @@ def record(
 
 
 def hold(owner: str) -> None:
-    """Record and apply prompts until `release` is called for `owner`.
+    """Start recording and apply learned prompts, until `release` is called for `owner`.
 
-    The environment variables `LIGHTSPAN_STORE` and `LIGHTSPAN_PROMPTS` name the store and the run
-    with the prompts. Without a variable, nothing is recorded or applied.
+    The environment variable `LIGHTSPAN_STORE` names the store for the recording.
+    `LIGHTSPAN_PROMPTS` names the run with the prompts. If a variable is not set, that part does not
+    start.
 
     Never raises: an error, such as an invalid variable, is logged, and nothing is recorded.
 
@@ -213,7 +216,7 @@ def release(owner: str) -> None:
 def flush(timeout_s: float = 30.0) -> bool:
     """Wait until the attempts of this process that have ended are written; return whether they are.
 
-    False if they are not written after `timeout_s` seconds.
+    Waiting ends after `timeout_s` seconds.
     """
     results = [recording.flush(timeout_s) for recording in _state.recordings]
     return all(results)
@@ -223,10 +226,10 @@ def flush(timeout_s: float = 30.0) -> bool:
 async def lifespan(app: object = None) -> AsyncIterator[None]:
     """Write what is recorded before an ASGI server ends: `FastAPI(lifespan=lightspan.lifespan)`.
 
-    A lifespan of the app's own contains `async with lightspan.lifespan():`.
+    An app that has its own lifespan function uses `async with lightspan.lifespan():` in it.
 
     Args:
-        app: the app, which the server gives; it is not used.
+        app: the app, which the server passes; it is not used.
     """
     try:
         yield
@@ -235,9 +238,9 @@ async def lifespan(app: object = None) -> AsyncIterator[None]:
 
 
 def _update_attempt_factory() -> None:
-    """Let the current recording open the attempts outside rollouts.
+    """Let the current recording open an attempt for each run of the app outside rollouts.
 
-    If there is no recording, no attempts are opened outside rollouts.
+    Without a recording, no such attempts are opened.
     """
     recording = next(iter(_state.recordings), None)
     if recording is None or not recording.on:

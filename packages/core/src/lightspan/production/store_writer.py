@@ -1,9 +1,9 @@
 """Write recorded attempts to a store in the background.
 
-The app queues an attempt and continues; a thread of this process writes it. The queue is bounded by
-number and by size. Attempts that do not fit and attempts that the store rejects are counted, and
-the count is logged at the end of the process. Writes to an unreachable store are retried with
-backoff, without an effect on the app.
+The app queues an attempt and continues; a thread of this process writes it. The queue is limited in
+number and size. Attempts that do not fit and attempts that the store rejects are counted, and the
+count is logged at the end of the process. If the store cannot be reached, writes are repeated after
+growing pauses. The app does not notice this.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def attempt_write(
     outcome: records.Outcome,
     **end: Any,
 ) -> PendingWrite:
-    """Return the write of a whole attempt of a recorded app, which no runner claimed.
+    """Return the write that stores a whole attempt of an app that is recorded in production.
 
     Args:
         attempt_id: id of the attempt.
@@ -95,7 +95,7 @@ def attempt_write(
         started_at: start, seconds since the epoch.
         status: final status of the attempt.
         outcome: outcome of the attempt.
-        **end: further fields of the report.
+        **end: further fields of the report that ends the attempt.
     """
     rollout = records.Rollout(
         rollout_id=rollout_id,
@@ -151,7 +151,10 @@ class StoreWriter:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork of the process that made the writer and owns its queue."""
+        """Whether this process was forked from the process that made the writer.
+
+        If so, the queue belongs to that process.
+        """
         return self.pid != os.getpid()
 
     # --- in the app's threads -------------------------------------------------------------
@@ -201,9 +204,9 @@ class StoreWriter:
             self._warn(f"attempts are not recorded: {reason}")
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until all queued attempts are written or dropped; return whether they are.
+        """Wait until all queued attempts are written or dropped; return whether that is done.
 
-        False if they are not after `timeout_s` seconds.
+        Waiting ends after `timeout_s` seconds.
         """
         with self._changed:
             return self._changed.wait_for(lambda: not self._unwritten, timeout_s)
@@ -264,7 +267,8 @@ class StoreWriter:
         """Wait for attempts to write; return them, and whether the writer is closing.
 
         Args:
-            retries: attempts whose write failed. If there are any, wait for a backoff instead.
+            retries: attempts whose write failed. If there are any, the wait is a pause before the
+                next try.
             failures: number of failed batches since the last successful batch.
         """
         with self._changed:

@@ -77,7 +77,10 @@ class StopWatcher:
         self._tail = ""
 
     def complete(self, ids: Sequence[int]) -> int | None:
-        """Add ids; return how many of them complete a stop string, or None if none is complete."""
+        """Add ids; return how many there are up to the one that completes a stop string.
+
+        None if the ids complete no stop string.
+        """
         for count, token in enumerate(ids, 1):
             text = self._tail + self._decoder.push([token])
             if any(stop in text for stop in self._stops):

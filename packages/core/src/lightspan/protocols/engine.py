@@ -166,8 +166,8 @@ class ChatTokenizer(Protocol):
             most: maximum number of ids that the caller can use; None for no limit.
 
         Raises:
-            ContextOverflowError: the text has far more ids than `most`. An implementation may
-                return a moderate excess of ids instead.
+            ContextOverflowError: the text has far more ids than `most`. If it has only a few more,
+                an implementation may return them all.
         """
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
@@ -241,8 +241,7 @@ class TokenEngine(Protocol):
         """
 
     def usage(self) -> dict[str, float]:
-        """Return the counters `tokens`, `requests` and `cpu_s` (CPU-seconds of the engine's
-        threads).
+        """Return counters: `tokens`, `requests` and `cpu_s` (CPU-seconds of the engine's threads).
 
         Raises:
             EngineError: the engine has ended, so that every request would fail.
@@ -250,7 +249,7 @@ class TokenEngine(Protocol):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is built for: models, LoRA ranks and a device."""
+    """What an engine has to serve: the models of the policies, their LoRA ranks, and a device."""
 
     models: Mapping[str, Any]
     """Policy → model: a name, a folder, or a loaded model."""
@@ -321,7 +320,7 @@ class EngineSpec(Protocol):
         """Return the policies that use each copy of a model in the engine, one tuple per copy."""
 
     def memory(self, size: ModelSize, device: str) -> dict[str, int]:
-        """Return part → bytes of memory of one copy of a model.
+        """Return the memory that the engine needs for one copy of a model: part → bytes.
 
         The parts are "engine weights" and, if known, "key-value cache". Empty for an engine on
         other machines.

@@ -157,7 +157,7 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_calls(self) -> str:
-        """The setting that makes a token's loss depend on its whole call, as text.
+        """The setting, as text, by which the loss of a token depends on the whole call.
 
         Empty if there is no such setting.
         """
@@ -278,11 +278,11 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Supported values of `PolicyLoss.importance_level`."""
 
     def unsupported(self, optimizer: Optimizer, adapters: Sequence[LoRA | None]) -> list[str]:
-        """Return the settings of `optimizer` and `adapters` that are not supported, as texts.
+        """Return as texts the given settings that the learner does not support.
 
         Args:
             optimizer: settings of the optimiser.
-            adapters: adapters of each policy; None for full weights.
+            adapters: LoRA settings of each policy; None for training of full weights.
         """
         loras = [lora for lora in adapters if lora is not None]
         dropout = max((lora.dropout for lora in loras), default=0.0)
@@ -325,7 +325,7 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Learner(Protocol):
-    """Trainer of policies' weights; it minimises the sum of weight · loss over the tokens of rows.
+    """Trains the weights of policies. It minimises the sum of weight · loss over the rows' tokens.
 
     It is synchronous, and used by one thread at a time: a worker thread of the trainer.
     """
@@ -362,7 +362,8 @@ class Learner(Protocol):
     def values(self, rows: Sequence[Row]) -> list[list[float]]:
         """Return, per row, the critic's value of each call (`Row.responses`).
 
-        Values are of the current weights and head, and 0.0 before the first fit.
+        The values are computed with the current weights and the current head of the critic. They
+        are 0.0 before the critic is first fitted.
 
         Raises:
             ConfigError: the learner has no critic.
@@ -380,10 +381,12 @@ class Learner(Protocol):
     ) -> dict[str, float]:
         """Make one optimiser step per policy on rows of whole rollouts, and return metrics.
 
-        If rows have value targets, the critic is fitted after the step, without a gradient to the
-        policy. The metrics `value_loss`, the mean over calls of (value - target)², and
-        `explained_variance` (if targets vary) are of values before the fit; `value_calls` is the
-        number of calls with a target.
+        If rows have value targets, the critic is fitted after the step. Its gradient does not reach
+        the policy. These metrics describe it:
+
+        - `value_loss`: the mean over calls of (value - target)², before the fit
+        - `explained_variance`: present if the targets vary, also from values before the fit
+        - `value_calls`: the number of calls with a target
 
         If the loss or the gradient is not finite, no weights change, and the metric `skipped` is 1.
 
@@ -393,16 +396,15 @@ class Learner(Protocol):
         Args:
             rows: rows to train.
             loss: loss of each token.
-            old_logprobs: result of `score` for the rows, before the first update on their batch.
-                The loss uses the ratio of the current to these probabilities, multiplied by the
-                importance weight min(old / recorded, `importance_cap`). None for the ratio to the
-                recorded probabilities.
+            old_logprobs: log-probabilities that `score` returned for the rows before the first
+                update on their batch. The loss then uses the ratio of the current probabilities to
+                these, times the importance weight min(old / recorded, `importance_cap`). If None,
+                the loss uses the ratio of the current probabilities to the recorded ones.
 
         Raises:
             ConfigError: an `importance_cap` without `old_logprobs`; value targets without a critic.
-            DataError: a row is invalid; its tokens do not follow their grammar; the number of value
-                targets is not that of the calls; a loss of whole calls with a row without
-                `Row.responses`.
+            DataError: a row is invalid; its tokens do not follow their grammar; it has not one
+                value target per call; the loss is of whole calls and a row has no `Row.responses`.
             UnsupportedError: the `capabilities` do not include the loss.
         """
 
@@ -421,7 +423,9 @@ class Learner(Protocol):
         """
 
     def load(self, folder: Path) -> None:
-        """Restore the state that `save` wrote. If it has no critic, the critic starts untrained.
+        """Restore the state that `save` wrote.
+
+        If that state has no critic, the critic starts untrained.
 
         Raises:
             CheckpointError: the checkpoint cannot be read, or has other policies or settings.
@@ -480,7 +484,7 @@ class LearnerSpec(Protocol):
         """
 
     def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
-        """Return part → bytes of memory of the learner for one policy.
+        """Return the memory that the learner needs for one policy: part → bytes.
 
         Args:
             parameters: number of parameters of the policy's model.

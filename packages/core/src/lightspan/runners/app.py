@@ -118,7 +118,8 @@ class App:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function as usual. While `lightspan.record` is on, the call is an attempt.
 
-        After `lightspan.apply_prompts`, prompts that are not passed are the learned ones.
+        After `lightspan.apply_prompts`, a prompt argument that the caller does not pass gets the
+        learned prompt.
         """
         task = kwargs.get("task", args[0] if args else None)
         for argument in self._arguments[len(args) :]:
@@ -202,8 +203,8 @@ class App:
     def opened(self) -> AbstractAsyncContextManager[object]:
         """Return a context manager for what all attempts of the app share.
 
-        It opens the watchdog process of a `Command`, and closes it at its end. Other apps share
-        nothing.
+        For a `Command`, it starts the watchdog process and closes it when the block ends. Attempts
+        of other apps share nothing.
         """
         return self.function.opened() if isinstance(self.function, Command) else nullcontext()
 

@@ -116,7 +116,10 @@ class AttemptRun:
         return self._is_stopping or self._runner.is_leaving
 
     def stop(self) -> None:
-        """Cancel the attempt, and requeue its rollout without counting a try."""
+        """Cancel the attempt, and requeue its rollout.
+
+        The attempt does not count as one of the rollout's tries.
+        """
         if self.task is not None and self.ending is None and not self._is_stopping:
             self._is_stopping = True
             self.task.cancel()

@@ -1,7 +1,8 @@
 """Requeue the attempts of a runner process that died.
 
 If one attempt was running, it has caused the death. If several were running, any of them may have
-caused it. Then each is requeued to run alone in a process, and uses up no try.
+caused it. Then each is requeued to run alone in a process, and the attempt that died does not count
+as a try of its rollout.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ROLLOUTS_PER_QUERY: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessExit:
-    """How a runner process ended, or a Ray actor and all runner processes in it.
+    """How a runner process ended. For a Ray actor, how the actor and its runner processes ended.
 
     Args:
         runner: name of the runner. For an actor, the prefix of the names of its runners.

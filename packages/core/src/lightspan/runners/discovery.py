@@ -78,7 +78,7 @@ class Presence:
                     await self._store.withdraw(self._peer.peer_id)
 
     async def stay(self, **changes: Any) -> None:
-        """Announce the trainer or runner with changed fields, and keep this after the block.
+        """Announce the trainer or runner with changed fields; do not withdraw this after the block.
 
         Args:
             changes: fields of `Peer` with their new values.
@@ -87,7 +87,11 @@ class Presence:
         await self.update(**changes)
 
     async def update(self, **changes: Any) -> None:
-        """Announce the trainer or runner with changed fields, if any field changes or it stays."""
+        """Announce the trainer or runner again, if a field changes or `stay` was called.
+
+        Args:
+            changes: fields of `Peer` with their new values.
+        """
         before, self._peer = self._peer, msgspec.structs.replace(self._peer, **changes)
         if self._stays or self._peer != before:
             await self._store.announce(self._peer)

@@ -429,10 +429,11 @@ def shares(slots: int, processes: int) -> list[int]:
 
 
 def as_failure(error: Exception, message: str) -> LightspanError:
-    """Return `error` as a `LightspanError`; if it is none, a new one with `error` as its cause.
+    """Return `error` if it is a `LightspanError`, else a `LightspanError` with it as the cause.
 
     Args:
-        message: text with which the message of the new error begins.
+        error: the error.
+        message: text with which the message of a new error begins.
     """
     if isinstance(error, LightspanError):
         return error

@@ -118,9 +118,9 @@ class LoopWatchdog:
     def _is_overdue(self, blocking: AttemptRun | None) -> bool:
         """Return whether the process has to end, because its event loop is blocked.
 
-        It has to end if the loop is blocked by an attempt that is past its time limit. If
-        `blocking` is None, any unfinished attempt past its time limit counts. If no attempt is
-        unfinished, it has to end after `blocked_warning_s` seconds.
+        It has to end if the attempt that blocks the loop is past its time limit. If that attempt is
+        unknown, any unfinished attempt past its time limit counts. If no attempt is unfinished, the
+        process has to end after `blocked_warning_s` seconds.
 
         Args:
             blocking: the attempt that blocks the loop; None if unknown.
@@ -138,8 +138,9 @@ class LoopWatchdog:
     def _attempt_in(self, frame: FrameType | None) -> AttemptRun | None:
         """Return the attempt whose code the event loop executes; None if unknown.
 
-        With a single attempt, return that attempt. Otherwise the attempt is known only for an event
-        loop of the standard library, from the context of its current callback.
+        If there is only one attempt, that one is returned. If there are several, the attempt is
+        found by the context of the loop's current callback, which only an event loop of the
+        standard library shows.
 
         Args:
             frame: innermost frame of the runner's thread.

@@ -143,10 +143,10 @@ def _body_field(error: BaseException, *names: str) -> Any:
 
 
 def _is_unreachable(error: BaseException, gateway_url: str | None) -> bool:
-    """Return whether a request to the gateway or another model failed without a proper answer.
+    """Return whether a request to the gateway or another model server failed without an answer.
 
-    That is a connection error, a status of 500 or above, or a stream that broke off; of another
-    model also a refusal of the key or for a limit (`_REFUSALS`).
+    That is a connection error, a status of 500 or above, or a stream that broke off. For another
+    model server it is also a refusal because of the key or a limit (`_REFUSALS`).
     """
     try:
         url = str(error.request.url)  # type: ignore[attr-defined]

@@ -169,7 +169,8 @@ async def open_plan_store(plan: RunnerPlan, parent: _Parent) -> Store | None:
     """Open the store of `plan`, and try again while its server does not answer.
 
     The process is ended when it has waited for the time of a lease, or for `quick_death_s` seconds
-    if that is longer. An earlier end would count as a quick death.
+    if that is longer. If it ended earlier, it would count as a process that died right after its
+    start.
 
     Returns:
         The open store; None if the parent commanded the process to end meanwhile.

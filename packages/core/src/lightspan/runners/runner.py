@@ -190,10 +190,10 @@ class Runner:
     async def _wait_for_work(self) -> None:
         """Wait until the store may have work, but no longer than one poll (`_poll_work`).
 
-        The runner claims after every poll, because a claim also ends expired leases. If the last
-        claim got none of the work that the store reported, the runner pauses briefly and does not
-        poll. The store would report the same work again at once. If an attempt ends, the wait ends
-        and the poll goes on.
+        The runner claims after every poll, because a claim also ends expired leases. If the store
+        reported work and the last claim got none of it, the runner only pauses briefly, because a
+        poll would report the same work again at once. The wait also ends when an attempt ends. The
+        poll is then continued in the next wait.
         """
         if self._has_work:
             self._has_work = False
@@ -228,7 +228,7 @@ class Runner:
     def await_gateway(self, run_id: str, endpoint: GatewayEndpoint) -> None:
         """Claim nothing of a run until its gateway answers. The attempts would be lost without it.
 
-        Other runs go on: their gateways are others.
+        Other runs have other gateways, so their attempts are claimed as before.
 
         Args:
             run_id: id of the run.
@@ -241,7 +241,10 @@ class Runner:
             self._cancel_work_poll()
 
     async def _probe(self, run_id: str, endpoint: GatewayEndpoint) -> None:
-        """Wait until a gateway answers, at most `gateway_retry_s`; then claim of its run again."""
+        """Wait until a gateway answers, so that attempts of its run are claimed again.
+
+        They are also claimed again after `gateway_retry_s` seconds.
+        """
         end, has_warned = clock.monotonic() + self._timings.gateway_retry_s, False
         while clock.monotonic() < end and not await self.can_reach(run_id, endpoint):
             if not has_warned:
@@ -257,7 +260,11 @@ class Runner:
         self._changed.set()
 
     async def can_reach(self, run_id: str, endpoint: GatewayEndpoint) -> bool:
-        """Return whether the gateway of a run answers. It is checked only if that is in doubt."""
+        """Return whether the gateway of a run answers.
+
+        It is checked only if an attempt could not reach it and it has not answered since. Otherwise
+        the result is True.
+        """
         if run_id not in self._doubts:
             return True
         check = self._doubts[run_id]
@@ -270,7 +277,10 @@ class Runner:
 
     @property
     def _claimable(self) -> list[str | None]:
-        """The runs of which attempts are claimed now: those whose gateways are not awaited."""
+        """Ids of the runs of which attempts are claimed now; None among them stands for any run.
+
+        Runs whose gateway does not answer are left out.
+        """
         if None in self._runs and self._probes:  # a claim cannot leave one run out
             return []
         return [run_id for run_id in self._runs if run_id not in self._probes]
@@ -278,9 +288,9 @@ class Runner:
     async def _claim(self, free: int) -> list[Claim]:
         """Claim attempts for `free` slots, shared fairly between the runs.
 
-        Runs come first if the store did not answer the last claim. That claim is repeated, and its
-        attempts must fit into the free slots. Then come the runs with the fewest attempts in this
-        runner, in random order if they have equally many.
+        A run comes first if the store did not answer its last claim. That claim is repeated, and
+        its attempts must fit into the free slots. Then come the runs with the fewest attempts in
+        this runner, in random order if they have equally many.
         """
         claims: list[Claim] = []
         counts = Counter(attempt.claim.rollout.run_id for attempt in self.attempts)

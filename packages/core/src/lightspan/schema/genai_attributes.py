@@ -101,14 +101,17 @@ class StreamedAnswer:
 
     @property
     def complete(self) -> bool:
-        """Whether all requested choices have finished. Only the token usage may still arrive."""
+        """Whether every requested choice has ended.
+
+        After that a stream may still bring the token usage, but no more text.
+        """
         if self._events is not None:
             return self._events.ended
         ended = [whole for whole in self._choices.values() if whole.get("finish_reason")]
         return len(ended) >= max(self._requested, len(self._choices))
 
     def answer(self) -> dict[str, Any]:
-        """Return the answer received so far, in the form of an answer without streaming."""
+        """Return the answer received so far, in the form that it would have without streaming."""
         if self._events is not None:
             return self._events.answer()
         choices = []

@@ -27,19 +27,23 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 def to_genai(messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
     """Convert OpenAI chat messages to `gen_ai.*.messages`: `{"role": …, "parts": […]}`.
 
-    Items that are not messages become texts of an `unknown` role, because rejected requests are
-    recorded too. Images, sounds and files become references (`schema.media`). Arguments of tool
-    calls become JSON text.
+    An item that is not a message becomes a text with the role `unknown`, because invalid requests
+    are recorded too. Images, sounds and files are replaced by references (`schema.media`).
+    Arguments of tool calls become JSON text.
     """
     return [_to_parts(message) for message in messages]
 
 
 def from_genai(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Convert messages from `to_genai`, or of other libraries, to OpenAI chat messages.
+    """Convert recorded messages to OpenAI chat messages.
 
-    All readers of recorded messages get this form: content is one text unless a part of it is not
-    text, arguments of tool calls are JSON text, `developer` is `system`, and thoughts are in
-    `reasoning_content`. Images, sounds and files stay references.
+    The recorded messages may come from `to_genai` or from other libraries. In the result
+
+    - content is one text, or a list if a part of it is not text,
+    - arguments of tool calls are JSON text,
+    - the role `developer` has become `system`,
+    - thoughts are in `reasoning_content`, and
+    - images, sounds and files are still references.
     """
     return [_from_parts(message) for message in messages]
 
@@ -67,14 +71,14 @@ def dump_json(value: Any) -> str:
 
 
 def load(text: str) -> list[dict[str, Any]]:
-    """Return OpenAI chat messages from the JSON of `dump`."""
+    """Return the OpenAI chat messages in a JSON text that `dump` returned."""
     return from_genai(json.loads(text))
 
 
 def input_messages_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the messages that a model call sent, from its span's attributes.
 
-    Empty if they were not recorded.
+    The list is empty if the messages were not recorded.
     """
     return load(str(attributes.get(c.INPUT_MESSAGES, "[]")))
 
@@ -82,7 +86,7 @@ def input_messages_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
 def output_messages_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the answers to a model call, one per choice, from its span's attributes.
 
-    Empty if they were not recorded.
+    The list is empty if the answers were not recorded.
     """
     return load(str(attributes.get(c.OUTPUT_MESSAGES, "[]")))
 
@@ -132,17 +136,17 @@ def _content_part(part: Any) -> dict[str, Any]:
 
 
 def mappings_in(items: Any) -> list[Mapping[str, Any]]:
-    """Return the mappings in a list; empty if `items` is no list."""
+    """Return the mappings among `items`; an empty list if `items` is not a list."""
     items = items if isinstance(items, list | tuple) else ()
     return [item for item in items if isinstance(item, MAPPING)]
 
 
 def joined_text(content: Any, key: str = "text") -> str:
-    """Return content, a text or a list of parts, as one text; "" if none of it is text.
+    """Return content as one text; `""` if none of it is text.
 
     Args:
-        content: the content.
-        key: the field with the text of a part.
+        content: a text or a list of parts.
+        key: name of the field that holds the text of a part.
     """
     items = [content] if isinstance(content, str) else content if isinstance(content, list) else ()
     texts = (item.get(key) if isinstance(item, MAPPING) else item for item in items)
@@ -150,7 +154,10 @@ def joined_text(content: Any, key: str = "text") -> str:
 
 
 def _role(value: Any) -> str:
-    """Return a role as a text; some frameworks have an `Enum`, or its text `MessageRole.USER`."""
+    """Return a role as a text in lower case.
+
+    Some frameworks give a member of an `Enum`, or its name such as `MessageRole.USER`.
+    """
     return str(getattr(value, "value", value)).rpartition(".")[2].lower()
 
 

@@ -12,7 +12,10 @@ from lightspan.schema.redaction import add_key_variable
 
 
 class LLM(msgspec.Struct, frozen=True, kw_only=True, tag="llm"):
-    """An OpenAI-compatible endpoint, with the name of its key's environment variable."""
+    """An OpenAI-compatible endpoint.
+
+    Its API key is in the environment variable that `api_key_env` names.
+    """
 
     base_url: str
     model: str
@@ -27,7 +30,7 @@ class LLM(msgspec.Struct, frozen=True, kw_only=True, tag="llm"):
 
     @property
     def api_key(self) -> str:
-        """The key from the environment; the text `"none"` if `api_key_env` is None.
+        """The API key from the environment variable; the text `"none"` if `api_key_env` is None.
 
         Raises:
             ConfigError: the variable is not set.

@@ -1,4 +1,4 @@
-"""Replace images, sounds and files in messages by references, which are recorded instead.
+"""Replace images, sounds and files in recorded messages by short references.
 
 A part of a message that is not text becomes one of OpenTelemetry's parts: a `blob` (size and digest
 of bytes in the message), a `uri`, or a `file` (id of an uploaded file).
@@ -58,7 +58,9 @@ def is_media(part: Any) -> bool:
 def reference(part: Mapping[str, Any], levels: int = MAX_DEPTH) -> Part:
     """Return a part of a message with its bytes replaced by references.
 
-    Mappings and lists nested deeper than `levels` become `"…"`.
+    Args:
+        part: the part.
+        levels: number of levels of nesting to keep. Mappings and lists below them become `"…"`.
     """
     modality = _MODALITIES.get(str(part.get("type")))
     if modality is None:
@@ -87,7 +89,7 @@ def reference(part: Mapping[str, Any], levels: int = MAX_DEPTH) -> Part:
 
 
 def _is_text(source: Any) -> bool:
-    """Return whether a document's source is plain text."""
+    """Return whether `source`, a field of a document part, contains plain text."""
     is_text = isinstance(source, Mapping) and source.get("type") == "text"
     return is_text and isinstance(source.get("data"), str)
 
@@ -99,9 +101,13 @@ def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> str:
 
 
 def _without_bytes(value: Any, levels: int) -> Any:
-    """Return the value of a field with its bytes replaced by references.
+    """Return the value of a field with each long base64 text replaced by a reference.
 
-    The field belongs to a part of an unknown type, so any long base64 text counts as bytes.
+    The field belongs to a part of an unknown type, so any long base64 text may be bytes.
+
+    Args:
+        value: the value.
+        levels: number of levels of nesting to keep. Mappings and lists below them become `"…"`.
     """
     if isinstance(value, Mapping | list | tuple) and levels == 0:
         return "…"
@@ -138,9 +144,10 @@ def _digest(text: str) -> Part:
 
 
 def _address(url: str) -> Part:
-    """Return a `uri` for a URL without user, password, query and fragment, which may hold secrets.
+    """Return a `uri` part for a URL without its user, password, query and fragment.
 
-    If the URL has any of them, the SHA-256 digest of the whole URL is added.
+    These may hold secrets. If the URL has one of them, the part also has the SHA-256 digest of the
+    whole URL.
     """
     try:
         parts = urlsplit(url)

@@ -1,7 +1,7 @@
-"""Convert OpenAI's Responses API to chat: its items, tools, responses and events.
+"""Convert items, tools, responses and events of OpenAI's Responses API to those of chat.
 
-The gateway converts requests to serve them, and the SDK instrumentation to record them, so that
-recorded conversations do not depend on the API.
+The gateway converts requests to answer them. The SDK instrumentation converts requests and
+responses to record them, so that recorded conversations have the same form for both APIs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def messages_of(body: Mapping[str, Any], other: Other) -> list[Message]:
 
 
 def instructions_of(body: Mapping[str, Any]) -> list[Message]:
-    """Return a list with the system message of a request; empty if it has no instructions."""
+    """Return a list with the system message that holds a request's instructions.
+
+    The list is empty if the request has no instructions.
+    """
     instructions = body.get("instructions")
     return [{"role": "system", "content": instructions}] if instructions else []
 
@@ -59,7 +62,8 @@ def items_to_messages(items: Any, other: Other) -> list[Message]:
 
     Args:
         items: a text, an array of items, or None for no items.
-        other: called with each item that has no equivalent in chat, and with its path (`Other`).
+        other: function that converts an item for which chat has no equivalent. Its arguments are
+            the item and the path of the item in the request.
     """
     if items is None:
         return []
@@ -108,9 +112,11 @@ def convert_content(
     It becomes a text if all of its parts are texts.
 
     Args:
+        content: a text, a list of parts, or anything else for `other`.
         where: path of the content in the request.
-        other: called with content that is neither a text nor a list (`Other`).
-        convert_part: called with a part, its path and `other`. It returns a text, or a part to
+        other: function that converts content that is neither a text nor a list. Its arguments are
+            the content and `where`.
+        convert_part: function of a part, its path and `other`. It returns a text, or a part to
             keep.
     """
     if content is None or isinstance(content, str):
@@ -123,7 +129,7 @@ def convert_content(
 
 
 def join_parts(parts: Sequence[Any]) -> Any:
-    """Join parts to one text if all are texts; else return a list of chat's content parts."""
+    """Return parts as one text if all of them are texts, else as a list of chat's content parts."""
     if all(isinstance(part, str) for part in parts):
         return "".join(parts)
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
@@ -142,7 +148,7 @@ def _part(part: Any, where: str, other: Other) -> Any:
 def as_it_is(item: Any, where: str) -> Message:
     """Return a message that contains `item` unchanged.
 
-    Recorders pass this function as `other` to the functions that convert items.
+    Pass this function as `other` to the functions that convert items, to record every item.
     """
     role = item.get("role") if isinstance(item, Mapping) else None
     return {"role": role or "unknown", "content": [item]}
@@ -151,8 +157,8 @@ def as_it_is(item: Any, where: str) -> Message:
 def refused(item: Any, where: str) -> Message:
     """Raise `ItemError` for `item`.
 
-    Endpoints that support only chat pass this function as `other` to the functions that convert
-    items.
+    Pass this function as `other` to the functions that convert items, if an item for which chat has
+    no equivalent is an error.
     """
     kind = item.get("type") if isinstance(item, Mapping) else type(item).__name__
     raise ItemError(
@@ -206,7 +212,7 @@ def _choices(response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _merged(messages: list[Message]) -> Message:
-    """Merge the messages of an answer into one."""
+    """Merge the assistant's messages in one answer into a single message."""
     contents = [m["content"] for m in messages if m.get("content")]
     texts = [content for content in contents if isinstance(content, str)]
     calls = [call for message in messages for call in message.get("tool_calls", ())]
@@ -258,7 +264,7 @@ class StreamedResponse:
             call["arguments"] = call.get("arguments", "") + str(event.get("delta") or "")
 
     def answer(self) -> dict[str, Any]:
-        """Return the response received so far, in the form of an answer without streaming."""
+        """Return the response received so far, in the form that it would have without streaming."""
         if self.ended:
             return self._response
         message = {"type": "message", "role": "assistant"}

@@ -1,8 +1,8 @@
-"""Prompt templates with named placeholders, and learned prompts.
+"""Prompt templates with named placeholders, and prompts that a training has changed.
 
 A template has the syntax of `str.format`: `{question}` is a placeholder, `{{` and `}}` are braces.
-In a text that `str.format` cannot fill, such as `Answer as {"answer": 1}`, only `{name}` is a
-placeholder and all other braces are literal, so braces never raise.
+A text such as `Answer as {"answer": 1}` does not have this syntax. In such a text only `{name}` is
+a placeholder, and all other braces are literal.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
 
     @property
     def text(self) -> str:
-        """The template with its placeholders, and with each literal brace single (not `{{`)."""
+        """The template with single literal braces, not doubled as in `{{`. Placeholders stay."""
         return "".join(piece.text for piece in _pieces(self.template))
 
     def format(self, **values: Any) -> str:
@@ -104,7 +104,8 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
     def match(self, text: str) -> dict[str, str] | None:
         """Return the values with which `format` returns `text` (the inverse of `format`).
 
-        None if there are no such values, or several. None also for a template in which
+        The result is None if no values or several different values give `text`. It is always None
+        for a template in which
 
         - a placeholder is more than a name (`{price:.2f}`),
         - a name occurs twice, or
@@ -199,7 +200,12 @@ def _can_be_filled(field: str, spec: str, conversion: str | None) -> bool:
 
 
 def _split(text: str, fields: Iterable[str]) -> tuple[_Piece, ...]:
-    """Split a text into the placeholders `fields` and the literal texts between them."""
+    """Split a text into the placeholders in it and the literal texts between them.
+
+    Args:
+        text: the text.
+        fields: the placeholders to find, as they are written, such as `{name}`.
+    """
     patterns = [re.escape(field) for field in fields]
     if not patterns:
         return _joined([_Piece(text, False)])
@@ -219,9 +225,10 @@ def _joined(pieces: Sequence[_Piece]) -> tuple[_Piece, ...]:
 
 
 def _shortest_values(literals: Sequence[str], text: str) -> list[str]:
-    """Return the parts of a text between literals, the first as short as possible, and so on.
+    """Return the parts of a text between the given literals.
 
-    If the text does not have the literals in this order, the result is meaningless.
+    The first part is as short as possible, then the second, and so on. If the text does not contain
+    the literals in this order, the result is meaningless.
     """
     values, rest = [], text.removeprefix(literals[0])
     for literal in literals[1:-1]:
@@ -231,10 +238,10 @@ def _shortest_values(literals: Sequence[str], text: str) -> list[str]:
 
 
 def filled_as(original: str, learned: str) -> str:
-    """Return `learned` in a form that `str.format` can fill, if it can fill `original`.
+    """Return `learned`, with its literal braces doubled if `str.format` needs that.
 
-    Literal braces in it are doubled where `str.format` would raise. The learned template can then
-    replace `original` in an app that calls `str.format` itself.
+    An app may call `str.format` on its prompt itself. If `str.format` can fill `original` but not
+    `learned`, the braces are doubled so that it can fill the result.
     """
     if _parsed(original) is None or _parsed(learned) is not None:
         return learned
@@ -260,7 +267,14 @@ class LearnedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return self.after != self.before
 
     def apply(self, text: str) -> str | None:
-        """Return the learned text in place of the app's `text`; None if `before` does not match."""
+        """Return the learned prompt, filled with the values that the app filled into `text`.
+
+        If the training did not change the prompt, `text` is returned. The result is None if `text`
+        does not match the template `before`.
+
+        Args:
+            text: the app's prompt with its placeholders filled.
+        """
         values = self.before.match(text)
         if values is None or not self.is_changed:
             return None if values is None else text

@@ -1,4 +1,4 @@
-"""Count requests to models that lightspan does not record, because of the client that sends them.
+"""Count requests to models that lightspan did not record, because it does not know the client.
 
 A dry run writes the counts to an attribute of the attempt's root span.
 """
@@ -15,7 +15,7 @@ from lightspan.schema.spans import Attributes, Span
 
 
 class Request(NamedTuple):
-    """A request to a model by a client that is not captured."""
+    """A request to a model, sent by a client whose requests lightspan does not record."""
 
     agent: str
     """Path of the agent that sent the request."""
@@ -28,9 +28,12 @@ class Request(NamedTuple):
 
 
 def uncaptured_attributes(requests: Mapping[Request, int]) -> Attributes:
-    """Return the attribute with the number of each uncaptured request, for an attempt's root span.
+    """Return the span attribute that lists unrecorded requests with their numbers.
 
-    Empty if there are no requests.
+    It is written to the root span of an attempt. The result is empty if there are no requests.
+
+    Args:
+        requests: request → how often it was sent.
     """
     if not requests:
         return {}
@@ -38,7 +41,10 @@ def uncaptured_attributes(requests: Mapping[Request, int]) -> Attributes:
 
 
 def requests_of(spans: Iterable[Span]) -> Counter[Request]:
-    """Return how often each uncaptured request was sent, summed over the root spans of attempts."""
+    """Read from root spans of attempts how often each unrecorded request was sent.
+
+    The numbers are summed over `spans`.
+    """
     requests: Counter[Request] = Counter()
     for span in spans:
         for *request, count in json.loads(str(span.attributes.get(c.REQUESTS_PAST, "[]"))):

@@ -1,7 +1,8 @@
 """Tasks, rollouts and attempts as a store holds them, and their state machine.
 
 The table lists the legal moves of a rollout (R) and of its attempts (A). Any other move raises
-`IllegalMoveError`; repeating a move is a no-op (idempotence).
+`IllegalMoveError`; repeating a move is a no-op. A lost attempt uses up one of the rollout's
+infrastructure tries, unless `Report.counts` is False.
 
 =========  ==========  =======================================================================
 from       to          when
@@ -45,7 +46,8 @@ Json = Any
 class Mode(StrEnum):
     """The purpose of a rollout.
 
-    In `train` and `dev`, the algorithm's sampling is used; in `val`, the app's own.
+    Trained agents sample with the algorithm's parameters in `train` and `dev`. In `val` they sample
+    with the app's own, unless the trainer sets a temperature for validation.
     """
 
     TRAIN = "train"
@@ -241,7 +243,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sealed(self) -> bool:
-        """Whether the attempt has ended. Later writes to it are stored as late."""
+        """Whether the attempt has ended. Spans and calls written later get the mark `late`."""
         return self.status.final
 
     def report(
@@ -263,7 +265,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout and its new attempt, for a runner."""
+    """A rollout with one of its attempts, such as a runner gets from `Store.claim`."""
 
     rollout: Rollout
     attempt: Attempt
@@ -273,10 +275,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptRef(msgspec.Struct, frozen=True, order=True):
-    """Id of an attempt, and the epoch of the caller's claim.
+    """Id and epoch of an attempt.
 
-    The epoch is a number that increases with each claim of the rollout. Writes with an older epoch
-    are stored as late.
+    The epoch is a number that increases each time the rollout is claimed. A runner whose epoch is
+    older than the attempt's has lost the attempt, so its writes are stored with the mark `late`.
     """
 
     attempt_id: str
@@ -284,7 +286,10 @@ class AttemptRef(msgspec.Struct, frozen=True, order=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of an attempt, as its runner reports it. Writes after it are stored as late."""
+    """The end of an attempt, as its runner reports it.
+
+    Spans and calls that are written after it are stored with the mark `late`.
+    """
 
     attempt_id: str
     epoch: int
@@ -301,17 +306,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerRole(StrEnum):
-    """What a process does with a store (`Peer`)."""
+    """The purpose for which a process uses a store: to train agents or to run attempts."""
 
     TRAINER = "trainer"
     RUNNER = "runner"
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that uses a store and announces itself every few seconds (`Store.announce`).
+    """A trainer or runner that uses a store, as it announces itself with `Store.announce`.
 
-    Peers of other versions read the announcement: a new field needs a default, and no field may be
-    removed.
+    It does so every few seconds. Processes with other versions of lightspan read the announcement:
+    a new field needs a default, and no field may be removed.
     """
 
     peer_id: str

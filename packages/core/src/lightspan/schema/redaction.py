@@ -106,8 +106,13 @@ def add_client_key(key: Any) -> None:
 def without_keys(text: str) -> str:
     """Return a text with each API key replaced by `KEY`.
 
-    The values of environment variables that hold keys are replaced, and the keys of model clients,
-    call tokens, the token after `Bearer`, and texts in the format of a vendor's key.
+    These are replaced:
+
+    - the values of environment variables that hold keys, and passwords of URLs in variables,
+    - keys of model clients (`add_client_key`),
+    - call tokens of the gateway,
+    - the token after `Bearer`, and
+    - texts in the format of a vendor's key.
     """
     for key in _longest_first({*_secret_values().values(), *_client_keys}, MIN_KEY_LENGTH):
         text = text.replace(key, KEY)
@@ -115,18 +120,21 @@ def without_keys(text: str) -> str:
 
 
 def values_without_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping of values with API keys in its texts replaced. A text may be JSON.
+    """Return a mapping with the API keys in its texts replaced. A text may be JSON.
 
     The texts may be messages that a model continues or is trained on, so less is replaced than by
-    `without_keys`. The text after `Bearer` and short passwords are kept. If the value of a variable
-    with a name like `OPENAI_API_KEY` is a path or words, it is kept too.
+    `without_keys`. These are kept:
+
+    - the text after `Bearer`,
+    - short passwords, and
+    - a path or words as the value of an environment variable with a name like `OPENAI_API_KEY`.
     """
     keys = _message_keys()
     return {name: _value_without(value, keys) for name, value in values.items()}
 
 
 def _message_keys() -> Sequence[str]:
-    """Return the keys to replace in messages, in all their forms (`_json_forms`)."""
+    """Return the texts to replace in messages: each key as it is, and escaped for JSON."""
     # This comparison, done for every span, takes 1 µs; looking up each variable would take 20 µs.
     environment: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
     for inputs, result in _message_keys_cache:  # another thread may replace the entry
@@ -145,9 +153,10 @@ def _message_keys() -> Sequence[str]:
 
 
 def _secret_values() -> dict[str, str]:
-    """Return the key in each environment variable that holds one, by the name of the variable.
+    """Return the secrets in environment variables, by the name of the variable.
 
-    The key is the whole value of the variable, or the password of the URL in it.
+    A secret is the whole value of a variable that holds a key, or the password of a URL in another
+    variable.
     """
     keys = {}
     # Iterating over the items raises if another thread removes a variable meanwhile, so the values

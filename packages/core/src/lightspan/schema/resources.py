@@ -1,4 +1,4 @@
-"""Resources: the versioned prompts, endpoints and routes that an algorithm gives to apps."""
+"""Resources: the prompts, endpoints and routing rules that an algorithm gives to apps."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ LARGEST: Final = 1e100
 
 
 class Reward(msgspec.Struct, frozen=True):
-    """A reward: a number, or several named numbers (dimensions), one of which is the value."""
+    """A reward: a number, which is `value`, and further named numbers, which are `dimensions`."""
 
     value: float | None
     """The number; None if the rollout is unscored, which is not the same as zero."""
@@ -26,18 +26,21 @@ class Reward(msgspec.Struct, frozen=True):
 
 
 def parse_reward(value: Any, primary: str | None = None) -> Reward | None:
-    """Return an app's return value as a reward; None stays None.
+    """Return an app's return value as a reward; None if the app returned None.
 
-    A number or bool becomes the reward's value; NaN, infinity and numbers beyond `LARGEST` become
-    None. A mapping of names to numbers becomes the dimensions of the reward.
+    A number or bool becomes the reward's value. NaN, infinity and numbers beyond `LARGEST` count as
+    no value. A mapping of names to numbers becomes the `dimensions` of the reward, and one of these
+    numbers becomes the value.
 
     Args:
-        primary: name of the dimension that is the reward's value. None for the dimension
-            `"reward"`, or for the only dimension.
+        value: what the app returned.
+        primary: name of the dimension that becomes the value. None for the dimension `"reward"`, or
+            for the only dimension.
 
     Raises:
-        RewardError: the value is a string or of another type, the mapping is empty, `primary` is
-            not among the dimensions, none of several is `"reward"`, or a name is too long.
+        RewardError: `value` is a string or of another type; the mapping is empty or has a name that
+            is too long; `primary` is not among the names; or `primary` is None and none of several
+            names is `"reward"`.
     """
     if value is None or isinstance(value, Reward):
         return value
@@ -47,7 +50,7 @@ def parse_reward(value: Any, primary: str | None = None) -> Reward | None:
 
 
 def usable(number: float) -> float | None:
-    """Return a number as a float; None if it is no reward: NaN, or beyond `LARGEST`."""
+    """Return a number as a float; None for NaN, infinity and numbers beyond `LARGEST`."""
     return float(number) if -LARGEST <= number <= LARGEST else None
 
 

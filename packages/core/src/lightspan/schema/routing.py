@@ -1,11 +1,12 @@
 """Route model calls to destinations, by patterns on agent paths.
 
-An *agent path* has the names of the nested agents from the outermost to the acting agent, joined by
-`/` (`team/writer`); a `/` inside a name is written `%2F`. The unnamed agent is `app`.
+An *agent path* is a text such as `team/writer`: the names of nested agents, from the outermost to
+the acting agent, joined by `/`. A `/` inside a name is written `%2F`, in a pattern too. The path of
+an agent without a name is `app`.
 
-A pattern without `/` matches the innermost name, a pattern with `/` the whole path; `*` matches
-within one name, `**` crosses levels. Everything else is literal: `write_query` never matches
-`rewrite_query`. A `/` that belongs to a name is `%2F` in a pattern too.
+A pattern without `/` is compared with the innermost name, a pattern with `/` with the whole path.
+`*` matches any text within one name, `**` any text. All other characters are literal, so
+`write_query` never matches `rewrite_query`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BASE_POLICY: Final = "base"
 
 
 class AgentPaths(NamedTuple):
-    """The agents of an app that can be optimised, as an adapter's `agents(app)` returns them."""
+    """The paths of the agents in an app, as an adapter's function `agents(app)` returns them."""
 
     paths: tuple[str, ...]
     """Agent paths, in the order in which the adapter finds them in the app."""
@@ -107,9 +108,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return self.route is Route.POLICY
 
     def forced(self, mode: Mode) -> Sampling | None:
-        """Return the sampling that overrides the app's in `mode`; None keeps the app's sampling.
+        """Return the sampling parameters that replace the app's; None keeps the app's.
 
-        In validation, the caller must use only the `temperature` of the result.
+        Args:
+            mode: purpose of the rollout. For `Mode.VAL` the caller must use only the `temperature`
+                of the result.
         """
         if not self.selected or mode is not Mode.VAL:
             return self.sampling if self.selected else None
@@ -142,7 +145,7 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
 
     @property
     def serves(self) -> bool:
-        """Whether any call goes through the gateway."""
+        """Whether the calls of any agent go to the gateway instead of the app's own endpoint."""
         targets = [self.default, *(rule.target for rule in self.rules)]
         return any(target.route is not Route.APP for target in targets)
 
@@ -154,11 +157,12 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
         return self.default
 
     def choose_name(self, names: Sequence[str]) -> str:
-        """Return the first of `names` that some rule matches, while other names are not matched.
+        """Return that one of `names` which the patterns of the rules use.
 
-        Each level of a rule's pattern (the text between two `/`) is compared with all names. The
-        first level that matches some of the names, but not all, decides. If there is none, return
-        the first name.
+        All of `names` are names of one agent. They are compared with each level of each rule's
+        pattern (the text between two `/`), in order. The first level that matches some of the names
+        but not all decides: the result is the first name that it matches. If no level does, the
+        result is the first name.
         """
         for rule in self.rules:
             for segment in rule.pattern.split("/"):
@@ -170,14 +174,14 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
     def naming(self, paths: Iterable[str]) -> Routing:
         """Return a copy with one more rule for each of `paths`; no destination changes.
 
-        Requests can then give the agent's path as the name of their model. Paths that contain `*`
-        get no rule.
+        The pattern of such a rule is the path of an agent, so requests can give the path as the
+        name of their model. Paths that contain `*` get no rule.
         """
         rules = [Rule(path, self.target(path)) for path in paths if "*" not in path]
         return replace(self, rules=[*rules, *self.rules])
 
     def validating_at(self, temperature: float | None) -> Routing:
-        """Return a copy whose rules use `temperature` in validation; None for the app's own."""
+        """Return a copy that samples with `temperature` in validation; None for the app's own."""
         rules = [
             Rule(rule.pattern, replace(rule.target, validate_temperature=temperature))
             for rule in self.rules
@@ -185,7 +189,7 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
         return replace(self, rules=rules)
 
     def unmatched(self, paths: Iterable[str]) -> list[str]:
-        """Return the patterns of trained policies that match no path (a mistake of the user)."""
+        """Return the patterns of agents to train that match none of `paths`."""
         agents = list(paths)
         return [
             rule.pattern
@@ -226,14 +230,14 @@ def make_routing(
     default_policy: str,
     sampling: Sampling | None = None,
 ) -> Routing:
-    """Return the routing for the options `optimize` (pattern → policy) and `frozen`.
+    """Return the rules that route model calls, made from the options `optimize` and `frozen`.
 
-    Rules with more specific patterns come first: literals before globs, whole paths before names,
-    more literal characters before fewer.
+    More specific patterns come first: patterns without `*` before patterns with `*`, whole paths
+    before names, more literal characters before fewer.
 
     Args:
-        frozen: destination of the agents that no pattern in `optimize` matches, or a mapping of
-            pattern → destination.
+        optimize: pattern of agents to train → name of their policy.
+        frozen: destination of the calls of all other agents, or a mapping of pattern → destination.
         default_policy: name of the policy whose weights are used for `frozen="shared"`.
         sampling: sampling of the trained policies; None keeps the app's sampling.
     """

@@ -153,7 +153,10 @@ UNNAMED_AGENT: Final = "app"
 
 
 def agent_name_of(attributes: Mapping[str, Any]) -> str | None:
-    """Return the agent's name from attributes in any of the three conventions; None without it."""
+    """Return the agent's name in a span's attributes; None if there is none.
+
+    The attributes may follow any of the three conventions of this module.
+    """
     name = _first_text(attributes, AGENT_NAME, OPENINFERENCE_AGENT, OPENINFERENCE_NODE)
     if name is None and attributes.get("traceloop.span.kind") == "agent":
         return _first_text(attributes, "traceloop.entity.name")
@@ -161,7 +164,10 @@ def agent_name_of(attributes: Mapping[str, Any]) -> str | None:
 
 
 def model_of(attributes: Mapping[str, Any]) -> str | None:
-    """Return the model's name from attributes in any of the three conventions; None without it."""
+    """Return the model's name in a span's attributes; None if there is none.
+
+    The attributes may follow any of the three conventions of this module.
+    """
     keys = (REQUEST_MODEL, RESPONSE_MODEL, "llm.model_name", "llm.request.model")
     return _first_text(attributes, *keys)
 
@@ -171,9 +177,9 @@ def _first_text(attributes: Mapping[str, Any], *keys: str) -> str | None:
 
 
 def usage_of(attributes: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return the numbers of prompt and completion tokens, from attributes in any convention.
+    """Return the numbers of prompt and completion tokens in a span's attributes.
 
-    None for a number that is missing.
+    A missing number is None. The attributes may follow any of the three conventions of this module.
     """
     prompt = ("gen_ai.usage.prompt_tokens", "llm.token_count.prompt", "llm.usage.prompt_tokens")
     completion = (

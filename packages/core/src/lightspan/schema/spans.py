@@ -1,7 +1,7 @@
 """Span: an OpenTelemetry span with the fields that lightspan adds.
 
-The added fields are rollout and attempt, and the sequence numbers that order an attempt's model
-calls independently of clocks. Spans are sent and stored as MessagePack (`encode_span`).
+These are the ids of the rollout and the attempt, and sequence numbers, which order the model calls
+of an attempt independently of clocks. Spans are sent and stored as MessagePack (`encode_span`).
 Token ids and log-probabilities are not in spans but in
 `lightspan.schema.token_records.TokenRecord`.
 """

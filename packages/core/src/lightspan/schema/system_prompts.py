@@ -1,9 +1,9 @@
 """Find and replace the instructions (system prompt) in an agent's request.
 
 The instructions are the first message of a chat completion, if it is a system or developer message,
-the `instructions` of a response, or Anthropic's `system`. Instructions in another form (further
-system messages, several parts, a prompt stored at the provider) are not replaced; the constants
-below are the reasons.
+the `instructions` of a response, or Anthropic's `system`. Instructions in another form are not
+replaced, such as further system messages, several parts, or a prompt stored at the provider. The
+constants of this module name the reasons for which a request is left unchanged.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _slot(key: str, item: int | None, content: Any) -> Slot | str:
 
 
 class Reading(NamedTuple):
-    """The instructions in a request, and their replacement."""
+    """The instructions in an agent's request, and the text to send in their place."""
 
     original: str | None
     """The app's instructions; None if they cannot be replaced."""
@@ -119,13 +119,17 @@ class Reading(NamedTuple):
 class Instructions(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="instructions"
 ):
-    """The prompts to record or to replace in an attempt. It is one of the attempt's resources.
+    """The prompts to record and the prompts to replace in an attempt.
+
+    It is one of the attempt's resources, the named values that an attempt gets.
 
     Args:
         surveyed: patterns of the agents and prompts whose texts are recorded.
-        prompts: name → replacement of an agent's instructions, at most one per agent path, or of
-            a prompt in the app's code (`lightspan.prompt`).
-        left_out: path of an agent that matches a pattern but has no replacement → the reason.
+        prompts: name → replacement of a text of the app. The text is an agent's instructions, with
+            at most one replacement per agent path, or a prompt in the app's code
+            (`lightspan.prompt`).
+        left_out: path of an agent that a pattern matches → reason for which its instructions are
+            not replaced.
     """
 
     surveyed: list[str] = msgspec.field(default_factory=list)
@@ -133,7 +137,7 @@ class Instructions(
     left_out: dict[str, str] = msgspec.field(default_factory=dict)
 
     def concerns(self, path: str) -> bool:
-        """Return whether the agent at the path `path` is recorded or replaced.
+        """Return whether the instructions of the agent at `path` are recorded or replaced.
 
         `path` may also be the name of a prompt in the app's code.
         """
@@ -143,7 +147,7 @@ class Instructions(
     def read(self, path: str, body: Body) -> Reading | None:
         """Return the instructions in a request of the agent at `path`, and their replacement.
 
-        None if they are neither recorded nor replaced.
+        Return None if this agent's instructions are neither recorded nor replaced.
         """
         learned = next((each for each in self.prompts.values() if each.agent == path), None)
         if learned is None and not any(matches(pattern, path) for pattern in self.surveyed):
@@ -158,10 +162,10 @@ class Instructions(
         return Reading(slot.text, sent, "" if sent is not None else OTHER_TEXT, slot)
 
     def text_of(self, name: str, text: str) -> Reading | None:
-        """Return the app's text of the prompt `name` together with the learned text.
+        """Return the app's text of the prompt `name`, and its replacement.
 
-        None if the prompt is neither recorded nor replaced. A search first records every prompt of
-        the app, so that the error for an unknown name can list the names.
+        Return None if the prompt is neither recorded nor replaced. As long as `prompts` is empty,
+        every prompt is recorded, so that the error for an unknown name can list the known names.
 
         Args:
             name: the name that the app passes to `lightspan.prompt`.

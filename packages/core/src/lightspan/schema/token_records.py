@@ -1,4 +1,4 @@
-"""Token records: the exact tokens of a model call, their sampling and its outcome."""
+"""Token records: the exact tokens of a model call, how they were sampled, and the outcome."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class FinishReason(StrEnum):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling parameters. Recorded log-probabilities are those after applying the parameters."""
+    """Sampling parameters of a model call.
+
+    The log-probabilities recorded of a call are computed after these parameters are applied.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -100,12 +103,16 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Make a record from token ids and log-probabilities, which it stores as bytes.
 
         Args:
-            versions: (policy version, number of response tokens), in the order of the tokens.
+            prompt_ids: token ids of the prompt.
+            response_ids: token ids of the response.
+            logprobs: log-probability of each response token.
+            versions: pairs (policy version, number of response tokens that it sampled), in the
+                order of the tokens.
             fields: the other fields of the record.
 
         Raises:
-            DataError: there is not one log-probability and one version for each response id, a
-                version has no token, or a log-probability is not finite or is above 1e-3.
+            DataError: the numbers of response ids, log-probabilities and tokens in `versions`
+                differ; a version has no token; or a log-probability is not finite or is above 1e-3.
         """
         runs = [(int(version), int(count)) for version, count in versions]
         if len(logprobs) != len(response_ids):

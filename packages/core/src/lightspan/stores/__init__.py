@@ -1,12 +1,17 @@
-"""Stores of rollouts, attempts, spans, token records and resources, between agents and learner.
+"""Stores of rollouts, attempts, spans, token records and resources.
 
-`protocol` defines a store. `memory` is for one process, `sqlite` a file for every process of one
-machine; plugins add others by URL scheme (PostgreSQL, HTTP). `_state_machine` moves rollouts and
-attempts, `_leases` grants, extends and ends leases, `_idempotency` makes claims repeatable,
-`_validation` checks arguments, `_encoding` serialises records, `_signal` wakes coroutines that wait
-for a change, `_process_local` opens connections per process, `_sql` has the shared parts of SQL
-stores. `credentials` keeps passwords out of URLs, `aio` runs a store from synchronous code. Most
-code needs only `open_store`.
+Runners and the gateway write to a store, and the learner reads from it. Most code needs only
+`open_store`.
+
+- `protocol` defines the methods of a store.
+- `memory` is a store for one process, `sqlite` one file for every process of one machine. Plugins
+  add others by URL scheme (PostgreSQL, HTTP).
+- `_state_machine` changes the status of rollouts and attempts.
+- `_leases` grants, extends and ends leases; `_idempotency` makes claims repeatable.
+- `_validation` checks arguments; `_encoding` serialises records.
+- `_signal` wakes coroutines that wait for a change.
+- `_process_local` opens connections per process; `_sql` has the shared parts of SQL stores.
+- `credentials` keeps passwords out of URLs; `aio` runs a store from synchronous code.
 """
 
 from __future__ import annotations
@@ -35,12 +40,14 @@ _ALTERNATIVES: Final = (
 def open_store(url: str | os.PathLike[str], *, patience_s: float | None = None) -> Store:
     """Return the store of a URL without opening it: use `async with`, or call its `open`.
 
-    `memory:` is a new store each time. `sqlite:…?power_loss=true` survives a power loss as well as
-    `kill -9`, at the price of one disk flush per transaction. `postgresql://user@host/database` is
-    the schema `lightspan` of the database, or the schema in `?schema=…`; it needs
-    `lightspan[postgres]`. `https://host:port` is the store that `lightspan serve --store` serves
-    there; it needs `lightspan[http]`. Its key is the value of `LIGHTSPAN_STORE_KEY`, or of the
-    variable in `?api_key_env=…`.
+    - `memory:` is a new store each time.
+    - `sqlite:…` is a file. With `?power_loss=true` it survives not only `kill -9` but also a power
+      loss, at the price of one disk flush per transaction.
+    - `postgresql://user@host/database` is the schema `lightspan` of the database, or the schema in
+      `?schema=…`. It needs `lightspan[postgres]`.
+    - `https://host:port` is the store that `lightspan serve --store` serves there. It needs
+      `lightspan[http]`. Its key is in the environment variable `LIGHTSPAN_STORE_KEY`, or in the
+      variable that `?api_key_env=…` names.
 
     Args:
         url: URL or file of the store.
@@ -88,12 +95,12 @@ def _plugin(text: str) -> StorePlugin | None:
 
 
 def open_existing(url: str | os.PathLike[str]) -> Store:
-    """Return the existing store of a URL, without opening it.
+    """Return the store of a URL, which must exist, without opening it.
 
     Raises:
         ConfigError: the URL names no store.
-        NotFoundError: the file does not exist or is empty. The store of a database raises it in
-            `open`.
+        NotFoundError: the file does not exist or is empty. For a database, `Store.open` raises this
+            error.
     """
     store = _make_store(os.fspath(url), create=False)
     path: Path | None = getattr(store, "path", None)
@@ -111,9 +118,9 @@ def names_store(text: str) -> bool:
 
 
 def public_url(url: str | os.PathLike[str]) -> str:
-    """Return a store's URL without its password, which stays in this process (`credentials`).
+    """Return a store's URL without its password, which stays in this process's memory.
 
-    The URL returned opens the same store in this process.
+    In this process the result opens the same store (`credentials`).
 
     Raises:
         ConfigError: the URL cannot be read.
@@ -139,7 +146,7 @@ def take_credentials(url: str) -> None:
 def relay_url(url: str) -> str:
     """Return the URL at which the store's server forwards model calls to the gateway.
 
-    `""` if the store has no server.
+    The result is empty if the store has no server.
     """
     text = _normalized(url)
     plugin = _plugin(text)

@@ -1,7 +1,7 @@
-"""Serialise rollouts, spans and token records to bytes, plus the columns to search them by.
+"""Serialise rollouts, spans and token records to bytes, with the columns to search them by.
 
-Packing rejects values that cannot be stored. Callers pack before they take a lock or begin a
-transaction, to keep locks and transactions short.
+The `pack` functions raise an error for a value that cannot be stored. Callers pack before they take
+a lock or begin a transaction, to keep locks and transactions short.
 """
 
 from __future__ import annotations
@@ -75,7 +75,11 @@ class PackedCall(NamedTuple):
 
 
 def pack_rollout(rollout: Rollout) -> PackedRollout:
-    """Serialise a rollout; raise `DataError` for a task that is not JSON or an invalid number."""
+    """Serialise a rollout.
+
+    Raises:
+        DataError: the task is not JSON, or a number in the rollout is invalid.
+    """
     name = f"rollout {rollout.rollout_id!r:.100}"
     check_integer(f"{name}: step", rollout.step)
     check_integer(f"{name}: max_infrastructure_tries", rollout.max_infrastructure_tries)
@@ -140,8 +144,12 @@ def unpack_peer(body: bytes, silent_s: float) -> Peer:
 def supersedes(new: PackedSpan, new_late: bool, old: bytes, old_late: bool) -> bool:
     """Return whether the span `new` of a call replaces the stored span `old` of the same call.
 
-    A retry that ended later replaces a call that was cancelled or failed. A span that is not late
-    replaces any late span, because another client may have written the late one with the call's id.
+    It does in two cases:
+
+    - `old` is late and `new` is not. Another client may have written `old` with the call's id.
+    - The call of `old` was cancelled or failed, and `new` is a retry that ended later.
+
+    A late span never replaces a span that is not late.
     """
     if old_late and not new_late:
         return True
@@ -158,7 +166,8 @@ def unpack_span(body: bytes, late: bool, outcome: str | None) -> Span:
     Args:
         body: the span, as `encode_span` returned it.
         late: whether the span was late when it was written.
-        outcome: the outcome of its call if that changed after the write, else None.
+        outcome: outcome of the span's call, if it has changed since the span was written; else
+            None.
     """
     span = decode_span(body)
     if outcome is not None:
@@ -175,7 +184,8 @@ def unpack_record(
         head: MessagePack of the fields that are not arrays.
         arrays: the bytes of `prompt`, `response` and `logprob_data`.
         late: whether the record was late when it was written.
-        outcome: the outcome of its call if that changed after the write, else None.
+        outcome: outcome of the record's call, if it has changed since the record was written; else
+            None.
     """
     prompt, response, logprobs = arrays
     changes: dict[str, Any] = {"prompt": prompt, "response": response, "logprob_data": logprobs}

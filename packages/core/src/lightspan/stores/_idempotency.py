@@ -1,7 +1,7 @@
-"""Derive the ids of a claim's attempts from the claim's idempotency key, its request id.
+"""Derive the ids of a claim's attempts from the id of the request that claims them.
 
-A store needs no table of requests: a repeated request derives the same ids, and so finds the
-attempts that the first request started.
+A runner that got no answer repeats its request with the same id. The same attempt ids are derived,
+so the store finds the attempts that the first request started. No table of requests is needed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ def check_id(request_id: str) -> None:
 def derived_id(prefix: str, request_id: str, place: int | str) -> str:
     """Derive an id in the format of `new_id` from a request id and a place in the request.
 
-    The result contains the time in the request id and a hash of the rest. An app knows its
-    attempt's id, but cannot compute the request id from it and so cannot repeat its runner's claim.
+    The result contains the time in the request id and a hash of the rest. The request id cannot be
+    computed from it. So an app, which knows its attempt's id, cannot repeat the claim of its
+    runner.
 
     Args:
+        prefix: beginning of the id.
+        request_id: id of the request.
         place: number of the item in the request, or a word for a special item.
     """
     match = _ID.fullmatch(request_id)

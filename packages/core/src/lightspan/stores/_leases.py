@@ -1,10 +1,12 @@
 """Grant leases of attempts by claims, extend them by heartbeats, and end expired leases.
 
-An expired lease ends at the next call of `claim` or `expire`. Until then its runner may still
-extend it or report. Leases run by the store's clock: this machine's for a file, the server's for a
-database. Ending a lease seals the attempt and, while tries are left, queues its rollout for another
-attempt with another epoch. Later writes of the old runner are stored as late (`AttemptKey.is_late`)
-and never trained.
+A lease is the time for which a runner holds an attempt. An expired lease ends at the next call of
+`claim` or `expire`. Until then its runner may still extend it or report. Leases use the store's
+clock: this machine's for a file, the server's for a database.
+
+When a lease ends, its attempt is lost. While tries are left, the rollout is queued for another
+attempt with another epoch. What the old runner writes later is stored as late
+(`AttemptKey.is_late`) and never trained.
 
 A claim can be repeated by a runner that got no answer (`_idempotency`).
 """
@@ -48,7 +50,7 @@ class ClaimRequest(NamedTuple):
     parts."""
 
     def part(self, claimed: int, max_slots: int) -> ClaimRequest:
-        """Return a request for the rest of the claim, after `claimed` rollouts.
+        """Return a request for what is left of this one after `claimed` rollouts were claimed.
 
         It asks for at most `max_slots` rollouts.
         """
@@ -56,7 +58,7 @@ class ClaimRequest(NamedTuple):
         return self._replace(slots=slots, first=claimed, idle=self.idle and not claimed)
 
     def attempt_id(self, place: int | str) -> str:
-        """Return the id of the attempt at a place of the claim (`derived_id`)."""
+        """Return the id of the attempt at the place `place` of the claim (`derived_id`)."""
         return derived_id("at", self.request_id, place)
 
 
@@ -108,7 +110,7 @@ def claim(tables: Tables, request: ClaimRequest, now: float) -> Claimed:
 def _earlier_attempts(tables: Tables, request: ClaimRequest) -> list[Attempt]:
     """Return all attempts that an earlier request with the same id started, in the claim's order.
 
-    They may be more than `request.slots`: an attempt that is left out would run nowhere.
+    There may be more than `request.slots`. All are returned, because no other runner runs them.
 
     Raises:
         ConflictError: another runner has claimed under this request id.
@@ -134,7 +136,7 @@ def _earlier_attempts(tables: Tables, request: ClaimRequest) -> list[Attempt]:
 def _claim_again(
     tables: Tables, request: ClaimRequest, attempts: Sequence[Attempt], now: float
 ) -> Claimed:
-    """Return the running attempts of an earlier claim, with extended leases."""
+    """Extend the leases of an earlier claim's running attempts, and return these attempts."""
     lease_until, alone_id = now + request.lease_s, request.attempt_id(ALONE)
     running = [replace(each, lease_until=lease_until) for each in attempts if not each.sealed]
     tables.update_attempts(running)
@@ -188,9 +190,14 @@ def attempt_of_token(call_token: str) -> str:
 
 
 def heartbeat(tables: Tables, items: Sequence[tuple[AttemptRef, float]], now: float) -> list[bool]:
-    """Extend the lease of each (attempt, seconds); return for each whether it was extended.
+    """Extend leases; return for each item whether its lease was extended.
 
-    The lease is not extended if the attempt has ended or its epoch is not that of the item.
+    A lease is not extended if the attempt has ended or has another epoch than the item.
+
+    Args:
+        tables: the tables of the store.
+        items: pairs (attempt, seconds from now at which its lease shall expire).
+        now: the store's time.
     """
     attempts = tables.attempts_by_id([ref.attempt_id for ref, _ in items])
     extended = [_is_current(attempts.get(ref.attempt_id), ref) for ref, _ in items]

@@ -11,7 +11,7 @@ from lightspan.stores.aio import wait_for_event
 
 
 class Signal:
-    """A notification that the store may have changed; each waiter queries the store itself."""
+    """Wake waiting coroutines when a store may have changed. Each then queries the store."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class Signal:
 
     @contextmanager
     def waiter(self) -> Iterator[Waiter]:
-        """Yield a waiter of the running event loop. Each `notify` during the context wakes it."""
+        """Yield a waiter for the running event loop. Each `notify` in the `with` block wakes it."""
         waiter = Waiter()
         with self._lock:
             self._waiters.add(waiter)
@@ -53,6 +53,9 @@ class Waiter:
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait until `wake` has been called since the last wait, at most `timeout_s` seconds."""
+        """Wait until `wake` is called, at most `timeout_s` seconds.
+
+        If `wake` was called since the last wait, return at once.
+        """
         await wait_for_event(timeout_s, self._event)
         self._event.clear()

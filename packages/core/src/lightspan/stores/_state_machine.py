@@ -6,15 +6,16 @@ leases.
 Every function takes a batch of items and returns one result per item. It checks the whole batch
 before it writes, so a rejected batch changes nothing even without a transaction to roll back.
 
-An *uncounted loss* is a lost attempt that uses up no try (`Report.counts=False`), because another
-attempt crashed the process. A rollout may have `MAX_UNCOUNTED_LOSSES` of them. Further losses
-count, because a task that crashes its process would be queued again forever. No column stores this
-number, because it can be computed. All earlier attempts of a rollout were lost, and each of them
-either used up an infrastructure try or was uncounted.
+A lost attempt usually uses up one of the rollout's infrastructure tries. An *uncounted loss* does
+not (`Report.counts=False`), because another attempt crashed the process. A rollout may have
+`MAX_UNCOUNTED_LOSSES` of them. Further losses count, because a task that crashes its process would
+be queued again forever. The number of uncounted losses is computed, not stored: all earlier
+attempts of a rollout were lost, and those that used up no try were uncounted.
 
-A rollout that must run alone does so when it is queued again (`Progress.alone`). Any runner may
-claim it then, because the supervisor of the crashed process may be gone. A rollout with
-`MAX_BAD_NEIGHBOURS` uncounted losses runs alone too, so that other attempts never cost it a try.
+An attempt that may have crashed its process must next run alone in a process (`Progress.alone`).
+Any runner may claim such a rollout, because the supervisor of the crashed process may be gone. A
+rollout with `MAX_BAD_NEIGHBOURS` uncounted losses runs alone too, so that no other attempt can
+crash its process again.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Lookup(Protocol):
-    """The queries that check a batch, for use inside and outside of transactions."""
+    """The queries that check a batch before it is written."""
 
     def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
         """Return the packed rollouts by id, without unknown ids."""
@@ -81,7 +82,7 @@ class Tables(Lookup, Protocol):
     """The table operations that change the status of rollouts and attempts, in one transaction."""
 
     def next_change(self) -> int:
-        """Return the next number of a status change (the cursor of `Store.watch`)."""
+        """Return the number of the next status change, for the cursor of `Store.watch`."""
 
     def insert_rollouts(self, rows: Sequence[tuple[PackedRollout, Progress]]) -> None: ...
 
@@ -122,7 +123,7 @@ def enqueue(tables: Tables, items: Sequence[PackedRollout], now: float) -> list[
 
 
 class StartedRollout(NamedTuple):
-    """A rollout of mode production, and its attempt, which is already running."""
+    """A rollout of mode production, which no runner claims, and its running attempt."""
 
     packed: PackedRollout
     attempt: Attempt
@@ -158,11 +159,9 @@ def start(tables: Tables, items: Sequence[StartedRollout], now: float) -> list[N
 
 
 def check_starts(items: Iterable[StartedRollout]) -> None:
-    """Raise an error unless each rollout has mode production and its first attempt is running.
+    """Raise `IllegalMoveError` unless each rollout may be stored with its running attempt.
 
-    Raises:
-        IllegalMoveError: a rollout has another mode, or its attempt is not its first or not
-            running.
+    It may if its mode is production, and if the attempt is its first attempt and is running.
     """
     for (rollout, _), attempt in items:
         if rollout.mode is not Mode.PRODUCTION:
@@ -240,9 +239,9 @@ def _queued(rollout: Rollout, tables: Tables, now: float) -> Progress:
 
 
 def report(tables: Tables, items: Sequence[Report], now: float) -> list[bool]:
-    """End attempts; return one boolean per report.
+    """End attempts; return for each report whether the attempt has ended as the report says.
 
-    It is True if the attempt has ended by this report or by an equal one.
+    It is False if a different report ended the attempt, or if the attempt has another epoch by now.
     """
     ledger = Ledger(tables, check_reports(tables, items), now)
     in_force = [ledger.apply(item) for item in items]
@@ -330,10 +329,10 @@ class Ledger:
             self.rollouts = self.tables.progress(ids)
 
     def apply(self, item: Report) -> bool:
-        """End an attempt; return whether it ended with the report `item` or an equal report.
+        """End an attempt by the report `item`; return whether the attempt ended as `item` says.
 
-        False if a different report has ended the attempt. Also False if the report's epoch is not
-        the attempt's: the runner that sent it has lost the attempt.
+        It is False if a different report has ended the attempt. It is also False if the report's
+        epoch is not the attempt's, because the runner that sent the report has lost the attempt.
         """
         attempt = self.attempts[item.attempt_id]
         if attempt.epoch != item.epoch:

@@ -1,7 +1,7 @@
 """Validate the arguments of a store's methods.
 
-Without these checks, a number that does not fit into a column would look like damage of the store.
-Others, such as an infinite timeout, would block the caller forever.
+Without these checks, a number that does not fit into a column would look like a damaged store, and
+an infinite timeout would block the caller forever.
 """
 
 from __future__ import annotations

@@ -42,12 +42,14 @@ def use_real_clock(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end and return its result, also while an event loop is running.
+    """Run a coroutine to its end and return its result, even if an event loop is running.
 
-    An event loop is running in a notebook, for example. Ctrl-C or SIGTERM cancels the coroutine and
-    waits for its clean-up; after SIGTERM the process then ends. A second one kills this process and
-    its child processes at once. If the app has its own handler of a signal, or if this thread is
-    not the main thread, the signal does what it did before.
+    In a notebook, for example, an event loop is always running.
+
+    Ctrl-C or SIGTERM cancels the coroutine and waits for its clean-up. After SIGTERM the process
+    then ends. A second signal kills this process and its child processes at once. If the app has
+    its own handler of a signal, or if this thread is not the main thread, this function does not
+    change what the signal does.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed.

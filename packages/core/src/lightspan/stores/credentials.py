@@ -1,9 +1,8 @@
-"""Keep the credentials of stores in this process's memory.
+"""Keep the credentials of stores in memory; the key is the store's URL without its credentials.
 
-The key of an entry is the store's URL without its credentials.
-
-They are neither shown nor written. A process passes them to a child process that opens the same
-store (`secrets_of`, `keep_secrets`), never by the environment, which an app could read.
+Credentials are neither shown nor written. A process passes them to a child process that opens the
+same store (`secrets_of`, `keep_secrets`). It does not pass them by the environment, which an app
+could read.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class MemoryStore(SQLStore["_MemoryDatabase"]):
 
 
 class _MemoryDatabase(OpenDatabase):
-    """The tables of a memory store, with a lock that only one thread holds at a time."""
+    """The tables of a memory store, which only one thread reads or writes at a time."""
 
     def __init__(self, tables: _MemoryTables, on_move: Callable[[], None]) -> None:
         shared: Any = tables  # has the methods of a SQL store's tables, and no SQL
@@ -148,7 +148,7 @@ class _AttemptRow:
     def add_call(self, call: PackedCall) -> bool:
         """Store a call; return whether the stored call is late (see `add_span`).
 
-        An earlier try of the same call stays if `_encoding.supersedes` is false.
+        If the call is already stored, `_encoding.supersedes` decides whether it is replaced.
         """
         span, late = call.span, self.is_late(call.span.epoch)
         stored, stored_late = self.spans.get(span.span_id, (span, late))
@@ -188,7 +188,10 @@ class _AttemptRow:
 
 
 class _MemoryTables(_state_machine.Tables):
-    """The dictionaries of a store, with the methods of `WriteTables` and `ReadTables`."""
+    """The dictionaries with the content of a memory store.
+
+    Its methods are those of `WriteTables` and `ReadTables`.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.now = clock
@@ -398,16 +401,16 @@ class _MemoryTables(_state_machine.Tables):
         return dequeued
 
     def _oldest_queue(self, queues: _Queues, run_id: str | None) -> list[tuple[int, str]]:
-        """Return the queue of `run_id`; for None, the queue with the oldest queued rollout.
+        """Return the queue of the run `run_id`; for None, the queue with the oldest queued rollout.
 
-        Empty if no rollout is queued.
+        The result is empty if no rollout is queued.
         """
         if run_id is not None:
             return self._without_old(queues.get(run_id, []))
         return min((queue for queue in queues.values() if self._without_old(queue)), default=[])
 
     def _without_old(self, queue: list[tuple[int, str]]) -> list[tuple[int, str]]:
-        """Remove the entries at the head of `queue` that are no longer queued; return `queue`."""
+        """Remove the first entries of `queue` whose rollouts are not queued; return `queue`."""
         while queue:
             row = self._rollouts.get(queue[0][1])
             if row is not None and row.progress.status is RolloutStatus.QUEUED:

@@ -37,7 +37,7 @@ PEER_KEPT_S: Final = 86_400.0
 
 
 class StoreCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The guarantees of a store beyond the protocol."""
+    """The guarantees that a store gives in addition to those of `Store`."""
 
     durable: bool
     """Whether acknowledged writes survive `kill -9` of any process."""
@@ -76,22 +76,22 @@ class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
 class Store(Protocol):
     """A store of rollouts, attempts, spans and token records.
 
-    Every method may raise `StoreClosedError`, and `DataError` for a number that no store can hold
-    or compute with: NaN, infinity, a negative number, an integer of 2**63 or more.
+    Every method may raise `StoreClosedError`. It may raise `DataError` for a number that no store
+    can hold or compute with: NaN, infinity, a negative number, an integer of 2**63 or more.
 
-    A caller that got no answer may repeat a write. Most writes are idempotent by ids in their
-    arguments. Methods that make ids themselves (`claim`, `allot_version`) take a `request_id` as
-    idempotency key, which `records.new_id` makes. A repeated write returns its first result. Only
-    `cancel`, `expire` and `prune` return a new number, that of the objects that the repetition
-    changed.
+    A caller that got no answer may repeat a write. The store recognises the repetition by the ids
+    in the arguments and returns the first result again. The methods `claim` and `allot_version`
+    make ids themselves, so they take a `request_id`, which `records.new_id` makes. The methods
+    `cancel`, `expire` and `prune` return the number of objects that the repetition changed, not the
+    first result.
 
     Time is the store's own, because the clocks of runners differ: the machine's for memory and
-    SQLite, the server's for PostgreSQL. After a machine was suspended its leases may be lost, which
-    uses up a try.
+    SQLite, the server's for PostgreSQL. If the machine was suspended, leases may have expired
+    meanwhile. Their attempts are lost, which uses up a try.
 
-    An attempt is *sealed* when it has ended. A write to a sealed attempt, or with an epoch that is
-    no longer the attempt's, never changes its status or reward. The spans and token records of such
-    a write are stored with the mark `late`.
+    An attempt is *sealed* when it has ended. A write to a sealed attempt never changes its status
+    or reward. Nor does a write with another epoch than the attempt's. The spans and token records
+    of such a write are stored with the mark `late`.
     """
 
     @property
@@ -172,21 +172,25 @@ class Store(Protocol):
     ) -> list[Claim]:
         """Claim at most `slots` queued rollouts, oldest first, each with a new running attempt.
 
+        Expired leases are ended first. A rollout that is queued again keeps its place. A rollout
+        that must run alone in its process (`Report.alone`) comes first and is the only rollout of
+        its claim.
+
         A caller that got no answer repeats its request with the same `request_id`. It gets the same
-        claim, with extended leases and without the attempts that have ended since. If there was
-        nothing to claim the first time, the repeated request is a new claim. The `request_id`
-        proves that the caller owns the claim, because it cannot be derived from the ids of the
+        claim, with extended leases and without the attempts that have ended since. If the first
+        request found nothing to claim, the repeated request is a new claim. An app cannot repeat
+        the claim of its runner, because it cannot derive the `request_id` from the ids of the
         attempts.
 
-        Expired leases are ended first. A rollout that is queued again keeps its place. A rollout
-        that must run alone (`Report.alone`) comes first and is the only rollout of its claim.
-
         Args:
+            runner_id: id of the runner that claims.
+            slots: maximum number of rollouts.
             lease_s: seconds after which the attempts are lost without a `heartbeat`.
             run_id: the run whose rollouts to claim; None for any run.
             idle: whether the runner has no attempt under way. Only an idle runner gets a rollout
                 that must run alone.
-            request_id: idempotency key of the claim; None if the caller will not repeat it.
+            request_id: id by which a repeated request is recognised; None if the caller will not
+                repeat it.
 
         Raises:
             ConflictError: another runner has claimed under this `request_id`.
@@ -208,21 +212,22 @@ class Store(Protocol):
         """
 
     async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
-        """Extend leases; return the attempts that the caller must stop.
+        """Extend the leases of attempts; return those attempts that the caller must stop.
 
-        These attempts have ended or have another epoch by now. An attempt whose lease expired is
-        lost at the next `claim` or `expire` of any caller. Until then its runner may still extend
-        the lease or report.
+        It must stop an attempt that has ended or that has another epoch by now. An attempt whose
+        lease expired is lost at the next `claim` or `expire` of any caller. Until then its runner
+        may still extend the lease or report.
         """
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
-        """End attempts; return one boolean per report.
+        """End attempts; return for each report whether the attempt has ended as the report says.
 
-        It is True if the attempt has ended by this report or by an equal one. It is False if a
-        different report ended it, or if the attempt has another epoch by now. A report of status
-        `lost` queues the rollout again while tries are left (`records`). With `counts=False` it
-        uses up no try, at most five times per rollout. From the third such report on, the rollout
-        runs alone in its process.
+        It is also True if an equal report had ended the attempt. It is False if a different report
+        ended the attempt, or if the attempt has another epoch by now.
+
+        A report of status `lost` queues the rollout again while tries are left (`records`). With
+        `counts=False` it uses up no try, at most five times per rollout. From the third such report
+        on, the rollout runs alone in its process.
 
         Raises:
             IllegalMoveError: a status is not final; nothing is written then.
@@ -279,12 +284,12 @@ class Store(Protocol):
     ) -> Changes:
         """Return the status changes after `cursor`; wait up to `timeout_s` seconds for the first.
 
-        The notification of a change may be lost. The change is returned all the same, by this or a
-        later call.
+        A change that this call misses is returned by a later call.
 
         Args:
             cursor: `Changes.cursor` of the last call; 0 for all changes.
             run_id: the run whose rollouts to return; None for any run.
+            timeout_s: maximum seconds to wait.
         """
 
     async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
@@ -298,9 +303,9 @@ class Store(Protocol):
         """Delete at most `limit` rollouts that ended more than `older_than_s` seconds ago.
 
         The rollouts enqueued first are deleted first, with their attempts and everything recorded
-        of the attempts. The rollout that was enqueued last and the rollout that changed last stay,
-        because the numbers of positions and changes continue from theirs. Resources and policies
-        stay too.
+        of the attempts. Two rollouts are always kept, because the store continues to count from
+        their numbers: the one that was enqueued last and the one that changed last. Resources and
+        policies are kept too.
 
         Returns:
             The number of rollouts that this call deleted: less than `limit` if no more are left.
@@ -323,7 +328,7 @@ class Store(Protocol):
     async def peers(self) -> list[Peer]:
         """Return the processes that announced themselves in the last day, sorted by id.
 
-        `silent_s` of each is set to the seconds since its last announcement.
+        The field `silent_s` of each is set to the seconds since its last announcement.
         """
 
     # --- attempts, spans and calls --------------------------------------------------------
@@ -348,7 +353,8 @@ class Store(Protocol):
     async def add_spans(self, attempt: AttemptRef, spans: Sequence[Span]) -> int:
         """Store spans; return how many of them are late. Repeating a span is a no-op.
 
-        Late spans arrived after the end of the attempt, or with an epoch that is not the attempt's.
+        A span is late if the attempt has ended, or if the argument `attempt` has another epoch
+        than the stored attempt.
 
         Raises:
             DataError: a span is another attempt's, or has a value that cannot be stored.
@@ -358,9 +364,9 @@ class Store(Protocol):
     async def add_calls(self, calls: Sequence[StoredCall]) -> list[bool]:
         """Store model calls with their token records; return for each call whether it is late.
 
-        Repeating a call is a no-op, unless the stored call was cancelled or failed. Then a later
-        try (the same span id, a larger `sequence_end`) that is not late replaces its span, records
-        and outcome.
+        Repeating a call is a no-op, unless the stored call was cancelled or failed. Then a retry
+        replaces its span, records and outcome. A retry has the same span id and a larger
+        `sequence_end`, and must not be late.
 
         Raises:
             DataError: as in `add_spans`; nothing is written then.
@@ -368,10 +374,11 @@ class Store(Protocol):
         """
 
     async def mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
-        """Change the outcome of a call, because its delivery failed or a retry succeeded.
+        """Change the outcome of a stored call, because its delivery failed or a retry succeeded.
 
-        The field `outcome` of the token records and the span's attribute `lightspan.call.outcome`
-        change, also in an attempt that has ended: a delivery may fail after the app has returned.
+        This changes the field `outcome` of the token records and the span's attribute
+        `lightspan.call.outcome`. The attempt may have ended, because a delivery may fail after the
+        app has returned.
 
         Raises:
             NotFoundError: the call is unknown.
@@ -385,9 +392,10 @@ class Store(Protocol):
 
 
 class StorePlugin(Protocol):
-    """The plugin of a URL scheme: a module or object of an entry point in `lightspan.stores`.
+    """The plugin that makes the stores of one URL scheme.
 
-    The entry point's name is the scheme.
+    It is a module or an object. An entry point in the group `lightspan.stores` refers to it and has
+    the scheme as its name.
     """
 
     IS_SHARED: bool

@@ -13,7 +13,7 @@ from lightspan.training.settings import TrainerSettings
 
 
 def make_learner(settings: TrainerSettings) -> Learner:
-    """Return the learner of the settings, or build one with the algorithm's policies."""
+    """Return the learner in the settings; without one, build one for the algorithm's policies."""
     spec = settings.learner_spec
     if spec is None:
         return cast("Learner", settings.learner)
@@ -31,7 +31,7 @@ def make_learner(settings: TrainerSettings) -> Learner:
 
 
 def make_engine(settings: TrainerSettings, *, seed: int) -> TokenEngine:
-    """Return the engine of the settings, or build one with the algorithm's policies."""
+    """Return the engine in the settings; without one, build one for the algorithm's policies."""
     spec = settings.engine_spec
     if spec is None:
         return cast("TokenEngine", settings.engine)
@@ -39,9 +39,10 @@ def make_engine(settings: TrainerSettings, *, seed: int) -> TokenEngine:
 
 
 def engine_request(settings: TrainerSettings, *, seed: int = 0) -> EngineRequest:
-    """Return the request for an engine that serves the algorithm's policies.
+    """Return the request by which an engine for the algorithm's policies is built.
 
-    It includes the starting weights as the policy `BASE_POLICY` if an agent has `frozen="base"`.
+    If an agent has `frozen="base"`, the request includes the starting weights, as the policy
+    `BASE_POLICY`.
     """
     algorithm = settings.algorithm
     specs = algorithm.policies()
@@ -61,8 +62,8 @@ def check_parts(algorithm: Algorithm, engine: TokenEngine, learner: Learner) -> 
     """Check that engine and learner have the policies and capabilities that the algorithm needs.
 
     Raises:
-        UnsupportedError: a policy or a capability is missing. Or the engine serves a policy as a
-            LoRA adapter, and the algorithm trains all of its weights.
+        UnsupportedError: a policy or a capability is missing; or the engine serves a policy as a
+            LoRA adapter, but the algorithm trains all of its weights.
         ConfigError: the algorithm needs a critic, and the learner was made without a critic.
     """
     needed = set(algorithm.policies())

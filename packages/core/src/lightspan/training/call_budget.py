@@ -1,4 +1,4 @@
-"""Budget of the frozen agents' calls to endpoints, because such calls cost money."""
+"""Limit the number of calls that frozen agents send to endpoints, because such calls cost money."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ class CallBudget:
     Calls before a restart of the run count too.
 
     Args:
-        limit: maximum number of calls (`max_frozen_calls`). With None there is no limit, and no
-            call is counted.
+        limit: maximum number of calls (`max_frozen_calls`); None to count no call.
         folder: folder of the run, for the error message.
     """
 

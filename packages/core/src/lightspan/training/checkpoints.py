@@ -47,9 +47,9 @@ class TrainerState(msgspec.Struct, kw_only=True):
     """Part → CPU-seconds so far, across restarts."""
 
     def return_in_flight(self) -> None:
-        """Move the tasks of `in_flight` to `returned`.
+        """Move the tasks of `in_flight` to `returned`, so that they run again.
 
-        So the groups of rollouts that an interruption ended run again.
+        The run was interrupted, which ended their rollouts.
         """
         self.returned = [*self.returned, *self.in_flight.values()]
         self.in_flight = {}

@@ -41,8 +41,8 @@ class Collector:
 
     Args:
         store: store from which the runners claim attempts.
-        runners: runners, checked while waiting.
-        engine: engine whose token throughput is shown; None for no engine.
+        runners: the runners. While waiting, the collector checks that they can continue.
+        engine: engine whose tokens per second are shown; None for no engine.
         reporter: reporter that shows progress and rewards.
     """
 
@@ -98,15 +98,16 @@ class Collector:
 
         Args:
             count: number of groups.
-            first: ids of groups to wait for; if fewer than `count`, further groups are those that
-                ended first.
+            first: ids of groups that must be among them. The other groups are those that ended
+                first.
             title: title of the progress display.
 
         Raises:
             ConfigError: fewer than `count` groups are in flight, a group of `first` is not in
                 flight, or `first` has more than `count` groups.
             RewardError: an app returned an invalid reward.
-            UnsupportedError: evaluations refuse what the app asks a model for.
+            UnsupportedError: in an evaluation, the app asked a model for something unsupported
+                there.
             LightspanError: the runners cannot continue.
         """
         self.in_flight.check(count, first)
@@ -152,10 +153,10 @@ class Collector:
 
 
 class _Progress:
-    """Numbers of the progress display while rollouts run.
+    """The numbers that the progress display shows while rollouts run.
 
     Args:
-        engine: engine whose token throughput is shown; None for no engine.
+        engine: engine whose tokens per second are shown; None for no engine.
     """
 
     def __init__(self, engine: TokenEngine | None) -> None:
@@ -181,8 +182,8 @@ class _Progress:
     def values(self) -> dict[str, float]:
         """Return the mean reward, the engine's tokens per second, and the number of failures.
 
-        A value is left out if there is none: the mean without rewards, the tokens per second
-        without an engine, and the failures if no rollout failed.
+        The mean is missing if there is no reward. The tokens per second are missing without an
+        engine. The number of failures is missing if it is 0.
         """
         values = {}
         if self._rewards:
@@ -200,7 +201,9 @@ class _Progress:
 
 
 async def read_episodes(store: Store, states: Sequence[RolloutState]) -> list[Episode]:
-    """Return the episode of each rollout's last attempt, without `failure_reward`.
+    """Return the episode of each rollout's last attempt.
+
+    The algorithm's `failure_reward` is not applied to them yet.
 
     Args:
         store: open store.

@@ -21,7 +21,7 @@ class Meter:
     Args:
         engine: engine of the run; None without an engine.
         learner: learner of the run; None without a learner.
-        collector: collector of the rollouts.
+        collector: collector of the rollouts, which measures how long rollouts run.
         seconds: the CPU-seconds before the last restart, by part (`engine`, `engine_evaluation`,
             `learner`, `learner_evaluation`). The meter adds to this dict.
     """
@@ -62,10 +62,11 @@ class Meter:
         self._start = self._now()
 
     def end_step(self) -> Metrics:
-        """Return the metrics of the step since `start_step`: its duration and the engine's tokens.
+        """Return the metrics of the step since `start_step`.
 
-        `seconds` is the whole duration, `seconds/rollouts` the wall time with rollouts in flight.
-        Tokens and tokens per second are missing without an engine.
+        `seconds` is the duration of the step. `seconds/rollouts` is the part of it during which
+        rollouts ran or waited for a runner. The engine's tokens and tokens per second follow if
+        there is an engine.
         """
         self.charge()
         seconds, waited, tokens = (
@@ -86,9 +87,10 @@ class Meter:
 
 
 def last_seconds(folder: RunFolder) -> dict[str, float]:
-    """Return the CPU-seconds by part in the last line of `metrics.jsonl`; empty without a line.
+    """Return the CPU-seconds of each part in the last line of `metrics.jsonl`.
 
-    They may be more than those in the last checkpoint, if steps were run after it.
+    The result is empty if there is no line. The numbers may be higher than those in the last
+    checkpoint, if steps were run after it.
     """
     lines = folder.metrics()
     last = lines[-1] if lines else {}

@@ -131,18 +131,18 @@ def tasks_from_store(
     until: Time | None = None,
     distinct: bool = True,
 ) -> list[Json]:
-    """Return the inputs of attempts recorded in production as tasks, oldest first.
+    """Return the inputs of attempts recorded in production, as tasks, oldest first.
 
-    The task is the input of the attempt's root span, or else the messages of its first call
-    (`{"messages": […]}`). None for an argument means no restriction.
+    A task is the input of the attempt's root span. If it has none, the task is the messages of the
+    attempt's first call (`{"messages": […]}`).
 
     Args:
         store: URL of the store.
-        service: only attempts of this service.
-        min_reward: only attempts with at least this reward.
-        max_reward: only attempts with at most this reward, such as failures.
-        since: only attempts that began at this time or later.
-        until: only attempts that began before this time.
+        service: only attempts of this service; None for all services.
+        min_reward: only attempts with at least this reward; None for no bound.
+        max_reward: only attempts with at most this reward, such as failures; None for no bound.
+        since: only attempts that began at this time or later; None for no bound.
+        until: only attempts that began before this time; None for no bound.
         distinct: whether to return equal tasks only once.
 
     Raises:
@@ -170,7 +170,7 @@ def tasks_from_store(
 def _is_within(reward: float | None, low: float | None, high: float | None) -> bool:
     """Return whether `reward` is from `low` to `high`; None for `low` or `high` means no bound.
 
-    An unscored attempt, with `reward` None, passes only if there is no bound.
+    If `reward` is None, the attempt is unscored. It passes only if there is no bound.
     """
     if reward is None:
         return low is None and high is None

@@ -217,8 +217,7 @@ class RunFolder:
     def add_evaluation(self, evaluation: Evaluation, line: Mapping[str, Any]) -> None:
         """Store an evaluation and append its line to `metrics.jsonl`.
 
-        The rewards are written first, so that a line in `metrics.jsonl` shows that the evaluation
-        is complete.
+        The rewards are written before the line. If the line exists, the evaluation is complete.
 
         Args:
             evaluation: evaluation with the rewards.
@@ -247,7 +246,7 @@ class RunFolder:
 
         Args:
             step: number of the step.
-            explanations: pairs of a call, named `attempt/call/choice`, and its explanation.
+            explanations: pairs of a call's name, `attempt/call/choice`, and the explanation.
         """
         self.write(_step_file(EXPLANATIONS, step), msgspec.json.encode(dict(explanations)))
 
@@ -259,14 +258,14 @@ class RunFolder:
         return self._decode(_step_file(EXPLANATIONS, step), dict[str, Explanation]) or {}
 
     def is_explained(self, step: int) -> bool:
-        """Return whether a step has stored its explanations, even if there were none."""
+        """Return whether `write_explanations` was called for a step, even without explanations."""
         return (self.path / _step_file(EXPLANATIONS, step)).exists()
 
     def write_taken(self, step: int, groups: Sequence[str]) -> None:
         """Store which groups of rollouts a step trained.
 
-        It is needed only if groups were enqueued ahead by `submit`, because then a step may train
-        groups that were enqueued during an earlier step.
+        This is needed only if groups were enqueued ahead by `submit`. A step may then train groups
+        that an earlier step enqueued.
         """
         self.write(_step_file(TAKEN, step), msgspec.json.encode(groups))
 
@@ -287,22 +286,22 @@ class RunFolder:
         }
 
     def write_mismatches(self, step: int, mismatches: Mapping[str, str]) -> None:
-        """Store the calls of a step that could not be trained because of their grammar.
+        """Store the model calls of a step that could not be trained because of their grammar.
 
-        The grammar of a call constrains its answer. The learner cannot use it if another library
-        compiled it, or if it does not allow the sampled tokens.
+        The grammar of a call constrains its answer. The learner cannot use the grammar if another
+        library compiled it, or if it does not allow the sampled tokens.
 
         Args:
             step: number of the step.
-            mismatches: reason by call, which is named `attempt/call/choice`.
+            mismatches: name of a call, `attempt/call/choice` → reason.
         """
         self.write(_step_file(MISMATCHES, step), msgspec.json.encode(mismatches))
 
     def mismatches(self, step: int) -> dict[str, str]:
-        """Return the calls of a step that could not be trained because of their grammar.
+        """Return the model calls of a step that could not be trained because of their grammar.
 
-        The result is the reason by call, named `attempt/call/choice`. It is empty if there are
-        none.
+        The result maps the name of a call, `attempt/call/choice`, to the reason. It is empty if
+        there are none.
         """
         return self._decode(_step_file(MISMATCHES, step), dict[str, str]) or {}
 
@@ -362,8 +361,8 @@ class RunFolder:
         """Delete the metrics and files of all steps after `step`, to resume from its checkpoint.
 
         Args:
-            step: step of the checkpoint. -1, for a new run, also deletes the prompts, rewards and
-                journal of an earlier run.
+            step: step of the checkpoint; -1 for a new run. Then the prompts, the rewards and the
+                log of a prompt search of an earlier run are deleted too.
         """
         lines = [line for line in self.metrics() if line["step"] <= step]
         self.write(METRICS, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
@@ -399,7 +398,7 @@ class _Result(msgspec.Struct):
 def _is_shared(path: Path) -> bool:
     """Return whether the folder is used for other things than a run.
 
-    True if it contains the working folder or the home folder, or if it has the sticky bit, as
+    It is if it contains the working folder or the home folder, or if it has the sticky bit, as
     `/tmp` has.
     """
     folder = path.resolve()

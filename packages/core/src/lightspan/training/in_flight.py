@@ -10,7 +10,7 @@ from lightspan.schema.validation import check_whole
 
 
 class InFlight:
-    """Groups in flight, with the final states of those of their rollouts that have ended."""
+    """The groups in flight, and the final states of their rollouts that have ended."""
 
     def __init__(self) -> None:
         self._groups: dict[str, list[Rollout]] = {}
@@ -31,9 +31,9 @@ class InFlight:
     def size(self, count: int, first: Sequence[str]) -> tuple[int, int]:
         """Return how many rollouts `Collector.take` waits for, and how many of them have ended.
 
-        If `first` has fewer than `count` groups, it is not known yet which groups will be taken.
-        Then the first number is that of the `count` oldest groups, and the second number is an
-        upper bound.
+        If `first` has fewer than `count` groups, it is not known yet which other groups will be
+        taken. The numbers are then estimates: the first is the number of rollouts in the `count`
+        oldest groups, and the second is an upper bound.
 
         Args:
             count: number of groups to take.
@@ -102,7 +102,7 @@ class InFlight:
     def ready(self, count: int, first: Sequence[str]) -> list[str] | None:
         """Return the ids of `count` ended groups, beginning with those of `first`.
 
-        None if fewer than `count` groups have ended, or a group of `first` has not ended.
+        The result is None if fewer than `count` groups have ended, or a group of `first` has not.
         """
         others = [group for group in self._ended if group not in first]
         groups = [*dict.fromkeys(first), *others][:count]

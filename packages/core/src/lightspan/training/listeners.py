@@ -12,7 +12,10 @@ from lightspan.plugins import installed_plugins
 
 
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Event of a run: a step, an evaluation or the run has ended, and its metrics are written."""
+    """An event of a run: a step, an evaluation or the whole run has ended.
+
+    The metrics of what has ended are already written.
+    """
 
     kind: Literal["step", "evaluation", "end"]
     step: int

@@ -84,9 +84,10 @@ class TrainingLoop:
         return self._settings.has_ended(self._state.step, self._total, self._standing.since_best)
 
     async def _begin(self, *, is_new: bool) -> None:
-        """Prepare the first step after the start or a restart, and evaluate if due.
+        """Prepare the first step of a new or resumed run, and evaluate if an evaluation is due.
 
-        A new run saves its first checkpoint; a resumed run counts its earlier calls to endpoints.
+        A new run saves its first checkpoint. A resumed run counts the calls that its frozen agents
+        sent to endpoints before.
 
         Raises:
             BudgetError: `max_frozen_calls` is exceeded.
@@ -102,7 +103,7 @@ class TrainingLoop:
         budget.check(self._state.step)
 
     async def _step(self) -> None:
-        """Run one iteration, then save a checkpoint and evaluate if due.
+        """Run one iteration, then save a checkpoint and evaluate if these are due.
 
         Raises:
             BudgetError: `max_frozen_calls` is exceeded; a checkpoint was saved.
@@ -185,7 +186,8 @@ class TrainingLoop:
     ) -> None:
         """Evaluate the loaded weights and store the evaluation.
 
-        Nothing happens without tasks, or if the evaluation was already stored before a restart.
+        It does nothing if `tasks` is None, or if a run before a restart already stored the
+        evaluation.
 
         Args:
             kind: split of the tasks.
@@ -207,11 +209,13 @@ class TrainingLoop:
         self._notify("evaluation")
 
     async def _select_model(self) -> Evaluation | None:
-        """Restore the best weights with `keep="best"`, and evaluate on the held-out tasks.
+        """Choose the weights to keep, load them and evaluate them on the held-out tasks.
+
+        With `keep="best"` the chosen weights are those of the best step, else those of the last.
 
         Returns:
             The evaluation on the selection split by which the weights were chosen. None without
-            `keep="best"`, or if no evaluation has a score.
+                `keep="best"`, or if no evaluation has a score.
         """
         session, step = self._session, self._state.step
         if step < self._total:

@@ -70,8 +70,8 @@ def finished_result(folder: RunFolder, step: int, kept: Evaluation | None) -> Fi
             weights.
 
     Returns:
-        The result; None if `result.json` or the model is missing, or belongs to another step or
-        evaluation, so that it has to be written again.
+        The result. None if it has to be written again, because `result.json` or the model is
+            missing, or `result.json` belongs to another step or evaluation.
     """
     saved = folder.read_result()
     if saved is None or saved["steps"] != step or saved.get("kept") != _kept_step(kept):
@@ -85,7 +85,7 @@ def _kept_step(kept: Evaluation | None) -> dict[str, Json] | None:
     """Return the value of `kept` in `result.json`, which describes the chosen weights.
 
     Args:
-        kept: evaluation by which they were chosen; None if the run keeps its last weights.
+        kept: evaluation by which the weights were chosen; None if the run keeps its last weights.
     """
     return None if kept is None else {"step": kept.step, "selection": kept.metrics()}
 
@@ -125,9 +125,7 @@ class ServedPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What is needed to serve a complete run: its trained policies and the routing of agents to
-    them.
-    """
+    """The trained policies of a complete run and the routing of agents to them, for serving."""
 
     policies: dict[str, ServedPolicy]
     base_model: str

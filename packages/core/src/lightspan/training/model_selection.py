@@ -131,7 +131,10 @@ def overlap_warnings(algorithm: Algorithm, splits: Splits) -> Iterator[str]:
 
 
 def _content(task: Json) -> str:
-    """Return a hash of a task without its id; of the whole task if it has no other field."""
+    """Return a hash of the fields of a task other than `id`.
+
+    If the task has no other field, it is a hash of the whole task.
+    """
     content = {k: v for k, v in task.items() if k != "id"} if isinstance(task, dict) else task
     return fingerprint(content or task)
 
@@ -139,8 +142,8 @@ def _content(task: Json) -> str:
 def _split_off(train: list[Json], share: float, seed: int) -> tuple[list[Json], list[Json]]:
     """Split selection tasks off at random; return (remaining training tasks, selection tasks).
 
-    Equal tasks stay together: all of them leave the training tasks, and one becomes a selection
-    task.
+    If a task is selected, all tasks equal to it leave the training tasks too, and one of them
+    becomes a selection task.
 
     Args:
         train: training tasks.

@@ -99,7 +99,11 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def restated(self, failure_reward: float | None) -> Evaluation:
-        """Return the evaluation with the failure reward of a later one, so that both compare."""
+        """Return the evaluation with the failure reward of a later one, so that both compare.
+
+        Args:
+            failure_reward: reward of tasks whose app failed; None leaves the evaluation unchanged.
+        """
         if not self.failures or failure_reward is None:
             return self
         rewards = self.rewards | dict.fromkeys(self.failures, failure_reward)
@@ -123,12 +127,17 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of unscored, failed and silent tasks, by their descriptions."""
+        """Numbers of tasks that are unscored, failed or without a call of the policy.
+
+        The keys describe them.
+        """
         return {"unscored": self.unscored, "failed": self.failed, SILENT: self.silent}
 
     def metrics(self) -> dict[str, Json]:
-        """Return the metrics for `metrics.jsonl`: mean, interval, the policies' calls, and numbers
-        of unscored, failed and silent tasks.
+        """Return the metrics of the evaluation for `metrics.jsonl`.
+
+        They are the mean reward with its interval, the number of the policies' calls, and the
+        numbers of tasks that are unscored, failed or without a call of the policy.
         """
         more: dict[str, Json] = {} if self.weights is None else {"weights": self.weights}
         if self.failures:
@@ -241,7 +250,7 @@ class Outcomes(NamedTuple):
 
 
 def counted(counts: Mapping[str, int]) -> str:
-    """Return the counts above 0 as text, such as `2 unscored, 1 failed`."""
+    """Return a text with the counts above 0, such as `2 unscored, 1 failed`."""
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
 
 
@@ -283,10 +292,10 @@ class FitResult:
     def summary(self, metric: str = "reward") -> str:
         """Describe the result in one line.
 
-        It has the mean reward of the first and the last evaluation, the confidence interval of the
-        gain, and the numbers of unscored, failed and silent tasks and rollouts. Means and gain are
-        over the tasks that were scored in both evaluations, failed ones with `failure_reward`; the
-        means without these follow.
+        The line has the mean rewards of the first and the last evaluation, the confidence interval
+        of the gain, and the numbers of tasks and rollouts that are unscored or failed. Means and
+        gain are over the tasks that were scored in both evaluations. Failed tasks count with
+        `failure_reward`; the means without failed tasks follow.
 
         Args:
             metric: name of the reward.
@@ -308,7 +317,10 @@ class FitResult:
 
 
 def _problems(first: Evaluation, last: Evaluation) -> str:
-    """Describe the numbers of unscored, failed and silent tasks; empty if all are 0."""
+    """Describe how many held-out tasks were unscored, failed or without a call of the policy.
+
+    The result is empty if there are none.
+    """
     before, after = first.counts, last.counts
     counts = {name: f"{name} {before[name]} -> {after[name]}" for name in before}
     if first.failures or last.failures:

@@ -2,9 +2,9 @@
 
 `Session.rollouts` scores episodes before the algorithm gets them, so no algorithm needs code for
 scorers. The trainer's process makes the model calls of a scorer after the attempt has ended, so
-these calls are never among the attempt's calls. The app's own reward stays in the store. In the
-episode it is one of `dimensions`, which are further named rewards. The scorer's reward is stored in
-the run's folder under its name.
+these calls are never among the attempt's calls. The scorer's reward is stored in the run's folder
+under its name. The app's own reward stays in the store, and in the episode as one of the further
+named rewards in `dimensions`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_CONCURRENT: Final = 8
 
 
 class Member(NamedTuple):
-    """A rollout to score."""
+    """A rollout to score: its task and its episode."""
 
     task: Json
     episode: Episode
@@ -68,7 +68,7 @@ class RewardLine(Scored, frozen=True, kw_only=True):
 
 
 class ScoringPosition(NamedTuple):
-    """The run in which a scorer works, as an argument of `Scorer.opened`."""
+    """The run for which a scorer is opened (`Scorer.opened`)."""
 
     folder: Path | None
     """Folder of the run, from which a judge reads its earlier answers; None for no folder."""
@@ -152,10 +152,11 @@ class FunctionScorer:
     """Scorer that calls a sync or async reward function in the trainer's process.
 
     Args:
-        function: reward function. It either has any of the parameters `task` (the app's task),
-            `answer` (text of the last model answer) and `episode` (everything recorded), and
-            returns a reward as an app does; or it has the parameter `episodes` (all episodes of a
-            group), and returns a list with one reward per episode.
+        function: reward function, in one of two forms. The first form has any of the parameters
+            `task` (the app's task), `answer` (text of the last model answer) and `episode`
+            (everything recorded); it returns a reward as an app does. The second form has the
+            parameter `episodes` (all episodes of a group) and returns a list with one reward per
+            episode.
 
     Raises:
         ConfigError: the function has none of these parameters, mixes the two forms, or has further
@@ -174,7 +175,7 @@ class FunctionScorer:
 
     @cached_property
     def _parameters(self) -> list[str]:
-        """Names in `ARGUMENTS` that the function has as parameters.
+        """Names of the function's parameters that are in `ARGUMENTS`.
 
         Raises:
             ConfigError: the function has further required parameters, or its signature is unknown.
@@ -286,7 +287,8 @@ def with_reward(episode: Episode, scored: Scored | None) -> Episode:
     """Return the episode with a scorer's reward in place of the app's.
 
     The app's own reward becomes one of `dimensions`, which are further named rewards. An unfinished
-    episode is returned unchanged; one whose app failed has no reward (see `score_failure`).
+    episode is returned unchanged. If the app failed, the result has no reward (see
+    `score_failure`).
 
     Args:
         episode: episode of a rollout.
@@ -374,7 +376,7 @@ class Rewards:
     def metrics(self) -> dict[str, float]:
         """Return the number of unscored rollouts and the scorer's costs, as metrics.
 
-        Both are counted since the previous call of `metrics`.
+        Each metric is the increase since the previous call.
         """
         total = {"unscored": float(self._unscored), **self.scoring.spent()}
         new = {f"{self.name}/{k}": v - self._reported.get(k, 0.0) for k, v in total.items()}

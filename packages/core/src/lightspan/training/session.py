@@ -257,7 +257,7 @@ class Session:
         self.reporter.line(f"resuming {self.path} after step {self.state.step}")
 
     def _checkpoint_at(self, step: int) -> Path:
-        """Return the path of the checkpoint of `step`, the best step.
+        """Return the path of the checkpoint of `step`, the step with the best weights.
 
         Raises:
             CheckpointError: the checkpoint was deleted.
@@ -271,7 +271,7 @@ class Session:
         return saved
 
     async def restore_weights(self, step: int) -> None:
-        """Load and publish the weights of an earlier step, and load its learned prompts.
+        """Load the weights and prompts of an earlier step, also into the engine.
 
         Raises:
             CheckpointError: the step has no checkpoint.
@@ -442,9 +442,7 @@ class Session:
     async def _process(
         self, rollouts: Sequence[Rollout], episodes: list[Episode], mode: Mode
     ) -> list[Episode]:
-        """Score, check and export the episodes of rollouts that have ended; return the scored
-        episodes.
-        """
+        """Score, check and export the episodes of ended rollouts; return the scored episodes."""
         await self.budget.count(self.store, self.collector.in_flight.news())
         if self._rewards is not None:
             tasks = [rollout.task for rollout in rollouts]
@@ -482,7 +480,7 @@ class Session:
         return [await self._put_resources(each) for each in resources]
 
     async def _put_resources(self, resources: Resources) -> str:
-        """Store resources, with the algorithm's resources and the routing; return their id.
+        """Store resources together with the algorithm's own and the routing; return their id.
 
         Equal resources have the same id.
 
@@ -555,14 +553,12 @@ class Session:
 
     # --- after a step -----------------------------------------------------------------------
     def send_spans(self) -> None:
-        """Export the spans of the step. Call it after the step's advantages were computed."""
+        """Send the step's spans to the span exporter, if any. Its advantages must be computed."""
         if self._span_export is not None:
             self._span_export.send()
 
     def reward_metrics(self) -> dict[str, float]:
-        """Return the scorer's metrics (`Rewards.metrics`), and the reward of failures if it may
-        change.
-        """
+        """Return the scorer's metrics, and the current failure reward if it may change."""
         metrics = {} if self._rewards is None else self._rewards.metrics()
         if self.algorithm.failure_reward == "lowest":
             metrics["failure_reward"] = self.state.lowest_reward

@@ -205,7 +205,7 @@ class TrainerSettings:
     def selection_setting(self) -> str:
         """Text of the setting that needs a selection split, for error messages.
 
-        `keep="best"`, or `patience=` with its value; empty if neither is set.
+        It is `keep="best"`, or `patience=` with its value; empty if neither is set.
         """
         if self.keep == "best":
             return 'keep="best"'
@@ -262,8 +262,7 @@ class TrainerSettings:
         return every is not None and (step == total or step % every == 0)
 
     def has_ended(self, step: int, total: int, since_best: int) -> bool:
-        """Return whether training ends after `step`, because it is the last or `patience` is used
-        up.
+        """Return whether training ends after `step`: it is the last, or `patience` is used up.
 
         Args:
             step: number of the step.

@@ -2,8 +2,8 @@
 
 All metrics are in `metrics.jsonl` in the run's folder; a sink gets a copy. A sink that fails is
 reported once and disabled. It does not stop a training, except by a `ConfigError`, such as for a
-missing package. Metrics are named `<kind>/<metric>` with the kinds `train`, `eval` and `selection`;
-their step is the iteration.
+missing package. A metric is named `<kind>/<metric>`, with one of the kinds `train`, `eval` and
+`selection`. The tracker's step is the number of the iteration.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Means with confidence intervals that hold for few tasks, and the paired gain of two evaluations.
 
-Tasks that share a database, a document or a world are correlated, so an interval that treats them
-as independent is too narrow. Intervals are Student's t over clusters of such tasks; a task without
-a cluster is one of its own. The variance is the jackknife's, which leaves out one cluster at a time
-(Bell and McCaffrey 2002, Survey Methodology 28(2)), because large and small clusters weigh
-differently. Shares of independent tasks get the exact interval (Clopper and Pearson 1934,
-Biometrika 26(4)). With fewer than two clusters there is no interval.
+Tasks that share a database, a document or a world form a cluster: their rewards are correlated, so
+an interval that treats them as independent is too narrow. Intervals are Student's t over clusters.
+A task without a cluster is a cluster of its own. The variance is the jackknife's, which leaves out
+one cluster at a time (Bell and McCaffrey 2002, Survey Methodology 28(2)), because large and small
+clusters weigh differently. Shares of independent tasks get the exact interval (Clopper and Pearson
+1934, Biometrika 26(4)). With fewer than two clusters there is no interval.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MIN_SHARE_TASKS: Final = 8
 class Interval(msgspec.Struct, frozen=True, omit_defaults=True):
     """A mean with its 95 % confidence interval; `n` is the number of values.
 
-    `low` and `high` are not finite if there is no interval: for fewer than two clusters (or
-    independent values), and for equal values whose range is unknown.
+    If there is no interval, `low` and `high` are not finite. This is so for fewer than two clusters
+    (or independent values), and for equal values whose range is unknown.
     """
 
     mean: float
@@ -51,7 +51,7 @@ class Interval(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def size(self) -> str:
-        """The sample size as text."""
+        """The sample size as text, with the number of clusters if values are clustered."""
         clusters = "" if self.clusters is None else f" in {plural(self.clusters, 'cluster')}"
         return f"n={self.n}{clusters}"
 
@@ -82,8 +82,8 @@ def paired_gain(
 ) -> Interval:
     """Return the mean gain from `before` to `after` on tasks scored in both, with its interval.
 
-    Pairing cancels the difficulty of the tasks, which separate intervals of the two means would
-    count as noise.
+    The gain is computed for each task, so that differences between easy and hard tasks do not widen
+    the interval.
 
     Args:
         before: task id → reward in the earlier evaluation.
@@ -97,8 +97,10 @@ def paired_gain(
 
 
 def _range(rewards: Collection[float]) -> tuple[float, float]:
-    """Return the smallest and the largest possible reward: 0 and 1, or -1 and 1; infinite if other
-    rewards occur.
+    """Return the smallest and the largest reward that are possible, judged by `rewards`.
+
+    They are 0 and 1, or -1 and 1 if a reward is negative. If a reward is below -1 or above 1, they
+    are infinite.
     """
     if all(-1 <= reward <= 1 for reward in rewards):
         return (-1.0 if any(reward < 0 for reward in rewards) else 0.0), 1.0
@@ -110,9 +112,9 @@ def _t_interval(
 ) -> Interval:
     """Return the mean with its 95 % confidence interval by Student's t over clusters.
 
-    Equal means of all clusters have no variance, yet others may be rare: their share is at most the
-    exact bound for none of the clusters. All values are from `least` to `most`, which may be
-    infinite.
+    If the means of all clusters are equal, the variance is 0, although clusters with other means
+    may exist. The interval then allows for the largest share of such clusters that a sample may
+    miss by chance. All values are from `least` to `most`, which may be infinite.
     """
     members: dict[Hashable, list[float]] = {}
     for task in sorted(values):
@@ -137,7 +139,7 @@ def _t_interval(
 
 
 def _share_above(count: int, n: int) -> float:
-    """Return the share that makes `count` or more of `n` as improbable as `TAIL`."""
+    """Return the share that makes `count` or more successes in `n` tries improbable (`TAIL`)."""
     logs = [math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in range(n + 1)]
     low, high = 0.0, 1.0
     for _ in range(40 if count else 0):

@@ -109,7 +109,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest(ABC):
-    """A parsed request of one API. It also formats the answer for that API."""
+    """A parsed request of one API. It also writes the answer in the format of that API."""
 
     prompt_field: ClassVar[str]
     """Name of the field that holds the prompt."""
@@ -153,7 +153,7 @@ class ModelRequest(ABC):
 
     @abstractmethod
     def without_prompt(self) -> Self:
-        """Return a copy without the fields that only `prompts` needs, to free memory."""
+        """Return a copy without the fields that only the method `prompts` reads, to free memory."""
 
     @abstractmethod
     def body(self, answer: Answer) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class ModelRequest(ABC):
         return iter(())
 
     def begin_text(self, base: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
-        """Yield the chunks before the first text of the choice `index`."""
+        """Yield the chunks of the stream that precede the text of the choice `index`."""
         return iter(())
 
     @abstractmethod
@@ -181,27 +181,27 @@ class ModelRequest(ABC):
 
     @abstractmethod
     def last(self, answer: Answer, base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the last chunks of the stream, after the text of all choices."""
+        """Yield the final chunks of the stream, which follow the text of all choices."""
 
     def attributes(self) -> dict[str, Any]:
-        """Return attributes of the call's span that cannot be read from the request's body."""
+        """Return the attributes of the call's span that are not in the request's body."""
         return {}
 
     def after(self, before: Conversation) -> ModelRequest:
-        """Return a copy that continues an earlier conversation.
+        """Return a copy of this request that continues an earlier conversation.
 
-        Its messages are inserted after the instructions of this request. An API without the field
-        `previous` (the id of an earlier response) returns the request itself.
+        The earlier messages are inserted after the instructions of this request. If the API has no
+        field `previous` (the id of an earlier response), the request itself is returned.
 
         Args:
-            before: the conversation up to the response whose id is `previous`.
+            before: the messages up to and including the response whose id is `previous`.
         """
         return self
 
     def conversation(self, answer: Answer) -> Conversation | None:
-        """Return the messages up to and including `answer`, which a later request may continue.
+        """Return the messages of the request and its answer, which a later request may continue.
 
-        None if the request's API cannot continue a response.
+        The result is None if the API has no requests that continue an earlier answer.
         """
         return None
 
@@ -364,12 +364,13 @@ def read_fields(
         mode: mode of the rollout; in validation only the temperature of `forced` applies.
         forced: sampling parameters that the algorithm sets (`Target.forced`); None to use those of
             the request.
-        adjust: function that edits the dict of unsupported fields in place; None for no edits.
+        adjust: function that may add or remove entries in the dict of unsupported fields; None if
+            there are none to edit.
 
     Raises:
-        ApiError: 400 for an invalid field, and for an unsupported field that constrains the answer
-            (`CONSTRAINING`). In validation, or if `forced` is None, also for other unsupported
-            fields. Only the fields in `STEERING` are then ignored.
+        ApiError: 400 for an invalid field, and for an unsupported field in `CONSTRAINING`. In
+            validation, or if `forced` is None, also for every other unsupported field that is not
+            in `STEERING`.
     """
     unsupported = check_fields(body, rules)
     if adjust is not None:
@@ -439,9 +440,12 @@ def _template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def cannot_honour(key: str, value: Any, error_type: str | None = None) -> ApiError:
-    """Return the HTTP 400 for the unsupported field `key` with the value `value`.
+    """Return the HTTP error 400 for a request field that cannot be honoured.
 
-    `error_type` is that of `ApiError`.
+    Args:
+        key: name of the field.
+        value: value of the field.
+        error_type: type of the error in the call's span; None for the error's code or status.
     """
     message = f"'{key}' = {value!r} cannot be honoured by this engine; leave it out"
     return ApiError(400, message, param=key, error_type=error_type)

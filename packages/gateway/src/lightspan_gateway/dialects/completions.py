@@ -89,7 +89,7 @@ class CompletionRequest(ModelRequest):
             yield {**base, "choices": [], "usage": answer.usage()}
 
     def _end(self, answer: Answer, choice: Choice) -> dict[str, Any]:
-        """Return the fields of a finished choice except its text."""
+        """Return the fields of a finished choice, without its text."""
         end: dict[str, Any] = {
             "index": choice.index,
             "finish_reason": choice.finish_reason,

@@ -1,7 +1,7 @@
 """Response formats and tool choices, which constrain an answer. Nothing here does I/O.
 
-An app depends on these constraints. So in every mode a constraint is either honoured or refused,
-and never ignored.
+An app relies on these constraints. So a constraint that cannot be honoured is refused with an
+error, in training and in validation; no constraint is ignored.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Constraint:
     Args:
         source: name and value of the request field that sets the constraint, for error messages.
         format: JSON schema of the text; None for any text.
-        tools: tools that may be called; empty if no calls are allowed or parsed.
-        calls: "required" if the answer must consist of calls; "auto" if it may be text.
-        parallel: whether an answer may have several calls.
+        tools: tools that the answer may call; empty if it may call none.
+        calls: "required" if the answer must consist of tool calls; "auto" if it may also be text.
+        parallel: whether the answer may have several tool calls.
     """
 
     source: RequestField = ("", None)
@@ -75,12 +75,12 @@ def read_tools(
         body: the request.
         tools: the request's tools in the form of chat completions; None if it has none.
         format: name and value of the response format's field; the value is as in the Responses API.
-        tool_choice: two items: the value of `tool_choice` as in chat completions, and the field
-            that forbids parallel calls (None if they are allowed). For a request in OpenAI's format
-            the argument is None, and both are read from `body`.
+        tool_choice: the value of `tool_choice` as in chat completions, and the field that forbids
+            several calls (None if they are allowed). None to read both from `body`, which is then
+            in OpenAI's format.
 
     Raises:
-        ApiError: 400 naming the field.
+        ApiError: 400 naming the field that is invalid or cannot be honoured.
     """
     choice, one_call = tool_choice or (body.get("tool_choice"), _one_call(body))
     return {
@@ -178,14 +178,16 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
 
 
 def _choice(choice: Any, names: set[str]) -> tuple[set[str] | None, Calls]:
-    """Return the names of the allowed tools (None for all) and whether a call is required.
+    """Return the names of the tools that the answer may call, and whether it must call one.
+
+    The names are None if all tools are allowed.
 
     Args:
         choice: value of `tool_choice`.
         names: names of all tools of the request.
 
     Raises:
-        ApiError: 400 if `choice` is malformed, or names no tool.
+        ApiError: 400 if `choice` is malformed, or names a tool that the request does not have.
     """
     if choice in (None, "auto", "none"):
         return None, "auto"

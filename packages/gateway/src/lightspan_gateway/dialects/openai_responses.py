@@ -107,7 +107,7 @@ class ResponseRequest(MessagesRequest):
         return attributes
 
     def without_prompt(self) -> Self:
-        """Return a copy without tools and template options.
+        """Return a copy without the tools and the options of the chat template, to free memory.
 
         The messages are kept, because a later request may continue this response.
         """
@@ -316,15 +316,15 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 def recorded_conversation(span: Span) -> Conversation:
     """Return the messages of a conversation, up to and including the response recorded in `span`.
 
-    It is used if another gateway process answered, for example before a restart. Instructions are
-    left out.
+    It is used for a response that another process gave, for example before a restart. The
+    instructions of the recorded request are left out.
 
     Args:
-        span: span of the call that produced the response.
+        span: the recorded call that produced the response.
 
     Raises:
-        ApiError: 400 if the call failed or was cancelled, or if an API key was removed from the
-            recorded messages.
+        ApiError: 400 if the call failed or was cancelled. Also if the messages contained an API
+            key, which is not stored, so that they are incomplete.
     """
     attributes = span.attributes
     answers: Sequence[Message] = genai.load(str(attributes.get(c.OUTPUT_MESSAGES, "[]")))

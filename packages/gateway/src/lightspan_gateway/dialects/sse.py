@@ -40,9 +40,9 @@ class Events:
 
 
 class TypedEvents(Events):
-    """Format of a stream whose events are named after the field `type` of their chunks.
+    """Format of a stream in which the field `type` of each chunk names its event.
 
-    The stream has no end mark.
+    No end mark follows the last event.
     """
 
     end = b""

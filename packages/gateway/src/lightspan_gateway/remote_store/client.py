@@ -124,15 +124,15 @@ class ServerConnection:
     def call(
         self, operation: rpc.Operation, body: bytes, lease_s: float | None = None
     ) -> asyncio.Future[bytes]:
-        """Send an operation, and return a future for the body of the answer.
+        """Send an operation to the server; return a future for the body of the answer.
 
         The future belongs to the running event loop.
 
         Args:
             operation: the operation.
             body: encoded arguments of the operation.
-            lease_s: duration of the lease in seconds, on which the timeout of a heartbeat depends.
-                None for any other operation.
+            lease_s: for a heartbeat, the seconds after which an attempt without heartbeats is lost;
+                the request's timeout depends on it. None for any other operation.
 
         Raises:
             StoreClosedError: the connection is stopped.
@@ -252,7 +252,10 @@ class ServerConnection:
 
     @property
     def _retry_s(self) -> float:
-        """Seconds for which a request is retried. A long patience ends when the store is closed."""
+        """Seconds for which a request is retried.
+
+        A long time, set by `set_patience`, is shortened to the default once the store is closed.
+        """
         limit_s = self._timings.server_retry_s
         return min(limit_s, StoreTimings().server_retry_s) if self._is_closed else limit_s
 

@@ -34,10 +34,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         return cls(kind=next(filter(_KINDS.__contains__, names), "StoreError"), message=str(error))
 
     def error(self, where: str) -> LightspanError:
-        """Return the exception that a store in this process would have raised.
+        """Return the exception that this failure encodes.
 
         Args:
-            where: name of the store, for errors that do not name it.
+            where: name of the store; it is added to messages that do not name the store.
         """
         kind = _KINDS.get(self.kind, StoreError)
         lacks_store = kind in (StoreError, StoreFormatError, StoreUnreachableError)

@@ -1,4 +1,4 @@
-"""The plugin of `http://` and `https://` URLs (`StorePlugin`)."""
+"""The plugin by which `open_store` opens `http://` and `https://` URLs (`StorePlugin`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ IS_SHARED = True
 
 
 def make_store(url: str, *, create: bool) -> Store:
-    """Return the store at `url`; the server creates its store, so `create` is ignored."""
+    """Return the store at `url`. `create` is ignored, because only the server creates stores."""
     from lightspan_gateway.remote_store.store import RemoteStore
 
     return RemoteStore(url)

@@ -1,4 +1,4 @@
-"""Batching of the operations that are requested in one turn of the event loop."""
+"""Send operations that are requested at about the same time in one HTTP request."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Item = tuple[str, bytes]
 
 
 class RequestBatcher(Generic[R]):
-    """A queue that sends all items of one turn of the event loop together.
+    """A queue that sends its items in batches of at most `MAX_BATCH`.
 
-    A batch has at most `MAX_BATCH` items.
+    Items that are added in the same turn of the event loop are sent together.
 
     Args:
         send: function that sends a batch and returns the answer to each item.

@@ -58,8 +58,8 @@ class Operation:
     Args:
         method: the method of `Store`.
         roles: roles that may call the operation.
-        batch: whether the operation may share a request with other operations. The answers to all
-            of them arrive when the slowest operation is done.
+        batch: whether the operation may share a request with other operations. They are answered
+            together, when the slowest one is done.
     """
 
     def __init__(
@@ -108,10 +108,11 @@ class Operation:
         return arguments
 
     def encode(self, arguments: Arguments) -> bytes:
-        """Encode arguments.
+        """Encode arguments for a request.
 
         Raises:
-            DataError: an argument cannot be encoded; the message names the record that is at fault.
+            DataError: an argument cannot be encoded. If it is a list of records, the message names
+                the record.
         """
         try:
             return encode(arguments)

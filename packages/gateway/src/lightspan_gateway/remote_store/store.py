@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 def _remote(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Return a method that calls the operation `method` on the server."""
+    """Return a method of `RemoteStore` that runs the `Store` method `method` on the server."""
     operation = OPERATIONS[method.__name__]
 
     @functools.wraps(method)

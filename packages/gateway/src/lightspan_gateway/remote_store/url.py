@@ -41,8 +41,8 @@ class RemoteAddress(NamedTuple):
     def key(self) -> str:
         """Read the store's key from `key_variable`, or from an earlier call of this method.
 
-        The key is kept in this process, so that it is found after the variable is removed. The
-        result is empty if there is no key and the URL names no variable.
+        The process keeps the key, because the variable is removed from its environment later. If
+        the URL names no variable, the key is optional: the result is empty if there is none.
 
         Raises:
             ConfigError: the variable that the URL names is not set, or its value is not a key.
@@ -105,11 +105,13 @@ def read_address(url: str) -> RemoteAddress:
 
 
 def keep_tunnel(url: str, tunnel: str, key: str) -> None:
-    """Let this process, and the runner processes that it starts, reach a server by a tunnel.
+    """Register a tunnel through which this process reaches the server of a store.
+
+    Runner processes that this process starts use the tunnel too.
 
     Args:
         url: URL of the store, which messages name.
-        tunnel: address of this machine to which requests are sent instead.
+        tunnel: address of this machine at which the tunnel begins; requests are sent to it.
         key: key of the store.
     """
     keep_secrets(read_address(url).url, {_KEY: key, _TUNNEL: tunnel})

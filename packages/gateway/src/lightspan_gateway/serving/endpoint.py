@@ -93,10 +93,10 @@ class ServeOptions:
 
 
 def load_served(folder: str | Path) -> tuple[ServedRun, Path]:
-    """Return the description of the run or model in `folder`, and its path.
+    """Return the description of the run or model in `folder`, and the path of `folder`.
 
     Raises:
-        ConfigError: the folder is neither a model nor a complete run.
+        ConfigError: the folder contains neither a model nor a complete run.
         ModelError: the model is incomplete.
     """
     run = RunFolder(Path(folder))
@@ -109,7 +109,9 @@ def load_served(folder: str | Path) -> tuple[ServedRun, Path]:
 
 
 def check_upstreams(served: ServedRun, run: Path, allowed: Sequence[str]) -> None:
-    """Check that the user allows every endpoint to which the run sends calls and keys.
+    """Check that the user allows every endpoint in the run's files.
+
+    Calls and the user's API keys are sent to these endpoints.
 
     Args:
         served: description of the run.
@@ -117,7 +119,7 @@ def check_upstreams(served: ServedRun, run: Path, allowed: Sequence[str]) -> Non
         allowed: URLs that the user allows.
 
     Raises:
-        ConfigError: an endpoint is not allowed, or an allowed one is not in the run.
+        ConfigError: an endpoint of the run is not allowed, or an allowed URL is not in the run.
     """
     upstreams = upstreams_of(served)
     urls = {quoted(upstream.url) for upstream in upstreams}
@@ -224,7 +226,7 @@ class _Models:
 
     @classmethod
     def of(cls, served: ServedRun, run: Path) -> _Models:
-        """Return the models of a run.
+        """Return the models and adapters that a run serves.
 
         Raises:
             ConfigError: the folder of a policy is missing.
@@ -311,9 +313,9 @@ def _target_text(target: Target, options: ServeOptions) -> str:
 
 
 def _paths(routing: Routing) -> dict[str, str]:
-    """Return the path of the base URL of each agent, by name.
+    """Return the path of each agent's base URL, by the agent's name.
 
-    If a policy answers an app without named agents, the entry `the whole app` has its path.
+    If a policy answers apps that name no agents, the entry `the whole app` has the path for them.
     """
     names = [rule.pattern for rule in routing.rules if public_access.is_name(rule)]
     answered = [name for name in names if routing.target(name).route is not Route.APP]

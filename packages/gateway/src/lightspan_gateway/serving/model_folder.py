@@ -1,4 +1,7 @@
-"""Models in Hugging Face folders, which are served like a run with one policy for all agents."""
+"""Hugging Face models, which `lightspan serve` serves like a run with one policy.
+
+The policy answers the calls of all agents.
+"""
 
 from __future__ import annotations
 

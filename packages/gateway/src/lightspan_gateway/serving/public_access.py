@@ -84,20 +84,20 @@ class UsageCounter(CallLog):
         return agents
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON for `USAGE_PATH`: numbers of answered calls, failed calls and ignored
-        fields."""
+        """Return the JSON for `USAGE_PATH`: answered calls, failed calls and ignored fields."""
         ignored = dict(self.ignored_fields)
         return {"agents": self.summary(), "failed": self.failed, "set_aside": ignored}
 
 
 class PublicAccess(AccessPolicy):
-    """Authenticate by a key, if there is one; all callers share one session.
+    """Check the key of each request, if there is one; all callers share one session.
 
     Args:
         routing: the rules by which a policy or an endpoint answered each agent in training.
         key: the key that callers must send; None accepts every program of this machine.
         max_tokens: default limit of a chat's answer in tokens; None for the rest of the context.
-        upstream: the endpoint for calls that the policies do not answer; None refuses them.
+        upstream: the endpoint for calls of agents and models that are not served here; None refuses
+            these calls.
     """
 
     shutdown_s = 10.0
@@ -176,7 +176,13 @@ class PublicAccess(AccessPolicy):
         return [*super().models(policies), *self._agents(policies)]
 
     def _agents(self, policies: Collection[str]) -> list[str]:
-        """Return the names of agents whose calls this endpoint answers."""
+        """Return the names of the agents that have a rule of their own and are answered here.
+
+        Names that are also names of policies are left out.
+
+        Args:
+            policies: names of the policies.
+        """
         return [
             rule.pattern
             for rule in self._routing.rules
@@ -203,20 +209,21 @@ class PublicAccess(AccessPolicy):
 
 
 class ServingGateway(Server):
-    """Serve policies without recording.
+    """Serve the policies of a run; calls are counted but not recorded.
 
     Args:
-        engine: serves the policies, and the starting weights as `base` if an agent needs them.
+        engine: serves the policies. If an agent uses the untrained model, it also serves that
+            model, as the policy `base`.
         routing: the rules by which a policy or an endpoint answered each agent in training.
         key: the API key that callers must send; None accepts every program of this machine.
         host: address of the interface to listen on.
         port: port; 0 for any free port.
         max_tokens: default limit of a chat's answer in tokens; None for the rest of the context.
-        upstream: the endpoint for calls of agents and models that the engine does not serve; None
-            refuses these calls. If its `model` is empty, the request's model is used.
+        upstream: the endpoint for calls of agents and models that are not served here; None refuses
+            these calls. If its `model` is empty, the request's model is used.
 
     Raises:
-        ConfigError: other machines could reach the endpoint and there is no key.
+        ConfigError: other machines could reach the server and there is no key.
     """
 
     def __init__(
@@ -237,7 +244,7 @@ class ServingGateway(Server):
 
 
 def is_name(rule: Rule) -> bool:
-    """Return whether the rule's pattern is the name of one agent."""
+    """Return whether the rule is for one agent: its pattern has no `*` and no `/`."""
     return "*" not in rule.pattern and "/" not in rule.pattern
 
 

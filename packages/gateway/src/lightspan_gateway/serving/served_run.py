@@ -1,4 +1,4 @@
-"""Read what a complete run serves: its policies, and the endpoints of its frozen agents."""
+"""Read what a run serves: its trained policies, and the endpoints of agents not trained."""
 
 from __future__ import annotations
 

@@ -29,7 +29,11 @@ class Keys:
         self._digests = [(_digest(key), role) for role, key in (keys or {}).items()]
 
     def role_of(self, key: str) -> Role | None:
-        """Return the role of a key, in constant time; None for a wrong key."""
+        """Return the role of a key; None for a wrong key.
+
+        The comparison takes the same time for every key, so its duration reveals nothing about the
+        keys.
+        """
         result = None if self.are_required else Role.ADMIN
         digest = _digest(key)
         for valid, role in self._digests:

@@ -96,14 +96,17 @@ class GatewayProxy:
             await session.close()
 
     async def check_trainer(self, peer: Peer) -> None:
-        """Check, when a trainer announces itself first, that this server reaches its gateway.
+        """Check that this server reaches the gateway of a trainer that announces itself.
 
-        Without the check, all attempts of the training would be lost, one after another. Later
-        announcements are not checked, because a gateway may be busy or restart.
+        Otherwise every attempt of the training would be lost. Only the first announcement of a
+        trainer and its gateway is checked, because a gateway may later be busy or restart.
+
+        Args:
+            peer: the trainer's announcement.
 
         Raises:
-            ConfigError: runners of other machines may work for the training, and its gateway cannot
-                be reached.
+            ConfigError: the training accepts runners of other machines, and its gateway cannot be
+                reached.
         """
         needs_gateway = peer.remote and peer.gateway and not peer.complete
         if not needs_gateway or (peer.peer_id, peer.gateway) in self._announced:
@@ -148,8 +151,8 @@ class GatewayProxy:
         gateway was unreachable uses the token to wait for the gateway.
 
         Raises:
-            ApiError: the token is missing, unknown or of an ended attempt, there is no gateway, or
-                the store fails.
+            ApiError: the token is missing or unknown, its attempt has ended, the training has no
+                gateway, or the store fails.
         """
         token = token_of(request)
         if not token:
@@ -281,7 +284,10 @@ def _gateway_path(request: web.Request) -> str:
 
 
 def _origin(url: str) -> str:
-    """Return the origin of a URL; empty if the URL is invalid."""
+    """Return the origin of a URL: scheme, host and port.
+
+    The result is empty if the URL is invalid.
+    """
     try:
         parts = URL(url)
         is_valid = parts.scheme in ("http", "https") and "@" not in url and parts.port != 0
@@ -291,7 +297,11 @@ def _origin(url: str) -> str:
 
 
 def _forwardable(headers: Headers | CIMultiDict[str], own: frozenset[str]) -> CIMultiDict[str]:
-    """Return the headers, without those in `own` and those that apply to one connection only."""
+    """Return the headers that may be forwarded.
+
+    Headers that apply to one connection only are left out. Those in `own` are left out too, because
+    the forwarded message gets new ones.
+    """
     named = {name.strip().lower() for name in ",".join(headers.getall("Connection", [])).split(",")}
     removed = _HOP_BY_HOP | own | named
     return CIMultiDict(

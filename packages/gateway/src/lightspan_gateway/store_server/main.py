@@ -37,8 +37,8 @@ class StoreOptions:
         """Read the keys, and remove their variables from the environment.
 
         Raises:
-            ConfigError: a key is missing or invalid, or `without_key` is set although keys are
-                given or other machines could reach the server.
+            ConfigError: a key is missing or invalid. Or `without_key` is set, but keys are given
+                too, or other machines could reach the server.
         """
         if not self.without_key:
             return take_keys(self.key_variables)

@@ -35,7 +35,7 @@ class Reply(NamedTuple):
 
 
 async def reply_with(work: Awaitable[bytes]) -> Reply:
-    """Await `work`, and return its result or its error as a reply."""
+    """Await `work`; return its result with status 200, or its error with the error's status."""
     try:
         return Reply(200, await work)
     except ApiError as error:
@@ -52,7 +52,10 @@ async def reply_with(work: Awaitable[bytes]) -> Reply:
 
 
 def _status_of(error: errors.LightspanError) -> int:
-    """Return 400 for an invalid operation, 503 if a retry may help, else 409."""
+    """Return the HTTP status for an error.
+
+    The status is 400 for an invalid operation, 503 if a retry may help, and 409 otherwise.
+    """
     if isinstance(error, errors.DataError):
         return 400
     retriable = (

@@ -13,8 +13,8 @@ from lightspan_gateway.remote_store.roles import Role
 class StoreRoute(Protocol):
     """A route that a plugin adds to a store's server.
 
-    An entry point in the group `lightspan.store_routes` names a function that takes the store and
-    returns the route.
+    A plugin registers it by an entry point in the group `lightspan.store_routes`. The entry point
+    names a function that takes the store and returns the route.
     """
 
     PATH: str

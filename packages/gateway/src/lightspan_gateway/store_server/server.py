@@ -1,7 +1,8 @@
 """The HTTP server of a store. It authenticates a request before it reads the body.
 
-At most `max_concurrent` requests are executed at once, and further requests wait. Heartbeats,
-claims and reports do not wait, since runners would lose their leases. Long polls do not wait
+At most `max_concurrent` requests run at once, and further requests wait for their turn. Requests by
+which runners get, keep and report their attempts never wait, because a late runner loses its
+attempt. Requests that only wait for a change in the store (long polls) do not wait for a turn
 either.
 """
 
@@ -110,9 +111,9 @@ class StoreServer(HttpServer):
         ]
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Answer whether the store can be written, without details: the path needs no key.
+        """Answer whether the store can be written, without details. No key is required.
 
-        Everybody may ask, so requests within a second share one check.
+        Requests of the same second share one check, so that they cannot overload the store.
         """
         now = clock.monotonic()
         check = self._health_check
@@ -126,10 +127,10 @@ class StoreServer(HttpServer):
         return web.json_response({"status": "failed"}, status=503)
 
     async def _is_writable(self) -> bool:
-        """Return whether the store takes a write within the time limit.
+        """Return whether the store can be written within the time limit.
 
-        Reading would not do: it works with a full disk, a lock that another process holds, or a
-        database that is a standby.
+        A test record is written and removed. Reading is not enough as a check: it succeeds if the
+        disk is full, if another process holds a lock, or if the database is a read-only standby.
         """
         peer = Peer(
             peer_id=self._health_id,
@@ -149,7 +150,10 @@ class StoreServer(HttpServer):
         return True
 
     async def _extra(self, route: StoreRoute, request: web.Request) -> web.StreamResponse:
-        """Answer a request to a plugin's route, without a check of lightspan's protocol version."""
+        """Answer a request to a plugin's route.
+
+        The lightspan version of the sender is not checked, because it may be another program.
+        """
         role: Role | ApiError
         try:
             role = self._role_of(request)
@@ -172,7 +176,10 @@ class StoreServer(HttpServer):
             )
 
     async def _batch(self, request: web.Request, role: Role) -> bytes:
-        """Execute several operations, each with its own answer or error."""
+        """Run several operations that a client sent in one request.
+
+        The result has the answer or the error of each of them.
+        """
 
         async def execute(name: str, body: bytes) -> bytes:
             operation = _operation_of(name, role)
@@ -279,7 +286,10 @@ def _operation_of(name: str, role: Role) -> rpc.Operation:
 
 
 def _without_secrets(name: str, answer: Any) -> Any:
-    """Remove call tokens and production rollouts from the answer of the operation `name`."""
+    """Remove what a runner may not read from the answer of the operation `name`.
+
+    These are call tokens (keys for model calls) and recorded runs of apps in production.
+    """
     if name == "attempts":
         return [msgspec.structs.replace(attempt, call_token="") for attempt in answer]
     if name == "rollouts":

@@ -1,8 +1,10 @@
 """APO: learn prompts by textual gradients and beam search (ProTeGi, arXiv 2305.03495).
 
-`search` keeps a beam of candidates. Each round, a language model criticises a prompt given rollouts
-of a few tasks, and rewrites it accordingly (`reflection_prompts`); the best candidates on a batch
-of the selection split form the next beam. `algorithm` is the trainer's interface.
+A candidate is a set of prompts, and the beam is the set of the best candidates so far. In each
+round, a language model criticises a prompt of a candidate, given runs of the app on a few tasks,
+and rewrites it (`reflection_prompts`). The candidates with the best results on some tasks of the
+selection split form the next beam. `search` does this; `algorithm` has the options and connects the
+search to the trainer.
 """
 
 from lightspan_prompts.apo.algorithm import APO

@@ -24,14 +24,13 @@ _WHOLE = (
 class APO(PromptSearch):
     """Learn prompts by textual gradients and beam search (ProTeGi, arXiv 2305.03495).
 
-    A language model criticises a prompt given rollouts, and rewrites it accordingly; the best
-    candidates of a round form the next beam. No weights are trained: calls go where the app sends
-    them, with the app's own key.
+    A candidate is a set of prompts. In each round, a language model criticises prompts, given
+    rollouts (runs of the app), and rewrites them; the best candidates continue in the next round.
+    No weights are trained: the app's calls go where the app sends them, with the app's own key.
 
     Args:
-        prompts: name → template. The app takes each as an argument of that name, or all as
-            `resources`. A candidate has all prompts; each new candidate changes one of them, in
-            turn.
+        prompts: name → template. The app gets each prompt as an argument of that name, or all as
+            the argument `resources`. Each new candidate changes one prompt.
         optimize: agents whose instructions are learned without changes to the app: names, or globs
             on agent paths as for `LightningRL(optimize=)`. Their texts are discovered in the calls
             of the first evaluation, and replaced in requests. A name may also be that of a prompt
@@ -43,8 +42,8 @@ class APO(PromptSearch):
         branch_factor: number of new candidates per candidate and round; more while there are fewer
             candidates than `beam_width`.
         beam_rounds: maximum rounds.
-        gradient_batch_size: number of tasks whose rollouts are shown for a critique; each new
-            candidate has a different batch.
+        gradient_batch_size: number of tasks whose rollouts are shown to the model for a critique.
+            The tasks differ for each new candidate.
         val_batch_size: number of tasks of the selection split on which a round compares candidates.
             The best candidate is then run on the whole split; the final choice depends on that.
         max_rollouts: maximum rollouts of the app, not counting held-out tasks. The last round has
@@ -54,22 +53,23 @@ class APO(PromptSearch):
             Checked before each request and before each batch of about 64 rollouts; only requests in
             flight may exceed it. A round that is cut short adds no candidate that was not compared.
         max_cost: maximum cost of these tokens, in the currency of `prices`; checked like
-            `max_tokens`. Calls of trained models (policies) cost nothing. Where an
-            endpoint counts no tokens, they are estimated.
-        prices: model → its `Price`, for every model that is called; needed for
-            `max_cost`, without which the cost is only reported. A model is named as in the request,
-            or as in the response if its span has no request model.
+            `max_tokens`. Calls of trained models (policies) cost nothing. Where an endpoint counts
+            no tokens, they are estimated.
+        prices: model → its `Price`, for every model that is called; required with `max_cost`.
+            Without `max_cost`, the cost is only reported. A model is named as in the request, or as
+            in the response if the request's model is not recorded.
         selection: fraction of the training tasks on which candidates are compared (the selection
             split, chosen by `seed`); reflections show rollouts of all other training tasks. No
             choice depends on held-out tasks.
-        significance: probability above which the best candidate's gain on the selection split is
-            taken for chance (t-tests over its tasks, corrected for the number of candidates). The
-            initial prompts are kept then. None to choose the best candidate in any case.
+        significance: the best candidate is chosen only if its gain on the selection split is
+            unlikely to be chance; otherwise the initial prompts are kept. This is the maximum
+            probability of chance (t-tests over the tasks, corrected for the number of candidates).
+            None to choose the best candidate in any case.
         perfect_reward: reward at which a task counts as solved; None if there is no such reward.
-            The search ends if a candidate solves every task of the selection split. No critique is
-            requested for a batch whose tasks are all solved.
+            The search ends if a candidate solves every task of the selection split. If all tasks of
+            a critique are solved, no critique is requested.
         failure_reward: reward of a rollout whose app failed or timed out. When candidates are
-            compared, an unscored rollout has it too, so every rollout counts in a mean.
+            compared, a rollout without a reward has it too.
         timeout_s: seconds per rollout.
         reflection_timeout_s: seconds per request to a reflection model.
         reflections_at_once: maximum concurrent requests.

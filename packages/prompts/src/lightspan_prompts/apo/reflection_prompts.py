@@ -74,7 +74,11 @@ written in exactly this way; other text in braces is not filled.
 def critique(name: str, template: PromptTemplate, evidence: Sequence[Evidence], angle: str) -> str:
     """Build the request for a critique (textual gradient) of the prompt `name`.
 
-    It shows the rollouts of `evidence`. `angle` is one of `ANGLES`.
+    Args:
+        name: name of the prompt.
+        template: the prompt.
+        evidence: rollouts with this prompt, which the request shows.
+        angle: one of `ANGLES`: what the critique should look at.
     """
     return _CRITIQUE.format(
         name=name,
@@ -86,8 +90,14 @@ def critique(name: str, template: PromptTemplate, evidence: Sequence[Evidence], 
 
 
 def edit(name: str, template: PromptTemplate, critique: str, way: str) -> str:
-    """Build the request to rewrite the prompt `name` according to `critique`; `way` is one of
-    `WAYS`."""
+    """Build the request to rewrite the prompt `name` according to a critique.
+
+    Args:
+        name: name of the prompt.
+        template: the prompt.
+        critique: the critique.
+        way: one of `WAYS`: how the prompt should be rewritten.
+    """
     return _EDIT.format(
         name=name,
         text=template.text,

@@ -1,4 +1,4 @@
-"""Beam search: rounds of expanding a beam of candidates and keeping the best."""
+"""Beam search: in each round, create new candidates from the best ones, and keep the best."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Models(NamedTuple):
 
 
 class _Slot(NamedTuple):
-    """One attempt to create a new candidate from the candidate `parent`."""
+    """One planned change of a prompt, which makes a new candidate from the candidate `parent`."""
 
     parent: int
     prompt: str
@@ -75,13 +75,13 @@ class _Slot(NamedTuple):
 
 
 class Search:
-    """A beam search, run or resumed from its log.
+    """A beam search for prompts, which can be resumed from its log.
 
     Args:
         plan: the options.
         trials: runs evaluations and reflections.
-        split: the split of tasks.
-        models: open clients of the models.
+        split: the tasks for critiques, and those for comparisons.
+        models: open clients of the models that criticise and rewrite prompts.
         note: called with progress messages.
     """
 
@@ -150,7 +150,7 @@ class Search:
 
     @property
     def best(self) -> dict[str, str]:
-        """Return the best candidate's templates; the initial templates before any comparison."""
+        """Return the templates of the best candidate, or the initial ones before any comparison."""
         if any(candidate.is_whole for candidate in self._candidates):
             return self._candidates[self.chosen].templates
         return self._initial
@@ -165,9 +165,13 @@ class Search:
 
     # --- budgets ----------------------------------------------------------------------------
     def _rollouts_of(self, expansions: int) -> int:
-        """Return the maximum rollouts of a round with `expansions` new candidates.
+        """Return the maximum number of rollouts of a round.
 
-        They are for the critiques, for the comparison, and for the winner on the whole split.
+        Rollouts are needed for the critiques, to compare the candidates, and to run the best one on
+        the whole selection split.
+
+        Args:
+            expansions: number of new candidates in the round.
         """
         gradients = expansions * self._feedback.size(self._plan.gradient_batch_size)
         compared = len(self._beam) + expansions
@@ -175,7 +179,7 @@ class Search:
         return gradients + compared * batch + len(self._split.selection)
 
     def _expansions(self) -> int:
-        """Return the maximum number of new candidates in the next round."""
+        """Return how many new candidates the next round may have within the budgets."""
         plan, trials = self._plan, self._trials
         most = plan.beam_width * plan.branch_factor
         if plan.max_reflections is not None:
@@ -249,9 +253,10 @@ class Search:
         return slots
 
     async def _expand(self, slots: Sequence[_Slot]) -> list[int]:
-        """Create one candidate for each of `slots`, and return the candidates' numbers.
+        """Create new candidates as planned in `slots`, and return their numbers.
 
-        A slot for which no candidate could be created is left out.
+        Each slot makes one candidate, or none if this fails, for example if the critique led to no
+        new text.
         """
         trials = [
             Trial("feedback", self._candidates[slot.parent].templates, slot.tasks, slot.place)
@@ -301,7 +306,11 @@ class Search:
         return fresh
 
     def _changed(self, slot: _Slot, reflection: Reflection) -> dict[str, str]:
-        """Return the templates of the slot's candidate after an edit.
+        """Return the templates of the new candidate that an edit makes.
+
+        Args:
+            slot: the planned change.
+            reflection: answer of the model that rewrites the prompt.
 
         Raises:
             Unusable: the answer has no new text, or an earlier candidate has the same templates.
@@ -322,10 +331,14 @@ class Search:
         self._trials.add_proposal(made, self._candidates)
 
     async def _select(self, numbers: Sequence[int], number: int) -> None:
-        """Keep the best candidates on the next batch of the selection split, for the next round.
+        """Compare candidates on the next tasks of the selection split; keep the best as the beam.
 
-        The winner is also run on the whole split. Its mean on one batch is biased upwards, because
-        it was selected by this mean.
+        The best one is then run on the whole split. Its mean on the few tasks cannot be used as a
+        result: it is too high on average, because the candidate was selected by it.
+
+        Args:
+            numbers: numbers of the candidates.
+            number: number of the round.
         """
         batch = self._selection.draw(self._plan.val_batch_size)
         trials = [
@@ -346,7 +359,13 @@ class Search:
                 self._add_proposal(n, means, len(batch))
 
     def _add_proposal(self, number: int, means: Mapping[int, float], tasks: int) -> None:
-        """Record what became of a new candidate in its first round."""
+        """Record whether a new candidate was kept in its first round, and with which means.
+
+        Args:
+            number: number of the candidate.
+            means: number of each compared candidate → its mean reward.
+            tasks: number of tasks on which they were compared.
+        """
         prompt, candidate = self._open_prompts.pop(number), self._candidates[number]
         [parent] = candidate.parents
         is_kept = number in self._beam
@@ -380,7 +399,7 @@ class Search:
 
     # --- evaluation and reflection ----------------------------------------------------------
     async def _evaluated(self, trials: Sequence[Trial]) -> list[Evaluation]:
-        """Evaluate the trials, a few of them concurrently."""
+        """Evaluate the trials, and limit how many rollouts run concurrently."""
         done: list[Evaluation] = []
         while len(done) < len(trials):
             some = trials[len(done) :]
@@ -398,7 +417,8 @@ class Search:
     def _add(self, templates: dict[str, str], slot: _Slot | None = None) -> int:
         """Add a candidate that has not been run; return its number.
 
-        `slot` is None for the initial prompts.
+        `slot` contains its parent candidate and the prompt that was rewritten. It is None for the
+        initial prompts, which have no parent.
         """
         new = Candidate(
             templates=templates,
@@ -431,7 +451,10 @@ def check_budget(plan: BeamPlan, split: Split) -> None:
 
 
 class _Batches:
-    """Batches of distinct tasks from shuffled epochs."""
+    """Draw batches of tasks in shuffled order, with no task twice in a batch.
+
+    When all tasks were drawn, they are shuffled again.
+    """
 
     def __init__(self, tasks: Sequence[Json], seed: str) -> None:
         self._tasks = list({task_id(task): task for task in tasks}.values())
@@ -439,7 +462,7 @@ class _Batches:
         self._place = 0
 
     def size(self, count: int) -> int:
-        """Return how many tasks a batch has if `count` are requested: at most all tasks."""
+        """Return the number of tasks in a batch: `count`, but not more than there are tasks."""
         return min(count, len(self._tasks))
 
     def draw(self, count: int) -> list[Json]:

@@ -28,11 +28,10 @@ class GEPA(PromptSearch):
     Args:
         prompts: name → template. The app takes each as an argument of that name, or all as
             `resources`. They are optimised together, as parts of one candidate.
-        optimize: agents whose instructions are learned without changes to the app: names, or globs
-            on agent paths as for `LightningRL(optimize=)`. Their texts are discovered in the calls
-            of the first evaluation, and replaced in requests. A name may also be that of a prompt
-            that the app requests by `lightspan.prompt(name, text)`. All these texts are parts of a
-            candidate too.
+        optimize: agents whose instructions are learned without changes to the app. Give their
+            names, or globs on agent paths as for `LightningRL(optimize=)`. The instructions are
+            found in the calls of the first evaluation, and replaced in later requests. The name of
+            a prompt that the app requests by `lightspan.prompt(name, text)` may be given too.
         reflection: the model that proposes new texts. Its `sampling` is part of each request.
         max_rollouts: maximum rollouts of the app, not counting held-out tasks.
         max_reflections: maximum requests to the reflection model. An iteration sends up to

@@ -1,11 +1,11 @@
 """GEPA's search: the library runs in a thread and sends its requests to the event loop.
 
-Only its public `optimize` is called. Three workarounds:
+Only the library's public function `optimize` is called. Three of its properties are worked around:
 
-- The library ignores errors of a reflection model and continues. This module raises `_Ended`, which
-  is no `Exception`.
+- The library ignores errors of a reflection model and continues. To end it, this module raises
+  `_Ended`, which does not derive from `Exception`.
 - The library iterates over sets of component names, whose order differs between processes. Here,
-  components are numbers.
+  components are named by numbers.
 - The library weighs ancestors by their scores and fails if the scores sum to zero, such as when the
   initial prompts fail on every task. Here, scores are shifted.
 """
@@ -57,7 +57,10 @@ MERGE_TASKS: Final = 5
 
 
 class _Ended(BaseException):
-    """Raised to end the library's run; no `Exception`, after which the library would continue."""
+    """An exception that ends the library's run.
+
+    It does not derive from `Exception`, because the library ignores an `Exception` and continues.
+    """
 
 
 class _Item(NamedTuple):
@@ -68,12 +71,12 @@ class _Item(NamedTuple):
 
 
 class Search:
-    """A GEPA search, run or resumed from its log.
+    """A GEPA search, which begins anew or resumes from its log.
 
     Args:
         settings: the algorithm with its options.
-        context: runs the rollouts.
-        split: the split of tasks.
+        context: the trainer's context, which runs the rollouts.
+        split: the training tasks in two parts: for reflections and for comparing candidates.
         journal: an open log.
         reflector: an open client of the reflection model.
     """
@@ -114,7 +117,7 @@ class Search:
         Raises:
             ConfigError: the budget of rollouts is too small for one candidate, or a text of the app
                 cannot be learned.
-            UnknownAgentError: a pattern matches nothing.
+            UnknownAgentError: a pattern in `optimize` matches no agent and no prompt.
             RewardError: no rollout of the initial prompts has a reward.
             EngineError: the reflection model fails.
             And the errors of rollouts, of the log and of the library.
@@ -161,10 +164,10 @@ class Search:
         return list(self._prompts)
 
     async def _confirmed(self) -> int:
-        """Run the finalists once more and return the number of the best candidate.
+        """Run the best candidates (finalists) a second time, and return the number of the best one.
 
-        The highest of many first means is biased upwards, so only finalists compete. The initial
-        prompts compete even without a second run, because they were not selected by their mean.
+        The candidate with the highest mean of many was partly lucky, so the finalists are compared
+        by the mean of both runs. The initial prompts are compared too, even without a second run.
         """
         candidates, selection = self._candidates, self._split.selection
         remaining = self._settings.max_rollouts - self._trials.rollouts
@@ -189,9 +192,10 @@ class Search:
     # --- budgets ----------------------------------------------------------------------------
     @property
     def _reserved(self) -> int:
-        """Return the number of rollouts reserved for the finalists after the next iteration.
+        """Return the number of rollouts to keep for running the finalists at the end.
 
-        Nothing is reserved before there is a new candidate.
+        The candidates that the next iteration may add count as possible finalists. The number is 0
+        while the initial prompts are the only candidate.
         """
         count = len(self._candidates)
         most = min(self._settings.finalists, count + self._settings.proposals)
@@ -273,7 +277,10 @@ class Search:
         return batches
 
     def _compare_proposal(self, evaluation: Evaluation) -> None:
-        """Record the score of a proposal on its minibatch, and that it is dropped if so."""
+        """Record the score of a proposed candidate on the tasks for which it was proposed.
+
+        Also record that the proposal is dropped if it scores no better than its parent.
+        """
         name = _name(evaluation.candidate)
         made = self._open_proposals.get(name)
         if made is None or made.before is None or evaluation.split != "feedback":
@@ -288,10 +295,10 @@ class Search:
         self._add_proposal(msgspec.structs.replace(made, why=why))
 
     def _store(self, evaluation: Evaluation) -> None:
-        """Store an evaluation of the selection split.
+        """Keep an evaluation if it is on the tasks by which candidates are compared.
 
         Raises:
-            _Ended: a reward is too large for exact sums; the search fails with a `RewardError`.
+            _Ended: a reward is too large for exact sums. `run` then raises a `RewardError`.
         """
         rewards = [evidence.reward for evidence in evaluation.seen if evidence.reward is not None]
         largest = max(map(abs, rewards), default=0.0)
@@ -307,7 +314,7 @@ class Search:
     def make_reflective_dataset(
         self, candidate: Texts, eval_batch: Any, components_to_update: Sequence[int]
     ) -> dict[int, list[dict[str, Evidence]]]:
-        """Return the evidence that reflections show (called by the library)."""
+        """Return the rollouts that the reflection model is shown (called by the library)."""
         records = [{"seen": evidence} for evidence in eval_batch.trajectories]
         return dict.fromkeys(components_to_update, records)
 
@@ -371,7 +378,7 @@ class Search:
         self._add_proposal(Proposal(prompt="", parents=parents, why=why))
 
     def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
-        """Record a candidate that the library added to its pool (called by the library)."""
+        """Record a candidate that the library keeps (called by the library)."""
         number, trials = event["candidate_idx"], self._trials
         last = self._compared[_name(self._named(event["candidate"]))]
         rewards = {evidence.task_id: evidence.reward for evidence in last.seen}
@@ -401,10 +408,10 @@ class Search:
 
     # --- the library's thread ---------------------------------------------------------------
     def _run_in_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the event loop, called from the library's thread.
+        """Run a coroutine in the event loop; called from the library's thread.
 
-        An error of the coroutine ends the search. If a budget is used up, the search ends with the
-        candidates so far.
+        If the coroutine raises an error, the search ends. If the error is that a budget is used up,
+        the search ends with the candidates found so far.
         """
         with self._lock:
             if self._is_cancelled:
@@ -454,7 +461,7 @@ def check_budget(settings: GEPA, split: Split) -> None:
 
 
 def _iteration(settings: GEPA, split: Split) -> int:
-    """Return the maximum rollouts of an iteration."""
+    """Return the largest number of rollouts that one iteration of the library can take."""
     selection = len(split.selection)
     mutated = settings.proposals * (2 * settings.minibatch + selection)
     return max(mutated, MERGE_TASKS + selection) if settings.merge else mutated
@@ -472,10 +479,13 @@ def _is_used_up(used: int, most: int | None) -> bool:
 
 
 def _score(reward: float) -> float:
-    """Convert a reward to a positive score, and round it so that sums of scores are exact."""
+    """Convert a reward to a positive score for the library.
+
+    The score is rounded so that sums of scores are exact.
+    """
     return SHIFT + round(reward * STEPS) / STEPS
 
 
 def _name(texts: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a candidate as a dictionary key."""
+    """Return the texts of a candidate as a tuple, which can be a dictionary key."""
     return tuple(texts.values())

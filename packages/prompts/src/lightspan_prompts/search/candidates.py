@@ -1,4 +1,4 @@
-"""Candidates of a search, the split of tasks, and the search's result."""
+"""Candidates and results of a search, and how tasks are divided for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TooFewRolloutsError(ConfigError):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts and their results on the selection split."""
+    """Prompts, with their rewards on the tasks by which candidates are compared."""
 
     templates: dict[str, str]
     """Prompt → template."""
@@ -164,8 +164,9 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def texts(self) -> str:
-        """Describe in which calls candidates' texts were sent, and in which they were not.
+        """Describe in how many calls a candidate's texts were sent, and why not in the others.
 
+        Also describe rollouts in which an agent made no call, perhaps because the app has a cache.
         Empty if there is nothing to report.
         """
         parts = []
@@ -183,7 +184,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         return ". ".join(parts)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the step."""
+        """Return the metrics of the search: its rollouts, candidates, tokens and mean rewards."""
         metrics: dict[str, float] = {
             "rollouts": self.rollouts,
             "scored": self.rollouts - self.unscored,
@@ -207,7 +208,10 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         return metrics if self.mean is None else {**metrics, "reward": self.mean}
 
     def spending(self) -> list[str]:
-        """Describe tokens and cost, without held-out tasks."""
+        """Return lines about the tokens and the cost of the search.
+
+        Evaluations of held-out tasks are not included.
+        """
         lines = []
         used = [
             f"{name} {sent:,} in, {received:,} out"
@@ -244,7 +248,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Split(NamedTuple):
-    """The training tasks in two parts."""
+    """The training tasks in two parts: for reflections, and for comparing candidates."""
 
     feedback: list[Json]
     """Tasks that reflections show."""
@@ -253,12 +257,12 @@ class Split(NamedTuple):
 
 
 def split_tasks(tasks: Sequence[Json], share: float, seed: int) -> Split:
-    """Split the training tasks in two parts; duplicates count once.
+    """Divide the training tasks into two parts; duplicates count once.
 
     Args:
         tasks: the training tasks.
-        share: fraction of the tasks for the selection split.
-        seed: seed of the split.
+        share: fraction of the tasks on which candidates are compared (the selection split).
+        seed: seed of the random choice.
 
     Raises:
         DataError: there are too few tasks.

@@ -89,7 +89,10 @@ _ORDINALS: Final = (
 
 
 class _Names(NamedTuple):
-    """The names of the CLDR, each with all that it may mean in some language."""
+    """Names of months, weekdays and other parts of dates in all languages of the CLDR.
+
+    A name may have several meanings, because languages use the same word for different things.
+    """
 
     meanings: dict[str, frozenset[tuple[str, int]]]
     """Name → kinds (`month`, `weekday`, `quarter`, or `period` such as `PM`) with numbers."""
@@ -103,7 +106,7 @@ class _Names(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A part of a text that may belong to a date."""
+    """A part of a text that may belong to a date, such as a weekday or a number."""
 
     begin: int
     end: int
@@ -122,11 +125,12 @@ _JOINS: Final = {
 
 
 def date_places(text: str, days: Collection[date] = ()) -> list[tuple[int, int]]:
-    """Return begin and end of each date and time in a text.
+    """Return the begin and end of each date and time in a text.
 
     Args:
         text: the text.
-        days: days of which a form without day, month or year has to be true.
+        days: days on which the text may have been written. A short form such as `Saturday` or `week
+            48` counts as a date only if one of these days is a Saturday or in week 48.
     """
     text = re.sub(r"\d", lambda match: str(int(match[0])), text)  # digits of any script
     gap = re.compile(_gap(text))
@@ -141,7 +145,7 @@ def date_places(text: str, days: Collection[date] = ()) -> list[tuple[int, int]]
 
 
 def date_literals(template: PromptTemplate, days: Collection[date]) -> list[str]:
-    """Return the literals of a template that say which of `days` it is, each once."""
+    """Return the parts of a template's fixed text that name one of `days`, without duplicates."""
     fields = [re.escape(field) for field in template.fields]
     literals = re.split("|".join(fields), template.text) if fields else [template.text]
     dates = (text[begin:end] for text in literals for begin, end in date_places(text, days))
@@ -149,7 +153,10 @@ def date_literals(template: PromptTemplate, days: Collection[date]) -> list[str]
 
 
 def _says(literal: str, days: Collection[date]) -> bool:
-    """Return whether a date is one of `days`; False for a time of day."""
+    """Return whether the date in the text `literal` is one of `days`.
+
+    Return False for a time of day.
+    """
     if _TIME.fullmatch(literal):
         return False
     numbers = {int(number) for number in re.findall(r"\d+", literal)}
@@ -166,9 +173,10 @@ def _says(literal: str, days: Collection[date]) -> bool:
 
 
 def undated_sentences(template: PromptTemplate) -> list[str]:
-    """Return where a template announces a date or time, in English, and has no placeholder for it.
+    """Return the passages of a template that announce a date or time but have no placeholder.
 
-    Such a text may be in a form that `date_places` does not know.
+    English phrases are recognised. The date that follows may be in a form that `date_places` does
+    not find.
     """
     fields = template.fields
     return [
@@ -179,13 +187,16 @@ def undated_sentences(template: PromptTemplate) -> list[str]:
 
 
 def days_around(days: Collection[date]) -> frozenset[date]:
-    """Return the days with their neighbours: an app may be in any time zone."""
+    """Return the days, the day before each, and the day after each.
+
+    The app may be in another time zone, where the date differs by a day.
+    """
     return frozenset(day + timedelta(days=n) for day in days for n in (-1, 0, 1))
 
 
 # --- a text ---------------------------------------------------------------------------------
 def _trimmed(run: Sequence[_Piece]) -> Sequence[_Piece]:
-    """Leave out the first pieces that belong to no date."""
+    """Return the pieces without those at the beginning that belong to no date."""
     for at, piece in enumerate(run):
         following = run[at + 1].kind if at + 1 < len(run) else ""
         if piece.kind not in _JOINS or following in _JOINS[piece.kind]:
@@ -194,7 +205,7 @@ def _trimmed(run: Sequence[_Piece]) -> Sequence[_Piece]:
 
 
 def _pieces(text: str, days: Collection[date]) -> Iterator[_Piece]:
-    """Yield the parts of a text that may belong to a date, in order."""
+    """Yield the parts of a text that may belong to a date, in the order of the text."""
     true = {meaning for day in days for meaning in _meanings_of(day)}
     for match in re.compile(_pattern(text)).finditer(text):
         kind = str(match.lastgroup)
@@ -227,7 +238,11 @@ def _kind_of_name(name: str, true: Collection[tuple[str, int]]) -> str:
 
 
 def _kind_of_numbers(kind: str, text: str, true: Collection[tuple[str, int]]) -> str:
-    """Return the kind of a piece with one or two numbers; empty if they are true of no day."""
+    """Return the kind of a piece of text that contains numbers; empty if it cannot be a date.
+
+    It can be a date only if its numbers are true of a day. `true` contains (kind, number) for
+    everything that is true of the days.
+    """
     values = [int(number) for number in re.findall(r"\d+", text)]
     if kind == "pair":
         return "solo" if ("pair", values[0] * 10_000 + values[1]) in true else ""
@@ -243,12 +258,12 @@ def _kind_of_numbers(kind: str, text: str, true: Collection[tuple[str, int]]) ->
 
 
 def _gap(text: str) -> str:
-    """Return the pattern of what may stand between the parts of a date in a text."""
+    """Return a regular expression of what may separate the parts of a date in a text."""
     return rf"{_BETWEEN}*(?:{_any_of(_names().links, text)}{_BETWEEN}*){{0,3}}"
 
 
 def _pattern(text: str) -> str:
-    """Return the pattern of what may belong to a date in a text."""
+    """Return a regular expression that matches what may belong to a date in a text."""
     names = _names()
     gap, weeks = _gap(text), _any_of(names.weeks, text)
     begin = "(?<!\\w)" if _has_spaces(text) else "(?<![A-Za-z0-9_À-ÿ])"
@@ -275,7 +290,10 @@ def _pattern(text: str) -> str:
 
 
 def _any_of(names: Iterable[str], text: str) -> str:
-    """Return a pattern of the names that a text contains, where a name may begin and end."""
+    """Return a regular expression of those of the `names` that `text` contains.
+
+    A name matches only as a whole word, except in scripts without spaces between words.
+    """
     letter = r"[^\W\d_]" if _has_spaces(text) else "[A-Za-zÀ-ÿ]"
     words = set(_LETTERS.findall(text))
     some = sorted((name for name in names if name in text), key=len, reverse=True)
@@ -288,7 +306,7 @@ def _any_of(names: Iterable[str], text: str) -> str:
 
 
 def _has_spaces(text: str) -> bool:
-    """Return whether all scripts of a text have spaces between words."""
+    """Return whether a text has only scripts in which spaces separate words."""
     return not _UNSPACED.search(text)
 
 
@@ -342,7 +360,10 @@ _SMALL_WORDS: Final = ("of", "the", "de", "del", "des", "in", "im", "di", "da", 
 
 
 def _forms(name: str, *, is_wide: bool) -> Iterator[str]:
-    """Yield the forms in which a text may have a name."""
+    """Yield the spellings of a name: unchanged, capitalised, in upper case, without a final period.
+
+    A long name is also yielded in lower case if `is_wide`, which means that it is not abbreviated.
+    """
     if any(character.isalpha() for character in name):
         forms = {name, name.upper(), name[0].upper() + name[1:], name.removesuffix(".")}
         if is_wide and len(name) > 5:

@@ -1,4 +1,4 @@
-"""Evaluations and reflections of a search: run or replayed from its log, with their cost."""
+"""Run the evaluations and reflections of a search, or read them from its log; add up their cost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_UNANSWERED: Final = 3
 
 
 class Runs(Protocol):
-    """Run the app. This is the part of `TrainerContext` that a search needs."""
+    """The part of `TrainerContext` that a search needs, which runs the app."""
 
     async def rollouts(
         self,
@@ -53,7 +53,7 @@ class Runs(Protocol):
 
 
 class Trial(NamedTuple):
-    """Prompts to run on some tasks."""
+    """Prompts to run on some tasks, as one evaluation."""
 
     split: str
     """`feedback` or `selection`."""
@@ -87,15 +87,15 @@ class SpentError(Exception):
 class Evaluator:
     """Run the evaluations and reflections of a search, or replay them from its log.
 
-    Budgets are checked before each batch of rollouts and each request; only what is in flight when
-    a budget runs out exceeds it.
+    Budgets are checked before each batch of rollouts and each request. What is already running when
+    a budget is used up may exceed it.
 
     Args:
         runs: runs the app.
         prompts: the initial prompts.
         journal: an open log; None for no log.
         failure_reward: reward of an unscored rollout when candidates are compared.
-        selection_mode: mode in which the tasks of the selection split are run.
+        selection_mode: mode in which tasks are run to compare candidates.
         max_tokens: maximum tokens of calls and reflections (see `GEPA`); None for no maximum.
         max_cost: maximum cost of these tokens (see `GEPA`); None for no maximum.
         prices: model → price of its tokens, for `max_cost`.
@@ -160,24 +160,24 @@ class Evaluator:
 
     @property
     def is_replaying(self) -> bool:
-        """Return whether the next request is answered by the log."""
+        """Return whether the log has more results, which answer the next requests."""
         return self._journal is not None and self._journal.is_replaying
 
     async def begin(
         self, tasks: Sequence[Json], patterns: Sequence[str], note: Callable[[str], None]
     ) -> dict[str, PromptTemplate]:
-        """Return the texts from which the search starts.
+        """Return the texts from which the search starts: name → template.
 
-        They are the initial prompts and the texts discovered in the app, or the selection of an
-        earlier search.
+        They are the texts that an earlier search of the run selected. Without an earlier search,
+        they are the initial prompts, and the texts of the app that `survey` discovers.
 
         Args:
-            tasks: tasks of the selection split.
+            tasks: tasks on which candidates are compared.
             patterns: patterns of agents, and of prompts that the app requests by name.
             note: called with a line per discovered text.
 
         Raises:
-            ConfigError: a discovered text has the name of a prompt.
+            ConfigError: a discovered text has the same name as one of the initial prompts.
             And the errors of `survey`.
         """
         prompts = dict(self._prompts)
@@ -198,18 +198,18 @@ class Evaluator:
     async def survey(
         self, tasks: Sequence[Json], patterns: Sequence[str], note: Callable[[str], None]
     ) -> Surveyed:
-        """Discover the texts to learn in the calls of the unchanged app.
+        """Run the unchanged app, and discover the texts to learn in its calls.
 
         The first trial reuses these rollouts, so it must have exactly these tasks.
 
         Args:
-            tasks: tasks of the selection split.
+            tasks: tasks on which candidates are compared.
             patterns: patterns of agents and prompts.
             note: called with a line per discovered text.
 
         Raises:
             ConfigError: a text cannot be learned.
-            UnknownAgentError: a pattern matches nothing.
+            UnknownAgentError: a pattern matches no agent and no prompt.
             CheckpointError: the log belongs to another search.
             And the errors of rollouts.
         """
@@ -230,13 +230,17 @@ class Evaluator:
     def may_evaluate(self, trials: Sequence[Trial]) -> bool:
         """Return whether `evaluate` accepts `trials` now.
 
-        While the log is replayed, only the trial that is logged next is accepted.
+        While results are read from the log, only the trial that is logged next is accepted. After
+        that, any trials are.
         """
         keys = [evaluation_key(trial) for trial in trials]
         return self._journal is None or self._journal.may_continue_with(keys)
 
     async def evaluate(self, trials: Sequence[Trial]) -> list[Evaluation]:
-        """Evaluate trials of one split. Trials that are not in the log are run concurrently.
+        """Evaluate trials, which are prompts to run on some tasks.
+
+        All of them use the same part of the training tasks. Trials that are not in the log are run
+        concurrently.
 
         Raises:
             SpentError: a budget is used up, and some trials were not run.
@@ -314,7 +318,9 @@ class Evaluator:
         return reflections
 
     async def _ask(self, question: Question, key: str) -> Reflection:
-        """Ask a question and log the answer; a question that the model refuses has an empty one.
+        """Ask the reflection model a question and log its answer.
+
+        If the model refuses the question because of its content, an empty answer is logged.
 
         Raises:
             EngineError: the model fails, or `MAX_UNANSWERED` questions in a row got no text. The
@@ -363,7 +369,7 @@ class Evaluator:
             self._journal.add(entry)
 
     async def _rolled_out(self, trials: Sequence[Trial]) -> list[list[Evidence]]:
-        """Run the trials; return the evidence of each."""
+        """Run the trials; return the results of the rollouts of each trial."""
         tasks = [task for trial in trials for task in trial.tasks]
         if not tasks:
             return [[] for _ in trials]
@@ -418,12 +424,11 @@ class Evaluator:
         self.estimated += answer.is_estimated
 
     def _use(self, usage: Mapping[str, tuple[int, int]]) -> None:
-        """Count the tokens of each model.
-
-        The log entry is written before, so the run can be resumed after the price is added.
+        """Add the tokens that each model used to the total.
 
         Raises:
-            ConfigError: a model has no price, and `max_cost` is set.
+            ConfigError: a model has no price, and `max_cost` is set. The tokens are already in the
+                log, so the user can add the price and resume.
         """
         for model, (sent, received) in usage.items():
             is_priced = self._prices is not None and model in self._prices
@@ -452,9 +457,9 @@ class Evaluator:
         return math.fsum(price.of(*used) for price, used in priced)
 
     def spent(self) -> str:
-        """Return which budget is used up; empty if none is.
+        """Return a text that says which budget is used up; empty if none is.
 
-        It is also empty while the log is replayed, because logged answers are paid for.
+        Also empty while answers are read from the log, because they are already paid for.
         """
         if self.is_replaying:
             return ""
@@ -470,9 +475,10 @@ class Evaluator:
 
     # --- proposals --------------------------------------------------------------------------
     def add_proposal(self, proposal: Proposal, candidates: Sequence[Candidate]) -> None:
-        """Record what became of a proposal, with the budgets used so far.
+        """Record whether a proposed text was accepted, with the budgets used so far.
 
-        A note describes it, unless the file has it from before a resume.
+        Also send the user a note about it. A proposal that is already in the file from before a
+        resume gets no note.
         """
         means = [candidate.mean for candidate in candidates if candidate.is_whole]
         proposal = msgspec.structs.replace(
@@ -501,7 +507,7 @@ class Evaluator:
     def is_perfect(self, reward: float | None) -> bool:
         """Return whether a task with this reward counts as solved.
 
-        No task does if another reward is above the perfect one, which is none then.
+        Always False without a perfect reward, and after any rollout has had a reward above it.
         """
         perfect = self._perfect_reward
         return perfect is not None and reward is not None and reward >= perfect
@@ -516,16 +522,25 @@ class Evaluator:
             self._perfect_reward = None
 
     def mean_of(self, evidence: Sequence[Evidence]) -> float:
-        """Return the mean reward of all rollouts, by which candidates are compared."""
+        """Return the mean reward of the rollouts, by which candidates are compared.
+
+        An unscored rollout counts with `failure_reward`.
+        """
         return math.fsum(map(self.reward, evidence)) / len(evidence)
 
     @property
     def mean(self) -> float | None:
-        """Return the mean reward of scored rollouts so far; None if no rollout is scored."""
+        """Return the mean reward of all scored rollouts so far; None if no rollout is scored."""
         return math.fsum(self._rewards) / len(self._rewards) if self._rewards else None
 
     def result(self, candidates: Sequence[Candidate], chosen: int, ended: str) -> SearchResult:
-        """Return the result of the search."""
+        """Return the result of the search, with the totals of rollouts, tokens and cost.
+
+        Args:
+            candidates: all candidates.
+            chosen: number of the best candidate.
+            ended: reason why the search ended.
+        """
         return SearchResult(
             candidates=list(candidates),
             chosen=chosen,
@@ -553,7 +568,7 @@ class Evaluator:
         )
 
     def _resources(self, texts: Mapping[str, str]) -> Resources:
-        """Return the app's resources for a candidate."""
+        """Return the resources that the app gets for a candidate's texts."""
         selected = SelectedPrompts(self._prompts, surveyed=self._surveyed, templates=texts)
         return selected.resources()
 
@@ -566,7 +581,7 @@ class Evaluator:
 def _check_scored(evidence: Sequence[Evidence]) -> None:
     """Raise `RewardError` if no rollout has a reward.
 
-    Called before the evidence is logged, so that a run can be resumed with a corrected app.
+    This is checked before the rollouts are logged. So the user can correct the app and resume.
     """
     if all(one.reward is None for one in evidence):
         raise RewardError(

@@ -1,4 +1,4 @@
-"""Evidence of a rollout, as shown to a reflection model."""
+"""Description of a rollout, as shown to a reflection model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_CALLS: Final = 8
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Result of one rollout of a candidate."""
+    """Reward, tokens and description of one rollout of a candidate."""
 
     rollout_id: str
     task_id: str
@@ -54,12 +54,12 @@ def _none(text: Text) -> bool:
 
 
 def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] = _none) -> Evidence:
-    """Describe an episode.
+    """Describe a rollout by its episode.
 
     Args:
         episode: the rollout's episode.
         task: the rollout's task.
-        concerns: returns whether a text of the app is one of the texts that are learned.
+        concerns: function that returns whether a text of the app is one of those to learn.
     """
     texts = [text for text in texts_of(episode) if concerns(text)]
     kept = Counter(f"{t.name or t.agent}: {t.reason}" for t in texts if t.reason)
@@ -83,12 +83,12 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
 
 
 def _usage(spans: Iterable[Span]) -> tuple[dict[tuple[str, bool], tuple[int, int]], int]:
-    """Return (model, whether it is a policy) → (tokens sent, tokens received), and how many calls
-    are estimated.
+    """Add up the tokens of calls by model, and count the calls whose tokens are estimated.
 
-    The numbers are read from spans, because a policy's call that sampled nothing has no token
-    record. They are estimated for a call that was answered without them, as streams are unless the
-    app asks for them (`stream_options`).
+    Return (model, whether it is a trained policy) → (tokens sent, tokens received), and the count.
+
+    The tokens are estimated if the endpoint did not count them. Many endpoints do not count the
+    tokens of a stream unless the app asks for it (`stream_options`).
     """
     totals: dict[tuple[str, bool], tuple[int, int]] = {}
     estimated = 0
@@ -108,10 +108,10 @@ def _usage(spans: Iterable[Span]) -> tuple[dict[tuple[str, bool], tuple[int, int
 
 
 def estimated_tokens(text: object) -> int:
-    """Return about how many tokens a text has, rather too many; 0 for None.
+    """Return an estimate of the number of tokens in a text; 0 for None.
 
-    A token has four bytes or more in most languages; JSON around messages has more than the
-    special tokens of a chat template.
+    A token is taken to have four bytes. In most languages it has more, so the estimate is rather
+    too high.
     """
     return 0 if text is None else -(-len(str(text).encode("utf-8", "replace")) // 4)
 
@@ -184,5 +184,5 @@ def shortened(text: str, max_length: int = MAX_TEXT_LENGTH) -> str:
 
 
 def examples(evidence: Sequence[Evidence]) -> str:
-    """Join the descriptions of rollouts, each under a numbered heading."""
+    """Join the descriptions of rollouts, each with a numbered heading."""
     return "\n\n".join(f"### Run {number}\n{one.text}" for number, one in enumerate(evidence, 1))

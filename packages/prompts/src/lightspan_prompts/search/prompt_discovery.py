@@ -1,4 +1,4 @@
-"""Discovery of the app's prompts in recorded calls of the unchanged app."""
+"""Find the app's prompts in recorded calls of the unchanged app."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightspan_prompts.search.template_inference import SeveralPrompts, infer_te
 
 
 class Component(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A discovered text that is to be learned."""
+    """A text of the app that was found and is to be learned."""
 
     template: str
     place: PromptPlace = PromptPlace.AGENT
@@ -31,7 +31,7 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The texts that were discovered in the app."""
+    """The texts that were found in the app and are to be learned."""
 
     components: dict[str, Component] = msgspec.field(default_factory=dict)
     """Name → text; the name is the pattern, or the agent's path if the pattern matches several."""
@@ -45,13 +45,16 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Name of a text → its literals that look like today's date."""
 
     def concerns(self, text: Text) -> bool:
-        """Return whether a pattern selects a text, by its name or else by its agent."""
+        """Return whether a text is to be learned: whether a pattern matches its name.
+
+        A text without a name is an agent's instructions, and the agent's path is matched.
+        """
         if text.name is None and text.agent in self.asking:
             return False
         return any(matches(pattern, text.name or text.agent) for pattern in self.patterns)
 
     def lines(self) -> list[str]:
-        """Describe each discovered text, and each agent that is not learned, in one line each."""
+        """Describe each discovered text, and each agent whose texts stay as they are, in a line."""
         lines = []
         for name, component in self.components.items():
             template = PromptTemplate(component.template)
@@ -63,10 +66,10 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return lines
 
     def instructions(self, templates: Mapping[str, str]) -> Instructions:
-        """Return the instructions that put a candidate's texts into the app's requests.
+        """Return the replacements that put a candidate's texts into the app's requests.
 
         Args:
-            templates: name → template of each component; other names are ignored.
+            templates: name → template of each text to learn; other names are ignored.
         """
         return Instructions(
             surveyed=self.patterns,
@@ -75,7 +78,7 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def learned(self, name: str, template: str) -> LearnedPrompt:
-        """Return the text of the component `name` before and after learning."""
+        """Return the discovered text `name` with its template before and after learning."""
         component = self.components[name]
         return LearnedPrompt(
             before=PromptTemplate(component.template),
@@ -99,7 +102,7 @@ _DATE_REMEDIES: Final = {
 
 
 def date_warnings(name: str, literals: Iterable[str], place: PromptPlace) -> list[str]:
-    """Return a warning for each literal of the text `name` that looks like today's date."""
+    """Return a warning for each of `literals` in the text `name`; they look like today's date."""
     return [
         f"the text of {name!r} contains {literal!r}, which looks like today: "
         f"{_DATE_REMEDIES[place]}"
@@ -108,7 +111,7 @@ def date_warnings(name: str, literals: Iterable[str], place: PromptPlace) -> lis
 
 
 class Text(NamedTuple):
-    """Instructions of an agent in a call, or a prompt that the app requested by name."""
+    """A text that the app sent: instructions of an agent, or a prompt requested by name."""
 
     agent: str
     """Path of the acting agent."""
@@ -210,7 +213,10 @@ def survey(episodes: Sequence[Episode], patterns: Sequence[str]) -> Surveyed:
 
 
 def _days_of(episodes: Iterable[Episode]) -> frozenset[date]:
-    """Return the days on which rollouts were run, in any time zone."""
+    """Return the days on which the rollouts were run, with the days before and after.
+
+    In the app's time zone, it may be another day.
+    """
     starts = (span.start_ns for episode in episodes for span in episode.spans)
     return days_around({datetime.fromtimestamp(start / 1e9, UTC).date() for start in starts})
 
@@ -231,7 +237,7 @@ def _check_patterns(
 
 
 class _NotLearnable(Exception):
-    """The text of an agent cannot be learned; the message is the reason."""
+    """Raised if the text of an agent cannot be learned; the message is the reason."""
 
 
 def _named_component(name: str, requested: Sequence[Text]) -> Component:
@@ -247,12 +253,12 @@ def _named_component(name: str, requested: Sequence[Text]) -> Component:
 def _agent_component(
     path: str, rollouts: Sequence[Sequence[Text]], days: Collection[date]
 ) -> Component:
-    """Infer the text of an agent.
+    """Infer the template of an agent's instructions from the texts of its calls.
 
     Args:
         path: the agent's path.
         rollouts: the texts of the agent's calls, per rollout.
-        days: the days of the rollouts.
+        days: days on which the rollouts ran. Dates that are true of them become placeholders.
     """
     reasons = [text.reason for calls in rollouts for text in calls if text.text is None]
     # calls of one rollout often have equal texts

@@ -11,7 +11,7 @@ from lightspan_prompts.thoughts import without_thoughts
 
 
 class Unusable(Exception):
-    """An answer without a usable new text; the message is the reason."""
+    """Raised if an answer has no usable new text; the message is the reason."""
 
 
 _MARKED: Final = re.compile(r"^[ \t]*<prompt>(.*)</prompt>", re.DOTALL | re.MULTILINE)
@@ -21,7 +21,9 @@ _FENCED: Final = re.compile(r"```[^\n`]*\n(.*)```", re.DOTALL)
 
 
 def proposed_text(answer: str, finish_reason: str) -> str:
-    """Return the text that an answer proposes outside its thoughts.
+    """Return the new text that an answer of a reflection model proposes.
+
+    The model's thoughts in the answer are ignored.
 
     Raises:
         Unusable: the answer proposes no text, or was cut off.

@@ -1,4 +1,4 @@
-"""PromptSearch: base of algorithms that learn prompts in one step."""
+"""`PromptSearch`: base of algorithms that learn prompts."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ class PromptSearch(Algorithm):
 
     # --- for subclasses ---------------------------------------------------------------------
     def _check_options(self, modules: Sequence[str], models: Mapping[str, LLM]) -> None:
-        """Validate the common options.
+        """Validate the options that all searches have.
 
         Args:
             modules: modules that have to be installed.
-            models: option → reflection model.
+            models: name of an option → the reflection model that it names.
 
         Raises:
             ConfigError: an option is invalid.
@@ -118,12 +118,12 @@ class PromptSearch(Algorithm):
     def _common_config(
         self, reflection: object, budget: Sequence[str], options: Sequence[str]
     ) -> dict[str, Json]:
-        """Return the configuration of the run.
+        """Return the algorithm's configuration, which is stored with the run.
 
         Args:
             reflection: the reflection model, or a list of reflection models.
-            budget: options that may change on resume.
-            options: other options.
+            budget: names of options that may change on resume.
+            options: names of further options to include.
         """
         limits = {name: getattr(self, name) for name in budget}
         return {
@@ -148,7 +148,7 @@ class PromptSearch(Algorithm):
         )
 
     def make_evaluator(self, context: TrainerContext, journal: SearchLog) -> Evaluator:
-        """Return the evaluator of a search with this log."""
+        """Return an evaluator that runs this search and writes to the log `journal`."""
         return Evaluator(
             context,
             self.prompts,
@@ -171,14 +171,15 @@ class PromptSearch(Algorithm):
         """Raise `TooFewRolloutsError` if the budget is too small for one new candidate."""
 
     async def check_run(self, trainer: TrainerContext) -> None:
-        """Check the budget and the tasks, and find the app's texts, before held-out tasks are run.
+        """Check the search before the run's first evaluation of held-out tasks.
 
-        The rollouts are those of the first evaluation, which the search reads from its log.
+        Check the budget and the number of tasks. If `optimize` is set, also run the app to find its
+        texts. These rollouts are logged, and the search reuses them as its first evaluation.
 
         Raises:
             ConfigError: a text cannot be learned, or the budget is too small.
             DataError: there are too few tasks.
-            UnknownAgentError: a pattern matches nothing.
+            UnknownAgentError: a pattern matches no agent and no prompt.
             RewardError: no rollout has a reward.
         """
         split = self.split(trainer.tasks)
@@ -188,7 +189,13 @@ class PromptSearch(Algorithm):
             await evaluator.begin(split.selection, self.patterns, trainer.note)
 
     def starts_again(self, before: Mapping[str, Json]) -> bool:
-        """Return whether a budget has grown, so that a complete search goes on by its log."""
+        """Return whether the user has raised a budget since `before`.
+
+        If so, a search that was complete continues from its log.
+
+        Args:
+            before: the algorithm's configuration that the run stored earlier.
+        """
         earlier: Any = before.get("budget", {})
         budget: Any = self.config()["budget"]
         return any(
@@ -222,10 +229,10 @@ class PromptSearch(Algorithm):
         return Routing()
 
     def resources(self) -> Resources:
-        """Return what the app gets: the selected prompts and the instructions of agents.
+        """Return what the app gets: selected prompts, and replacements for agents' instructions.
 
-        Before a selection, the app gets the initial prompts. Its own instructions are used and
-        recorded.
+        Before a selection, the app gets the initial prompts, and the instructions of its agents
+        stay unchanged and are recorded.
         """
         return self.chosen.resources()
 
@@ -234,7 +241,7 @@ class PromptSearch(Algorithm):
 
     @property
     def chosen(self) -> SelectedPrompts:
-        """Return the selected texts; the initial ones before a selection."""
+        """Return the texts that the search selected, or the initial texts before a selection."""
         if self.found is None:
             return self.begun or SelectedPrompts(self.prompts, self.patterns)
         best = self.found.candidates[self.found.chosen].templates
@@ -258,7 +265,7 @@ class PromptSearch(Algorithm):
         return [*self._dated_arguments(), *found, *([NO_CALLS] if is_silent else [])]
 
     def _dated_arguments(self) -> list[str]:
-        """Warn of prompts that the app takes as arguments and that contain today's date."""
+        """Return warnings about initial prompts that contain today's date."""
         days = days_around({datetime.now(UTC).date()})
         return [
             line
@@ -279,7 +286,7 @@ class PromptSearch(Algorithm):
         return found.metrics()
 
     def _dated_results(self) -> list[str]:
-        """Warn of learned texts into which today's date was copied from the rollouts."""
+        """Return warnings about learned texts in which today's date is new."""
         days = days_around({datetime.now(UTC).date()})
         return [
             f"the learned text of {name!r} contains {literal!r}, which looks like today, and its "
@@ -290,7 +297,9 @@ class PromptSearch(Algorithm):
         ]
 
     def split(self, tasks: Sequence[Json]) -> Split:
-        """Split the training tasks in two parts; duplicates count once.
+        """Divide the training tasks into two parts; duplicates count once.
+
+        One part is for reflections. On the other, candidates are compared.
 
         Raises:
             DataError: there are too few tasks.

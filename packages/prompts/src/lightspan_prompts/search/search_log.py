@@ -1,8 +1,8 @@
 """Log of a search: every evaluation and reflection in order, one JSON line each.
 
-A search is a deterministic function of its seed and of these results. A resumed search repeats the
-same requests and gets them answered from the log until its end, so its candidates are equal and no
-rollout or reflection is repeated.
+A search depends only on its seed and on these results. So a resumed search makes the same requests
+again, and gets the answers from the log until its end. It arrives at the same candidates without
+repeating a rollout or a reflection.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Reflection(msgspec.Struct, frozen=True, kw_only=True, tag="reflection"):
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
-    """Results of the unchanged app on the selection split, and the texts discovered in it."""
+    """Rollouts of the unchanged app, and the texts that were discovered in its calls."""
 
     key: str
     found: Surveyed
@@ -102,7 +102,7 @@ class SearchLog:
 
     @property
     def is_replaying(self) -> bool:
-        """Return whether the next request is answered by the log."""
+        """Return whether the log has more entries, which answer the next requests."""
         return self._place < len(self._entries)
 
     def replayed(self, keys: Sequence[str], kind: type[E]) -> list[E | None]:
@@ -137,7 +137,7 @@ class SearchLog:
         return answers
 
     def _drop_rest(self) -> None:
-        """Delete the entries that follow, from the file too."""
+        """Delete the entries that have not been replayed, in memory and in the file."""
         if not self.is_replaying:
             return
         del self._entries[self._place :]

@@ -1,4 +1,4 @@
-"""Prompts selected by a search: the resources for apps, and the changes."""
+"""Prompts selected by a search: what the app gets, and how they have changed."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class SelectedPrompts:
     asked: Mapping[str, list[str]] = field(default_factory=dict)
 
     def resources(self) -> Resources:
-        """Return the resources for apps: arguments and instructions.
+        """Return what an app gets: prompts as arguments, and instructions for its agents.
 
-        Before the discovery, the app's own instructions are used and recorded.
+        Before texts are discovered, the instructions of the app stay unchanged and are recorded.
         """
         arguments = self.arguments()
         if self.surveyed is not None and self.templates is not None:
@@ -50,7 +50,7 @@ class SelectedPrompts:
         }
 
     def learned(self) -> dict[str, LearnedPrompt]:
-        """Return name → text before and after learning, for every known text."""
+        """Return name → text before and after learning, for every text that is known so far."""
         after = self.arguments()
         learned = {
             name: LearnedPrompt(before=prompt, after=after[name])

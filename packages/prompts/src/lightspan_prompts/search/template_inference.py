@@ -30,11 +30,11 @@ _TOKEN: Final = re.compile(r"\w+|\s+|[^\w\s]")
 
 
 class SeveralPrompts(Exception):
-    """The texts come from several prompts; the message is the reason."""
+    """Raised if texts seem to come from several prompts; the message is the reason."""
 
 
 class _Hole(NamedTuple):
-    """A placeholder among tokens."""
+    """A placeholder in a list of tokens."""
 
     kind: str
 
@@ -47,8 +47,8 @@ def infer_template(texts: Sequence[str], days: Collection[date] = ()) -> PromptT
     """Infer a template that matches every text unambiguously.
 
     Args:
-        texts: at least one; duplicates count as often as they occur.
-        days: days on which the app may have sent the texts: what is true of them, such as a
+        texts: at least one text; duplicates count as often as they occur.
+        days: days on which the app may have sent the texts. What is true of them, such as a
             weekday, becomes a placeholder.
 
     Raises:
@@ -80,7 +80,7 @@ def infer_template(texts: Sequence[str], days: Collection[date] = ()) -> PromptT
 
 
 def _check(tokens: Sequence[_Token], some: Sequence[Sequence[_Token]], count: int) -> None:
-    """Raise `SeveralPrompts` if texts have too little in common.
+    """Raise `SeveralPrompts` if texts have too little in common to come from one prompt.
 
     Args:
         tokens: what all texts have in common.
@@ -105,7 +105,7 @@ def _check(tokens: Sequence[_Token], some: Sequence[Sequence[_Token]], count: in
 
 
 def _literal(tokens: Sequence[_Token]) -> str:
-    """Join the tokens that are no placeholders, each without whitespace at its ends."""
+    """Join the literal tokens, each without whitespace at its ends; leave out placeholders."""
     return "".join(token.strip() for token in tokens if isinstance(token, str))
 
 
@@ -134,7 +134,7 @@ def _merged(tokens: Sequence[_Token]) -> list[_Token]:
 
 
 def _common(one: Sequence[_Token], two: Sequence[_Token]) -> list[_Token]:
-    """Return the common tokens in order, with placeholders where the texts differ."""
+    """Return the tokens that two texts have in common, with a placeholder where they differ."""
     begin = 0
     while begin < min(len(one), len(two)) and one[begin] == two[begin]:
         begin += 1
@@ -154,12 +154,12 @@ def _common(one: Sequence[_Token], two: Sequence[_Token]) -> list[_Token]:
 
 
 def _without_short(tokens: Sequence[_Token], needed: int) -> list[_Token]:
-    """Replace short literals by placeholders.
+    """Replace literals that are too short by placeholders.
 
     Args:
         tokens: tokens of a template.
-        needed: minimum length of a literal between two placeholders. At both ends of the text the
-            minimum is `MIN_EDGE_LENGTH`.
+        needed: minimum length of a literal between two placeholders. For a literal at the begin or
+            end of the text, the minimum is `MIN_EDGE_LENGTH`.
     """
     result: list[_Token] = list(tokens)
     holes = [place for place, token in enumerate(tokens) if isinstance(token, _Hole)]
@@ -178,7 +178,7 @@ def _without_short(tokens: Sequence[_Token], needed: int) -> list[_Token]:
 
 
 def _inner_texts(tokens: Sequence[_Token]) -> list[tuple[int, int]]:
-    """Return begin and end of each literal between two placeholders."""
+    """Return the begin and end (in `tokens`) of each literal between two placeholders."""
     holes = [place for place, token in enumerate(tokens) if isinstance(token, _Hole)]
     return [(one + 1, two) for one, two in pairwise(holes) if one + 1 < two]
 

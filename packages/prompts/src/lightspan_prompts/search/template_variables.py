@@ -45,7 +45,7 @@ _KINDS: Final = {
 
 
 class Part(NamedTuple):
-    """A generated part of a text."""
+    """A part of a text that a program generated."""
 
     begin: int
     end: int
@@ -66,7 +66,9 @@ _MAX_UNCLOSED: Final = 20
 
 
 def variable_parts(text: str, days: Collection[date] = ()) -> list[Part]:
-    """Return the generated parts of a text in order; parts within other parts are left out.
+    """Return the parts of a text that a program generated, in order.
+
+    A part inside another part is left out.
 
     Args:
         text: the text.

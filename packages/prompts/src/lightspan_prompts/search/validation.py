@@ -16,7 +16,7 @@ from lightspan_prompts.pricing import Price
 
 
 def check_prompts(prompts: Mapping[str, PromptTemplate]) -> None:
-    """Raise `ConfigError` unless `prompts` are templates that an app can take as arguments."""
+    """Raise `ConfigError` unless all `prompts` are templates that an app can take as arguments."""
     reserved = {*INJECTED, ROUTING} - {"prompt"}
     for name, template in prompts.items():
         if not isinstance(template, PromptTemplate):
@@ -33,7 +33,10 @@ def check_prompts(prompts: Mapping[str, PromptTemplate]) -> None:
 def check_optimize(
     algorithm: str, patterns: Sequence[str], prompts: Mapping[str, PromptTemplate]
 ) -> None:
-    """Raise `ConfigError` if a pattern is invalid or nothing is to be learned."""
+    """Raise `ConfigError` if there are neither patterns nor prompts, or if a pattern is invalid.
+
+    A pattern is invalid if it is empty, not a text, or also a name in `prompts`.
+    """
     if not patterns and not prompts:
         raise ConfigError(
             f"{algorithm} has no prompt to learn: give prompts={{name: PromptTemplate(…)}} for "
@@ -47,7 +50,10 @@ def check_optimize(
 
 
 def check_reflection(name: str, llm: Any) -> None:
-    """Raise `ConfigError` unless the option `name` is an endpoint whose API key is set."""
+    """Raise `ConfigError` unless `llm` is an endpoint whose API key is set.
+
+    `name` is the option that has this value; the message names it.
+    """
     if not isinstance(llm, LLM):
         raise ConfigError(f"{name}={llm!r:.100}: use LLM(base_url=…, model=…)")
     check_url(llm.base_url, f"the base URL of {name}=")
@@ -59,7 +65,7 @@ def check_prices(
 ) -> None:
     """Raise `ConfigError` if `max_cost` is set and a reflection model has no price.
 
-    The models of the app are checked when they are called.
+    The prices of the app's models are checked later, when the app calls them.
     """
     if not isinstance(prices, Mapping):
         raise ConfigError(f"prices={prices!r:.100}: use {{model: Price(input=…, output=…)}}")
@@ -78,7 +84,7 @@ def check_prices(
 
 
 def check_installed(algorithm: str, modules: Sequence[str]) -> None:
-    """Raise `ModuleNotFoundError` if a module is missing."""
+    """Raise `ModuleNotFoundError` if one of `modules` is not installed."""
     for module in modules:
         if find_spec(module) is None:
             raise ModuleNotFoundError(

@@ -1,4 +1,4 @@
-"""The verdict of a search: whether its gain is more than chance would give."""
+"""Decide whether the best candidate of a search is better by more than chance."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from lightspan_prompts.search.candidates import Candidate, SearchResult
 
 
 def judged(found: SearchResult, failure_reward: float, significance: float | None) -> SearchResult:
-    """Return the result with the probability of its gain by chance.
+    """Add the probability that the best candidate's gain is chance to a search's result.
 
-    If that is above `significance`, the initial prompts are chosen.
+    If the probability is above `significance`, the initial prompts become the chosen candidate.
 
     Args:
         found: a result, whose `chosen` is the best candidate.
@@ -33,12 +33,12 @@ def judged(found: SearchResult, failure_reward: float, significance: float | Non
 
 
 def chance_of(candidates: Sequence[Candidate], best: int, failure_reward: float) -> float:
-    """Return the probability that one of equally good candidates is so far ahead by chance.
+    """Return the probability that the best candidate's gain over the initial prompts is chance.
 
-    It is that of a one-sided t-test over the tasks of the selection split, of the pairs or of both
-    groups (Welch), whichever sees more, with Šidák's correction for the number of candidates and
-    the second test. With few tasks of one reward each, whose variance is 0, it is at least that of
-    coin flips.
+    Two one-sided t-tests over the common tasks are made: one of the differences per task, and one
+    of the two groups of rewards (Welch). The lower probability is corrected for the number of
+    candidates and for the second test (Šidák). With few tasks it has a lower limit, because a
+    t-test of rewards without variance gives 0.
     """
     before = _rewards(candidates[0], failure_reward)
     after = _rewards(candidates[best], failure_reward)
@@ -58,7 +58,7 @@ def chance_of(candidates: Sequence[Candidate], best: int, failure_reward: float)
 
 
 def _rewards(candidate: Candidate, failure_reward: float) -> Mapping[str, float]:
-    """Return task → mean reward of its runs."""
+    """Return task → the candidate's mean reward; an unscored rollout has `failure_reward`."""
     runs = [candidate.rewards, *([candidate.again] if candidate.again else [])]
     return {
         task: fmean(
@@ -69,7 +69,7 @@ def _rewards(candidate: Candidate, failure_reward: float) -> Mapping[str, float]
 
 
 def _tail(mean: float, squared_error: float, freedom: int) -> float:
-    """Return the probability of a mean of at least `mean` in a t-test."""
+    """Return the probability of a mean of at least `mean` in a t-test, if the true mean is 0."""
     if mean <= 0:
         return 1.0
     if squared_error == 0:
@@ -78,9 +78,9 @@ def _tail(mean: float, squared_error: float, freedom: int) -> float:
 
 
 def student_tail(t: float, freedom: int) -> float:
-    """Return the probability that a value of Student's distribution is above `t`, at least 0.
+    """Return the probability that a value of Student's t-distribution is above `t`.
 
-    Abramowitz and Stegun, 26.7.3 and 26.7.4.
+    `t` is at least 0. The formulas are those of Abramowitz and Stegun, 26.7.3 and 26.7.4.
     """
     angle = math.atan(t / math.sqrt(freedom))
     cosine = math.cos(angle)

@@ -46,7 +46,7 @@ WAYS_TO_FAIL: Final = (Impossible, AssertionError, RuntimeError)
 
 
 class AdapterTests:
-    """Hooks and helpers that all groups of adapter tests inherit."""
+    """Hooks and helpers that every group of adapter tests inherits."""
 
     framework: ClassVar[str]
     """Name of the framework; its adapter is the module `lightspan_<framework>`."""
@@ -59,18 +59,21 @@ class AdapterTests:
 
     # --- hooks ----------------------------------------------------------------------------
     def build(self, scenario: str, model: Model) -> App:
-        """Return an app that plays the scenario."""
+        """Return an app that runs the scenario.
+
+        `model` has the settings of the app's model client.
+        """
         raise NotImplementedError
 
     def patched(self) -> Mapping[str, Any]:
-        """Return every attribute of the framework that `instrument` may change: name → current
-        value."""
+        """Return every attribute of the framework that `instrument` may change, by name."""
         raise NotImplementedError
 
     def openinference(self) -> AbstractContextManager[Any]:
         """Return a context manager that instruments the framework by OpenInference.
 
-        A framework without such an instrumentation does not override this: the test is skipped.
+        Do not override this for a framework without such an instrumentation. The test is then
+        skipped.
         """
         pytest.skip("no OpenInference instrumentation is named for this framework")
 
@@ -113,7 +116,8 @@ class AdapterTests:
     def _impossible(self, request: pytest.FixtureRequest) -> None:
         """Mark the test as expected to fail if the framework does not support what it tests.
 
-        Such tests, scenarios and modes are in `IMPOSSIBLE` or in `impossible`.
+        The tests, scenarios and modes that are not supported are listed in `IMPOSSIBLE` and
+        `impossible`.
         """
         callspec = getattr(request.node, "callspec", None)
         cell = callspec.params if callspec is not None else {}
@@ -137,14 +141,14 @@ class AdapterTests:
 
     @pytest.fixture
     def production(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-        """Configure a store for production by an environment variable, and return its URL."""
+        """Set the environment variable that makes apps record in a store; return its URL."""
         url = f"sqlite:{tmp_path / 'production.db'}"
         monkeypatch.setenv("LIGHTSPAN_STORE", url)
         monkeypatch.setenv("OTEL_SERVICE_NAME", "support")
         return url
 
     def app(self, stage: Stage, scenario: str, mode: str = "async") -> App:
-        """Build the scenario's app, with the model client settings of scenario and mode."""
+        """Build the scenario's app with the model client settings for the scenario and the mode."""
         row = SCENARIOS[scenario]
         model = Model(
             base_url=stage.url,
@@ -155,13 +159,13 @@ class AdapterTests:
         return self.build(scenario, model)
 
     def check(self, played: Played, scenario: str, app: App, stage: Stage) -> None:
-        """Check the spans, token records and calls of a played attempt.
+        """Check the spans, token records and calls of an attempt in which the app has run.
 
         Args:
             played: the attempt, after its end.
             scenario: name of the scenario.
-            app: app with the expected tree.
-            stage: stage on which the attempt was played.
+            app: the app, with the span tree that is expected.
+            stage: endpoint and gateway with which the attempt ran.
         """
         expected = textwrap.dedent(app.tree).strip("\n").splitlines()
         lines = tree(played.spans, ordered=SCENARIOS[scenario].ordered)
@@ -186,12 +190,13 @@ class AdapterTests:
         command: Sequence[str | Path],
         environment: Mapping[str, str],
     ) -> None:
-        """Run `program` in a process, and check its answer and the attempt that it has stored.
+        """Run a program, and check its answer and the attempt that it has stored.
 
         Args:
-            stage: stage with the endpoint.
+            stage: the scripted endpoint and gateway.
             production: URL of the store.
-            command: command to which the endpoint's URL and the text are appended.
+            command: command line of the program. The endpoint's URL and the task's text are
+                appended.
             environment: additional environment variables.
         """
         app = self.app(stage, "single")
@@ -211,9 +216,10 @@ class AdapterTests:
         assert recorded.tree().splitlines()[0] == self.program_root, recorded.tree()
 
     def apps_of(self, stage: Stage, scenario: str, mode: str) -> list[App]:
-        """Return the app of each of the concurrent attempts.
+        """Return an app per concurrent attempt.
 
-        All attempts share one app if it is `concurrent`, else each gets its own.
+        It is the same app for all of them if the app is `concurrent`. Otherwise each attempt gets
+        its own app.
         """
         app = self.app(stage, scenario, mode)
         if app.concurrent:
@@ -221,7 +227,7 @@ class AdapterTests:
         return [app, *(self.app(stage, scenario, mode) for _ in range(CONCURRENT - 1))]
 
     def play_and_check(self, stage: Stage, scenario: str) -> None:
-        """Play the scenario once against the app's own endpoint."""
+        """Run the scenario once with the app's own endpoint, and check what is recorded."""
         app = self.app(stage, scenario)
         played = play(stage, app, scenario, "async", through_gateway=False)
         self.check(played, scenario, app, stage)

@@ -21,7 +21,10 @@ from lightspan_testing.attempts import Captured, path_of
 
 # --- attempts -------------------------------------------------------------------------------
 def check_names(played: Played, app: App) -> None:
-    """Check that every call is recorded for the agent and the attempt that its prompt names."""
+    """Check that every call is recorded for the right agent and the right attempt.
+
+    The prompt of the call names both.
+    """
     for span in played.llm_spans:
         prompt = str(span.attributes[c.INPUT_MESSAGES])
         assert set(re.findall(r"task-\d+", prompt)) == {played.tag}
@@ -29,13 +32,19 @@ def check_names(played: Played, app: App) -> None:
 
 
 def is_named(span: Span, app: App) -> bool:
-    """Return whether the agent path of a call ends with the agent that its prompt names."""
+    """Return whether a call is recorded for the agent that its prompt names.
+
+    That agent has to be the last one in the recorded agent path.
+    """
     agent = Part({}, app.marks).agent_of(str(span.attributes[c.INPUT_MESSAGES])) or ""
     return agent_name(path_of(span)) == app.names.get(agent, agent)
 
 
 def check_attributes(played: Played) -> None:
-    """Check the attempt's ids on every span, and all attributes of agents and tools."""
+    """Check that every span has the ids of the attempt.
+
+    Also check all attributes of the spans of agents and tools.
+    """
     scope = played.scope
     by_id = {span.span_id: span for span in played.spans}
     for span in played.spans:
@@ -100,7 +109,7 @@ def _check_tool(span: Span) -> None:
 def check_calls(played: Played, stage: Stage) -> None:
     """Check that every model call is recorded once.
 
-    A call and the SDK's retries of it count as one.
+    A call counts once even if the SDK retried it.
     """
     calls = [call for call in stage.brain.calls_in(played.tag) if call.turn.status < 500]
     assert len(played.llm_spans) == len(calls)
@@ -109,10 +118,10 @@ def check_calls(played: Played, stage: Stage) -> None:
 
 
 def check_bypassing(played: Played, stage: Stage) -> None:
-    """Check the recorded calls of a custom client that answers without the OpenAI SDK.
+    """Check the calls of an app whose own model client does not use the OpenAI SDK.
 
-    The client's answer is one call without tokens; its failed calls of the OpenAI SDK are recorded
-    in addition.
+    The client's answer is recorded as one call without tokens. If the client tried the OpenAI SDK
+    before, these calls are recorded too.
     """
     sdk_calls = len(stage.brain.calls_in(played.tag))
     own = [span for span in played.llm_spans if BYPASSED in str(span.attributes)]
@@ -126,7 +135,7 @@ def check_bypassing(played: Played, stage: Stage) -> None:
 
 
 def episode_of(captured: Captured) -> Episode:
-    """Build the episode of an attempt from its spans, without token records."""
+    """Build an attempt's episode (the recorded rollout) from its spans, without token records."""
     rollout_id, attempt_id = captured.scope.rollout_id, captured.scope.attempt_id
     attempt = Attempt(attempt_id=attempt_id, rollout_id=rollout_id, number=1, epoch=1)
     ended = replace(attempt, status=AttemptStatus.SUCCEEDED)
@@ -135,7 +144,7 @@ def episode_of(captured: Captured) -> Episode:
 
 
 def check_untrained(captured: Captured) -> None:
-    """Check that nothing of the attempt is trained because its calls have no tokens."""
+    """Check that no call of the attempt can be trained, because no call has tokens."""
     coverage = classify_calls(episode_of(captured), POLICY)
     assert [entry.rejection for entry in coverage.entries] == [
         Rejection.NO_TOKENS for _ in captured.llm_spans
@@ -143,7 +152,10 @@ def check_untrained(captured: Captured) -> None:
 
 
 def check_tokens(played: Played, stage: Stage) -> None:
-    """Check that recorded tokens equal the engine's, and that records and spans agree."""
+    """Check that recorded tokens equal those of the engine.
+
+    Also check that each token record agrees with the span of its call.
+    """
     spans = {span.span_id: span for span in played.llm_spans}
     complete = [record for record in played.records if record.response_ids]
     recorded = [(record.prompt_ids, record.response_ids) for record in complete]
@@ -157,7 +169,7 @@ def check_tokens(played: Played, stage: Stage) -> None:
 
 
 def answers_of(played: Played, stage: Stage) -> list[tuple[list[int], list[int]]]:
-    """Return (prompt ids, answer ids) of each call that the gateway has answered completely."""
+    """Return (prompt ids, answer ids) of each call that the gateway has answered to the end."""
     calls = [call for call in stage.brain.calls_in(played.tag) if call.turn.status == 200]
     complete = sum(bool(record.response_ids) for record in played.records)
     return [
@@ -169,16 +181,16 @@ def answers_of(played: Played, stage: Stage) -> list[tuple[list[int], list[int]]
 
 # --- the framework --------------------------------------------------------------------------
 def changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Return the names whose objects differ between two snapshots of the framework's attributes.
+    """Compare two snapshots of the framework's attributes; return the names of those that differ.
 
-    Equal lists or numbers count as the same object.
+    An attribute differs if it is another object. Lists and numbers are compared by value.
     """
     same = {key for key, value in first.items() if _same(value, second.get(key, Impossible))}
     return sorted((first.keys() | second.keys()) - same)
 
 
 def assert_unchanged(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
-    """Check that the attributes in two snapshots of the framework are the same objects."""
+    """Check that no attribute differs between two snapshots of the framework (see `changed`)."""
     differences = changed(first, second)
     assert differences == [], f"no longer what it was: {', '.join(differences)}"
 

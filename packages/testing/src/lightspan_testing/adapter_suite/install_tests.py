@@ -1,4 +1,4 @@
-"""Tests of an adapter's public names and its installation, also next to other instrumentations."""
+"""Tests of an adapter's public names and its installation, also with other instrumentations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _version_of(installed: str | None) -> Callable[[str], str]:
 
 
 def _reimported(module: ModuleType) -> ModuleType:
-    """Import `module` a second time, and return the new module object."""
+    """Load the code of `module` a second time; return the new module object."""
     spec = importlib.util.spec_from_file_location(module.__name__, module.__file__)
     assert spec is not None
     assert spec.loader is not None
@@ -47,7 +47,7 @@ def _reimported(module: ModuleType) -> ModuleType:
 
 
 class InstallTests(AdapterTests):
-    """Test that installing changes the framework, and that uninstalling restores it."""
+    """Test that installing the adapter changes the framework, and that uninstalling restores it."""
 
     def test_public_names(self) -> None:
         names = list(self.adapter.__all__)
@@ -59,9 +59,10 @@ class InstallTests(AdapterTests):
     def test_a_framework_that_is_absent_too_old_or_too_new(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Importing the adapter without a supported framework raises an error with a hint.
+        """If the framework is missing or unsupported, importing the adapter raises an error.
 
-        The oldest supported version is also in the requirements of the adapter's distribution.
+        Unsupported versions are those that are too old or too new. The error has a hint. The oldest
+        supported version is the same as in the requirements of the adapter's package.
         """
         versions = importlib.import_module(f"{self.adapter.__name__}._versions")
         framework, floor = versions.FRAMEWORK, versions.FLOOR
@@ -85,8 +86,9 @@ class InstallTests(AdapterTests):
         assert _reimported(self.adapter).__all__ == self.adapter.__all__
 
     def test_installed_twice(self, stage: Stage) -> None:
-        """Installing twice has no further effect; the end of the inner block leaves the outer
-        one installed.
+        """Installing the adapter twice has no further effect.
+
+        After the inner `with` block ends, the adapter stays installed until the outer block ends.
         """
         before = dict(self.patched())
         with self.adapter.instrument():
@@ -113,7 +115,7 @@ class InstallTests(AdapterTests):
         check_calls(played, stage)
 
     def test_outside_a_scope(self, stage: Stage) -> None:
-        """Outside of an attempt, nothing is recorded, and the app behaves as without an adapter."""
+        """Outside of an attempt, nothing is recorded and the app is not disturbed."""
         app = self.app(stage, "team")
         played = stage.open(part_of(app, "team"), through_gateway=False)
         with self.adapter.instrument():
@@ -123,7 +125,7 @@ class InstallTests(AdapterTests):
         assert played.spans == []
 
     def test_started_by_opentelemetry(self, stage: Stage, production: str, tmp_path: Path) -> None:
-        """`opentelemetry-instrument python app.py` records an app without code of lightspan."""
+        """`opentelemetry-instrument python app.py` records an app that does not name lightspan."""
         pytest.importorskip("opentelemetry.distro")
         assert "lightspan" not in self.program
         script = tmp_path / "app.py"
@@ -133,7 +135,7 @@ class InstallTests(AdapterTests):
         self.check_program(stage, production, [command, sys.executable, script], exporters)
 
     def test_opentelemetrys_provider_is_the_apps(self, stage: Stage) -> None:
-        """The adapter neither sets nor requests OpenTelemetry's global provider.
+        """The adapter does not touch OpenTelemetry's global provider, which belongs to the app.
 
         An app may set its own provider at any time.
         """
@@ -147,7 +149,7 @@ class InstallTests(AdapterTests):
     # --- frames around the framework, and other instrumentations --------------------------
     @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
     def test_inside_another_frame(self, stage: Stage, scenario: str) -> None:
-        """Agents that are entered around the framework's run come first in the agent paths."""
+        """An agent that the app enters by `lightspan.agent` comes first in the agent paths."""
         app = self.app(stage, scenario)
 
         async def run(text: str) -> Any:
@@ -161,18 +163,21 @@ class InstallTests(AdapterTests):
 
     @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
     def test_openinference_beside_it(self, stage: Stage, scenario: str) -> None:
-        """The adapter works with OpenInference's instrumentation, installed before or after it."""
+        """The adapter works with OpenInference's instrumentation, whichever is installed first."""
         self.check_beside(stage, scenario, self.openinference)
 
     def check_beside(
         self, stage: Stage, scenario: str, other: Callable[[], AbstractContextManager[Any]]
     ) -> None:
-        """Play the scenario with another instrumentation, installed before and after the adapter.
+        """Run the scenario with another instrumentation, installed before and after the adapter.
+
+        Each order is one run.
 
         Args:
-            stage: stage for the attempts.
+            stage: the scripted endpoint and gateway.
             scenario: name of the scenario.
-            other: returns a context manager that installs the other instrumentation.
+            other: function that returns a context manager, which installs the other
+                instrumentation.
         """
         for first, second in (
             (other, self.adapter.instrument),

@@ -1,4 +1,4 @@
-"""Tests that an agent's instructions are found and replaced, and nothing else of requests."""
+"""Tests that an agent's instructions are found and replaced, and that nothing else is changed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ FINELY = "Write finely."
 
 
 class PromptTests(AdapterTests):
-    """Test that the instructions of `writer` can be learned in an unchanged app."""
+    """Test that the instructions of the agent `writer` can be learned in an unchanged app."""
 
     @pytest.mark.parametrize("mode", MODES)
     def test_instructions(self, stage: Stage, mode: str) -> None:
-        """The writer's instructions are found in its requests and replaced.
+        """The instructions of the agent `writer` are found in its requests and replaced.
 
-        The requests of `checker` stay unchanged.
+        The requests of the agent `checker` stay unchanged.
         """
         name = self.app(stage, "team", mode).names.get("writer", "writer")
         with self.adapter.instrument():
@@ -73,7 +73,10 @@ class PromptTests(AdapterTests):
 
 
 def _part_of(app: App) -> Part:
-    """Return the agents' script; the writer has another answer if its prompt contains `FINELY`."""
+    """Return the script of the scenario `team`, with a different answer for changed instructions.
+
+    The different answer is given to prompts that contain `FINELY`.
+    """
     part = part_of(app, "team")
     return Part(
         {**part.says, "fine writer": ["A fine draft of {task}."]},
@@ -82,7 +85,7 @@ def _part_of(app: App) -> Part:
 
 
 def _by_agent(stage: Stage, played: Played) -> tuple[list[str], list[str]]:
-    """Return the bodies of the requests of `writer`, and those of `checker`."""
+    """Return the bodies of the requests of the agent `writer`, and those of the agent `checker`."""
     writers: list[str] = []
     checkers: list[str] = []
     requests: list[Request] = stage.requests_of(played.tag)

@@ -1,4 +1,4 @@
-"""Run an app in an attempt, or outside of any attempt."""
+"""Run the app of a scenario, in an attempt or outside of any attempt."""
 
 from __future__ import annotations
 
@@ -23,12 +23,21 @@ from lightspan_testing.attempts import ROOT_ID, Recorded
 
 
 def part_of(app: App, scenario: str) -> Part:
-    """Return the script of the agents: the scenario's answers, replaced by the app's own."""
+    """Return the script of the agents: the scenario's answers, except where the app has its own."""
     return Part({**SCENARIOS[scenario].says, **app.says}, app.marks)
 
 
 def play(stage: Stage, app: App, scenario: str, mode: str, *, through_gateway: bool) -> Played:
-    """Open an attempt, run the app in it to the end, and return the attempt with its spans."""
+    """Open an attempt, run the app in it to the end, and return the attempt with its spans.
+
+    Args:
+        stage: the scripted endpoint and gateway.
+        app: the app.
+        scenario: name of the scenario.
+        mode: `async`, `sync` or `stream`.
+        through_gateway: whether model calls go to the gateway; otherwise they go to the app's own
+            endpoint.
+    """
     played = stage.open(part_of(app, scenario), through_gateway=through_gateway)
     return play_opened(stage, app, played, scenario, mode)
 
@@ -46,7 +55,7 @@ def play_opened(stage: Stage, app: App, played: Played, scenario: str, mode: str
 def play_outside(
     stage: Stage, app: App, scenario: str, mode: str, part: Part | None = None
 ) -> Played:
-    """Run the app once outside of every scope, as in production.
+    """Run the app once outside of any attempt, as in production.
 
     Args:
         part: script of the agents; None for the scenario's.
@@ -57,14 +66,14 @@ def play_outside(
 
 
 def inside_root(recorded: Recorded, played: Played) -> Played:
-    """Return a recorded production attempt in the form of an attempt in a rollout.
+    """Convert an attempt that was recorded in production to the form of an attempt in a rollout.
 
-    A rollout has no span for the attempt itself or for the app's operations, so these spans are
-    left out.
+    In production, there is a span for the attempt itself, and there may be spans for operations of
+    the app. A rollout has neither, so these spans are left out.
 
     Args:
         recorded: the attempt in the store.
-        played: the attempt on the stage, for its tag.
+        played: the attempt of the test, for its tag.
     """
     roots = [span for span in recorded.spans if span.parent_id is None]
     assert [root.kind for root in roots] == [SpanKind.CHAIN], recorded.tree()
@@ -85,7 +94,7 @@ def inside_root(recorded: Recorded, played: Played) -> Played:
 
 
 def _run(stage: Stage, app: App, played: Played, scenario: str, mode: str) -> None:
-    """Run the app and check that it ends as the scenario declares."""
+    """Run the app, and check that it ends as expected: by an error, cancelled, or with success."""
     is_cancelled = SCENARIOS[scenario].cancelled
     expected: Any = nullcontext()
     if is_cancelled or app.raises is not None:
@@ -112,7 +121,7 @@ async def _attempt(stage: Stage, app: App, played: Played, *, is_cancelled: bool
 
 
 async def awaited(value: Awaitable[Any]) -> Any:
-    """Await any awaitable in a coroutine, as `asyncio.create_task` requires."""
+    """Turn any awaitable into a coroutine, which `asyncio.create_task` requires."""
     return await value
 
 
@@ -133,7 +142,7 @@ def run_sync(app: App, played: Played) -> Any:
 def run_in_own_loop(work: Callable[[], Any]) -> Any:
     """Run a framework's synchronous call in a thread that has an event loop, and close the loop.
 
-    Without a loop, the framework would make one and leave it open.
+    Without this loop, the framework would create one and not close it.
     """
 
     def in_a_thread() -> Any:
@@ -150,11 +159,13 @@ def run_in_own_loop(work: Callable[[], Any]) -> Any:
 
 
 async def close_clients(apps: Sequence[App], played: Played) -> None:
-    """Close the connections of the apps' clients and of the patched SDK, in this event loop.
+    """Close the connections of the apps' clients and of the patched OpenAI SDK.
+
+    They are closed in the event loop that runs this function.
 
     Args:
         apps: the apps.
-        played: any attempt of the apps; if it used the gateway, the apps' clients are left open.
+        played: any attempt of the apps. If it used the gateway, the apps' clients are left open.
     """
     await sdk_instrumentation.aclose()
     for app in apps:

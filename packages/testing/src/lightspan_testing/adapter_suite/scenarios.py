@@ -20,7 +20,7 @@ CONCURRENT: Final = 32
 # --- arguments of a subclass ----------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Settings of the model client that the app itself creates."""
+    """Settings with which an app creates its model client."""
 
     base_url: str
     api_key: str = "key"
@@ -42,7 +42,7 @@ def look(what: str) -> str:
 
 
 def count(what: str) -> str:
-    """Count something."""
+    """Count the letters of a text."""
     return f"{len(what)} letters"
 
 
@@ -56,9 +56,9 @@ BYPASSED: Final = "Done by other means."
 
 
 def bypassed() -> str:
-    """Return the answer of a client that does not use the OpenAI SDK.
+    """Return the answer of a model client that does not use the OpenAI SDK.
 
-    The client also emits a message and opens an operation, which must not count as model calls.
+    Before that, emit a message and open an operation. Neither may be recorded as a model call.
     """
     emit_message("I look for means")
     with operation("find means"):
@@ -67,10 +67,10 @@ def bypassed() -> str:
 
 
 def by_other_means(scenario: str, model: Model) -> Callable[[Any], str]:
-    """Return the function by which a custom client answers a prompt in a scenario of `OTHER_MEANS`.
+    """Return a function that answers a prompt, for an app whose client does not use the OpenAI SDK.
 
     The function first makes up to `Scenario.asks_first` calls with the OpenAI SDK. It returns the
-    answer of the first call that succeeds, else `BYPASSED`.
+    answer of the first of them that succeeds. If none succeeds, it returns `BYPASSED`.
     """
 
     def answer(prompt: Any) -> str:
@@ -143,7 +143,7 @@ LOOK: Final = Turn(calls=[("look", '{"what": "seven"}')])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A scenario: a row of the table of tests."""
+    """A scenario: a row of the table of tests, with what the agents answer."""
 
     says: Says
     """Answers of each agent, unless the app has its own."""
@@ -292,7 +292,7 @@ The framework has no construct for these scenarios, so in production the app gro
 # --- results of a subclass ------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class App:
-    """An app that plays one scenario, built but not yet run."""
+    """An app of the framework for one scenario, with its expected span tree."""
 
     run: Callable[[str], Awaitable[Any]]
     """Run the app once on a text, which must reach every prompt. May be called repeatedly."""
@@ -330,7 +330,7 @@ class App:
 
 
 class Impossible(Exception):
-    """Raised by `build` for a scenario that the framework cannot express."""
+    """Raised by `build` if the framework has no means to express the scenario."""
 
 
 IMPOSSIBLE: Final[Mapping[str, Mapping[str, str]]] = {

@@ -1,4 +1,4 @@
-"""Tests outside of every scope: recording in production, and a server of trained policies."""
+"""Tests of apps outside of attempts: recording in production, and a server of trained policies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from lightspan_testing.attempts import read_recorded
 
 
 def _recorders() -> int:
-    """Return the number of attempts that are in memory."""
+    """Return the number of recorders, one per attempt, that are in memory."""
     gc.collect()
     return sum(isinstance(one, Recorder) for one in gc.get_objects())
 
@@ -54,8 +54,8 @@ def _recorders() -> int:
 class ServiceTests(AdapterTests):
     """Test apps outside of rollouts.
 
-    They are recorded if a store is configured. With `lightspan.connect`, their calls go to trained
-    policies.
+    Such an app is recorded if a store is configured. After `lightspan.connect`, its calls go to
+    trained policies.
     """
 
     @pytest.mark.parametrize("mode", MODES)
@@ -67,7 +67,7 @@ class ServiceTests(AdapterTests):
         scenario: str,
         mode: str,
     ) -> None:
-        """Outside of every scope, a run of the app is recorded as one attempt with its tree."""
+        """A run of the app outside of any attempt is recorded as one attempt with its span tree."""
         app = self.together(self.app(stage, scenario, mode), scenario)
         with self.adapter.instrument():
             played = play_outside(stage, app, scenario, mode)
@@ -80,7 +80,7 @@ class ServiceTests(AdapterTests):
         assert all(span.resource == {"service.name": "support"} for span in stored.spans)
 
     def test_production_at_once(self, stage: Stage, production: str) -> None:
-        """Concurrent runs in one event loop are recorded as one attempt each."""
+        """Runs of an app that are concurrent in one event loop are recorded as one attempt each."""
         apps = [self.together(app, "team") for app in self.apps_of(stage, "team", "async")]
         played = [stage.open(part_of(app, "team"), through_gateway=False) for app in apps]
 
@@ -101,7 +101,10 @@ class ServiceTests(AdapterTests):
     def test_an_error_of_ours_leaves_no_attempt_open(
         self, stage: Stage, production: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """If the adapter fails after opening an attempt, the attempt ends with a capture error."""
+        """If the adapter has a bug and fails after opening an attempt, the attempt is closed.
+
+        It has a capture error, which means that something could not be recorded.
+        """
 
         def fail(*_: Any, **__: Any) -> None:
             raise RuntimeError("a bug of ours")
@@ -129,9 +132,9 @@ class ServiceTests(AdapterTests):
         scenario: str,
         mode: str,
     ) -> None:
-        """The process frees finished attempts, in rollouts and in production.
+        """Attempts that have ended do not stay in memory, in rollouts and in production.
 
-        It does not matter how they ended.
+        This also holds for attempts that failed or were cancelled.
         """
 
         def attempts() -> None:
@@ -160,7 +163,7 @@ class ServiceTests(AdapterTests):
     ) -> None:
         """Agent names do not depend on telemetry.
 
-        They are the same with the framework's own telemetry as with all telemetry disabled.
+        They are the same with the framework's own telemetry and with all telemetry disabled.
         """
         name = self.adapter.__name__
         script = tmp_path / "app.py"
@@ -172,7 +175,7 @@ class ServiceTests(AdapterTests):
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("scenario", CONNECTED)
     def test_connected(self, stage: Stage, scenario: str, mode: str) -> None:
-        """With `lightspan.connect`, calls of an agent outside of attempts reach its policy."""
+        """After `lightspan.connect`, calls outside of attempts go to the policy of their agent."""
         app = self.app(stage, scenario, mode)
         before = len(stage.answered)
         paths = calls_of(app.tree)
@@ -191,7 +194,7 @@ class ServiceTests(AdapterTests):
     def together(self, app: App, scenario: str) -> App:
         """Return the app, changed so that all its runs of agents are in one production attempt.
 
-        An app is changed only if `SEVERAL_RUNS` contains its framework and scenario.
+        The app stays unchanged unless `SEVERAL_RUNS` lists the scenario for the framework.
         """
         if scenario not in SEVERAL_RUNS.get(self.framework, ()):
             return app

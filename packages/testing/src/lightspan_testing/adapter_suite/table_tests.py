@@ -1,4 +1,4 @@
-"""Tests of every scenario in every mode on every route, and of concurrent attempts."""
+"""Tests of every scenario in every mode, with and without the gateway, and of concurrency."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lightspan_testing.adapter_suite.trees import calls_of
 
 
 class TableTests(AdapterTests):
-    """Test whole span trees and token records of each scenario.
+    """Test the whole span tree and the token records of each scenario.
 
-    No call is lost, recorded twice, recorded for another agent, or in another attempt.
+    Every call has to be recorded once, for its own agent and in its own attempt.
     """
 
     @pytest.mark.parametrize("route", ROUTES)
@@ -44,7 +44,7 @@ class TableTests(AdapterTests):
     # --- threads, event loops and concurrent attempts -------------------------------------
     @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
     def test_in_a_thread_of_the_app(self, stage: Stage, scenario: str) -> None:
-        """The app runs its framework in a thread that the app starts inside an attempt."""
+        """An app may run its framework in a thread that it starts inside an attempt."""
         app = self.app(stage, scenario, "sync")
         part = part_of(app, scenario)
         played = stage.open(part, through_gateway=True)
@@ -85,7 +85,7 @@ class TableTests(AdapterTests):
 
     @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
     def test_32_threads(self, stage: Stage, scenario: str) -> None:
-        """32 attempts run in one worker thread each, as runners run synchronous apps."""
+        """32 attempts run concurrently, each in its own thread, as runners run synchronous apps."""
         apps = self.apps_of(stage, scenario, "sync")
         part = part_of(apps[0], scenario)
         played = [stage.open(part, through_gateway=True) for _ in apps]
@@ -111,7 +111,7 @@ class TableTests(AdapterTests):
 
     @pytest.mark.parametrize("scenario", ["single", "team", "agent_as_tool"])
     def test_two_event_loops(self, stage: Stage, scenario: str) -> None:
-        """An app that is built once runs in two consecutive event loops."""
+        """An app that was built once works in two event loops, one after the other."""
         app = self.app(stage, scenario)
         with self.adapter.instrument():
             for _ in range(2):

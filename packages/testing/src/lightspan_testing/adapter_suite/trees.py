@@ -10,7 +10,7 @@ from lightspan.schema import semconv as c
 
 
 def ordered(lines: Sequence[str], is_ordered: bool) -> list[str]:
-    """Return the lines of a tree; unless `is_ordered`, sort siblings by their text."""
+    """Return the lines of a tree, with siblings sorted by their text unless `is_ordered`."""
     blocks: list[list[str]] = []
     margin = min((_indent(line) for line in lines), default=0)
     for line in lines:
@@ -36,7 +36,7 @@ def without_call_status(lines: Sequence[str]) -> list[str]:
 
 
 def inside(outer: str, lines: str) -> str:
-    """Return the lines of the tree `lines`, moved into an agent with the name `outer`."""
+    """Return the lines of a tree after moving it below a new root, the agent `outer`."""
     moved = re.sub(rf"@{c.UNNAMED_AGENT}\b", f"@{outer}", textwrap.dedent(lines).strip("\n"))
     moved = re.sub(rf"@(?!{outer}( |$))", f"@{outer}/", moved, flags=re.MULTILINE)
     return f"invoke_agent {outer} @{outer}\n{textwrap.indent(moved, '  ')}"

@@ -3,13 +3,13 @@
 {unstreamed, streamed} × {text, one tool call, parallel tool calls, malformed tool call} × {n = 1, n
 = 3} × {finished, stopped, length, cancelled, restarted, retried}, called by the official client
 over HTTP. The same for text completions, with {a text, several texts, token ids} as the prompt.
-Subclass `GatewaySuite` with a fixture for the store:
+Each combination is called a cell. Subclass `GatewaySuite` with a fixture for the store:
 
     class TestTable(GatewaySuite):
         @pytest.fixture
         async def store(self): ...
 
-`cases` has the cells; `harness` has the gateway and its client, also for other tests of a gateway.
+`cases` has the cells. `harness` has the gateway and its client, also for other tests of a gateway.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class GatewaySuite:
     async def _cancelled(
         self, rig: Rig, cell: Cell, gates: Sequence[Gate]
     ) -> tuple[Reading, CallOutcome]:
-        """Cancel a call in mid-generation, and make the same call again.
+        """Cancel a call while its answer is being generated, and make the same call again.
 
-        A `restarted` cell restarts the gateway before the second call.
+        If the cell's event is `restarted`, the gateway is restarted before the second call.
         """
         task = asyncio.create_task(cell.ask(rig))
         await _reach(gates)
@@ -102,9 +102,10 @@ class GatewaySuite:
     async def _retried(
         self, rig: Rig, cell: Cell, gates: Sequence[Gate]
     ) -> tuple[Reading, CallOutcome]:
-        """Make the same call four times: twice at once, again after its end, and after a restart.
+        """Make one call four times, like a client that got no response.
 
-        A client repeats a call whose answer is recorded but did not arrive.
+        The first two are concurrent. The third comes after the answer, the fourth after a restart
+        of the gateway. The engine generates the answer only once.
         """
         first = asyncio.create_task(cell.ask(rig))
         await _reach(gates)

@@ -1,4 +1,4 @@
-"""Cells of the gateway's tables: requests, scripted answers and expected results."""
+"""Combinations of request, answer and event (cells) that the gateway is tested with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightspan_testing.scripted_engine import Gate, Say, logprob_of
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The scripted text of a choice, and the message that the client has to get."""
+    """What the engine generates for a choice, and the message that the client has to get for it."""
 
     text: str
     content: str | None
@@ -65,7 +65,7 @@ TEXT_PROMPTS: Final[Mapping[str, Sequence[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell of the table of chat completions."""
+    """One combination of request, answer and event, for chat completions."""
 
     stream: bool
     what: str
@@ -80,29 +80,29 @@ class Cell:
 
     @property
     def is_held(self) -> bool:
-        """Return whether the answer is held after its first tokens."""
+        """Return whether the engine waits after the first tokens, so that the event can happen."""
         return self.ending in ("cancelled", "restarted", "retried")
 
     @property
     def count(self) -> int:
-        """Return the number of choices."""
+        """Return the number of choices in the answer."""
         return self.n
 
     def prompts(self, rig: Rig) -> list[list[int]]:
-        """Return the prompt ids of each choice."""
+        """Return the prompt's token ids for each choice."""
         return [rig.prompt()] * self.n
 
     def text(self, index: int) -> str:
-        """Return the engine's scripted text of the choice `index`."""
+        """Return the text that the engine generates for the choice with the number `index`."""
         text = SHAPES[self.what](index).text
         return f"{text} STOP and more" if self.ending == "stopped" else text
 
     async def ask(self, rig: Rig) -> Reading:
-        """Make the cell's call and read its answer."""
+        """Make the cell's call to the gateway, and read its answer."""
         return await rig.ask(tools=TOOLS, **self.body(), logprobs=True)
 
     def body(self) -> dict[str, Any]:
-        """Return the fields of the request that both APIs have."""
+        """Return the fields of the request that chat and text completions have in common."""
         body: dict[str, Any] = {"n": self.n, "extra_body": {"return_token_ids": True}}
         if self.ending == "stopped":
             body["stop"] = ["never", "STOP"]
@@ -113,7 +113,7 @@ class Cell:
         return body
 
     def ids(self, rig: Rig, index: int) -> list[int]:
-        """Return the token ids of the choice `index` that the gateway has to record."""
+        """Return the token ids that the gateway has to record for choice number `index`."""
         ids = rig.engine.ids(self.text(index))
         if self.ending == "length":
             return ids[:LENGTH]
@@ -123,7 +123,10 @@ class Cell:
         return ids
 
     def expected(self, rig: Rig, index: int) -> Answered:
-        """Return the expected content of the choice `index`, without the ids of its tool calls."""
+        """Return what the client has to get for choice number `index`.
+
+        The ids of tool calls are left empty.
+        """
         shape, ids = SHAPES[self.what](index), self.ids(rig, index)
         answered = Answered(shape.content, list(shape.calls), [], shape.reason)
         if self.ending == "length":
@@ -135,7 +138,10 @@ class Cell:
 
 
 class TextCell(Cell):
-    """A cell of the table of text completions; `what` is the name of its prompt."""
+    """One combination of request, answer and event, for text completions.
+
+    `what` is the name of its prompt in `TEXT_PROMPTS`.
+    """
 
     operation = "text_completion"
 
@@ -179,8 +185,8 @@ CELLS: Final = [
 def gated(cell: Cell) -> tuple[Callable[[Any], Say], list[Gate]]:
     """Return the engine's script for a cell, and one gate per choice.
 
-    The engine waits at a choice's gate after the choice's first tokens. Gates of cells that are not
-    held are open.
+    The engine waits at the gate after the first tokens of the choice. All gates are open at first,
+    unless the cell's event needs an unfinished answer (`is_held`).
     """
     gates = [Gate() for _ in range(cell.count)]
     if not cell.is_held:

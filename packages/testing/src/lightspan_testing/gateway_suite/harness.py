@@ -1,4 +1,4 @@
-"""A gateway with a scripted engine, and an attempt that may call it."""
+"""A gateway with a scripted engine, a store and an attempt, for tests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PARENT: Final = "00000000000000aa"
 
 @dataclass(slots=True)
 class Answered:
-    """The content of one choice of an answer."""
+    """The content of one choice of the gateway's answer."""
 
     content: str | None = None
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Answered:
 
 @dataclass(slots=True)
 class Reading:
-    """The content of a whole answer."""
+    """The content of the gateway's whole answer."""
 
     response_id: str = ""
     content_of: str = ""
@@ -70,7 +70,7 @@ class Reading:
 
 
 class Rig:
-    """A gateway with a scripted engine, and an attempt that may call it."""
+    """A gateway with a scripted engine, and an attempt whose calls it accepts."""
 
     def __init__(
         self,
@@ -86,12 +86,12 @@ class Rig:
         self.attempt = Attempt(attempt_id="", rollout_id="", number=0, epoch=0)
 
     async def start(self, routing: Routing | None = None, mode: Mode = Mode.VAL) -> None:
-        """Start the gateway and claim an attempt."""
+        """Start the gateway, and create the attempt that the tests use."""
         await self.gateway.start()
         self.attempt = await self.claim(routing or Routing(default=POLICY), mode)
 
     async def claim(self, routing: Routing, mode: Mode = Mode.VAL) -> Attempt:
-        """Create a rollout with this routing, and claim its attempt."""
+        """Create a rollout with this routing; return its attempt, which may call the gateway."""
         resources = await self.store.put_resources({"routing": routing})
         name = f"ro-{id(routing)}-{len(await self.store.rollouts())}"
         rollout = Rollout(rollout_id=name, task={}, task_id="t", resources_id=resources, mode=mode)
@@ -100,14 +100,14 @@ class Rig:
         return claim.attempt
 
     async def restart(self) -> None:
-        """Restart the gateway on the same store and engine; all that it had in memory is lost."""
+        """Restart the gateway with the same store and engine. What it had in memory is lost."""
         await self.gateway.close()
         self.gateway = Gateway(self.store, self.engine)
         await self.gateway.start()
 
     @asynccontextmanager
     async def client(self, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-        """Yield the official client, configured like the SDK patch configures it."""
+        """Yield OpenAI's client, with the settings that the SDK patch gives to it."""
         defaults = {
             "api_key": self.attempt.call_token,
             "base_url": f"{self.gateway.url}/v1",
@@ -155,7 +155,7 @@ class Rig:
         return (await self.store.spans([attempt_id]))[attempt_id]
 
     def session(self) -> CallerSession:
-        """Return the only session of the gateway."""
+        """Return the calls of the only attempt that the gateway knows."""
         [session] = self.gateway.access.sessions()
         return session
 
@@ -174,12 +174,12 @@ async def make_rig(
     limits: GatewayLimits | None = None,
     **options: Any,
 ) -> AsyncIterator[Rig]:
-    """Yield a started rig.
+    """Start a `Rig` (a gateway with an engine and an attempt), and close it at the end.
 
     Args:
         store: store of the gateway.
         script: script of the engine.
-        routing: routing of the attempt; None to route every agent to the policy.
+        routing: routing of the attempt; None to send every agent's calls to the policy.
         mode: mode of the attempt.
         limits: limits of the gateway; None for the defaults.
         options: further arguments of `ScriptedEngine`.
@@ -195,13 +195,16 @@ async def make_rig(
 
 @functools.cache
 def shared_tokenizer() -> TransformersTokenizer:
-    """Return a tokenizer that all tests share; it must not be changed."""
+    """Return the tokenizer that all tests share, so it must not be changed."""
     return tiny_chat_tokenizer()
 
 
 # --- reading answers ------------------------------------------------------------------------
 def _read(parts: Sequence[Any]) -> Reading:
-    """Merge the content of an answer; `parts` is the whole answer or its streamed chunks."""
+    """Merge the content of an answer.
+
+    `parts` is a list with the whole answer, or the chunks of a streamed answer.
+    """
     reading = Reading(parts[0].id, parts[0].object)
     for part in parts:
         reading.prompt_ids = part.model_extra.get("prompt_token_ids", reading.prompt_ids)

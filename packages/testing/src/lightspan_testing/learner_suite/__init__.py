@@ -4,12 +4,12 @@
         def make_learner(self, models, **options):
             return MyLearner(models, **options)
 
-Gradients are tested by their updates: the published weights are compared with a plain reference
-loop that takes the same step. Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`), torch and
-transformers. No test depends on time.
+Gradients are tested by their updates: the published weights are compared with those of a simple
+training loop that takes the same step. Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`),
+torch and transformers. No test depends on time.
 
-One module per subject (`score_tests`, `loss_tests`, `update_tests`, `state_tests`, `value_tests`
-for critics), `reference` for the expected results, `rows` for the data, `base` for common parts.
+The tests are in `score_tests`, `loss_tests`, `update_tests`, `state_tests`, and `value_tests` (for
+critics). `reference` has the expected results, `rows` the data, and `base` common parts.
 """
 
 from __future__ import annotations

@@ -22,15 +22,15 @@ BOTH_CLIPS = PolicyLoss(clip_low=0.2, clip_high=0.28, dual_clip=1.4, importance_
 
 
 class LearnerTests:
-    """Hooks and helpers that all groups of learner tests inherit."""
+    """Hooks and helpers that every group of learner tests inherits."""
 
     def make_learner(self, models: Mapping[str, Any], **options: Any) -> Learner:
         """Return a learner that trains `models`.
 
         Args:
             models: policy name → folder of the model.
-            options: any of `optimizer`, `lora`, `token_budget`, `seed`; `critic` if the learner's
-                capabilities have `values`.
+            options: any of `optimizer`, `lora`, `token_budget`, `seed`. Also `critic` if the
+                learner's capabilities have `values`.
 
         Raises:
             UnsupportedError: an option is not in the learner's capabilities.
@@ -50,9 +50,9 @@ class LearnerTests:
         return load_model(folder)
 
     def lacks(self, folder: Path, **options: Any) -> bool:
-        """Return whether the learner does not support `options`.
+        """Return whether the learner does not support `options`, in which case the test ends.
 
-        If so, check that the learner's error names an unsupported option.
+        Also check that such a learner raises an error that names what is not supported.
         """
         declared = self.make_learner({"writer": folder}).capabilities
         lora = options.get("lora")
@@ -64,9 +64,9 @@ class LearnerTests:
         return True
 
     def refuses(self, learner: Learner, rows: Sequence[Row], loss: PolicyLoss) -> bool:
-        """Return whether the learner does not support `loss`.
+        """Return whether the learner does not support `loss`, in which case the test ends.
 
-        If so, check that the learner's error names the unsupported part of the loss.
+        Also check that such a learner raises an error that names what is not supported.
         """
         if not learner.capabilities.refusals(loss):
             return False

@@ -1,4 +1,4 @@
-"""Tests of losses against the reference, on rows that another policy sampled."""
+"""Tests of losses against simple formulas, on rows that another policy sampled."""
 
 from __future__ import annotations
 
@@ -82,9 +82,10 @@ class LossTests(LearnerTests):
     async def test_a_step_is_the_reference_s(
         self, folder: Path, model: Any, name: str, kind: str, budget: int
     ) -> None:
-        """The learner takes the same two steps as the reference.
+        """Two steps of the learner change the weights as two steps of the simple implementation do.
 
-        Before the second step, the weights differ from the initial ones, to which the KL refers.
+        There are two steps because the loss may refer to the initial weights (KL). From the second
+        step on, they differ from the current weights.
         """
         loss = LOSSES[name]
         learner = self.make_learner({"writer": folder}, optimizer=SGD_LIKE, token_budget=budget)
@@ -134,7 +135,7 @@ class LossTests(LearnerTests):
     async def test_a_call_is_a_sequence_whatever_else_is_in_its_row(
         self, folder: Path, model: Any, name: str
     ) -> None:
-        """Splitting merged rows into one row per call changes nothing."""
+        """Rows that merge several calls train like separate rows with one call each."""
         merged = make_call_rows(model)
         split = split_rows(merged)
         assert len(split) > 2 * len(merged)

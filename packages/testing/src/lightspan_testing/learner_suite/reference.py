@@ -1,4 +1,4 @@
-"""Expected results of a learner: losses by their formulas, a plain step, published weights."""
+"""Expected results of a learner, computed by simple code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reference_loss(
     base: Any = None,
     old: Sequence[Sequence[float]] | None = None,
 ) -> Tensor:
-    """Return Σ weight · loss over all trained tokens.
+    """Return Σ weight · loss over all trained tokens, computed by simple code.
 
     The formulas are those of `lightspan_torch.learner.losses`.
 
@@ -76,7 +76,7 @@ def reference_loss(
 
 
 def _call(row: Row, place: int) -> list[int]:
-    """Return the positions in `row` of the call that contains the position `place`."""
+    """Return all positions of the call that the position `place` of `row` belongs to."""
     for start, length in row.responses:
         if start <= place < start + length:
             return list(range(start, start + length))
@@ -131,7 +131,10 @@ def reference_optimizer(model: Any, settings: Optimizer) -> torch.optim.Optimize
 def take_step(
     optimizer: torch.optim.Optimizer, model: Any, total: Tensor, limit: float | None = None
 ) -> float:
-    """Take a step with a gradient norm of at most `limit`; return the norm before clipping."""
+    """Take a step, after scaling the gradient down to a norm of at most `limit`.
+
+    Return the norm before scaling. If `limit` is None, the gradient is not scaled.
+    """
     optimizer.zero_grad()
     total.backward()  # type: ignore[no-untyped-call]
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
@@ -143,7 +146,7 @@ def take_step(
 
 
 class WeightSink(TokenEngine):
-    """An engine that stores published weights."""
+    """An engine that only stores the weights that a learner publishes to it."""
 
     def __init__(self) -> None:
         self.weights: dict[str, dict[str, Tensor]] = {}
@@ -182,7 +185,7 @@ class WeightSink(TokenEngine):
 
 
 async def published(learner: Learner, policy: str = "writer") -> dict[str, Tensor]:
-    """Publish the learner's weights of `policy`, and return the published weights."""
+    """Publish the learner's weights of `policy`; return them as the engine received them."""
     sink = WeightSink()
     await learner.publish(sink, {policy: 1})
     return sink.weights[policy]
@@ -205,9 +208,9 @@ def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float
 def moved_scores(
     scores: Sequence[Sequence[float]], rows: Sequence[Row], rng: random.Random
 ) -> list[list[float]]:
-    """Return `scores` with random changes.
+    """Return `scores` (log-probabilities) with random changes.
 
-    If several rows have the same call, it is changed equally in all of them.
+    If several rows contain the same call, its tokens get the same changes in all of them.
     """
     changes: dict[tuple[int, ...], list[float]] = {}
     moved = [list(row) for row in scores]

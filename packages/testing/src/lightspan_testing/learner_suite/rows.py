@@ -1,4 +1,4 @@
-"""Random rows whose recorded log-probabilities differ from the model's."""
+"""Random rows (token sequences for training) for the tests of learners."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VOCABULARY = 405
 def make_rows(
     model: Any, count: int = 12, *, seed: int = 0, policy: str = "writer", off_policy: float = 0.7
 ) -> list[Row]:
-    """Build random rows of several turns.
+    """Build random rows (token sequences for training).
 
     The recorded log-probabilities differ from the model's, so that importance ratios are about 0.5
     to 2.
@@ -43,12 +43,16 @@ def make_branching_rows(
 ) -> list[Row]:
     """Build random rows with common prefixes, like the rows of a group.
 
-    Several rows answer one prompt. Some share a longer prefix, some are equal but for their
-    advantages, and one row is the prefix of another. Prefixes contain trained tokens too.
+    Several rows begin with the same prompt. Some share a longer prefix. Some are equal except for
+    their advantages. One row is the prefix of another. Prefixes contain trained tokens too.
     Log-probabilities and temperatures are as in `make_rows`.
 
     Args:
-        long: tokens of one more long row, whose prefixes other rows share; 0 for none.
+        model: model whose log-probabilities are changed.
+        seed: seed of the random values.
+        policy: policy of the rows.
+        off_policy: maximum difference of a token's log-probability from that of the model.
+        long: number of tokens of a further row, whose prefixes other rows share; 0 for no such row.
     """
     rng = random.Random(seed)
 
@@ -71,18 +75,21 @@ def make_branching_rows(
 def make_call_rows(
     model: Any, *, seed: int = 0, policy: str = "writer", off_policy: float = 0.7
 ) -> list[Row]:
-    """Build rows of several calls each, as exact prefix merging makes them.
+    """Build rows that contain several calls each, as merging makes them.
 
-    Some rows have a common prefix. Among them are an answer that two rows share, a call directly
-    after another, a long call, and equal rows with different advantages. Each call has its own
-    advantage, weight, temperature and shift of its log-probabilities from the model's.
+    Some rows have a common prefix. Two rows share an answer. There is a call directly after
+    another, a long call, and equal rows with different advantages. Each call has its own advantage,
+    weight and temperature.
+
+    The log-probabilities of each call are shifted by a constant, and those of each token by a
+    random difference in addition.
 
     Args:
-        model: model whose log-probabilities are shifted.
+        model: model whose log-probabilities are changed.
         seed: seed of the random values.
         policy: policy of the rows.
-        off_policy: maximum difference of a token's log-probability from that of the model, apart
-            from the shift of its call, which is at most half as large.
+        off_policy: maximum difference of a token's log-probability. The shift of a call is at most
+            half as large.
     """
     rng = random.Random(seed)
 
@@ -109,7 +116,10 @@ def make_call_rows(
 def _call_row(
     chain: Sequence[tuple[list[int], list[int]]], rng: random.Random, rollout_id: str, policy: str
 ) -> Row:
-    """Build a row of the calls in `chain`, each a pair of new prompt tokens and answer tokens."""
+    """Build a row of several calls.
+
+    `chain` has two token lists per call: the new tokens of its prompt, and its answer.
+    """
     ids: list[int] = []
     values: dict[str, list[Any]] = {
         name: [] for name in ("mask", "advantages", "weights", "temperatures")
@@ -135,7 +145,7 @@ def _call_row(
 
 
 def _shift_calls(row: Row, rng: random.Random, off_policy: float) -> Row:
-    """Return the row with the log-probabilities of each call shifted by one random constant."""
+    """Return the row with one random constant per call added to the call's log-probabilities."""
     logprobs = list(row.logprobs)
     for start, length in row.responses:
         shift = rng.uniform(-off_policy, off_policy) / 2
@@ -145,7 +155,7 @@ def _shift_calls(row: Row, rng: random.Random, off_policy: float) -> Row:
 
 
 def split_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return one row per call of the `rows` that have trained tokens."""
+    """Split rows into rows with one call each; leave out rows without trained tokens."""
     return [
         _single_call(row, number)
         for row in rows
@@ -172,7 +182,10 @@ def _single_call(row: Row, number: int) -> Row:
 
 
 def random_row(ids: list[int], rng: random.Random, rollout_id: str, policy: str) -> Row:
-    """Build a row of the token ids `ids`, about half of them trained, without log-probabilities."""
+    """Build a row with the tokens `ids`, about half of which are trained.
+
+    It has no log-probabilities.
+    """
     mask = [place > 0 and rng.random() < 0.5 for place in range(len(ids))]
     mask[-1] = True
     return Row(
@@ -189,7 +202,10 @@ def random_row(ids: list[int], rng: random.Random, rollout_id: str, policy: str)
 
 
 def _recorded(model: Any, row: Row, rng: random.Random, off_policy: float) -> Row:
-    """Return the row with log-probabilities that differ from the model's by up to `off_policy`."""
+    """Return the row with log-probabilities for its trained tokens.
+
+    They differ from those of the model by up to `off_policy`.
+    """
     with torch.no_grad():
         own = token_logprobs(model, row).tolist()
     return replace(
@@ -202,8 +218,10 @@ def _recorded(model: Any, row: Row, rng: random.Random, off_policy: float) -> Ro
 
 
 def token_logprobs(model: Any, row: Row) -> Tensor:
-    """Return the [len(ids)] log-probability of each token given the previous ones; 0 for the
-    first."""
+    """Return the log-probability of each token of a row, given the tokens before it.
+
+    The first token has 0.
+    """
     logits = model(torch.tensor([row.ids])).logits[0, :-1]
     scaled = logits / torch.tensor(row.temperatures)[1:, None]
     logprobs = scaled.log_softmax(-1).gather(1, torch.tensor(row.ids)[1:, None])[:, 0]

@@ -48,7 +48,7 @@ class ScoreTests(LearnerTests):
         assert learner.score([]) == []
 
     def test_score_under_a_grammar(self, folder: Path, model: Any) -> None:
-        """In a call with a grammar, only the tokens that it allows have a probability."""
+        """Tokens that a call's grammar excludes get no probability."""
         learner = self.make_learner({"writer": folder})
         if not learner.capabilities.trainable_grammar:
             pytest.skip("this learner does not train calls under a grammar")

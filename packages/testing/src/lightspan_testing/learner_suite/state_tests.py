@@ -1,4 +1,4 @@
-"""Tests of checkpoints, adapters, published and exported weights."""
+"""Tests of checkpoints, LoRA adapters, and published and exported weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StateTests(LearnerTests):
     def test_resume_is_exact(
         self, folder: Path, model: Any, tmp_path: Path, name: Any, lora: LoRA | None
     ) -> None:
-        """Three updates equal two updates, a save, a load and one update, even with dropout."""
+        """Training that is saved and loaded again continues exactly, even with dropout."""
         options = {
             "optimizer": Optimizer(name=name, learning_rate=1e-3, warmup_steps=4),
             "lora": lora,

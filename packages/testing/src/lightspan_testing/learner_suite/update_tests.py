@@ -1,4 +1,4 @@
-"""Tests of updates apart from losses: bounds, order, bad input, policies, counters."""
+"""Tests of updates, apart from losses."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class UpdateTests(LearnerTests):
     """Test updates of the weights."""
 
     async def test_the_gradient_s_norm_is_bounded(self, folder: Path, model: Any) -> None:
-        """The norm of every gradient is bounded.
+        """The learner scales a gradient down to the maximum norm.
 
-        Without a bound, the first gradient would dominate, because it is much larger.
+        The first gradient of the test is much larger than the second, so without a maximum it would
+        dominate.
         """
         bounded = msgspec.structs.replace(SGD_LIKE, max_grad_norm=0.01)
         learner = self.make_learner({"writer": folder}, optimizer=bounded)
@@ -73,7 +74,7 @@ class UpdateTests(LearnerTests):
         assert twice["grad_norm"] == pytest.approx(2 * once["grad_norm"], rel=1e-5)
 
     def test_untrained_tokens_do_not_matter(self, folder: Path, model: Any) -> None:
-        """Advantages, weights and log-probabilities of untrained tokens are ignored."""
+        """Advantages, weights and log-probabilities of untrained tokens have no effect."""
         rows = make_rows(model)
         noisy = [
             replace(

@@ -32,7 +32,7 @@ def make_row(
     number: int = 0,
     policy: str = "writer",
 ) -> Row:
-    """Build a row of `calls`, with an advantage of 0.5 at each of their tokens.
+    """Build a row with an advantage of 0.5 at each token of its calls.
 
     Args:
         tokens: token ids of the row.
@@ -65,13 +65,14 @@ def make_call_rows(
 ) -> list[Row]:
     """Build rows of one to four calls with random value targets.
 
-    Some pairs of rows have a common prefix, some calls directly follow the previous one, and one
-    row has no call.
+    Some pairs of rows have a common prefix. Some calls directly follow another call. One row has no
+    call.
 
     Args:
         seed: seed of the random values.
         count: number of rows.
-        long: tokens of a prefix; four more rows begin with all or some of it. 0 for no such rows.
+        long: number of tokens of a long prefix; 0 for no long prefix. Four more rows begin with the
+            whole prefix or a part of it.
         policy: policy of the rows.
     """
     rng = random.Random(seed)
@@ -93,7 +94,7 @@ def make_call_rows(
 
 
 def make_prompt_rows(prompts: Sequence[Sequence[int]], seed: int, noise: float = 0.0) -> list[Row]:
-    """Build four rows per prompt, with target 0 for the first prompt, 1 for the second, and so on.
+    """Build four rows per prompt, with value targets of 0 and 1 for alternate prompts.
 
     Args:
         prompts: token ids of the prompts.
@@ -112,7 +113,7 @@ def make_prompt_rows(prompts: Sequence[Sequence[int]], seed: int, noise: float =
 
 
 def without_targets(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows without value targets, for a learner without a critic."""
+    """Return the rows without value targets, as a learner without a critic requires."""
     return [replace(row, value_targets=()) for row in rows]
 
 
@@ -125,10 +126,10 @@ def _flat(lists: Sequence[Sequence[float]]) -> list[float]:
 
 
 class ValueTests(LearnerTests):
-    """Test values, and updates with a critic."""
+    """Test the values that a critic predicts, and updates with a critic."""
 
     def make_critic(self, models: Mapping[str, Any], **options: Any) -> Learner:
-        """Return a learner with a critic; skip the test if the implementation has no critics."""
+        """Return a learner with a critic; skip the test if there is no such learner."""
         if not self.make_learner(models).capabilities.values:
             pytest.skip("this learner has no critic")
         return self.make_learner(models, **{"critic": Critic(), **options})
@@ -138,10 +139,10 @@ class ValueTests(LearnerTests):
     def test_a_value_is_that_of_the_prompt(
         self, folder: Path, budget: int, lora: LoRA | None
     ) -> None:
-        """A value depends on the whole prompt including its last token, and on nothing else.
+        """The value of a call depends on all of its prompt, including the last token.
 
-        It does not depend on the row, other rows with the same prefix, the forward pass, or the
-        sampled tokens.
+        It depends on nothing else: not on the row, other rows with the same prefix, the forward
+        pass, or the sampled tokens.
         """
         learner = self.make_critic(
             {"writer": folder}, token_budget=budget, lora=lora, optimizer=MOVING
@@ -171,7 +172,10 @@ class ValueTests(LearnerTests):
 
     @pytest.mark.parametrize("scale", [1.0, 1000.0])
     def test_targets_that_depend_on_the_prompt(self, folder: Path, scale: float) -> None:
-        """Values fit targets of any size and offset, measured before each update on new answers."""
+        """A critic learns targets of any size and offset.
+
+        The error is measured before each update, on answers that the critic has not seen.
+        """
         learner = self.make_critic({"writer": folder}, optimizer=RESTING)
         rng = random.Random(3)
         prompts = [_ids(rng, rng.randint(4, 12)) for _ in range(8)]
@@ -210,9 +214,7 @@ class ValueTests(LearnerTests):
 
     @pytest.mark.parametrize("lora", [None, LoRA(rank=4, dropout=0.2)], ids=["full", "lora"])
     def test_the_policy_does_not_notice_its_critic(self, folder: Path, lora: LoRA | None) -> None:
-        """A critic changes neither the policy's metrics nor its weights, which are equal to the
-        last bit.
-        """
+        """A critic changes nothing of the policy: its metrics and weights are exactly equal."""
         options = {"optimizer": MOVING, "lora": lora}
         watched = self.make_critic({"writer": folder}, **options)
         alone = self.make_learner({"writer": folder}, **options)
@@ -252,10 +254,10 @@ class ValueTests(LearnerTests):
     def test_a_critic_resumes_exactly(
         self, folder: Path, tmp_path: Path, lora: LoRA | None, updates: int
     ) -> None:
-        """A critic loaded from a checkpoint continues exactly like the one that was saved.
+        """A critic that was loaded from a checkpoint continues exactly like the one that was saved.
 
-        The number of updates before the checkpoint is below or above the number of batches that a
-        checkpoint stores. The learner that loads it was trained on other rows before.
+        A checkpoint stores a limited number of batches. The test makes fewer and more updates than
+        that. The learner that loads the checkpoint was trained on other rows before.
         """
         options = {"optimizer": MOVING, "lora": lora, "critic": Critic(batches=4)}
         batches = [make_call_rows(seed) for seed in range(updates + 2)]
@@ -275,9 +277,9 @@ class ValueTests(LearnerTests):
         assert suffixes <= {".safetensors", ".json"}
 
     def test_checkpoints_with_and_without_a_critic(self, folder: Path, tmp_path: Path) -> None:
-        """Checkpoints with a critic are refused by learners without one.
+        """A learner without a critic refuses a checkpoint with a critic.
 
-        After loading a checkpoint without a critic, all values are zero.
+        A learner with a critic loads a checkpoint without one; then all values are zero.
         """
         plain = self.make_learner({"writer": folder})
         rows = make_call_rows()

@@ -4,12 +4,12 @@
         def make_store(self, name, clock):
             return MyStore(f"my-host/{name}", clock=clock)
 
-Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`) and hypothesis. Tests are skipped only where
-the store's capabilities exclude them. A store must use no clock but `clock`.
+Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`) and hypothesis. A test is skipped only if the
+store's capabilities exclude what it tests. The store must read the time from `clock` only.
 
-One module per subject (`queue_tests`, `lease_tests`, `span_tests`, `resource_tests`,
-`retry_tests`, `lifecycle_tests`, `limit_tests`), `model_tests` for random operations, and `base`
-for common parts, also for a store's own tests.
+The tests are in `queue_tests`, `lease_tests`, `span_tests`, `resource_tests`, `retry_tests`,
+`lifecycle_tests` and `limit_tests`. `model_tests` has random operations. `base` has common parts,
+also for a store's own tests.
 """
 
 from __future__ import annotations

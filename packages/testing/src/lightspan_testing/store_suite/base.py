@@ -50,14 +50,18 @@ class Clock:
 
 
 def make_rollout(name: str = "ro-1", **fields: Any) -> Rollout:
-    """Build a rollout; `fields` override its default fields."""
+    """Build a rollout with default fields.
+
+    `fields` replace some of the defaults.
+    """
     defaults = {"task": {"question": name}, "task_id": "task", **fields}
     return Rollout(rollout_id=name, **defaults)
 
 
 def make_production(name: str = "ro-1", token: str = "token", **fields: Any) -> Claim:
-    """Build a production rollout with its running attempt; `fields` override the rollout's
-    defaults.
+    """Build a rollout that was recorded in production, with its running attempt.
+
+    `fields` replace some of the rollout's defaults.
     """
     attempt = Attempt(
         attempt_id=f"at-{name}",
@@ -73,7 +77,10 @@ def make_production(name: str = "ro-1", token: str = "token", **fields: Any) -> 
 
 
 def make_span(attempt: Attempt, number: int = 0, **fields: Any) -> Span:
-    """Build a span of the attempt; `fields` override its default fields."""
+    """Build a span of the attempt.
+
+    `number` distinguishes spans. `fields` replace some of the default fields.
+    """
     defaults: dict[str, Any] = {
         "span_id": f"{number:016x}",
         "trace_id": "a" * 32,
@@ -85,7 +92,10 @@ def make_span(attempt: Attempt, number: int = 0, **fields: Any) -> Span:
 
 
 def make_record(attempt: Attempt, call_id: str = "call-1", **fields: Any) -> TokenRecord:
-    """Build a token record of the attempt; `fields` override its default fields."""
+    """Build a token record of the attempt.
+
+    `fields` replace some of the default fields.
+    """
     defaults: dict[str, Any] = {
         "attempt_id": attempt.attempt_id,
         "call_id": call_id,
@@ -100,8 +110,9 @@ def make_record(attempt: Attempt, call_id: str = "call-1", **fields: Any) -> Tok
 
 
 def make_peer(name: str, **fields: Any) -> Peer:
-    """Build a peer, a trainer or runner that announces itself; `fields` override its default
-    fields.
+    """Build the announcement of a trainer or a runner (a peer) in a store.
+
+    `fields` replace some of the default fields.
     """
     defaults = {
         "role": PeerRole.RUNNER,
@@ -120,7 +131,8 @@ def make_call(
     Args:
         attempt: the attempt.
         number: number in the call's id.
-        epoch: the attempt's epoch as the sender knows it; None for the current one.
+        epoch: the epoch that the sender gives; None for the attempt's own. The store treats a write
+            with another epoch as late.
         choices: number of choices.
     """
     call_id = f"call-{number}"
@@ -135,9 +147,12 @@ def make_call(
 
 
 def make_try(attempt: Attempt, outcome: CallOutcome, sequence_end: int) -> StoredCall:
-    """Build one try of the attempt's model call `call-1`.
+    """Build the model call `call-1` of the attempt, as one of several tries to make it.
 
-    It has the outcome `outcome`, and ends at the sequence number `sequence_end`.
+    Args:
+        attempt: the attempt.
+        outcome: outcome of this try.
+        sequence_end: sequence number at which this try ends.
     """
     call = make_call(attempt)
     attributes = {**call.span.attributes, CALL_OUTCOME: outcome.value}
@@ -152,25 +167,34 @@ def make_try(attempt: Attempt, outcome: CallOutcome, sequence_end: int) -> Store
 def make_report(
     attempt: Attempt, status: AttemptStatus = AttemptStatus.SUCCEEDED, **fields: Any
 ) -> Report:
-    """Build a report that ends the attempt; `fields` are further fields of the report."""
+    """Build a report that ends the attempt.
+
+    `fields` are further fields of the report.
+    """
     return Report(
         **{"attempt_id": attempt.attempt_id, "epoch": attempt.epoch, "status": status, **fields}
     )
 
 
 def ref(attempt: Attempt) -> AttemptRef:
-    """Return the reference with which runners name the attempt."""
+    """Return the attempt's id and epoch, by which a runner names the attempt."""
     return AttemptRef(attempt.attempt_id, attempt.epoch)
 
 
 async def claim_one(store: Store, run_id: str | None = None) -> Attempt:
-    """Claim the oldest queued rollout, of any run if `run_id` is None; return its attempt."""
+    """Claim the oldest queued rollout and return its attempt.
+
+    If `run_id` is None, it may belong to any run.
+    """
     [claim] = await store.claim("runner", 1, LEASE_S, run_id)
     return claim.attempt
 
 
 async def start(store: Store, name: str = "ro-1", **fields: Any) -> Attempt:
-    """Enqueue one rollout and claim it; nothing else may be queued."""
+    """Enqueue a rollout, claim it, and return its attempt.
+
+    The queue must be empty before.
+    """
     await store.enqueue([make_rollout(name, **fields)])
     return await claim_one(store)
 
@@ -197,9 +221,9 @@ async def records_of(store: Store, attempt: Attempt) -> list[TokenRecord]:
 
 
 async def content_of(store: Store, *attempts: Attempt) -> list[Any]:
-    """Return everything that can be read from a store.
+    """Return everything that can be read from a store, to compare it later.
 
-    Spans and token records are included only for `attempts`.
+    Spans and token records are read only for `attempts`.
     """
     ids = [attempt.attempt_id for attempt in attempts]
     states = await store.rollouts()
@@ -216,12 +240,15 @@ async def content_of(store: Store, *attempts: Attempt) -> list[Any]:
 
 
 class StoreTests:
-    """Hooks and fixtures that all groups of store tests inherit."""
+    """Hooks and fixtures that every group of store tests inherits."""
 
     _numbers: ClassVar[itertools.count[int]] = itertools.count()
 
     def make_store(self, name: str, clock: Clock) -> Store:
-        """Return an unopened store. Durable stores with the same name must share their content."""
+        """Return an unopened store.
+
+        If the store is durable, a store with the same `name` must have the same content.
+        """
         raise NotImplementedError
 
     @pytest.fixture
@@ -243,7 +270,10 @@ class StoreTests:
 
     @pytest.fixture
     async def stores(self, name: str, clock: Clock) -> AsyncIterator[list[Store]]:
-        """Yield two open stores with the same content; skip the test if stores cannot share it."""
+        """Yield two open stores with the same content.
+
+        The test is skipped if two stores of this kind cannot share their content.
+        """
         first, second = self.make_store(name, clock), self.make_store(name, clock)
         if not first.capabilities.multi_process:
             pytest.skip("not shared between processes")

@@ -36,15 +36,16 @@ from lightspan_testing.store_suite.base import (
 
 
 class LeaseTests(StoreTests):
-    """Test that heartbeats extend leases, and that attempts without heartbeats are lost.
+    """Test leases (the time until a claimed rollout counts as lost) and reports.
 
-    Also test that the first report ends an attempt.
+    Heartbeats extend leases. An attempt without heartbeats is lost. The first report ends an
+    attempt.
     """
 
     async def test_uncounted_losses_use_up_no_try_but_end(self, store: Store) -> None:
-        """Losses with `counts=False` use up no try.
+        """A loss that is reported with `counts=False` does not use up one of the rollout's tries.
 
-        After `MAX_UNCOUNTED_LOSSES` of them, further losses do.
+        Only the first `MAX_UNCOUNTED_LOSSES` are exempt. Every further loss uses up a try.
         """
         await store.enqueue([make_rollout(max_infrastructure_tries=2)])
         for expected in [0] * MAX_UNCOUNTED_LOSSES + [1, 2]:
@@ -93,7 +94,10 @@ class LeaseTests(StoreTests):
         assert await store.heartbeat([], LEASE_S) == []
 
     async def test_what_is_to_be_run_alone(self, store: Store, clock: Clock) -> None:
-        """An idle runner claims rollouts that must run alone first, and nothing else with them."""
+        """A rollout that must run alone is claimed first, and by itself.
+
+        Only a runner without other rollouts (idle) can claim it.
+        """
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(5)])
         claims = await store.claim("runner", 4, LEASE_S)
         assert [claim.alone for claim in claims] == [False] * 4
@@ -113,7 +117,10 @@ class LeaseTests(StoreTests):
         assert (again.rollout.rollout_id, again.alone) == ("ro-2", False)
 
     async def test_bad_neighbours_time_and_again(self, store: Store) -> None:
-        """A rollout that was lost three times with `counts=False` runs alone; no try is used up."""
+        """After three losses with `counts=False`, a rollout is marked to run alone.
+
+        None of them uses up a try.
+        """
         await store.enqueue([make_rollout()])
         alone_flags = []
         for _ in range(4):
@@ -168,7 +175,7 @@ class LeaseTests(StoreTests):
         assert (await store.attempt(attempt.attempt_id)).reward == reward
 
     async def test_report_twice(self, store: Store) -> None:
-        """A repeated equal report succeeds without effect; a different one is refused."""
+        """A repeated report succeeds without effect; a report that differs is refused."""
         attempt = await start(store)
         report = make_report(attempt, reward=Reward(1.0), capture_errors=["a"])
         assert await store.report([report, report]) == [True, True]
@@ -227,7 +234,10 @@ class LeaseTests(StoreTests):
             assert (claim.rollout.rollout_id, claim.alone) == (name, alone)
 
     async def test_a_report_under_another_epoch(self, store: Store) -> None:
-        """A report ends an attempt only under its epoch, and confirms an end only under it."""
+        """A report for another epoch of the attempt has no effect and is refused.
+
+        This holds before the attempt ends and after it.
+        """
         attempt = await start(store)
         other = make_report(attempt, epoch=attempt.epoch + 1)
         assert await store.report([other]) == [False]

@@ -36,10 +36,10 @@ _DAY_S = 86_400.0
 
 
 class LifecycleTests(StoreTests):
-    """Test opening, closing, reopening and pruning.
+    """Test opening, closing, reopening and pruning a store.
 
-    A closed store raises, a durable store is unchanged after reopening, and rollouts that ended
-    long ago are deleted.
+    Every operation on a closed store raises an error. A durable store is unchanged after reopening.
+    Pruning deletes rollouts that ended long ago.
     """
 
     async def test_a_closed_store_says_so(self, name: str, clock: Clock) -> None:
@@ -182,9 +182,10 @@ class LifecycleTests(StoreTests):
         assert [await store.prune(_DAY_S) for _ in range(2)] == [0, 0]
 
     async def test_a_cursor_misses_nothing(self, store: Store, clock: Clock) -> None:
-        """Pruning keeps the rollout created last and the one changed last.
+        """Pruning keeps the rollout that was created last and the one that changed last.
 
-        Otherwise their numbers would be used again, and a reader of changes would miss rollouts.
+        Stores number rollouts and changes. Without these two, numbers would be used again, and a
+        client that asks for changes after a number would miss some.
         """
         first = await start(store, "ro-1")
         await store.enqueue([make_rollout("ro-2"), make_rollout("ro-3")])
@@ -214,7 +215,7 @@ class LifecycleTests(StoreTests):
         assert [state.rollout.rollout_id for state in await store.rollouts()] == names[-1:]
 
     async def test_leases_and_queues_go_on(self, store: Store, clock: Clock) -> None:
-        """Pruned rollouts are in neither leases nor queues."""
+        """A pruned rollout does not expire and is not claimed; its id can be used again."""
         old = await start(store, "ro-old")
         await store.enqueue([make_rollout("ro-cancelled")])
         await store.cancel(["ro-cancelled"])

@@ -1,4 +1,4 @@
-"""Tests of size and concurrency, and of numbers that stores refuse."""
+"""Tests of large content, many clients, and numbers that stores refuse."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NO_SECONDS = [math.nan, math.inf, -math.inf, -1.0, 1e300]
 class LimitTests(StoreTests):
     """Test thousands of rollouts, megabytes in one rollout, many clients, and invalid numbers.
 
-    An invalid number is refused with the name of its field, and nothing is written.
+    A store refuses an invalid number with an error that names the field, and writes nothing.
     """
 
     async def test_batches_of_a_thousand(self, store: Store) -> None:
@@ -66,9 +66,9 @@ class LimitTests(StoreTests):
         assert len((await state_of(store)).rollout.task) == 2_000_000
 
     async def test_200_mixed_operations_at_once(self, store: Store) -> None:
-        """Under any mix of operations, each rollout is claimed once and ends once.
+        """When many operations run concurrently, each rollout is claimed once and ends once.
 
-        Each call is stored.
+        Every call is stored.
         """
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(100)])
 
@@ -114,9 +114,10 @@ class LimitTests(StoreTests):
     # --- numbers --------------------------------------------------------------------------
     @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 2 * LARGEST])
     async def test_a_reward_that_is_no_number(self, store: Store, number: float) -> None:
-        """Reports are refused together if a reward in one of them is not finite or too large.
+        """A reward that is not finite or is too large is refused, with all reports of the request.
 
-        NaN is refused because it does not equal itself, so a repeated report would seem different.
+        NaN does not equal itself. If it were accepted, a repeated report would seem to be a
+        different one.
         """
         attempt = await start(store, "ro-1")
         other = await start(store, "ro-2")

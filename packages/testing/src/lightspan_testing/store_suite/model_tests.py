@@ -1,4 +1,4 @@
-"""Tests of random operations against a model."""
+"""Tests that run random operations on a store and on a simple imitation of it."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def _tries_of(name: str) -> int:
 
 
 class _Machine(RuleBasedStateMachine):
-    """Run random operations on a store, and compare it with a minimal model of it.
+    """Run random operations on a store, and compare it with a simple imitation.
 
-    The model shares no code with stores.
+    The imitation (the model) shares no code with stores.
     """
 
     suite: StoreTests
@@ -106,7 +106,7 @@ class _Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.latest is not None)
     @rule()
     def claim_again(self) -> None:
-        """Repeat the last claim, as a client does that has got no response."""
+        """Repeat the last claim, as a client does that got no response to it."""
         assert self.latest is not None
         arguments, alone, numbers = self.latest
         self._expire()
@@ -247,7 +247,7 @@ class _Machine(RuleBasedStateMachine):
 
 
 class ModelTests(StoreTests):
-    """Test that a store and a minimal model agree for any sequence of operations."""
+    """Test that a store and a simple imitation agree after any sequence of operations."""
 
     def test_random_operations_against_a_model(self) -> None:
         machine = type("Machine", (_Machine,), {"suite": self})

@@ -33,9 +33,9 @@ from lightspan_testing.store_suite.base import (
 class QueueTests(StoreTests):
     """Test enqueuing, reading, claiming and watching rollouts.
 
-    A rollout is enqueued once. The store returns it by every filter, and claims return the oldest
-    rollouts first. A cursor marks a place in the store's changes: `watch` returns the changes after
-    it.
+    A rollout is enqueued once. Every filter that fits it returns it. Claims return the oldest
+    rollouts first. `watch` returns the changes after a given place in the history of changes (a
+    cursor).
     """
 
     async def test_enqueued_rollouts_are_read_back(self, store: Store, clock: Clock) -> None:
@@ -266,7 +266,7 @@ class QueueTests(StoreTests):
 
     # --- watch ----------------------------------------------------------------------------
     async def test_watch_from_every_cursor(self, store: Store) -> None:
-        """Watching from any cursor returns the changes after it, once each, oldest first."""
+        """Watching from any cursor returns the later changes, once each, oldest first."""
         empty = await store.watch(timeout_s=0.01)
         assert (empty.cursor, empty.rollouts) == (0, [])
         await store.enqueue([make_rollout(f"ro-{i}", run_id="ab"[i % 2]) for i in range(4)])
@@ -299,7 +299,7 @@ class QueueTests(StoreTests):
         assert [state.rollout.rollout_id for state in changes.rollouts] == ["ro-1"]
 
     async def test_watch_sees_every_ending(self, store: Store) -> None:
-        """A watcher that follows its cursor sees every rollout end."""
+        """A client that watches the store from cursor to cursor sees every rollout end."""
         names = {f"ro-{i}" for i in range(40)}
 
         async def work() -> None:

@@ -1,4 +1,4 @@
-"""Tests of resources, policy versions, and announcements of trainers and runners (peers)."""
+"""Tests of resources, policy versions, and announcements of trainers and runners."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightspan_testing.store_suite.base import UNICODE, Clock, StoreTests, make_
 
 
 class ResourceTests(StoreTests):
-    """Test that resources are found by id, and that no policy gets the same version twice."""
+    """Test that resources are found by id, and that a policy's versions are all different."""
 
     async def test_resources(self, store: Store) -> None:
         resources: NamedResources = {
@@ -63,9 +63,10 @@ class ResourceTests(StoreTests):
 
     # --- peers ----------------------------------------------------------------------------
     async def test_peers(self, store: Store, clock: Clock) -> None:
-        """The store returns the latest announcement of each peer, and its age by the store's clock.
+        """The store returns the latest announcement of each trainer and runner (peer).
 
-        A peer is a trainer or a runner that uses the store. An announcement is deleted after a day.
+        It also returns the age of the announcement by the store's clock. After a day, an
+        announcement is deleted.
         """
         assert await store.peers() == []
         await store.announce(make_peer("runner-2"))

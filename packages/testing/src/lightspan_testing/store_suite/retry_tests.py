@@ -34,7 +34,7 @@ from lightspan_testing.store_suite.base import (
 class RetryTests(StoreTests):
     """Test that a client that got no response can repeat its request.
 
-    Nothing is done twice, and nothing is lost.
+    The repeated request does nothing twice, and nothing is lost.
     """
 
     # --- claims ---------------------------------------------------------------------------
@@ -44,8 +44,8 @@ class RetryTests(StoreTests):
     ) -> None:
         """A repeated claim returns the rollouts of the first, even if it asks for another number.
 
-        With fewer rollouts, some would be claimed but never executed. More rollouts would be a new
-        claim.
+        If it returned fewer, some rollouts would be claimed but never run. If it returned more,
+        they would be a new claim.
         """
         await store.enqueue([make_rollout(f"ro-{i:02}") for i in range(slots + 9)])
         request_id = new_id("claim")
@@ -55,9 +55,9 @@ class RetryTests(StoreTests):
         assert await store.watch() == before
 
     async def test_asking_again_extends_the_leases(self, store: Store, clock: Clock) -> None:
-        """A repeated claim extends the leases of its rollouts.
+        """A repeated claim extends the leases of the rollouts that were claimed.
 
-        A rollout that must run alone still has that mark.
+        A rollout that must run alone is still marked as such in the response.
         """
         attempt = await start(store)
         await store.report([make_report(attempt, AttemptStatus.LOST, alone=True)])
@@ -81,7 +81,7 @@ class RetryTests(StoreTests):
         assert await store.claim("runner", 300, LEASE_S, request_id=request_id) == remaining
 
     async def test_an_id_of_another_runner(self, store: Store) -> None:
-        """A claim with the request id of another runner is refused."""
+        """A claim is refused if another runner has already used its request id."""
         await store.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
         request_id = new_id("claim")
         claims = await store.claim("runner", 1, LEASE_S, request_id=request_id)
@@ -91,9 +91,9 @@ class RetryTests(StoreTests):
         assert await store.claim("runner", 1, LEASE_S, request_id=request_id) == claims
 
     async def test_an_attempts_id_does_not_tell_its_claims(self, store: Store) -> None:
-        """An attempt id does not reveal the request id of the claim that created the attempt.
+        """An attempt's id does not reveal the request id of the claim that created the attempt.
 
-        Apps know attempt ids. With the request id, an app could repeat the runner's claim.
+        Apps know the attempt's id. With the request id, an app could repeat the runner's claim.
         """
         await store.enqueue([make_rollout()])
         request_id = new_id("claim")
@@ -114,9 +114,9 @@ class RetryTests(StoreTests):
     # --- everything else ------------------------------------------------------------------
 
     async def test_every_write_can_be_repeated(self, store: Store) -> None:
-        """A repeated write returns its first result and changes nothing.
+        """A write that is repeated returns its first result and changes nothing.
 
-        It may be repeated at once, or after other writes.
+        This holds if it is repeated at once, and after other writes.
         """
         done: list[tuple[Callable[[], Awaitable[Any]], Any]] = []
 

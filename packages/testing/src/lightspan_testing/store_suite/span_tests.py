@@ -1,4 +1,4 @@
-"""Tests of spans and of model calls, with their token records, tries and outcomes."""
+"""Tests of spans, model calls, and their token records."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from lightspan_testing.store_suite.base import (
 class SpanTests(StoreTests):
     """Test that the store keeps spans and calls once, complete and in order.
 
-    A span or call is marked as late if its attempt had ended before. A later try of a call replaces
-    a failed one.
+    If an attempt has ended, later spans and calls are marked as late. If a call failed and is made
+    again, the later try replaces the failed one.
     """
 
     async def test_spans_come_back_whole_and_in_order(self, store: Store) -> None:
@@ -187,7 +187,7 @@ class SpanTests(StoreTests):
         assert [(r.sequence_start, r.call_id, r.choice) for r in records] == sorted(keys)
 
     async def test_what_is_late_keeps_no_call_out(self, store: Store) -> None:
-        """A call is stored even if a late span has the same span id.
+        """A call is stored even if a late span already has its span id.
 
         Span ids are not secret, so another sender can use one. The call's span replaces the late
         span.
@@ -227,7 +227,7 @@ class SpanTests(StoreTests):
     async def test_a_later_try_replaces_a_cancelled_or_failed_call(
         self, store: Store, before: CallOutcome
     ) -> None:
-        """A successful later try of a call replaces the span and records of the earlier try."""
+        """A later try of a call that succeeds replaces the span and records of the failed try."""
         attempt = await start(store)
         first, last = make_try(attempt, before, 2), make_try(attempt, CallOutcome.OK, 4)
         other = make_call(attempt, 7)
@@ -257,7 +257,7 @@ class SpanTests(StoreTests):
         assert await spans_of(store, attempt) == [first.span]
 
     async def test_a_span_that_came_first_loses_no_tokens(self, store: Store) -> None:
-        """The token records of a call are stored even if its span id is already in the store."""
+        """The token records of a call are stored even if a span with the same id came first."""
         attempt = await start(store)
         call = make_call(attempt)
         early = call.span.replace(name="as the app saw it")
@@ -297,7 +297,7 @@ class SpanTests(StoreTests):
             await store.mark_call("at-nobody", "call-1", CallOutcome.OK)
 
     async def test_a_later_try_has_its_own_outcome(self, store: Store) -> None:
-        """An outcome that was marked on a failed try does not stay on the try that replaces it."""
+        """A later try of a call does not inherit the outcome that was marked for the failed try."""
         attempt = await start(store)
         first, last = (
             make_try(attempt, CallOutcome.CANCELLED, 2),

@@ -1,5 +1,5 @@
 """Subcommands of `lightspan`.
 
-Each module has a function `add`, which adds one subcommand to a parser. Slow imports are made when
-the subcommand runs.
+Each module has a function `add`, which adds one subcommand to a parser. Modules that are slow to
+import are imported only when the subcommand runs.
 """

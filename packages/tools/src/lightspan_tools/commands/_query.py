@@ -1,4 +1,4 @@
-"""Options that select attempts in a store with recordings from production."""
+"""Options that select attempts in a store of production recordings."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def add_query(parser: Any) -> None:
 
 
 def read_query(options: argparse.Namespace, source: str) -> Query | None:
-    """Return the selection of attempts by the options, if `source` is the URL of a store.
+    """Return which attempts the user's options select, if `source` is the URL of a store.
 
-    Return None if `source` is the folder of a run.
+    Return None if `source` is the folder of a run, from which no attempts are selected.
 
     Raises:
         ConfigError: a time cannot be parsed, or `source` is a run's folder and an option is set.

@@ -146,7 +146,8 @@ def _report(options: argparse.Namespace) -> DevReport:
 def _app(options: argparse.Namespace) -> str:
     """Return the name by which runners import the app.
 
-    With `--command`, the app is a command line, and runners import the name of a `Command`.
+    With `--command`, the user gives a command line instead of a name. It is then wrapped in a
+    `Command`, which has such a name.
     """
     from lightspan.runners.command import Command
 

@@ -113,7 +113,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _option_text(name: str, value: Any) -> str:
-    """Return an option and its value as the user would write them on the command line."""
+    """Return an option with its value as a user would write them on the command line."""
     option = "-o" if name == "output" else f"--{name}"
     if value is True:
         return option

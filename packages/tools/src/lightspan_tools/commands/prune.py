@@ -10,7 +10,7 @@ from lightspan.errors import ConfigError
 
 
 def add(commands: Any) -> None:
-    """Add the subcommand `prune` to argparse's subparsers `commands`."""
+    """Add the subcommand `prune`."""
     parser = commands.add_parser(
         "prune",
         help="delete rollouts that ended long ago from a store",
@@ -48,10 +48,10 @@ def _run(options: argparse.Namespace) -> str | None:
 
 
 def _confirm(question: str) -> bool:
-    """Ask the user `question` and return whether the answer is yes.
+    """Ask the user `question`; return whether the answer is yes.
 
     Raises:
-        ConfigError: the standard input is not a terminal.
+        ConfigError: the standard input is no terminal, so the user cannot answer.
     """
     if not sys.stdin.isatty():
         raise ConfigError("deleted rollouts cannot be restored: add --yes to confirm")

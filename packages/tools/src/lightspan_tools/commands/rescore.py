@@ -1,4 +1,4 @@
-"""`lightspan rescore`: score a run's rollouts under another reward."""
+"""`lightspan rescore`: score a run's rollouts again by another reward function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Analysis of the recorded rollouts of a dry run.
+"""Read the recorded rollouts of a dry run.
 
 Each `read_…` function returns a section of the report.
 """
@@ -57,8 +57,8 @@ MAX_EXAMPLES: Final = 2
 class Findings:
     """The recorded rollouts (episodes) of a dry run.
 
-    The coverage of an episode says which of its calls would be trained, and why the others would
-    not.
+    For each episode there is a coverage, which says for each of its calls whether it would be
+    trained, and why not.
     """
 
     episodes: Sequence[Episode]
@@ -68,16 +68,16 @@ class Findings:
 
     @property
     def entries(self) -> list[CallCoverage]:
-        """The coverage of every call: whether it would be trained, and why not."""
+        """Return whether each call would be trained, and if not, why."""
         return [entry for coverage in self.coverages for entry in coverage.entries]
 
     def transitions(self) -> list[Transition]:
-        """Return the calls that would be trained and whose tokens are known."""
+        """Return the calls that would be trained and whose tokens were recorded."""
         pairs = zip(self.episodes, self.coverages, strict=True)
         return [t for episode, coverage in pairs for t in trained_transitions(episode, coverage)]
 
     def spans(self, *kinds: SpanKind) -> list[Span]:
-        """Return the spans whose kind is in `kinds`; without arguments, all spans."""
+        """Return the spans of the given kinds; all spans if no kind is given."""
         spans = [span for episode in self.episodes for span in episode.spans]
         return [span for span in spans if not kinds or span.kind in kinds]
 
@@ -86,7 +86,9 @@ class Findings:
 def read_agents(
     findings: Findings, declared: Iterable[str] | None = None
 ) -> list[model.AgentReport]:
-    """Report on each agent that acted, called a model or is in `declared`, sorted by path.
+    """Report on each agent, sorted by path.
+
+    Reported are the agents that acted or called a model, and those in `declared`.
 
     Args:
         findings: the episodes of the dry run.
@@ -152,7 +154,7 @@ def _known(values: Iterable[T | None]) -> list[T]:
 
 
 def _rejection_text(entry: CallCoverage) -> str:
-    """Return why the call would be rejected, with the error of a failed call."""
+    """Return why the call would not be trained. If the call failed, the text contains its error."""
     span = entry.call.span
     if span is None or not span.status_message:
         return entry.reason
@@ -173,7 +175,7 @@ def token_counts(call: Call) -> tuple[int | None, int | None]:
 
 
 def read_uncaptured(findings: Findings) -> list[model.UncapturedReport]:
-    """Return the requests that bypassed the SDKs and that no adapter recorded as calls."""
+    """Return the requests to a model that the SDKs did not send and that no adapter recorded."""
     spans = findings.spans()
     recorded = {
         (entry.call.agent_path, client_of(entry.call.span).host)
@@ -194,7 +196,10 @@ def read_uncaptured(findings: Findings) -> list[model.UncapturedReport]:
 
 
 def read_overrides(findings: Findings) -> list[model.OverrideReport]:
-    """Report the request fields to which training gives another value than the app, by agent."""
+    """Return the request fields that training changes, per agent.
+
+    The app's value of such a field is replaced or left out.
+    """
     counts: Counter[tuple[str, str, str]] = Counter()
     for call in (entry.call for entry in findings.entries):
         if call.span is not None and not call.choice:
@@ -214,12 +219,15 @@ def evaluation_warnings(
     *,
     is_evaluated: bool,
 ) -> Iterator[str]:
-    """Warn of request fields that training sets aside and evaluations refuse.
+    """Warn of request fields that make an evaluation in `fit` fail.
+
+    Training replaces or leaves out these fields. Evaluations send what the app asks for, and the
+    engine refuses it.
 
     Args:
-        overrides: fields to which training gives another value.
+        overrides: fields that training changes.
         capabilities: what the engine supports.
-        ignored: fields that are set aside in evaluations too.
+        ignored: fields that evaluations leave out too.
         is_evaluated: whether `fit` evaluates.
     """
     refused: dict[str, list[str]] = defaultdict(list)
@@ -241,12 +249,12 @@ def evaluation_warnings(
 def read_rewards(
     findings: Findings, *, by_batch: bool, failure_reward: float | str | None
 ) -> model.RewardReport:
-    """Report the rewards of all rollouts by group, which is the rollouts of one task.
+    """Report the rewards of all rollouts by group; a group is the rollouts of one task.
 
     Args:
         findings: the episodes of the dry run.
-        by_batch: True if training compares a rollout with the batch or a critic; False if it
-            compares the rollout with its group.
+        by_batch: True if training compares a rollout with all rollouts of the step or with a
+            critic. False if it compares the rollout only with its group.
         failure_reward: the option of the algorithm.
     """
     episodes = findings.episodes
@@ -298,9 +306,10 @@ def _failures(episodes: Sequence[Episode]) -> list[str]:
 def read_rows(
     findings: Findings, transitions: Sequence[Transition], decode: Decode
 ) -> model.RowReport:
-    """Report how calls merge into rows, with examples of calls that begin a new row.
+    """Report how calls merge into rows (token sequences for training).
 
-    A row is a token sequence for training, and may contain several calls of a conversation.
+    A row may contain several calls of a conversation. The report has examples of calls that begin a
+    new row although they continue a conversation.
 
     Args:
         findings: the episodes of the dry run.
@@ -347,12 +356,12 @@ def read_costs(
 ) -> model.CostReport:
     """Estimate how often `fit` will call each tool and each model endpoint.
 
-    The estimate is the calls per rollout in the dry run, times the rollouts of `fit`.
+    The estimate is the number of calls per rollout in the dry run, times the rollouts of `fit`.
 
     Args:
         findings: the episodes of the dry run.
         rollouts: number of rollouts of `fit`.
-        plan: calculation of `rollouts` as text.
+        plan: how `rollouts` was calculated, as text.
         max_frozen_calls: the option of `fit`; None for no limit.
     """
     scale = rollouts / len(findings.episodes)
@@ -395,11 +404,13 @@ def _scaled(values: Iterable[int | None], scale: float) -> float | None:
 
 # --- warnings ---------------------------------------------------------------------------------
 def reward_warnings(rewards: model.RewardReport, *, trains: bool) -> Iterator[str]:
-    """Warn of failures, missing rewards, and groups without reward variance.
+    """Warn of failed rollouts, missing rewards, and groups in which all rewards are equal.
+
+    A group is the rollouts of one task.
 
     Args:
         rewards: rewards of the rollouts.
-        trains: whether weights are trained; if not, groups need no variance.
+        trains: whether weights are trained. If not, rewards may be equal.
     """
     ends = {"failed": rewards.failed, "were lost": rewards.lost, "are damaged": rewards.damaged}
     for verb, count in ends.items():
@@ -438,7 +449,7 @@ def _failure_text(failure_reward: float | str | None) -> str:
 def call_warnings(
     agents: Sequence[model.AgentReport], uncaptured: Sequence[model.UncapturedReport]
 ) -> Iterator[str]:
-    """Warn of calls that would not be trained, although their agents would."""
+    """Warn of calls that would not be trained although `fit` trains their agents."""
     selected = [agent for agent in agents if agent.policy is not None]
     trained = sum(agent.trained for agent in selected)
     rejected: Counter[str] = Counter()
@@ -466,7 +477,11 @@ def other_warnings(
     costs: model.CostReport,
     memory: model.MemoryReport | None,
 ) -> Iterator[str]:
-    """Warn of unnamed agents, conversations that become several rows, limits and memory."""
+    """Warn of a number of other problems.
+
+    These are calls outside of every agent, conversations that become several rows, a limit of calls
+    that `fit` would reach, and too little memory.
+    """
     unnamed = sum(agent.calls for agent in agents if agent.path == UNNAMED_AGENT)
     total = sum(agent.calls for agent in agents)
     if unnamed not in (0, total):

@@ -1,4 +1,4 @@
-"""Destinations of model calls in `fit`, and the endpoints of agents that are not trained."""
+"""Name where model calls go in `fit`: to a trained policy or to an endpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def destination(call: Call, target: Target) -> str:
 def endpoint_of(call: Call, target: Target) -> str:
     """Return the endpoint of a call as `model at host`.
 
-    The endpoint is that of `target` or, if it has none, the one that the call's span recorded.
+    The endpoint is that of `target`. If `target` has none, it is the endpoint in the call's span.
     """
     attributes = call.span.attributes if call.span is not None else {}
     model = c.model_of(attributes) or "a model"

@@ -1,4 +1,4 @@
-"""Trial updates, measurements of memory, and an estimate of the memory of `fit`."""
+"""Estimate the memory of `fit`, and measure memory by trial updates."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MAXRSS_BYTES: Final = 1 if sys.platform == "darwin" else 1024  # macOS counts b
 
 # --- updates ----------------------------------------------------------------------------------
 def practice_rows(transitions: Sequence[Transition], max_length: int | None) -> list[Row]:
-    """Return rows of the dry run's calls for a trial update.
+    """Return rows (token sequences for training) of the dry run's calls, for a trial update.
 
-    Their advantages alternate between 1 and -1. With the real advantages, which may all be zero,
-    the update might compute nothing.
+    They have alternating advantages of 1 and -1. Real advantages may all be zero, and then the
+    update might compute nothing.
     """
     advantages = [1.0 if number % 2 else -1.0 for number in range(len(transitions))]
     weights = [1.0 / max(1, len(transitions) * t.tokens) for t in transitions]
@@ -48,10 +48,10 @@ def practice_rows(transitions: Sequence[Transition], max_length: int | None) -> 
 
 
 async def try_update(session: Session, rows: Sequence[Row]) -> None:
-    """Run two trial updates of the learner on the rows, to find out whether they fit into memory.
+    """Run two updates of the learner on the rows, to find out whether they fit into memory.
 
-    The optimiser's states exist only from the second update on. The updated weights are not meant
-    for use.
+    There are two because the optimiser's states exist only from the second update on. The updated
+    weights must not be used.
 
     Raises:
         OutOfMemoryError: an update does not fit into memory.
@@ -90,11 +90,13 @@ def runner_bytes(runners: Runners) -> int | None:
 def estimate_memory(settings: TrainerSettings) -> tuple[MemoryReport | None, str]:
     """Estimate the memory of `fit`.
 
-    The estimate adds up the engine's weights and key-value cache, and the learner's weights,
-    gradients, optimiser states and reference copy. LoRA policies share their base weights.
+    The estimate is the sum of the engine's weights and key-value cache, and of the learner's
+    weights, gradients, optimiser states and reference copy. Base weights that LoRA policies share
+    count once.
 
     Returns:
-        The estimate, or None if it cannot be made; and a text that says why, or "".
+        The estimate, or None if it cannot be made; and a text that says why it cannot be made, or
+            "".
     """
     learner, engine = settings.learner_spec, settings.engine_spec
     if learner is None or engine is None:

@@ -56,7 +56,10 @@ leading space at the beginning of a text."""
 
 
 class Cause(StrEnum):
-    """Cause of a break, as the module's docstring describes it."""
+    """Why a call that continues a conversation begins a new row (a token sequence for training).
+
+    The module's docstring describes the causes.
+    """
 
     TEMPLATE = "template"
     RETOKENISATION = "retokenisation"
@@ -112,7 +115,10 @@ class CallMessages(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, call: Call) -> CallMessages:
-        """Read the messages from a call's span; empty without a span or messages."""
+        """Read the messages of a call from its span.
+
+        The result is empty if there is no span or it has no messages.
+        """
         if call.span is None:
             return cls(())
         attributes = call.span.attributes
@@ -124,7 +130,7 @@ class CallMessages(msgspec.Struct, frozen=True):
 
 
 class Break(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that continues a conversation but begins a new row."""
+    """A call that continues a conversation but begins a new row (a token sequence for training)."""
 
     previous: TransitionKey
     following: TransitionKey
@@ -148,7 +154,7 @@ class Break(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Merging(msgspec.Struct, frozen=True, kw_only=True):
-    """How the calls of some attempts merge into rows, and where they do not."""
+    """Counts of how calls merge into rows (token sequences for training), and where they do not."""
 
     relations: dict[TransitionKey, Relation]
     breaks: list[Break]
@@ -164,7 +170,7 @@ class Merging(msgspec.Struct, frozen=True, kw_only=True):
         return {relation.value: calls[relation] for relation in Relation}
 
     def causes(self) -> dict[str, int]:
-        """Return cause → number of breaks, for every cause."""
+        """Return cause → number of calls that were not merged for this cause, for every cause."""
         breaks = Counter(broken.cause for broken in self.breaks)
         return {cause.value: breaks[cause] for cause in Cause}
 
@@ -174,12 +180,12 @@ def read_merging(
     exchanges: Mapping[TransitionKey, CallMessages],
     decode: Decode,
 ) -> Merging:
-    """Determine the relation of each call to earlier calls, and the causes of breaks.
+    """Find out how each call relates to earlier calls, and why calls that should merge do not.
 
-    The module describes relations and causes.
+    The module's docstring describes the relations and the causes.
 
     Args:
-        transitions: trained calls of any attempts; those of one attempt are in causal order.
+        transitions: trained calls of any attempts. Those of one attempt are in causal order.
         exchanges: request and answer of each transition.
         decode: function that decodes tokens.
     """
@@ -215,7 +221,7 @@ Earlier = tuple[Transition, CallMessages]
 
 
 class _History:
-    """Earlier calls of one agent in an attempt. A look-up is linear in the messages of the call."""
+    """The earlier calls of one agent in an attempt, to look up which call another one continues."""
 
     def __init__(self) -> None:
         self._by_messages: dict[int, list[Earlier]] = {}
@@ -230,7 +236,7 @@ class _History:
             self._by_answer[exchange.answer] = (transition, exchange)
 
     def continued(self, exchange: CallMessages) -> Earlier | None:
-        """Return the call that `exchange` continues; None if `exchange` begins a conversation."""
+        """Return the earlier call that `exchange` continues; None if it begins a conversation."""
         digests = _digests(exchange.messages)
         for size in range(len(digests) - 1, 0, -1):
             candidates = self._by_messages.get(digests[size - 1])
@@ -245,7 +251,7 @@ class _History:
 
 
 def _digests(messages: Sequence[Message]) -> list[int]:
-    """Return the digest of each prefix of the messages, shortest first."""
+    """Return a digest for each prefix of the messages, the shortest first."""
     digest = 0
     return [digest := hash((digest, message)) for message in messages]
 
@@ -257,9 +263,10 @@ def _break(
     after: CallMessages,
     decode: Decode,
 ) -> Break | None:
-    """Describe the first difference between the tokens of `previous` and the prompt of `following`.
+    """Describe the first token at which the prompt of `following` differs from `previous`.
 
-    Return None if the prompt of `following` begins with every token of `previous`.
+    The prompt and the answer of `previous` are compared. Return None if the prompt of `following`
+    begins with all of their tokens.
     """
     expected = previous.prompt_ids + previous.response_ids
     got = following.prompt_ids
@@ -272,7 +279,10 @@ def _break(
     start = max(0, place - LEAD)
 
     def text(ids: Sequence[int], count: int) -> str:
-        """Return the text around the difference, up to `count` tokens after its beginning."""
+        """Return the text of tokens around the first difference.
+
+        It ends `count` tokens after the difference.
+        """
         return decode(previous.policy, ids[start : place + count])
 
     def token(ids: Sequence[int]) -> str:
@@ -310,7 +320,10 @@ _RENDERED: Final[Mapping[Where, str]] = {
 
 
 def _change(before: CallMessages, after: CallMessages) -> str:
-    """Describe what the app changed between two calls; "" if it repeated everything unchanged."""
+    """Describe what the app changed between two calls; "" if it repeated everything unchanged.
+
+    `before` and `after` have the messages of the calls.
+    """
     if before.tools != after.tools:
         return "the app changed the tools"
     earlier = before.messages

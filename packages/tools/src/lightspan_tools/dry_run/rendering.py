@@ -49,7 +49,10 @@ def _head(report: model.DevReport) -> Iterator[str]:
 
 
 def _agents(agents: Sequence[model.AgentReport], *, trains: bool) -> Iterator[str]:
-    """Describe each agent's calls; what is trained of them only if the run trains a model."""
+    """Describe each agent's calls.
+
+    If the run trains no model, leave out what would be trained of them.
+    """
     yield "AGENTS"
     if not agents:
         yield "  none"
@@ -82,7 +85,10 @@ def _agents(agents: Sequence[model.AgentReport], *, trains: bool) -> Iterator[st
 
 
 def _agent_notes(agent: model.AgentReport, inside: Sequence[str], *, trains: bool) -> Iterator[str]:
-    """Yield notes on an agent; `inside` are the paths of its sub-agents that called a model."""
+    """Yield notes on an agent.
+
+    `inside` has the paths of its sub-agents that called a model.
+    """
     if not agent.calls and inside and agent.policy is not None:
         yield f"called no model itself, its sub-agents did: {', '.join(inside)}"
     elif not agent.calls and agent.acted and agent.policy is not None:
@@ -147,7 +153,10 @@ def _json(value: Any) -> str:
 
 
 def _rewards(rewards: model.RewardReport, *, trains: bool) -> Iterator[str]:
-    """Describe the rewards; whether groups vary only if a model is trained by it."""
+    """Describe the rewards.
+
+    If the run trains no model, leave out in how many groups rewards vary.
+    """
     yield "REWARDS"
     counts = {"unscored": rewards.unscored, "failed": rewards.failed, "lost": rewards.lost}
     counts |= {"damaged": rewards.damaged}
@@ -257,7 +266,11 @@ def _missing(reasons: Sequence[str]) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Sequence[str]], *, left: int, last: int = 0) -> Iterator[str]:
-    """Align the first `left` and the last `last` columns to the left, others to the right."""
+    """Format rows of cells as lines with aligned columns.
+
+    The first `left` columns and the last `last` columns are aligned to the left, and the others to
+    the right.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [

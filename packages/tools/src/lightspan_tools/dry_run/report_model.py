@@ -25,7 +25,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason why calls would be rejected, with the number of these calls."""
+    """A reason why calls would not be trained, with the number of calls to which it applies."""
 
     code: str
     """A value of `lightspan.lightning.Rejection`."""
@@ -34,7 +34,11 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of one agent. Each call is counted once: in `trained`, `frozen` or `rejected`."""
+    """The calls of one agent.
+
+    Each call is counted once, as trained, frozen (answered by a model that is not trained) or
+    rejected.
+    """
 
     path: str
     policy: str | None
@@ -60,7 +64,10 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UncapturedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Model requests of an agent that did not go through the OpenAI or Anthropic SDK."""
+    """Requests of an agent to a model that were not recorded as calls.
+
+    They did not go through the OpenAI or Anthropic SDK.
+    """
 
     agent: str
     request: str
@@ -73,7 +80,7 @@ class UncapturedReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverrideReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A request field that training overrides."""
+    """A request field whose value from the app is changed in training."""
 
     agent: str
     field: str
@@ -84,7 +91,7 @@ class OverrideReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The rollouts of one task."""
+    """The rewards of the rollouts of one task."""
 
     task_id: str
     rewards: list[float | None]
@@ -125,10 +132,10 @@ class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of calls and of rows, which are token sequences for training.
+    """Counts of calls and of rows (token sequences for training).
 
-    A row contains one or more calls. Each call is counted as one of `merged`, `new`, `branch` and
-    `broken`.
+    A row contains one or more calls. Each call is counted once, as one of `merged`, `new`, `branch`
+    and `broken`.
     """
 
     calls: int
@@ -161,7 +168,7 @@ class ToolReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls to one endpoint by agents that are not trained."""
+    """The calls to one model endpoint by agents that are not trained."""
 
     name: str
     """`model at host`."""
@@ -176,7 +183,7 @@ class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How often `fit` will call tools and model endpoints."""
+    """An estimate of how often `fit` will call tools and model endpoints."""
 
     rollouts: int
     """Rollouts of `fit`, evaluations included."""
@@ -192,7 +199,10 @@ class CostReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An estimate of the memory of `fit` over all devices, without activations and logits."""
+    """An estimate of the memory of `fit` on all devices together.
+
+    Activations and logits are not included.
+    """
 
     parts: dict[str, int]
     """Part → bytes."""
@@ -242,10 +252,10 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failure(self) -> str:
-        """Why the dry run is useless; "" if it is useful.
+        """Return why the dry run is of no use; "" if it is of use.
 
-        It is useless if all rollouts failed. It is also useless if all calls failed of the agents
-        that would be trained.
+        It is of no use if all rollouts failed. It is also of no use if every call of the agents
+        that would be trained failed.
         """
         rewards = self.rewards
         if rewards.failed + rewards.lost == rewards.rollouts:
@@ -277,10 +287,11 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
     def write(self, path: Path | None) -> str:
         """Write the report to `path` as JSON, and return the text to print.
 
-        Write nothing for None. For `STDOUT`, return the JSON in place of the text.
+        With None, write no file. With `STDOUT`, write no file and return the JSON instead of the
+        text.
 
         Raises:
-            DataError: the file cannot be written; the text has been printed.
+            DataError: the file cannot be written. The text has been printed before.
         """
         if path == STDOUT:
             # ASCII only, for any terminal; json.dumps does not escape DEL, which is ASCII too.

@@ -1,4 +1,4 @@
-"""The dry run: run the tasks and put the report together."""
+"""The dry run: run the tasks and create the report."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MODES: Final = (Mode.TRAIN, Mode.DEV)
 
 
 class _Measurements(NamedTuple):
-    """Measurements of a dry run with the algorithm's own models."""
+    """What a dry run measured with the algorithm's own models: rows and memory."""
 
     rows: model.RowReport
     peak_bytes: int
@@ -67,13 +67,13 @@ class DryRun:
         val: held-out tasks of `fit`, which are not run; None for none.
         agents: paths of agents that the app is known to have; None if unknown.
         count: maximum number of tasks to run.
-        group_size: rollouts per task; None for the algorithm's, at most `GROUP_SIZE`.
+        group_size: rollouts per task. None for the algorithm's number, but at most `GROUP_SIZE`.
         folder: folder in which the rollouts are kept; None for a temporary folder.
-        selection: tasks of the selection split of `fit`, which are not run; None for none.
+        selection: tasks by which `fit` compares prompts, which are not run; None for none.
 
     Raises:
         ConfigError: `count` or `group_size` is less than 1, or `folder` holds a run or is the
-            trainer's.
+            trainer's own folder.
     """
 
     settings: TrainerSettings
@@ -131,8 +131,8 @@ class DryRun:
     def _session(self, folder: Path) -> Session:
         """Create a session like that of `fit`, with another folder and store.
 
-        It sends no metrics to services, where it would look like a training. It ignores
-        `max_frozen_calls`, which is a limit for `fit`.
+        It sends no metrics to services, because they would show it as a training. It ignores
+        `max_frozen_calls`, which limits calls in `fit` only.
         """
         settings = replace(
             self.settings,
@@ -160,7 +160,7 @@ class DryRun:
         return episodes, time.monotonic() - started
 
     async def _classify(self, session: Session, episodes: Sequence[Episode]) -> Findings:
-        """Determine which calls of each episode would be trained, and why the others would not."""
+        """Find out for each call of the episodes whether it would be trained, and if not, why."""
         coverages: Sequence[Coverage] = self._algorithm.coverages(episodes, modes=MODES)
         if self.settings.has_policies:
             coverages = await reject_mismatches(session, coverages)
@@ -168,7 +168,10 @@ class DryRun:
         return Findings(episodes=episodes, coverages=coverages, routing=routing)
 
     def _check_evaluations(self, session: Session, findings: Findings) -> None:
-        """Note the request fields because of which evaluations of `fit` would fail."""
+        """Append warnings about request fields that the evaluations of `fit` would refuse.
+
+        In training, these fields are overridden. In evaluations, the app's own values are used.
+        """
         gateway = load_plugin("gateway", "default")
         self._problems += analysis.evaluation_warnings(
             analysis.read_overrides(findings),
@@ -210,7 +213,7 @@ class DryRun:
         )
 
     def _plan(self) -> tuple[int, str]:
-        """Return the number of rollouts of `fit`, and its calculation as text."""
+        """Return the number of rollouts that `fit` would execute, and the calculation as text."""
         settings, algorithm = self.settings, self._algorithm
         steps = settings.planned_steps(len(self.tasks))
         updates = steps - algorithm.searches
@@ -289,7 +292,7 @@ class DryRun:
         )
 
     def _fit_errors(self, findings: Findings) -> Iterator[str]:
-        """Yield the error with which `fit` would stop because of the recorded calls, if any."""
+        """Yield an error message if `fit` would stop because of the recorded calls."""
         try:
             check_trainable(findings.routing, findings.episodes)
             check_computed(findings.coverages)
@@ -299,9 +302,10 @@ class DryRun:
     def _agent_warnings(
         self, findings: Findings, agents: Sequence[model.AgentReport]
     ) -> Iterator[str]:
-        """Warn of patterns that match no agent, or none that calls a model.
+        """Yield warnings about the agent patterns that select which agents are trained.
 
-        If all patterns match such an agent, warn of other trained agents without calls.
+        A pattern is reported if it matches no agent, or only agents that never call a model. If no
+        pattern is reported, trained agents without calls are.
         """
         paths, episodes = [agent.path for agent in agents], findings.episodes
         try:

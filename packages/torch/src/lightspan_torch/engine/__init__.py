@@ -1,8 +1,17 @@
-"""The embedded engine: prompt ids in, sampled ids and their log-probabilities out.
+"""Embedded engine: generates answers, as token ids and log-probabilities, in this process.
 
-`config` is `lightspan.Transformers`, `transformers` the engine, `_batcher` its generation thread
-over `_pages` (key-value cache and shared prefixes), `_attention` and `_sampling`. `tokenizer`
-renders chats and decodes ids, `grammars` masks tokens by a grammar, `hub` locates a model's files,
-`parameter_count` sizes a model without loading it, `weights` loads, hashes and replaces weights,
-`lora` applies adapters, `request_checks` validates requests, `oom` explains out-of-memory errors.
+Start with `transformers`, the engine, and `config`, its settings (`lightspan.Transformers`).
+
+| module | purpose |
+|---|---|
+| `_batcher` | thread that generates for one policy |
+| `_pages` | key-value cache, with shared prefixes |
+| `_attention`, `_sampling` | attention over the cache; choice of the next token |
+| `tokenizer` | renders chats as token ids, and decodes ids |
+| `grammars` | masks tokens that a grammar forbids |
+| `hub` | locates a model's files |
+| `parameter_count` | computes a model's size without loading it |
+| `weights`, `lora` | load, hash and replace weights; apply LoRA |
+| `request_checks` | validates requests |
+| `oom` | explains out-of-memory errors |
 """

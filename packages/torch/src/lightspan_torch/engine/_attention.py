@@ -1,9 +1,10 @@
 """Attention over the pages of a key-value cache, through transformers' public interface.
 
-The new tokens of all requests of a step are concatenated in one row, [1, T]. The model gets no
-cache object, whose argument's name depends on the version of transformers. It hands the keyword
-argument `lightspan_plan` on to `attention`, which stores the new keys and values and computes each
-request's attention to its own. No mask function is registered for `NAME`, so the model makes none.
+A step is one forward pass. The new tokens of all its requests are concatenated in one row, [1, T].
+The keyword argument `lightspan_plan` of the model states which keys each token attends to. The
+model passes it on to `attention`, which stores the new keys and values, and computes each request's
+attention to its own keys. The model gets no cache object, because the name of that argument depends
+on the version of transformers. The model makes no mask, because none is registered for `NAME`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ NAME: Final = "lightspan_pages"
 
 
 class Chunk(NamedTuple):
-    """The next tokens of one request.
+    """The tokens of one request that the next step computes.
 
-    Fields: all its token ids, its pages, and how many tokens after the computed ones are next.
+    Fields: all token ids of the request, its pages in the cache, and the number of tokens to
+    compute.
     """
 
     ids: Sequence[int]
@@ -42,7 +44,10 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class _Group:
-    """G sequences with R queries each, which read K keys each."""
+    """G sequences that are computed in one attention call.
+
+    Each has R queries (new tokens) and K keys (cached tokens to which the queries attend).
+    """
 
     rows: Tensor
     """[G * R] rows of the queries among the new tokens."""
@@ -57,7 +62,11 @@ class _Group:
     _windows: dict[int, Tensor] = field(default_factory=dict)
 
     def mask_within(self, window: int | None) -> Tensor:
-        """Return the mask for layers with a sliding window of `window` tokens; None: without."""
+        """Return the mask for a layer with a sliding window.
+
+        Args:
+            window: number of tokens that a query attends to; None for all.
+        """
         if not window:
             return self.mask
         if window not in self._windows:
@@ -68,7 +77,10 @@ class _Group:
 
 @dataclass(slots=True)
 class Plan:
-    """Which keys the new tokens of one step attend to; equal for all layers but their windows."""
+    """Which keys each new token of one step attends to.
+
+    All layers of the model use the same plan. A layer with a sliding window uses fewer of the keys.
+    """
 
     pages: Pages
     slots: Tensor
@@ -99,7 +111,12 @@ def install(model: Any) -> None:
 
 
 def forward(model: Any, step: Step, rows: Tensor) -> Tensor:
-    """Compute a step, and return the float32 logits of the rows `rows`, [rows, vocabulary].
+    """Run the model on a step, and return the logits of some rows, [rows, vocabulary], in float32.
+
+    Args:
+        model: the model.
+        step: the inputs of the step.
+        rows: indices of the tokens whose logits are computed.
 
     Raises:
         ModelError: the model did not call `attention`, so the logits are wrong.
@@ -135,19 +152,21 @@ def attention(
     Args:
         module: the attention layer, with its index.
         query: [1, heads, T, size], where T counts the new tokens of all requests.
-        key: [1, key heads, T, size]; `value` likewise, with a size of its own.
-        attention_mask: not used; transformers makes none.
+        key: [1, key heads, T, size].
+        value: [1, key heads, T, value size].
+        attention_mask: not used.
         scaling: factor of the scores; None for 1/√size.
         lightspan_plan: which keys are attended to.
         sliding_window: number of tokens that a query attends to; None for all.
-        softcap: bound of the scores, by tanh; None for none.
-        s_aux: [heads] attention sinks: scores without a value; None for none.
+        softcap: bound that tanh applies to the scores; None for no bound.
+        s_aux: [heads] attention sinks: further scores in the softmax, without a value; None for
+            none.
 
     Returns:
         The output, [1, T, heads, value size], and None in place of the attention weights.
 
     Raises:
-        ModelError: the model does not hand its keyword arguments on.
+        ModelError: the model does not pass its keyword arguments on.
     """
     plan = lightspan_plan
     if plan is None:
@@ -189,15 +208,19 @@ def _attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Return the attention of G sequences, [G * R, heads, value size].
+    """Return the attention of G sequences, each with R queries and K keys.
 
     Args:
         queries: [G * R, heads, size].
-        keys: [G * K, key heads, size]; `values` likewise, with a size of its own.
+        keys: [G * K, key heads, size].
+        values: [G * K, key heads, value size].
         mask: [G, R, K], True where a query attends to a key.
         scaling: factor of the scores; None for 1/√size.
-        softcap: bound of the scores; None for none.
-        sinks: [heads] scores without a value; None for none.
+        softcap: bound of the scores; None for no bound.
+        sinks: [heads] further scores in the softmax, without a value; None for none.
+
+    Returns:
+        [G * R, heads, value size]
     """
     count, rows, places = mask.shape
     heads, size = queries.shape[1:]
@@ -226,7 +249,10 @@ def _attend(
 
 # --- the plan of a step ---------------------------------------------------------------------
 def make_step(pages: Pages, chunks: Sequence[Chunk], device: torch.device) -> Step:
-    """Make the inputs of a step. The pages of each chunk must have been reserved."""
+    """Make the model's inputs for the chunks of one step.
+
+    The caller must have reserved the pages of each chunk in the cache.
+    """
     ids: list[int] = []
     positions: list[int] = []
     ends: list[int] = []
@@ -261,17 +287,21 @@ def make_step(pages: Pages, chunks: Sequence[Chunk], device: torch.device) -> St
 
 
 def _length(chunk: Chunk) -> int:
-    """Return the number of a chunk's tokens with those before it."""
+    """Return the number of a request's tokens after this step, including those in the cache."""
     return chunk.table.computed + chunk.size
 
 
 def _size(chunk: Chunk) -> tuple[int, int]:
-    """Return the key of chunks that are padded together: padding at most doubles the work."""
+    """Return a sort key: chunks with equal keys are padded to one length and computed together.
+
+    Equal keys mean equally many new tokens, and lengths in the same range between powers of two. So
+    padding at most doubles the work.
+    """
     return chunk.size, (_length(chunk) - 1).bit_length()
 
 
 def _shared_pages(pages: Pages, table: PageTable) -> int:
-    """Return the number of complete leading pages that other requests use too."""
+    """Return how many of a request's first pages other requests use too."""
     complete = table.computed // pages.page_size
     return bisect_left(table.pages, True, 0, complete, key=lambda page: not pages.is_shared(page))
 
@@ -279,12 +309,13 @@ def _shared_pages(pages: Pages, table: PageTable) -> int:
 def _prefix_group(
     members: Sequence[tuple[int, Chunk]], common: int, device: torch.device
 ) -> _Group:
-    """Make a group of requests that read their common prefix once.
+    """Make a group of requests with a common prefix, so that the prefix is read once.
 
-    It is one sequence, with the queries of all members and the keys of the prefix and their own.
+    The group is one sequence. It has the queries of all members, the keys of the prefix and the
+    keys of each member after the prefix.
 
     Args:
-        members: first row and chunk of each request.
+        members: each request's chunk and the row in the step at which it starts.
         common: number of tokens of the prefix.
         device: device of the group's tensors.
     """
@@ -306,7 +337,13 @@ def _prefix_group(
 
 
 def _padded_group(members: Sequence[tuple[int, Chunk]], device: torch.device) -> _Group:
-    """Make a group of requests with equally many new tokens, padded to the longest."""
+    """Make a group of requests, in which the keys of each are padded to those of the longest.
+
+    Args:
+        members: each request's chunk and the row in the step at which it starts. All chunks have
+            equally many new tokens.
+        device: device of the group's tensors.
+    """
     count, longest = members[0][1].size, max(_length(chunk) for _, chunk in members)
     new, places = np.arange(count), np.arange(longest)
     rows = np.array([start for start, _ in members])[:, None] + new
@@ -332,12 +369,13 @@ _ORDER: Final = (((0, 7),), ((1, 2),), ((1, 3),), ((0, 1), (1, 1)))
 
 
 def install_checked(model: Any) -> None:
-    """Replace the model's attention, and check that the logits stay those of a plain forward pass.
+    """Replace the model's attention, and check that the model still computes the same logits.
 
-    Two sequences that share a page are computed in pieces.
+    For the check, two sequences with a common page are computed in several steps. Their logits are
+    compared with those of a plain forward pass.
 
     Raises:
-        ModelError: the logits differ, or a layer cannot be computed in pieces.
+        ModelError: the logits differ, or a layer cannot be computed in several steps.
         RuntimeError: memory ran out.
     """
     vocabulary = int(model.config.get_text_config().vocab_size)
@@ -376,10 +414,10 @@ def _plain_logits(model: Any, ids: Sequence[int]) -> Tensor:
 def _compare(
     model: Any, prompts: Sequence[Sequence[int]], plain: Sequence[Tensor]
 ) -> tuple[float, dict[int, int | None]]:
-    """Compute the prompts in the steps of `_ORDER`.
+    """Compute the prompts in the steps of `_ORDER`, and compare their logits with `plain`.
 
     Returns:
-        The largest difference from `plain`, and the sliding window of each layer.
+        The largest difference from `plain`, and layer → its sliding window.
     """
     pages, tables = Pages(32, 4), [PageTable(), PageTable()]
     pages.reserve(tables[0], len(prompts[0]) + 1)
@@ -405,9 +443,10 @@ def _compare(
 
 
 def _layer_without_window(config: Any, windows: dict[int, int | None]) -> str:
-    """Return a layer that the configuration limits although no window reached its attention.
+    """Return the name of a layer that has a sliding window but did not pass it to `attention`.
 
-    Prompts as short as those of the check cannot show that. Empty if there is no such layer.
+    The configuration shows which layers have one. The logits of the check do not show the error,
+    because its prompts are shorter than a window. Return "" if there is no such layer.
     """
     kinds = getattr(config, "layer_types", None)
     if kinds is None:

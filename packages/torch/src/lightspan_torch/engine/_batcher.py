@@ -31,7 +31,7 @@ _STOP_TIMEOUT_S: Final = 30.0
 
 
 class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of the batch and the key-value cache."""
+    """Limits on the size of a forward pass, and the size of the key-value cache."""
 
     max_requests: int
     """Maximum number of requests in one forward pass."""
@@ -47,7 +47,7 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Output(NamedTuple):
-    """What a request has sampled since its submission."""
+    """The tokens that a request has sampled since it was submitted to the `Batcher`."""
 
     request_id: str
     ids: list[int]
@@ -56,7 +56,7 @@ class Output(NamedTuple):
 
 
 class _Request:
-    """A request on the generation thread."""
+    """A request, as the generation thread keeps it."""
 
     def __init__(
         self,
@@ -79,12 +79,15 @@ class _Request:
 
     @property
     def remaining(self) -> int:
-        """Number of tokens that are not computed yet: 1 if the request decodes."""
+        """Number of tokens whose keys and values are not computed yet.
+
+        It is 1 for a request that only samples, because the last sampled token is not computed yet.
+        """
         return len(self.ids) - self.table.computed
 
     @property
     def is_prompt(self) -> bool:
-        """Whether a part of the submitted tokens is not computed yet."""
+        """Whether some of the submitted tokens are not computed yet."""
         return self.table.computed < self._submitted
 
     def output(self, is_finished: bool = False) -> Output:
@@ -94,14 +97,18 @@ class _Request:
 
 
 class _GrammarPosition:
-    """The position of one request's answer in its grammar."""
+    """How far one request's answer has advanced in its grammar."""
 
     def __init__(self, state: GrammarState, start: int) -> None:
         self._state = state
         self._taken = start
 
     def mask(self, ids: Sequence[int], into: NDArray[np.int32]) -> None:
-        """Follow the new tokens of `ids`, and write the mask of the tokens that are allowed next.
+        """Advance by the new tokens in `ids`, and write the mask of the allowed next tokens.
+
+        Args:
+            ids: all tokens of the request so far.
+            into: array to which the mask is written.
 
         Raises:
             GrammarMismatchError: the tokens do not follow the grammar.
@@ -186,7 +193,7 @@ class Batcher:
             sampling: temperature, top-p and top-k.
             max_new_tokens: maximum number of further tokens.
             streaming: whether outputs are passed to `on_outputs` before the request is finished.
-            grammar: matcher state at the start of the request's grammar; None without a grammar.
+            grammar: state of the grammar at its start; None if the request has no grammar.
             answer_start: index in `ids` at which the grammar starts.
 
         Raises:
@@ -212,10 +219,10 @@ class Batcher:
     def interrupt(
         self, request_ids: Collection[str], change: Callable[[], None]
     ) -> dict[str, Output]:
-        """Between two steps, remove all requests, empty the cache and call `change`. Blocks.
+        """Replace the weights between two steps; remove all requests and empty the cache. Blocks.
 
         Args:
-            request_ids: ids of the requests in flight.
+            request_ids: ids of the requests whose outputs are wanted.
             change: function that replaces the weights; called on the generation thread.
 
         Returns:
@@ -264,7 +271,10 @@ class Batcher:
         self._on_stop(failure)
 
     def _turn(self) -> bool:
-        """Wait for work, and do an interrupt or a step; False if the thread must end."""
+        """Wait for work, then change the weights, if that was asked for, and compute one step.
+
+        Return False if the thread must end.
+        """
         with self._changed:
             self._changed.wait_for(self._has_work)
             if self._is_stopping:
@@ -297,10 +307,9 @@ class Batcher:
         self._waiting = [each for each in self._waiting if each.request_id not in request_ids]
 
     def _schedule(self) -> dict[_Request, int]:
-        """Return the requests of the next step with their numbers of new tokens.
+        """Choose the requests of the next step; return request → number of tokens to compute.
 
-        Requests that decode come first, then the pieces of prompts that were begun, then new
-        requests.
+        Requests that sample come first, then prompts that are partly computed, then new requests.
         """
         chunks: dict[_Request, int] = {}
         budget = self._settings.max_tokens
@@ -330,7 +339,10 @@ class Batcher:
         return chunks
 
     def _is_computed_now(self, ids: Sequence[int], pages: int) -> bool:
-        """Return whether a running prompt will complete the page of `ids` after `pages` pages."""
+        """Return whether a running request will soon compute the page of `ids` after `pages` pages.
+
+        If so, the request of `ids` waits, to use that page instead of computing it too.
+        """
         start = pages * self.pages.page_size
         end = start + self.pages.page_size
         return end < len(ids) and any(
@@ -340,10 +352,18 @@ class Batcher:
         )
 
     def _make_room(self, request: _Request, count: int, chunks: dict[_Request, int]) -> bool:
-        """Reserve pages for the next tokens of a running request.
+        """Reserve pages of the cache for the next tokens of a running request.
 
-        The last requests that are not in `chunks` give up theirs. Return False if that is not
-        enough: the request waits until others have finished.
+        If there are too few, requests that are not in this step lose their pages, the last request
+        first. They are computed again later.
+
+        Args:
+            request: the request.
+            count: number of next tokens.
+            chunks: the requests that are in this step already.
+
+        Returns:
+            False if there are still too few pages, so that the request must wait.
         """
         tokens = request.table.computed + count
         while self.pages.pages_of(tokens) - len(request.table.pages) > self.pages.available:
@@ -358,7 +378,11 @@ class Batcher:
         return True
 
     def _step(self, counts: dict[_Request, int]) -> None:
-        """Compute the scheduled tokens, and sample a token for each request without others left."""
+        """Compute the scheduled tokens, and sample for each request whose tokens are all computed.
+
+        Args:
+            counts: request → number of tokens to compute.
+        """
         chunks = [Chunk(request.ids, request.table, count) for request, count in counts.items()]
         step = make_step(self.pages, chunks, self._model.device)
         complete = [n for n, chunk in enumerate(chunks) if chunk.size == _remaining(chunk)]
@@ -391,7 +415,7 @@ class Batcher:
             self._on_outputs(outputs)
 
     def _mask(self, logits: Tensor, requests: Sequence[_Request]) -> None:
-        """Set the logits of tokens that a request's grammar forbids to -inf, in place."""
+        """Set the logits of all tokens that a request's grammar forbids to -inf, in place."""
         words = (self._vocabulary + 31) // 32
         masks: NDArray[np.int32] = np.empty((len(requests), words), np.int32)
         rows: list[int] = []
@@ -425,7 +449,7 @@ def _remaining(chunk: Chunk) -> int:
 
 
 class _Interrupt:
-    """A change of the weights that waits for the generation thread."""
+    """A change of the weights that the generation thread is to make between two steps."""
 
     def __init__(self, request_ids: frozenset[str], change: Callable[[], None]) -> None:
         self._request_ids = request_ids
@@ -435,7 +459,7 @@ class _Interrupt:
         self._partial: dict[str, Output] = {}
 
     def run(self, requests: Sequence[_Request]) -> None:
-        """Keep the outputs of the requests, and change the weights."""
+        """Store what the requests have sampled so far, and change the weights."""
         wanted = (each for each in requests if each.request_id in self._request_ids)
         self._partial = {request.request_id: request.output() for request in wanted}
         try:

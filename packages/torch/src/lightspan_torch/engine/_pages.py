@@ -20,7 +20,7 @@ _Key: TypeAlias = tuple[int, tuple[int, ...]]
 
 
 class PageTable:
-    """The pages of one request, and the cache slot of each of its tokens."""
+    """The pages of one request, and the place of each of its tokens in the cache (slot)."""
 
     def __init__(self) -> None:
         self.slots: NDArray[np.int64] = np.empty(0, np.int64)
@@ -28,7 +28,7 @@ class PageTable:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all pages, whose memory the caller has freed."""
+        """Forget all pages. The caller must have freed them in the cache."""
         self.pages: list[int] = []
         self.computed = 0
         """Number of tokens whose keys and values are in the cache."""
@@ -83,17 +83,19 @@ class Pages:
         return self._users[page] > 1
 
     def store(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store new keys and values; return all keys and all values of the layer.
+        """Store the keys and values of new tokens; return all keys and values of the layer.
 
-        Memory is allocated at a layer's first call. On a CPU it is used as pages are written.
+        Memory is allocated at the first call for a layer. On a CPU, memory is in use only once a
+        page is written.
 
         Args:
             layer: index of the layer.
-            slots: [T] cache slots of the new tokens.
-            key: [1, key heads, T, size]; `value` likewise, with a size of its own.
+            slots: [T] places of the new tokens in the cache.
+            key: [1, key heads, T, size].
+            value: [1, key heads, T, value size].
 
         Returns:
-            Keys and values, [slots, key heads, size] each.
+            The keys, [slots, key heads, size], and the values, [slots, key heads, value size].
         """
         if layer not in self._tensors:
             rows = self.count * self.page_size
@@ -107,7 +109,10 @@ class Pages:
         return keys, values
 
     def reserve(self, table: PageTable, tokens: int) -> None:
-        """Append pages to `table` until it holds `tokens` tokens; enough must be available."""
+        """Append pages to `table` until it has room for `tokens` tokens.
+
+        The caller must have checked that enough pages are available.
+        """
         missing = self.pages_of(tokens) - len(table.pages)
         if missing > 0:
             table.append([self._allocate() for _ in range(missing)], self.page_size)
@@ -134,7 +139,10 @@ class Pages:
         return page
 
     def free(self, table: PageTable) -> None:
-        """Give up the pages of a request; the last pages are evicted first."""
+        """Give back the pages of a request.
+
+        Pages that no other request uses may then be evicted, beginning with the last page.
+        """
         for page in reversed(table.pages):
             self._users[page] -= 1
             if self._users[page]:
@@ -146,7 +154,11 @@ class Pages:
         table.clear()
 
     def find(self, ids: Sequence[int]) -> list[int]:
-        """Return the indexed pages with which `ids` begins, without the last token of `ids`."""
+        """Return the indexed pages that hold the first tokens of `ids`.
+
+        The last token of `ids` is never included, because computing it gives the next token's
+        logits.
+        """
         pages: list[int] = []
         content, size = 0, self.page_size
         for start in range(0, (len(ids) - 1) // size * size, size):
@@ -158,7 +170,7 @@ class Pages:
         return pages
 
     def share(self, table: PageTable, pages: Sequence[int]) -> None:
-        """Let an empty table begin with indexed pages."""
+        """Let a request without pages begin with `pages`, which are in the index."""
         for page in pages:
             self._unused.pop(page, None)
             self._users[page] += 1
@@ -167,7 +179,12 @@ class Pages:
         table.content = self._contents[pages[-1]] if pages else 0
 
     def index(self, table: PageTable, ids: Sequence[int]) -> None:
-        """Add the complete pages of a request with the tokens `ids` to the index."""
+        """Add a request's pages to the index, if all their tokens are computed.
+
+        Args:
+            table: the pages of the request.
+            ids: the tokens of the request.
+        """
         while (table.indexed + 1) * self.page_size <= table.computed:
             page, start = table.pages[table.indexed], table.indexed * self.page_size
             key = (table.content, tuple(ids[start : start + self.page_size]))

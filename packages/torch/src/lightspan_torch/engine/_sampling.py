@@ -21,7 +21,7 @@ def sample(
 
     Args:
         logits: [rows, vocabulary] float32; changed in place. Masked tokens are -inf.
-        settings: temperature, top-p and top-k of each row.
+        settings: temperature, top-p and top-k for each row.
         generator: random generator; None for torch's global one.
 
     Returns:

@@ -95,9 +95,9 @@ class Transformers(msgspec.Struct, frozen=True, kw_only=True):
         return options
 
     def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
-        """Return which policies share weights: a tuple of policy names for each copy of a model.
+        """Return the groups of policies that share one copy of their model (`EngineSpec.copies`).
 
-        See `EngineSpec.copies`.
+        Each tuple has the names of the policies that share a copy.
         """
         return [(name,) for name in request.models] if self.merge_lora else request.copies()
 

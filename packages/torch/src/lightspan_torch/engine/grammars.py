@@ -1,13 +1,15 @@
-"""Grammars over token ids: masks of allowed tokens, for sampling and for recomputation.
+"""Compute which tokens a grammar allows next, for sampling and for training.
 
-A grammar is a text in llguidance's Lark syntax, written by `lightspan_gateway.grammars`. Engine and
-learner compile the same text for the same tokenizer with the same version of llguidance, so both
-mask the same tokens and their log-probabilities of the masked, renormalised distribution agree.
+A grammar is a text in llguidance's Lark syntax, written by `lightspan_gateway.grammars`. The engine
+samples only tokens that it allows. The learner computes log-probabilities over the same tokens.
+Both compile the same text for the same tokenizer with the same version of llguidance, so that their
+log-probabilities agree.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import re
 import threading
@@ -23,7 +25,7 @@ from numpy.typing import NDArray
 from lightspan.errors import EngineError, UnsupportedError
 from lightspan.schema.genai_messages import CALL_CLOSE, CALL_OPEN
 
-LIBRARY: Final = f"llguidance {llguidance.__version__}"
+LIBRARY: Final = f"llguidance {importlib.metadata.version('llguidance')}"
 """Name and version of the grammar compiler; recorded with every call sampled under a grammar."""
 MAX_GRAMMARS: Final = 64
 """Maximum number of cached grammars. Most take 0.1 MiB; the largest that a request may send takes
@@ -78,7 +80,7 @@ class Grammars:
         self.start(grammar)
 
     def start(self, grammar: str) -> GrammarState:
-        """Return the matcher state at a grammar's start; compile the grammar if it is not cached.
+        """Return the state of a grammar at its start. The grammar is compiled if it is not cached.
 
         Raises:
             UnsupportedError: the grammar cannot be compiled, or it allows no first token.
@@ -94,7 +96,7 @@ class Grammars:
             return GrammarState(compiled.deep_copy(), self._tokens, self._special)
 
     def cached_start(self, grammar: str) -> GrammarState | None:
-        """Return the matcher state at a grammar's start; None if the grammar is not cached."""
+        """Return the state of a grammar at its start; None if the grammar is not cached."""
         with self._lock:
             compiled = self._compiled.get(grammar)
             if compiled is None:
@@ -167,7 +169,7 @@ class Grammars:
 
 
 class GrammarState:
-    """Position of one answer in its grammar, held by llguidance's matcher. Not thread-safe."""
+    """Position of one answer in its grammar. Not thread-safe."""
 
     def __init__(
         self,
@@ -187,7 +189,8 @@ class GrammarState:
         """Write the mask of the tokens that are allowed next into `into`, an array of [words].
 
         Raises:
-            GrammarMismatchError: llguidance failed; its mask would silently end the answer.
+            GrammarMismatchError: llguidance failed. Its mask is not used, because it would end the
+                answer.
         """
         assert into.nbytes == self._special.nbytes
         assert into.flags.c_contiguous

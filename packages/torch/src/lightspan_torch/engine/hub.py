@@ -38,7 +38,7 @@ _IGNORED: Final = ("original/*", "onnx/*", "coreml/*")
 
 
 class Origin(NamedTuple):
-    """Where a model is loaded from."""
+    """The place from which a model is loaded."""
 
     name: str
     """The model as the user named it: a folder or a name on the hub."""
@@ -147,7 +147,7 @@ def _on_hub(name: str, part: Part) -> Origin:
 
 
 def _cached(name: str, part: Part, reason: str, error: BaseException) -> Origin:
-    """Return the origin of a model in the cache, after the hub could not be used.
+    """Return a model's files in the local cache, for when the hub cannot be used.
 
     Args:
         name: name of the model on the hub.

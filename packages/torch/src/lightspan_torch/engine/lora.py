@@ -21,16 +21,17 @@ _MAX_NAMES: Final = 5
 def is_low_rank(
     weights: Mapping[str, Any] | LoRAWeights, policy: str, served: int | None
 ) -> TypeGuard[LoRAWeights]:
-    """Return whether the weights passed to `TokenEngine.update` are LoRA weights.
+    """Return whether an update has LoRA weights; check that this is what the policy needs.
 
     Args:
         weights: the weights passed to `TokenEngine.update`.
         policy: the policy's name.
-        served: the policy's LoRA rank in the engine; 0 for a policy whose weights never change;
-            None for a policy served with whole weights.
+        served: the LoRA rank of the policy in the engine; 0 for a policy whose weights never
+            change; None for a policy without LoRA.
 
     Raises:
-        ModelError: the weights are not of the kind that the policy is served with.
+        ModelError: the update has LoRA weights but the policy needs whole weights, or the reverse;
+            or the policy's weights never change.
     """
     is_lora = isinstance(weights, LoRAWeights)
     if served == 0:
@@ -112,7 +113,7 @@ class LowRank:
         self._scale = 1.0
 
     def change(self, weights: LoRAWeights, policy: str) -> Callable[[], None]:
-        """Check LoRA weights, and return a function that replaces the current LoRA weights by them.
+        """Check new LoRA weights, and return a function that makes them the current ones.
 
         Raises:
             ModelError: the weights do not fit the model.
@@ -142,7 +143,7 @@ class LowRank:
     def _add(
         self, name: str, module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor
     ) -> Tensor:
-        """Return a layer's output plus its LoRA output, computed in PEFT's data types."""
+        """Return a layer's output plus the output of its LoRA, in the data types that PEFT uses."""
         pair = self._layers.get(name)
         if pair is None:
             return output

@@ -65,10 +65,13 @@ def size_of_config(config: Any, name: str = "the model") -> ModelSize:
 
 
 def count_parameters(model: str | Path) -> int:
-    """Return the number of parameters of a model, a folder or a name on the hub.
+    """Return the number of parameters of a model.
 
-    The headers of safetensors files are read, in the folder or the hub's cache. For a hub model
-    that is not completely cached, the hub's API is queried; nothing is fetched.
+    It is read from the headers of the safetensors files in a folder or in the hub's cache. For a
+    hub model that is not completely cached, the hub is asked for it. No file is fetched.
+
+    Args:
+        model: folder, or name on the hub.
 
     Raises:
         ModelError: the number cannot be determined.
@@ -84,7 +87,7 @@ def count_parameters(model: str | Path) -> int:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return a model's safetensors files; an empty list if one is missing."""
+    """Return a model's safetensors files; an empty list unless all files are there."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         single = folder / "model.safetensors"

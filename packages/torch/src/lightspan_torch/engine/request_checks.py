@@ -23,7 +23,7 @@ def check_request(
         request: the request to check.
         context: the policy's context length, in tokens.
         vocabulary: number of ids of the policy's vocabulary.
-        options: the engine's options that shorten the context, for the error message.
+        options: names of the engine's options that limit the context, for the error message.
         temperatures: minimum and maximum temperature. Temperature 0 is allowed in any case.
 
     Raises:

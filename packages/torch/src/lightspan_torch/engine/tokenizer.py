@@ -112,7 +112,7 @@ class TransformersTokenizer(ChatTokenizer):
 
     @property
     def end_id(self) -> int | None:
-        """Id that ends an answer where the chat template writes none; None if there is none."""
+        """Id to append to an answer that the chat template does not end; None if there is none."""
         own = _as_ids(self.tokenizer.eos_token_id) or self._eos_ids
         return min(own, default=None)
 
@@ -147,11 +147,11 @@ class TransformersTokenizer(ChatTokenizer):
         return _Sample()
 
     def _plain(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a message in the one form that chat templates get.
+        """Return a message in the form that chat templates expect.
 
-        Content is a text, arguments of tool calls are objects, or texts if the template writes
-        texts, and `developer` is `system`. An empty `tool_calls` is left out, because Llama's
-        template takes every message with this key for a tool call.
+        Content becomes a text. Arguments of tool calls become objects, or texts if the template
+        writes texts. The role `developer` becomes `system`. An empty `tool_calls` is left out,
+        because Llama's template treats every message with this key as a tool call.
 
         Raises:
             ModelError: a part of the content is not text.
@@ -173,7 +173,13 @@ class TransformersTokenizer(ChatTokenizer):
         return plain
 
     def _apply(self, messages: Any, tools: Any, **options: Any) -> Any:
-        """Call the chat template; return the text unless `options` has `tokenize`."""
+        """Render messages by the chat template.
+
+        Args:
+            messages: the messages.
+            tools: the tools; None for no tools.
+            options: options of `apply_chat_template`. By default it returns a text.
+        """
         template = self._template(with_tools=bool(tools))
         return self.tokenizer.apply_chat_template(
             messages,
@@ -185,7 +191,7 @@ class TransformersTokenizer(ChatTokenizer):
 
     @functools.cached_property
     def _hidden(self) -> frozenset[int]:
-        """Ids that `decode` leaves out: special tokens that mark no tool call."""
+        """Ids of special tokens that `decode` leaves out, because they mark no tool call."""
         return _hidden_ids(self.tokenizer, self._eos_ids, self._sample.text)
 
     def render(
@@ -232,7 +238,10 @@ class TransformersTokenizer(ChatTokenizer):
 
     @property
     def unread_format(self) -> str:
-        """Why requests with tools are refused; "" if the model's tool calls can be read."""
+        """Why the model's tool calls cannot be read; "" if they can.
+
+        If they cannot, requests with tools are refused with this text.
+        """
         template = self._template(with_tools=True)
         if self._tool_parser or self._format or not _TOOLS.search(template):
             return ""
@@ -369,14 +378,17 @@ def _as_ids(value: Any) -> set[int]:
 
 
 def _turn_ends(tokenizer: Any) -> set[int]:
-    """Return the ids of the tokenizer's end-of-sequence token and of its `TURN_ENDS`."""
+    """Return the ids of the tokens in `TURN_ENDS` and of the end-of-sequence token.
+
+    Tokens that the tokenizer does not have are left out.
+    """
     added = tokenizer.get_added_vocab()
     ends = {int(added[token]) for token in TURN_ENDS if token in added}
     return ends | _as_ids(tokenizer.eos_token_id)
 
 
 def _hidden_ids(tokenizer: Any, eos_ids: frozenset[int], call: str) -> frozenset[int]:
-    """Return the ids of the special tokens that mark no tool call.
+    """Return the ids of special tokens that `decode` leaves out, because they mark no tool call.
 
     Args:
         tokenizer: the tokenizer.
@@ -449,9 +461,9 @@ _TOOLS: Final = re.compile(r"\btools\b")
 
 
 def _has_template_options_only(options: Mapping[str, Any]) -> bool:
-    """Return whether all `options` change only the text of the chat template.
+    """Return whether all `options` are for the chat template.
 
-    Other options change how the text is encoded into ids.
+    Other options change how the rendered text is encoded into ids.
     """
     return not options or options.keys() & _transformers_options() <= {"documents"}
 
@@ -525,7 +537,7 @@ class _Sample(NamedTuple):
 
 
 def _format_of(call: str) -> ToolParserName | None:
-    """Return the format of a tool call that a template wrote; None if no parser reads it."""
+    """Return the format of a tool call that a chat template wrote; None if no parser reads it."""
     for mark, name in _MARKS.items():
         if mark in call:
             return name
@@ -549,9 +561,9 @@ def _format_of(call: str) -> ToolParserName | None:
 
 
 def _format_of_template(template: str) -> ToolParserName | None:
-    """Return the format of the tool calls of a template that writes none itself.
+    """Guess the format of tool calls from a template's source; None if no parser reads it.
 
-    None if it is known that no parser reads them.
+    This is for templates that do not write tool calls themselves.
     """
     if any(mark in template for mark in _FOREIGN_FORMATS):
         return None
@@ -564,7 +576,7 @@ def _format_of_template(template: str) -> ToolParserName | None:
 
 
 def _date_macro(date: datetime.date) -> str:
-    """Return a Jinja macro that overrides transformers' `strftime_now` with a fixed date."""
+    """Return a Jinja macro by which a chat template gets `date` as today's date."""
     moment = datetime.datetime.combine(date, datetime.time())
     texts = {f"%{code}": moment.strftime(f"%{code}") for code in "aAbBdmyYjHIMSp"}
     texts |= {"%-d": str(date.day), "%-m": str(date.month)}

@@ -106,19 +106,20 @@ class TransformersEngine(TokenEngine):
     """A token engine with one or several models in this process.
 
     Args:
-        models: policy name → folder, hub name, or a loaded model, which is copied.
+        models: policy name → folder, hub name, or a loaded model. A loaded model is copied.
         lora: policy name → LoRA rank, for policies whose updates are `LoRAWeights`; 0 for a policy
-            whose weights never change. LoRA policies of one model share its weights, not their
-            caches; they compute more per token than a merged policy.
+            whose weights never change. These policies share the weights of their model, but each
+            has its own cache. LoRA that is not merged into the weights costs more computation per
+            token.
         device: `"cpu"`, `"cuda"` or `"cuda:0"`.
         dtype: data type of the weights; None for the model's.
         tokenizers: policy name → tokenizer, for policies whose model folder has none.
-        tool_parser: parser of the models' tool calls (`ToolParserName`); None to choose it by the
-            call that each model's chat template writes.
+        tool_parser: parser of the models' tool calls (`ToolParserName`); None to choose it by each
+            model's chat template.
         template_date: date that chat templates see as today's.
         versions: policy name → version of the initial weights; 0 by default.
-        context_length: maximum number of tokens of prompt and answer; None, or a value above the
-            model's, for the model's. It bounds the key-value cache.
+        context_length: maximum number of tokens of prompt and answer; None for the model's own
+            maximum, which is also used if it is lower.
         batch_requests: maximum number of requests in one forward pass; None for a default that
             depends on the device.
         batch_tokens: maximum number of tokens in one forward pass; None for a default that depends
@@ -280,7 +281,7 @@ class TransformersEngine(TokenEngine):
 
 
 class _PolicyWorker:
-    """One policy's model, batcher and running jobs. Used on the event loop only."""
+    """One policy's model, batcher and running requests. Used on the event loop only."""
 
     def __init__(
         self,
@@ -335,10 +336,7 @@ class _PolicyWorker:
         return self._batcher.cpu_s if self._batcher is not None else self._spent_cpu_s
 
     def check_alive(self) -> None:
-        """Raise the error that ended the generation thread, if any.
-
-        Do nothing if the engine was closed.
-        """
+        """Raise the error that ended the generation thread, if it ended by an error."""
         if not isinstance(self._failure, EngineClosedError):
             self._check_running()
 
@@ -351,7 +349,7 @@ class _PolicyWorker:
         return hash_weights({**self._model.state_dict(), **low_rank})
 
     async def grammar_start(self, grammar: str) -> GrammarState:
-        """Return the matcher state at a grammar's start; if not cached, compile it in a thread.
+        """Return the state of a grammar at its start. If it is not cached, compile it in a thread.
 
         Raises:
             UnsupportedError: the grammar cannot be compiled, or it allows no first token.
@@ -362,11 +360,11 @@ class _PolicyWorker:
     def admit(
         self, request: GenerationRequest, state: GrammarState | None, *, stream: bool
     ) -> _Job:
-        """Check a request, and return its job.
+        """Check a request, and return a `_Job` that tracks its answer.
 
         Args:
             request: the request.
-            state: matcher state at the start of the request's grammar; None without a grammar.
+            state: state of the grammar at its start; None if the request has no grammar.
             stream: whether tokens are sent as they are generated.
 
         Raises:
@@ -423,7 +421,7 @@ class _PolicyWorker:
         return weight_change(self._model, weights, self.policy)
 
     async def update(self, weights: Mapping[str, Any] | LoRAWeights, version: int) -> None:
-        """Replace the weights as the module's docstring describes."""
+        """Replace the weights as described in the module's docstring."""
         async with self._lock:
             self._check_running()
             change = self._change(weights)
@@ -486,7 +484,12 @@ class _PolicyWorker:
         self._to_loop(self._fail, failure)
 
     def _explain(self, error: BaseException, message: str) -> EngineError:
-        """Return an error with `message`; if memory ran out, an `EngineMemoryError` with advice."""
+        """Convert an error to an `EngineError`; if memory ran out, the text has advice.
+
+        Args:
+            error: the error.
+            message: text of the error if memory did not run out.
+        """
         if not is_out_of_memory(error):
             return EngineError(message)
         return EngineMemoryError(
@@ -606,7 +609,7 @@ class _Job:
             self.flush()
 
     def flush(self) -> None:
-        """Send the tokens that were not sent yet as a chunk."""
+        """Send the tokens that were not sent yet, as one chunk."""
         if len(self._ids) > self._sent:
             self._send(None)
 
@@ -651,7 +654,7 @@ def cache_tokens(device: str, context: int, num_blocks: int | None) -> int:
     Args:
         device: name of the device.
         context: the policy's context length, in tokens.
-        num_blocks: the setting; None for `default_cache_tokens`, rounded up.
+        num_blocks: number of blocks that the user set; None for `default_cache_tokens`, rounded up.
     """
     blocks = num_blocks or math.ceil(default_cache_tokens(device, context) / BLOCK_TOKENS)
     return blocks * BLOCK_TOKENS

@@ -43,17 +43,17 @@ def hash_weights(state: dict[str, Tensor]) -> str:
 def load_model(
     source: Any, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> Any:
-    """Load a model, or copy a loaded model, in evaluation mode.
+    """Load a model, or copy a model that is loaded already. The result is in evaluation mode.
 
     Runs no remote code and reads no pickle (safetensors only).
 
     Args:
         source: folder, name on the hub, or loaded model.
         device: the model's device.
-        dtype: data type of the weights; None for the source's.
+        dtype: data type of the weights; None to keep the data type of `source`.
 
     Raises:
-        ConfigError: the device is unknown, or a GPU on a machine without one.
+        ConfigError: the device is unknown, or it is a GPU and the machine has none.
         ModelError: the model does not exist, cannot be fetched or cannot be read.
         OutOfMemoryError: the model does not fit into memory.
     """
@@ -77,9 +77,7 @@ def load_model(
 
 
 class SharedModels:
-    """Loads models so that those of one source share their weights.
-
-    Each source is loaded once.
+    """Loads each model once; policies that use the same model share its weights.
 
     Args:
         load: loads a model from a folder, a hub name or a loaded model.
@@ -110,7 +108,13 @@ def check_device(device: str | torch.device) -> None:
 
 
 def _moved(model: Any, device: str | torch.device, dtype: torch.dtype | None, name: str) -> Any:
-    """Move a model to `device`, and convert it to `dtype`; None keeps its data type.
+    """Move a model to `device` and convert it to `dtype`.
+
+    Args:
+        model: the model.
+        device: the device.
+        dtype: data type of the weights; None to keep it.
+        name: name of the model, for the error message.
 
     Raises:
         OutOfMemoryError: the model does not fit into the device's memory.

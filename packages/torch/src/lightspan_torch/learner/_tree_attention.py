@@ -1,9 +1,8 @@
 """Attention within prefix trees of token sequences. Private to this package.
 
-It uses transformers' `AttentionInterface`. `install` replaces a model's attention once. A forward
-pass then gets the argument `tree`; without it, the attention is what it was before.
-The embedded engine replaces its own model's attention in another way
-(`lightspan_torch.engine._cpu_attention`).
+`install` replaces a model's attention once, by transformers' `AttentionInterface`. A forward pass
+with the argument `tree` then computes attention in trees. Without it, attention is as before. The
+embedded engine has another attention of its own (`lightspan_torch.engine._attention`).
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _LENGTH_DEPENDENT: Final = ("dynamic", "longrope")
 
 
 class TreeContext(Protocol):
-    """The argument `tree` of a forward pass: computes the attention of its prefix trees.
+    """The type of the argument `tree` of a forward pass, which computes attention in prefix trees.
 
-    A protocol, because its only implementation, in `tree_forward`, imports this module.
+    It is a protocol, because its only implementation, in `tree_forward`, imports this module.
     """
 
     def attend(
@@ -70,9 +69,14 @@ def attention(
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
 ) -> Tensor:
-    """Return the attention output, [B, heads, T, size]; causal if `mask` is None.
+    """Return the attention output, [B, heads, T, size].
 
-    `key` and `value` may have fewer heads than `query`.
+    Args:
+        query: [B, heads, T, size].
+        key: [B, key heads, keys, size], possibly with fewer heads than `query`.
+        value: [B, key heads, keys, size].
+        mask: added to the scores; None for causal attention.
+        scaling: factor of the scores; None for 1/√size.
     """
     groups = query.shape[1] // key.shape[1]
     if groups > 1 and mask is not None and query.device.type != "cpu":
@@ -97,9 +101,15 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the causal mask [queries, keys] for the last `queries` of `keys` tokens.
+    """Return a causal mask, [queries, keys], if the queries are the last of the tokens.
 
     It is 0 where a token attends to a key, and minus infinity elsewhere.
+
+    Args:
+        queries: number of queries.
+        keys: number of tokens, each of which has a key.
+        dtype: data type of the mask.
+        device: device of the mask.
     """
     visible = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(keys - queries)
     return additive(visible, dtype)

@@ -9,14 +9,14 @@ from lightspan.lightning.rows import Row
 
 
 def number_calls(rows: Sequence[Row], selected: Sequence[Sequence[int]], setting: str) -> list[int]:
-    """Return the call number of each selected token, row by row.
+    """Return the number of the call to which each selected token belongs, row by row.
 
     Calls are numbered from 0 across all rows.
 
     Args:
         rows: the rows.
         selected: for each row, the ascending positions of its selected tokens.
-        setting: the setting that needs call numbers, for the error message.
+        setting: the loss setting that needs whole calls, for the error message.
 
     Raises:
         DataError: a row's `responses` are invalid, or a selected token is in none of them.
@@ -30,7 +30,7 @@ def number_calls(rows: Sequence[Row], selected: Sequence[Sequence[int]], setting
 
 
 def _calls(row: Row, places: Sequence[int], setting: str) -> list[int]:
-    """Return, for each position in `places`, the index of the row's call that contains it.
+    """Return, for each position in `places`, the index of the call in the row that contains it.
 
     Raises:
         DataError: `row.responses` are invalid, or a position is in none of them.

@@ -63,7 +63,7 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def options(self) -> dict[str, Any]:
-        """Return the arguments of `TorchLearner` for these settings, without the device."""
+        """Convert these settings to arguments of `TorchLearner`. The device is not included."""
         import torch
 
         return {
@@ -84,7 +84,7 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
             parameters: number of parameters of a policy's model.
             lora: number of LoRA parameters; 0 if the model's own parameters are trained.
             device: the trainer's device.
-            reference: whether the loss has a KL term, which needs the initial weights.
+            reference: whether the loss has a KL term, which needs a copy of the initial weights.
         """
         narrow = lora and (self.device or device) != "cpu"  # as in `policy_model.default_dtype`
         return training_memory(

@@ -1,16 +1,16 @@
 """A policy's critic: estimates the value of a call, which is its expected return.
 
-It uses the hidden state of the last token of the call's prompt. An update computes this state
-anyway, to predict the first response token. So the states are collected from the update's own
-forward passes, without a gradient. The states of a few updates are stored, because fitting a head
-to them costs little. The older ones come from weights that are a few steps old. Values are only
-computed from states of the current weights.
+The critic's input is the model's hidden state at the last token of a call's prompt. An update
+computes this state anyway, because it predicts the first token of the answer. So the states are
+collected from the forward passes of the update. The states of a few updates are stored, because
+training the critic on them costs little. The older ones come from weights that are a few steps old.
+Values are only computed from states of the current weights.
 
-The head is V = w·h + b. A fit is AdamW on w alone, in coordinates in which the stored states and
-targets have mean 0 and standard deviation 1, so that b is 0. So rewards and states may have any
-scale and offset (pretrained models have dimensions a hundred times as large as others). w and b are
-stored in the original coordinates (as in PopArt, arXiv 1602.07714), so no running statistics can
-become stale.
+The value is V = w·h + b, with h the hidden state. AdamW fits w to the stored states and their
+targets, which are first scaled to mean 0 and standard deviation 1. In these coordinates b is 0. So
+rewards and states may have any scale and offset. (In pretrained models, some dimensions of the
+states are a hundred times as large as others.) w and b are stored in the original coordinates, as
+in PopArt (arXiv 1602.07714), so that no running mean or deviation can become outdated.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ The states of later updates may vary more in a dimension than the stored states 
 
 
 class CallStates:
-    """Collects one hidden state for each of C calls: the one that predicts its first token.
+    """Collects the hidden state that predicts the first token, for each of C calls.
 
     Args:
         first: [C] the index of each call's first token among the selected tokens.
-        selected: number of selected tokens, which `Pass.entries` index.
+        selected: number of selected tokens. `Pass.entries` has indices of them.
         hidden: size of a hidden state.
         device: device of the states.
 
@@ -66,9 +66,9 @@ class CallStates:
         """Whether all states are collected, so that further passes need not be looked at."""
 
     def before(self, head: Head) -> Head:
-        """Return a head that collects the states of a pass and then calls `head`.
+        """Return a function that collects the states of a pass and then calls `head`.
 
-        A head is a function that is called with the hidden states of each pass. If all states are
+        The function, like `head`, is called with the hidden states of each pass. If all states are
         collected already, return `head` itself.
         """
         if self.is_complete:
@@ -81,9 +81,9 @@ class CallStates:
         return both
 
     def collect(self, hidden: Tensor, current_pass: Pass) -> list[tuple[Tensor, Tensor]]:
-        """Collect the states of a pass.
+        """Store the hidden states of this pass that belong to calls.
 
-        Return an empty list: no gradient is computed, so the pass has no backward pass.
+        Return an empty list, in the place of gradients, so that the pass has no backward pass.
 
         Args:
             hidden: [nodes, hidden] hidden states of the pass.
@@ -110,7 +110,7 @@ def first_tokens(rows: Iterable[Row], selected: Iterable[Sequence[int]]) -> list
 
 
 def targets_of(rows: Iterable[Row]) -> list[float]:
-    """Return the value target of each call, row by row, [C]; NaN for a call without a target."""
+    """Return the value target of each call of all rows, [C]; NaN for a call without a target."""
     return [
         target for row in rows for target in row.value_targets or [math.nan] * len(row.responses)
     ]
@@ -150,7 +150,7 @@ def check_targets(rows: Iterable[Row]) -> None:
 
 
 class ValueHead:
-    """The value head V = w·h + b and the states and targets of recent updates.
+    """The critic's parameters (V = w·h + b), and the states and targets of recent updates.
 
     The module's docstring describes how it is fitted.
 
@@ -191,17 +191,15 @@ class ValueHead:
         return list((states @ self._weight + self._bias).tolist())
 
     def learn(self, states: Tensor, targets: Sequence[float]) -> dict[str, float]:
-        """Fit the head to the new and the stored states, and return the critic's metrics.
-
-        The metrics are those of the values that the head gave before the fit.
+        """Fit the critic to the new and the stored states, and return its metrics.
 
         Args:
-            states: [C, hidden] hidden states before each call of an update.
+            states: [C, hidden] for each call of an update, the hidden state before the call.
             targets: [C] value targets; NaN for a call without a target.
 
         Returns:
-            The critic's metrics of `Learner.update`. Empty if all targets are NaN; nothing is
-            fitted then.
+            The critic's metrics of `Learner.update`, for the values from before the fit. If all
+            targets are NaN, nothing is fitted and the result is empty.
         """
         goals = torch.tensor(targets, dtype=torch.float64, device=states.device)
         has_target = ~goals.isnan()
@@ -248,7 +246,7 @@ class ValueHead:
         """Set the head to the state that `saved_tensors` returned.
 
         Raises:
-            CheckpointError: `tensors` are of another size of hidden states.
+            CheckpointError: `tensors` belong to a model whose hidden states have another size.
         """
         if tensors["weight"].shape != self._weight.shape:
             raise CheckpointError(

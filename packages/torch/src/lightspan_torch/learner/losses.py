@@ -1,11 +1,11 @@
-"""Losses per token, as pure functions of tensors. All tensors have the shape [tokens].
+"""Losses of tokens, as pure functions of tensors. All tensors have the shape [tokens].
 
-A learner minimises Σ weight · loss over tokens; the weights (`Row.weights`) hold all normalisation,
-so no loss takes a mean.
+A learner minimises Σ weight · loss over tokens. Losses are never divided by the number of tokens or
+rows here, because the weights (`Row.weights`) include such factors.
 
 What the papers call a *sequence* is here a call: the tokens of one sampled answer. A row may have
-several calls; its tokens outside calls do not affect the loss. `calls` is the call number of each
-token.
+several calls. Its tokens outside calls do not affect the loss. The argument `calls` has the number
+of each token's call.
 
 | form | loss of a token | source |
 |---|---|---|
@@ -16,10 +16,10 @@ token.
 with A the advantage, r = π/π_old of the token, s = exp(mean of log r over the call's tokens), and
 sg[…] without gradient.
 
-Notation: π is being trained; π_old is the denominator of the ratio that is clipped; π_behaviour
-sampled the token (the engine). There are two forms. They are never mixed, because the difference
-between engine and learner would count twice (decoupled PPO, arXiv 2110.00641; verl's rollout
-correction, "bypass mode"):
+Notation: π is the policy that is trained. π_old is the denominator of the clipped ratio.
+π_behaviour is the policy from which the engine sampled the token. There are two forms (decoupled
+PPO, arXiv 2110.00641; verl's rollout correction, "bypass mode"). They are never mixed, because the
+difference between engine and learner would count twice:
 
 - *bypass*: π_old := π_behaviour, the recorded log-probabilities. The clipped ratio is itself the
   importance weight, and `importance_weight` is not used.
@@ -43,7 +43,7 @@ LOG_RATIO_LIMIT: Final = 20.0
 
 
 class ClippedLoss(NamedTuple):
-    """A loss, its ratio, and where the ratio was clipped; each tensor has the shape [tokens]."""
+    """A loss, its ratio, and where the ratio was clipped. Each tensor has the shape [tokens]."""
 
     loss: Tensor
     ratio: Tensor
@@ -98,7 +98,7 @@ def clipped_ratio_loss(
 def _clipped(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """Return max(-A·ratio, -A·clip(ratio)), and True where clipping made the difference."""
+    """Return max(-A·ratio, -A·clip(ratio)) for each token, and True where clipping changed it."""
     plain = -advantages * ratio
     bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     return torch.maximum(plain, bounded), bounded > plain
@@ -112,15 +112,16 @@ def gspo_loss(
     clip_low: float,
     clip_high: float,
 ) -> ClippedLoss:
-    """Compute GSPO's loss (arXiv 2507.18071): PPO's loss with the ratio of the whole call.
+    """Compute GSPO's loss (arXiv 2507.18071): PPO's loss, with one ratio for the whole call.
 
-    With s as in the module's docstring, the loss of each token is
-    L = max(-A·s, -A·clip(s, 1 - low, 1 + high)).
+    The ratio is s, as defined in the module's docstring. The loss of each token is L = max(-A·s,
+    -A·clip(s, 1 - low, 1 + high)).
 
-    The gradient is that of s·π/sg[π], the paper's GSPO-token, as in verl: each token gets s·∇ log π
-    and needs no other token's gradient. The gradient of s itself is s · mean(∇ log π) over the
-    call's tokens. If advantages and weights are equal within a call, the sum over its tokens is the
-    same. If they differ (importance weights per token), GSPO-token is the definition.
+    The gradient of each token is that of s·π/sg[π], which is s·∇ log π. The paper calls this
+    GSPO-token, and verl uses it too. It needs no other token's gradient. The gradient of s itself
+    would be s · mean(∇ log π) over the call's tokens. If advantages and weights are equal within a
+    call, both gradients have the same sum over the call. If they differ, as with importance weights
+    per token, GSPO-token is meant.
 
     Args:
         logprobs: log π of each token.
@@ -145,8 +146,8 @@ def cispo_loss(
 ) -> ClippedLoss:
     """Compute CISPO's loss (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5): -sg[clip(r)] · A · log π.
 
-    Clipping limits the weight of a token, but the token keeps a gradient. `clipped` is True where
-    the weight was limited. Only the gradient of the loss has a meaning, not its value.
+    Clipping limits the factor clip(r), but the token keeps a gradient. In the result, `clipped` is
+    True where the factor was limited. The value of the loss has no meaning, only its gradient.
     """
     ratio = log_ratio(logprobs.detach(), old_logprobs).exp()
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -154,11 +155,12 @@ def cispo_loss(
 
 
 def call_ratios(logprobs: Tensor, old_logprobs: Tensor, calls: Tensor) -> Tensor:
-    """Return s = exp(mean of log π/π_old over the call's tokens) at each token, without gradient.
+    """Return for each token s = exp(mean of log π/π_old over the token's call), without gradient.
 
     Args:
-        logprobs, old_logprobs: log π and log π_old, of all tokens of the calls.
-        calls: call number of each token, from 0.
+        logprobs: log π of each token.
+        old_logprobs: log π_old of each token.
+        calls: number of each token's call, from 0.
     """
     sums = _sums(logprobs - old_logprobs, calls)
     counts = _sums(torch.ones_like(logprobs), calls)
@@ -168,7 +170,8 @@ def call_ratios(logprobs: Tensor, old_logprobs: Tensor, calls: Tensor) -> Tensor
 def _sums(values: Tensor, calls: Tensor) -> Tensor:
     """Return for each token the sum of `values` over the token's call, in float64.
 
-    In float32, the rounding error in a long call's sum would be as large as GSPO's clip bounds.
+    In float32, the rounding error in the sum of a long call would be as large as GSPO's clip
+    bounds.
     """
     size = int(calls.max()) + 1 if len(calls) else 0
     totals = torch.zeros(size, dtype=torch.float64, device=values.device)
@@ -189,14 +192,16 @@ def importance_weight(old_logprobs: Tensor, behaviour_logprobs: Tensor, cap: flo
 def call_importance_weight(
     old_logprobs: Tensor, behaviour_logprobs: Tensor, calls: Tensor, cap: float
 ) -> Tensor:
-    """Return w = min(Π π_old/π_behaviour over the call, C) at each token, without gradient.
+    """Return for each token w = min(Π π_old/π_behaviour over its call, C), without gradient.
 
-    The weight of a call is unbiased except for the cap; a weight per token ignores earlier tokens.
-    But the longer a call, the farther its weight is from 1 (verl's `rollout_is: sequence`).
+    Unlike a weight per token, this weight accounts for the earlier tokens of the call. It is
+    unbiased except for the cap. But it differs more from 1 the longer the call is. verl calls it
+    `rollout_is: sequence`.
 
     Args:
-        old_logprobs, behaviour_logprobs: log π_old and log π_behaviour, of all tokens of the calls.
-        calls: call number of each token, from 0.
+        old_logprobs: log π_old of each token.
+        behaviour_logprobs: log π_behaviour of each token.
+        calls: number of each token's call, from 0.
         cap: C.
     """
     logs = _sums(old_logprobs - behaviour_logprobs, calls)

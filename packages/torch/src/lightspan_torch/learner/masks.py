@@ -1,8 +1,8 @@
-"""Grammar masks: which tokens of the vocabulary the grammar allowed when a token was sampled.
+"""Grammar masks: which tokens of the vocabulary the grammar allowed at each sampled token.
 
-Replaying a call's grammar over its ids gives a mask for each token. Masks stay packed, a bit per
-token of the vocabulary. Equal masks are stored once: 200 calls of 33,000 tokens had 40 distinct
-masks.
+They are computed again from a call's grammar and its token ids. A mask has one bit for each token
+of the vocabulary. Equal masks are stored once, which saves memory: 200 calls with 33,000 tokens had
+40 distinct masks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ batch need much less."""
 
 
 class Replays:
-    """Computes the grammar masks of one policy's calls, and caches them.
-
-    To replay a call's grammar is to follow it through the call's tokens.
+    """Computes the grammar masks of one policy's calls from their tokens, and caches them.
 
     Args:
-        make_grammars: returns the policy's grammars; called at the first replay.
+        make_grammars: returns the policy's grammars; called when they are first needed.
     """
 
     def __init__(self, make_grammars: Callable[[], Grammars]) -> None:
@@ -43,10 +41,10 @@ class Replays:
         self._bytes = 0
 
     def masks(self, grammar: str, ids: Sequence[int]) -> list[bytes]:
-        """Return the packed mask of allowed tokens at each token of a call.
+        """Return the mask of allowed tokens at each token of a call.
 
-        A mask has a bit for each token of the vocabulary, which is set if the token is allowed; the
-        lowest bit of the first byte is token 0.
+        A mask has one bit for each token of the vocabulary, which is set if the token is allowed.
+        The lowest bit of the first byte is token 0.
 
         Args:
             grammar: grammar of the call.
@@ -80,7 +78,7 @@ class Replays:
 
 
 class MaskTable(NamedTuple):
-    """The grammar masks of N tokens. Equal masks are stored once; M masks are distinct."""
+    """The grammar masks of N tokens. Each of the M distinct masks is stored once."""
 
     distinct: Tensor
     """[M, bytes] masks, packed as by `Replays.masks`. The first mask allows every token."""

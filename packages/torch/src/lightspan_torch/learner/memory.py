@@ -16,10 +16,10 @@ def training_memory(
 
     Args:
         parameters: number of parameters of the model.
-        lora: number of LoRA parameters, which are float32; 0 if the model's own are trained.
+        lora: number of LoRA parameters (float32); 0 if the model's own parameters are trained.
         weight_bytes: bytes of a parameter of the model.
-        reference: whether the loss has a KL term. It needs a copy of the initial weights; with
-            LoRA, the frozen weights serve as the copy.
+        reference: whether the loss has a KL term, which needs the initial weights. Without LoRA,
+            they are a copy in memory. With LoRA, they are the frozen weights.
     """
     weights = parameters * weight_bytes
     trained = lora * FLOAT32_BYTES or weights

@@ -1,4 +1,4 @@
-"""Metrics of an update: sums over its tokens, combined over policies."""
+"""Metrics of an update: sums over its tokens, and their combination over policies."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class MetricAccumulator:
             self._maxima[name] = max(self._maxima[name], float(values.detach().max()))
 
     def add_gap(self, gap: Tensor, fresh: Tensor) -> None:
-        """Add the differences between the log-probabilities of engine and learner.
+        """Add the differences between the log-probabilities of engine and learner to the metrics.
 
-        Only fresh tokens show whether engine and learner compute the same. The difference of an
-        older token also includes what was learned since the token was sampled.
+        They are counted for all tokens and for fresh tokens. Only fresh tokens show whether engine
+        and learner compute the same. The difference of an older token also includes what was
+        learned since the token was sampled.
 
         Args:
             gap: [n] absolute difference of each token.
@@ -50,12 +51,11 @@ class MetricAccumulator:
         return dict(self._sums), dict(self._maxima)
 
     def replace(self, states: Iterable[tuple[Mapping[str, float], Mapping[str, float]]]) -> None:
-        """Replace the sums and maxima by those of several accumulators together.
-
-        Float sums depend on the order of `states`, which must be the same on every rank.
+        """Set the sums and maxima to those over several accumulators, such as those of all ranks.
 
         Args:
-            states: the `state` of each accumulator.
+            states: the `state` of each accumulator. Every rank must pass them in the same order,
+                because float sums depend on the order.
         """
         self._sums.clear()
         self._maxima.clear()
@@ -66,7 +66,7 @@ class MetricAccumulator:
                 self._maxima[name] = max(self._maxima[name], value)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of `Learner.update`, except those of the optimiser step."""
+        """Return the metrics that `Learner.update` reports, except those of the optimiser step."""
         count = max(self._sums["tokens"], 1.0)
         metrics = {"loss": self._sums["loss"], "tokens": self._sums["tokens"]}
         metrics["entropy"] = self._sums["entropy"] / count
@@ -89,7 +89,7 @@ def over_policies(parts: Mapping[str, Mapping[str, float]], rows: int) -> dict[s
     With several policies, the metrics of each are also included, as `<policy>/<metric>`.
 
     Args:
-        parts: policy → its metrics; may be empty if there were no rows.
+        parts: policy → its metrics; empty if no policy has rows.
         rows: number of rows of the update.
     """
     if not parts:
@@ -114,11 +114,12 @@ def over_policies(parts: Mapping[str, Mapping[str, float]], rows: int) -> dict[s
 
 
 def _comparable(name: str, parts: list[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    """Return the policies' metrics that may be combined to the metric `name`.
+    """Return the policies' metrics from which the metric `name` of the update is computed.
 
-    For the log-probability gap between engine and learner, these are the policies with fresh
-    tokens, which the current weights sampled. The gap of older tokens includes what was learned
-    since they were sampled, so engine and learner would seem to disagree.
+    Usually these are all of them. The gap between the log-probabilities of engine and learner is
+    taken only from policies with fresh tokens, which the current weights sampled. The gap of older
+    tokens also includes what was learned since they were sampled. If no policy has fresh tokens,
+    all are used.
     """
     if not name.startswith(_GAP):
         return parts
@@ -126,7 +127,7 @@ def _comparable(name: str, parts: list[Mapping[str, float]]) -> list[Mapping[str
 
 
 def _weight_of(name: str, parts: Sequence[Mapping[str, float]]) -> str:
-    """Return the name of the metric that weights each policy in the mean of the metric `name`."""
+    """Return the name of the metric by which policies are weighted in the mean of `name`."""
     if name in ("value_loss", "explained_variance"):
         return "value_calls"
     is_fresh = name.startswith(_GAP) and all(part.get("fresh_tokens") for part in parts)

@@ -1,4 +1,4 @@
-"""The loss of a token as a function of its log-probability; used by all learners."""
+"""Compute the loss of each token from its log-probability; used by all learners."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from lightspan_torch.learner.metrics import MetricAccumulator
 
 
 class TokenValues(NamedTuple):
-    """Inputs of the loss of n tokens, except their current log-probabilities; each of shape [n]."""
+    """The inputs of the loss of n tokens, except their current log-probabilities.
+
+    Each tensor has the shape [n].
+    """
 
     behaviour: Tensor
     """Log-probabilities under the weights that sampled the token."""
@@ -42,9 +45,9 @@ def policy_losses(
     entropies: Tensor,
     metrics: MetricAccumulator,
 ) -> Tensor:
-    """Return the loss of each token, [n], and add the tokens' metrics to `metrics`.
+    """Return the loss of each token, [n], and add metrics of the tokens to `metrics`.
 
-    The formulas are those of `lightspan_torch.learner.losses`.
+    The formulas are in `lightspan_torch.learner.losses`.
 
     Args:
         loss: the loss's settings.

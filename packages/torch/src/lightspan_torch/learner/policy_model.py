@@ -1,4 +1,4 @@
-"""The model of a policy that is trained, in full or by LoRA adapters, and its optimisers."""
+"""A policy's model that is trained (all weights, or LoRA adapters), and its optimisers."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _SCALED_LOGITS: Final = ("final_logit_softcapping", "logits_scaling", "logit_sca
 def default_dtype(device: str | torch.device, lora: LoRA | None) -> torch.dtype:
     """Return the default data type of a learner's weights.
 
-    The default is float32: bfloat16 has eight bits of precision, so that it rounds away steps of
-    1e-6. Weights under LoRA adapters on a GPU are frozen, so they are bfloat16; the adapters stay
-    float32 (as in PEFT). Not yet run on a GPU.
+    It is float32, because bfloat16 rounds away steps as small as 1e-6. On a GPU, weights under LoRA
+    adapters are bfloat16, because they are not trained. The adapters stay float32, as in PEFT. Not
+    yet run on a GPU.
     """
     if lora is not None and torch.device(device).type == "cuda":
         return torch.bfloat16
@@ -48,16 +48,16 @@ def default_dtype(device: str | torch.device, lora: LoRA | None) -> torch.dtype:
 
 
 class TrainedModel:
-    """A policy's model. The weights before training are loaded too, when they are first needed.
+    """The model of a policy that is trained. Its initial weights are loaded too, if needed.
 
     Args:
         source: a folder, a hub name, or a loaded model, which is copied.
-        lora: settings of the adapters; None to train full weights.
+        lora: settings of the adapters; None to train all weights.
         device: the model's device.
         dtype: data type of the weights.
         seed: seed of the adapters' initial weights.
-        shared: loads the frozen weights under adapters, which policies share; None to load them for
-            this policy alone.
+        shared: loads the frozen weights under adapters, so that policies share them; None to load
+            them for this policy alone.
     """
 
     def __init__(
@@ -106,9 +106,10 @@ class TrainedModel:
 
     @contextmanager
     def using(self, which: Which) -> Iterator[Any]:
-        """Yield the plain model with the weights that `which` names.
+        """Yield the plain model with the weights `which`.
 
-        "policy" is for the current weights, "base" for the weights before training.
+        Args:
+            which: "policy" for the current weights, "base" for the weights before training.
         """
         if which == "policy":
             yield self.plain
@@ -145,7 +146,7 @@ class TrainedModel:
     def merged_weights(self) -> dict[str, Tensor]:
         """Return copies of the weights on the CPU, with the adapters merged into them.
 
-        The names are those of the plain model.
+        Their names are those of the model without adapters.
         """
         deltas: dict[str, Tensor] = {}
         if self.lora is not None:
@@ -162,7 +163,7 @@ class TrainedModel:
 
     @torch.no_grad()
     def lora_weights(self) -> LoRAWeights:
-        """Return copies of the adapters on the CPU, by names of the plain model's layers.
+        """Return copies of the adapters on the CPU: name of a layer in the plain model → adapter.
 
         Raises:
             UnsupportedError: an adapted layer is not linear.
@@ -245,9 +246,9 @@ class TrainedModel:
             load_tokenizer(self._source).tokenizer.save_pretrained(folder)
 
     def tokenizer(self) -> TransformersTokenizer | None:
-        """Load the model's tokenizer.
+        """Return the model's tokenizer.
 
-        Return None if the model was passed as a module that has no `name_or_path`.
+        Return None if the model was passed as an object that has no `name_or_path`.
         """
         source = self._source
         if isinstance(source, torch.nn.Module):
@@ -255,7 +256,7 @@ class TrainedModel:
         return load_tokenizer(source) if source else None
 
     def hidden_to_logits(self) -> bool:
-        """Return whether the logits are the output layer's result, without scaling or capping."""
+        """Return whether logits are exactly the output of the last layer, not scaled or capped."""
         config = self.plain.config.get_text_config()
         return all(getattr(config, name, None) is None for name in _SCALED_LOGITS)
 
@@ -337,10 +338,10 @@ def load_adapter(
     device: str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """Load a PEFT adapter, merged into its base model. Reads safetensors only.
+    """Load a PEFT adapter and its base model; return the model with the adapter merged into it.
 
     Args:
-        folder: the adapter's folder.
+        folder: the adapter's folder, with safetensors files.
         base: the base model; None for the base model that the adapter names.
         device: the model's device.
         dtype: data type of the weights; None for the base model's.
@@ -433,7 +434,7 @@ class Stepper:
             parameter.grad = None
 
     def clip(self) -> float:
-        """Clip the norm of all gradients to the setting `max_grad_norm`; return the norm before."""
+        """Limit the norm of all gradients together to `max_grad_norm`; return the norm before."""
         limit = self._settings.max_grad_norm
         bound = float("inf") if limit is None else limit
         return float(torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), bound))
@@ -458,7 +459,7 @@ class Stepper:
         }
 
     def restore(self, tensors: dict[str, Tensor], steps: int) -> None:
-        """Set the optimisers to the state that `saved_tensors` returned, after `steps` steps.
+        """Set the optimisers to the state that `saved_tensors` returned after `steps` steps.
 
         Raises:
             CheckpointError: the state belongs to another optimiser or model.
@@ -485,10 +486,10 @@ class Stepper:
 
 
 def rate_factor(settings: Optimizer, steps: int) -> float:
-    """Return the factor by which the learning rate is multiplied in the next step.
+    """Return the factor of the learning rate in the next step, from warm-up and decay.
 
     Args:
-        settings: the optimiser's settings, with warm-up and decay.
+        settings: the optimiser's settings.
         steps: number of steps made before.
     """
     warmup = min(1.0, (steps + 1) / max(1, settings.warmup_steps))

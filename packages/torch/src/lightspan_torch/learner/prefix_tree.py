@@ -1,9 +1,10 @@
 """Prefix trees of token sequences, in which each shared token occurs once.
 
-All functions are pure functions of lists of integers. A *node* is a token with its prefix;
-sequences with a common prefix share its nodes. Nodes are numbered depth first, so that a node
-follows its ancestors and a subtree is an interval. The longest branch comes first: the long common
-history of an episode is then one interval of nodes, followed by its short branches.
+The functions here compute with lists of integers only. A *node* is a token together with all tokens
+before it. Sequences with a common prefix share its nodes. Nodes are numbered depth first. So every
+node comes after its ancestors, and a subtree is an interval of numbers. The longest branch comes
+first, so that the long history that an episode's calls share is one interval. The short branches
+follow.
 
 Prefix trees for training: Tree Training (arXiv 2511.00413).
 """
@@ -24,9 +25,9 @@ a piece in blocks of this many nodes."""
 
 
 class Tree(NamedTuple):
-    """Sequences that are computed together, so that common prefixes are computed once.
+    """Sequences that are computed together, so that each common prefix is computed once.
 
-    They are in depth-first order.
+    The sequences are in the depth-first order of the tree.
     """
 
     members: list[int]
@@ -44,7 +45,10 @@ class Tree(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The numbered nodes of a tree. All lists except `paths` have one entry for each node."""
+    """The nodes of a tree, in order of their numbers.
+
+    All lists except `paths` have one entry for each node.
+    """
 
     tokens: list[int]
     depths: list[int]
@@ -56,7 +60,7 @@ class Layout(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of a tree that is computed in one pass: the nodes from `start` to before `stop`."""
+    """A part of a tree that is computed in one pass: the nodes from `start` up to `stop` - 1."""
 
     start: int
     stop: int
@@ -72,15 +76,15 @@ def plain(sequences: Sequence[list[int]]) -> list[Tree]:
 def share(sequences: Sequence[list[int]], *, pair_cost: float, block: int = BLOCK) -> list[Tree]:
     """Group sequences with common prefixes into trees.
 
-    In depth-first order, a sequence joins the tree of the sequence before it if that costs less
-    than computing it alone. Sharing saves tokens, but the larger tree can cost more in attention.
+    In depth-first order, a sequence is added to the tree of the sequence before it if that costs
+    less than computing it alone. A common prefix saves tokens, but attention in a larger tree costs
+    more.
 
     Args:
-        sequences: non-empty sequences. The result does not depend on their order, except among
-            equal ones.
-        pair_cost: cost of one query-key pair, as a fraction of the cost of a token in the rest of
-            the model.
-        block: maximum number of nodes under one square mask.
+        sequences: non-empty sequences. Their order does not matter, except among equal ones.
+        pair_cost: cost of attention between one query and one key. The unit is the cost of one
+            token in the rest of the model.
+        block: maximum number of nodes in a tree that is computed with one square mask.
     """
     trees: list[Tree] = []
     size = 0
@@ -102,13 +106,13 @@ def share(sequences: Sequence[list[int]], *, pair_cost: float, block: int = BLOC
 
 
 def _pairs(size: int, start: int, fresh: int, block: int) -> float:
-    """Return how many query-key pairs a sequence adds to a tree.
+    """Return how many pairs of a query and a key a sequence adds to the attention in a tree.
 
     Args:
         size: number of nodes in the tree before.
         start: number of tokens that the sequence shares with the tree.
         fresh: number of nodes that the sequence adds.
-        block: maximum number of nodes under one square mask.
+        block: maximum number of nodes in a tree that is computed with one square mask.
     """
     whole = size + fresh
     if whole <= block:
@@ -121,7 +125,7 @@ def _pairs(size: int, start: int, fresh: int, block: int) -> float:
 
 @dataclass(slots=True)
 class _Vertex:
-    """A vertex of the radix tree: a prefix at which sequences branch or end."""
+    """A prefix at which sequences branch or end, as a vertex of a radix tree."""
 
     depth: int
     ending: list[int] = field(default_factory=list)
@@ -131,11 +135,11 @@ class _Vertex:
 
 
 def depth_first(sequences: Sequence[list[int]]) -> list[tuple[int, int]]:
-    """Return the order of the sequences by depth-first traversal, the longest branch first.
+    """Order the sequences by a depth-first traversal of their prefixes, the longest branch first.
 
     Returns:
-        (index, number of tokens shared with the previous sequence) of each sequence, in order. No
-        earlier sequence shares a longer prefix than the previous one.
+        For each sequence, in this order: its index, and the number of tokens that it shares with
+        the sequence before. No earlier sequence shares more tokens with it.
     """
     order: list[tuple[int, int]] = []
     stack = [(_radix_tree(sequences), 0)]
@@ -185,7 +189,7 @@ def _radix_tree(sequences: Sequence[list[int]]) -> _Vertex:
 
 
 def lay_out(tree: Tree, sequences: Sequence[list[int]]) -> Layout:
-    """Number the nodes of a tree, and return their tokens, depths, subtrees and paths."""
+    """Number the nodes of a tree, and return what is known about each node."""
     tokens: list[int] = []
     depths: list[int] = []
     ends = [tree.size] * tree.size
@@ -232,7 +236,7 @@ def cut(layout: Layout, budget: int, mask_budget: int) -> list[Piece]:
 
 
 class _Segment(NamedTuple):
-    """Consecutive nodes that one sequence adds to a tree: all of them, or a part."""
+    """Consecutive nodes that only one sequence adds to a tree: all of these nodes, or a part."""
 
     start: int
     stop: int
@@ -247,7 +251,7 @@ class _Segment(NamedTuple):
 def _segments(layout: Layout, budget: int) -> Iterator[_Segment]:
     """Yield the nodes that each sequence adds to a tree, in order.
 
-    They are split into segments where a subtree of over `budget` nodes branches off.
+    They are split after each node from which a subtree of more than `budget` nodes branches off.
     """
     splits = set(_large_branchings(layout, budget))
     here = first = last = 0
@@ -268,7 +272,11 @@ def _segments(layout: Layout, budget: int) -> Iterator[_Segment]:
 
 
 def _large_branchings(layout: Layout, budget: int) -> Iterator[int]:
-    """Yield the node after each node from which a subtree of over `budget` nodes branches off."""
+    """Yield the numbers of the nodes before which `_segments` splits.
+
+    These are the nodes that follow a node from which a subtree of more than `budget` nodes branches
+    off.
+    """
     here = 0
     for path in layout.paths:
         if path[-1] >= here:
@@ -288,7 +296,7 @@ def intervals(nodes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class Source(NamedTuple):
-    """The earlier piece from which a piece gets the keys of its ancestors."""
+    """Where a piece finds the keys that it needs of earlier nodes."""
 
     piece: int
     """Index of the earlier piece: the last piece that contains nodes of the past. Its own past
@@ -298,10 +306,9 @@ class Source(NamedTuple):
 
 
 def source(pieces: Sequence[Piece], number: int) -> Source | None:
-    """Return the earlier piece that has the keys for piece `number`, and where the keys are.
+    """Return which earlier piece has the keys that piece `number` needs, and where they are.
 
-    Piece `number` needs the keys of its ancestors before it. Return None if it has no such
-    ancestors.
+    A piece needs the keys of its nodes' ancestors in earlier pieces. Return None if there are none.
     """
     past = pieces[number].past
     if not past:

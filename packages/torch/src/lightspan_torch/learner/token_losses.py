@@ -1,6 +1,6 @@
-"""Heads: functions of a pass's hidden states that compute log-probabilities or gradients.
+"""Heads: functions that compute log-probabilities or gradients from a pass's hidden states.
 
-The *selected* tokens of a row are those that are trained or scored. Their logits are most of the
+The *selected* tokens of a row are those that are trained or scored. Their logits need most of the
 memory, so a head computes them in chunks and frees each chunk before the next.
 """
 
@@ -30,15 +30,16 @@ LOGITS: Final = 2**24
 
 
 class SelectedTokens:
-    """The N selected tokens of one policy's rows, row by row.
+    """The N selected tokens of one policy's rows, row by row, with the inputs of their losses.
 
     Args:
         rows: the rows.
         masks: for each row, True for each selected token; the first token is never selected.
         device: device of the tensors.
-        replays: masks of the policy's calls, for tokens that were sampled under a grammar.
-        old_logprobs: for each row, its log-probabilities before the update; None if not computed.
-        fresh_version: version of the current weights; None if no engine has them.
+        replays: computes the masks of tokens that were sampled under a grammar.
+        old_logprobs: for each row, its tokens' log-probabilities before the update; None if they
+            were not computed.
+        fresh_version: version of the current weights; None if no engine has these weights.
 
     Raises:
         DataError: tokens do not follow their grammar.
@@ -92,9 +93,10 @@ class SelectedTokens:
             self._allowed = table.distinct[kinds % count]
 
     def add_call_values(self, loss: PolicyLoss, logprobs: Callable[[], Tensor]) -> None:
-        """Compute the inputs of the loss that depend on whole calls: ratios and importance weights.
+        """Compute the inputs of the loss that are the same for all tokens of a call.
 
-        Call this before the first pass, because a call's tokens may be in several chunks.
+        These are GSPO's ratio and the importance weight of a call. They must be computed before the
+        first chunk, because a call's tokens may be in several chunks.
 
         Args:
             loss: the loss's settings.
@@ -123,8 +125,11 @@ class SelectedTokens:
     def chunks(self, current_pass: Pass, size: int) -> Iterator[_LogitChunk]:
         """Yield the selected tokens of a pass in chunks.
 
-        Several tokens may be sampled from the same distribution. A chunk has at most `size`
-        distinct distributions.
+        Several tokens may be sampled from the same distribution.
+
+        Args:
+            current_pass: the pass.
+            size: maximum number of distinct distributions in a chunk.
         """
         if not len(current_pass.entries):
             return
@@ -155,7 +160,7 @@ def _distinct(values: Tensor) -> tuple[Tensor, Tensor]:
 class _LogitChunk(NamedTuple):
     """Some of a pass's selected tokens (n), and the D distributions that they were sampled from.
 
-    Several tokens may be sampled from the same distribution.
+    D may be less than n, because several tokens may be sampled from the same distribution.
     """
 
     places: Tensor
@@ -170,13 +175,12 @@ class _LogitChunk(NamedTuple):
     """[n] the token's index among all tokens of `SelectedTokens`."""
 
     def distributions(self, hidden: Tensor, output: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the log-probabilities of all tokens in each distribution, [D, vocabulary].
+        """Return the log-probability of every token in each distribution, [D, vocabulary].
 
-        They are computed at the distributions' temperatures, and are -inf where a grammar does not
-        allow the token.
+        The temperature of each distribution is applied. Tokens that a grammar forbids get -inf.
 
         Args:
-            hidden: [D, hidden] hidden states of `places`.
+            hidden: [D, hidden] hidden states at `places`.
             output: turns hidden states into logits.
         """
         scaled = output(hidden).float() / self.temperatures[:, None]
@@ -194,8 +198,8 @@ def training_head(
 ) -> Head:
     """Return a head that computes the gradient of Σ weight · loss over a pass's tokens.
 
-    The head adds the gradient to the parameters of the model's output layer, and returns the
-    gradient of the hidden states.
+    The head adds the gradient to the parameters of the model's output layer. It returns the
+    gradient with respect to the hidden states, for the backward pass through the other layers.
 
     Args:
         model: the policy's model.
@@ -221,7 +225,14 @@ def training_head(
 
 
 def scoring_head(model: TrainedModel, plain: Any, tokens: SelectedTokens, scores: Tensor) -> Head:
-    """Return a head that writes the log-probabilities of the selected tokens into `scores`, [N]."""
+    """Return a head that writes the log-probabilities of the selected tokens into `scores`.
+
+    Args:
+        model: the policy's model.
+        plain: the transformers model of the pass.
+        tokens: the N selected tokens.
+        scores: [N] log-probabilities, to be filled.
+    """
     output, size = _output(model, plain)
 
     def head(hidden: Tensor, current_pass: Pass) -> list[tuple[Tensor, Tensor]]:
@@ -234,7 +245,7 @@ def scoring_head(model: TrainedModel, plain: Any, tokens: SelectedTokens, scores
 
 
 def _output(model: TrainedModel, plain: Any) -> tuple[Callable[[Tensor], Tensor], int]:
-    """Return a function from hidden states to logits, and the maximum number of states per call."""
+    """Return a function from hidden states to logits, and how many states it may get at once."""
     size = max(1, LOGITS // plain.config.get_text_config().vocab_size)
     output = plain.get_output_embeddings() if model.hidden_to_logits() else torch.nn.Identity()
     return output, size
@@ -247,7 +258,7 @@ def _backward(
     loss: Loss,
     metrics: MetricAccumulator,
 ) -> None:
-    """Add the gradient of Σ weight · loss over the tokens of `chunk` to the parameters."""
+    """Compute the gradient of Σ weight · loss over the tokens of a chunk, and add their metrics."""
     logprobs = chunk.logprobs(distributions, tokens)
     metrics.count(logprobs.numel())
     # entropy is always reported, but a graph as large as the logits is needed only for a bonus

@@ -1,14 +1,14 @@
 """The embedded learner: torch in this process, on a CPU or one GPU.
 
-Rows with a common prefix are computed in trees, in which each shared token is computed once
-(`prefix_tree`, `tree_forward`). The loss is evaluated for each token of each row, so a shared token
-may have different advantages and ratios in different rows. A pass has at most `token_budget`
-tokens; the gradients of all passes add up to those of one big batch. Trees, or rows, of similar
-size are padded on the right. Logits are computed at trained positions only, because
-tokens × vocabulary is most of the memory and time.
+Rows with a common prefix form a tree, in which each shared token is computed once (`prefix_tree`,
+`tree_forward`). The loss is evaluated for each token of each row, so a shared token may have
+different advantages and ratios in different rows. A pass has at most `token_budget` tokens. The
+gradients of all passes add up to those of one big batch. Trees of similar size are padded on the
+right to one size and computed together. Logits are computed only for trained tokens, because logits
+need most of the memory and time.
 
-All randomness (LoRA's initial weights, its dropout) comes from the learner's own seed. torch's
-global generator, which engines sample with, stays unchanged.
+All randomness (LoRA's initial weights and dropout) comes from the learner's own seed. The state of
+torch's global generator, with which engines sample, stays unchanged.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class TorchLearner(Learner):
     """A learner that trains one or several policies in this process.
 
     Args:
-        models: policy name → folder, hub name, or a loaded model (which is copied).
+        models: policy name → folder, hub name, or a loaded model. A loaded model is copied.
         optimizer: the optimiser's settings; None for the defaults of `Optimizer`.
         lora: LoRA settings, for all policies or by policy name; None to train full weights.
             Policies with LoRA on the same model share its weights.
@@ -108,13 +108,13 @@ class TorchLearner(Learner):
         token_budget: maximum number of tokens in one forward pass, padding included; None for a
             default that depends on the device. Lower it when memory runs out.
         seed: seed of all randomness.
-        share_prefixes: whether tokens at which several rows start alike are computed once. Each row
-            is computed alone if the model cannot do so, or in updates with LoRA's dropout, which
-            must differ between rows; `state()["share_prefixes"]` shows it by policy.
+        share_prefixes: whether a common prefix of several rows is computed once. Rows are computed
+            separately if the model does not support this, or in updates with LoRA's dropout,
+            because each row needs its own dropout. `state()["share_prefixes"]` shows it for each
+            policy.
         tokenizers: policy name → tokenizer, for policies whose model folder has none. Only calls
             that were sampled under a grammar need a tokenizer.
-        critic: settings of the policies' critics, which estimate values of calls; None for no
-            critic.
+        critic: settings of the critics that estimate values of calls; None for no critic.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class TorchLearner(Learner):
     def _scores_and_states(
         self, rows: Sequence[Row], which: Which | None, *, states: bool
     ) -> tuple[list[list[float]], dict[str, Tensor]]:
-        """Score rows, and return the hidden states that the critic needs.
+        """Compute the log-probabilities of rows, and the hidden states that the critic needs.
 
         Args:
             rows: the rows to score.
@@ -254,9 +254,9 @@ class TorchLearner(Learner):
             states: whether to return hidden states.
 
         Returns:
-            Two results. The log-probabilities of each row; empty if `which` is None. And policy →
-            [C, hidden], the states that predict the first tokens of its C calls; empty without
-                `states`.
+            The log-probabilities of each row (empty if `which` is None), and policy → the hidden
+            states [C, hidden] that predict the first tokens of its C calls (empty without
+            `states`).
         """
         with self._metered(), self._explain_memory("scoring", rows):
             scores: dict[int, list[float]] = {}
@@ -314,7 +314,7 @@ class TorchLearner(Learner):
         return over_policies(parts, rows=len(rows))
 
     def _fresh_version(self, policy: str) -> int | None:
-        """Return the version at which the policy's current weights were published.
+        """Return the version under which the policy's current weights were published.
 
         Return None if the weights have changed since the last `publish`.
         """
@@ -380,7 +380,7 @@ class TorchLearner(Learner):
             raise NotFoundError(f"the learner has no policy {policy!r}; it has: {names}") from None
 
     def _grammars(self, policy: str) -> Grammars:
-        """Return the grammars for the policy's tokenizer, compiled as in the engine.
+        """Return the compiled grammars for the policy's tokenizer, the same as those of the engine.
 
         Raises:
             ConfigError: the policy has no tokenizer.
@@ -400,7 +400,7 @@ class TorchLearner(Learner):
         )
 
     def _mismatch(self, record: TokenRecord) -> str:
-        """Return why a record cannot be replayed under its grammar; "" if it can."""
+        """Return why the tokens of a record do not fit its grammar; "" if they do."""
         self._model(record.policy)
         if record.grammar_library != LIBRARY:
             return f"sampled with {record.grammar_library or 'an unknown library'}, not {LIBRARY}"
@@ -470,10 +470,11 @@ class TorchLearner(Learner):
     def _add_gradients(
         self, policy: str, tokens: SelectedTokens, loss: Loss
     ) -> tuple[MetricAccumulator, CallStates | None]:
-        """Add the loss's gradient to the parameters.
+        """Compute the loss's gradient, and add it to the parameters.
 
         Returns:
-            The metrics, and the hidden states before the calls; None if no call has a value target.
+            The metrics, and the hidden state before each call, for the critic. The states are None
+            if no call has a value target.
         """
         model = self._models[policy]
         passes = self._plan(policy, tokens, dropout=model.dropout)
@@ -507,11 +508,11 @@ class TorchLearner(Learner):
     def _call_states(
         self, policy: str, tokens: SelectedTokens, *, dropout: bool = False
     ) -> CallStates:
-        """Return a collector for the hidden states before the calls of `tokens.rows`.
+        """Return a collector of the hidden state before each call of `tokens.rows`, for the critic.
 
-        The critic needs these states. The passes over `tokens` fill the collector. It is filled
-        here, by separate passes, if the passes over `tokens` return logits instead of states, or
-        use dropout.
+        Usually it is empty, and the passes over `tokens` fill it. If these passes use dropout, or
+        the model does not compute logits from hidden states alone, it is filled here by separate
+        passes.
         """
         model = self._models[policy]
         if dropout or not model.hidden_to_logits():
@@ -521,9 +522,9 @@ class TorchLearner(Learner):
 
     @torch.no_grad()
     def _computed_states(self, policy: str, rows: Sequence[Row]) -> CallStates:
-        """Compute the hidden states before the rows' calls, in separate passes.
+        """Compute the hidden state before each call of `rows`, in separate passes, for the critic.
 
-        Each row is computed only up to its last call. So rows with different last answers to one
+        Each row is computed only up to its last call. So rows that differ only in the answer to one
         prompt are computed once.
         """
         model = self._models[policy]
@@ -543,7 +544,7 @@ class TorchLearner(Learner):
         return states
 
     def _sharing(self, policy: str) -> str:
-        """Describe for `state()` whether common prefixes of rows are computed once."""
+        """Describe for `state()` whether a common prefix of rows is computed once."""
         if self._refusals[policy]:
             return f"each row by itself: {self._refusals[policy]}"
         if self._models[policy].dropout:
@@ -579,7 +580,7 @@ class TorchLearner(Learner):
 
         Args:
             policy: the policy's name.
-            which: the weights: the current ones or those before training.
+            which: "policy" for the current weights, "base" for the weights before training.
             passes: the passes over the tokens.
             tokens: the tokens.
             call_states: collector of hidden states from the passes; None to collect none.
@@ -591,9 +592,9 @@ class TorchLearner(Learner):
     def _old(
         self, policy: str, plain: Any, passes: Sequence[Pass], tokens: SelectedTokens
     ) -> Tensor:
-        """Return the log-probabilities before an update, [N].
+        """Return the log-probabilities of the tokens before the update, [N].
 
-        They are computed with the same dropout as the update.
+        Afterwards, the random state is set back, so that the update uses the same dropout.
         """
         with forked_random(self._device):
             return self._scores(policy, plain, passes, tokens)
@@ -631,9 +632,9 @@ class TorchLearner(Learner):
 
     @contextmanager
     def _own_random(self, needed: bool) -> Iterator[None]:
-        """Use the learner's own random state in the `with` block, if `needed`.
+        """Run the `with` block with the learner's own random state, if `needed`.
 
-        torch's global generators get the state, and are set back at the end. The result is
+        torch's global generators get this state, and their former state at the end. The result is
         reproducible only if no engine samples with these generators at the same time.
         """
         if not needed:

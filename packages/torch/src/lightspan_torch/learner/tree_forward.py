@@ -1,15 +1,15 @@
 """Forward and backward passes over prefix trees, in which each node is computed once.
 
-Small trees are the rows of one padded batch. A tree larger than `prefix_tree.BLOCK` is computed in
-*pieces* of at most the token budget, depth first. A piece attends to itself and to the keys and
-values of its ancestors. Earlier pieces have stored these keys and values, and accumulate their
-gradient. After the last descendant of a piece, the piece's backward pass uses the accumulated
-gradient:
+Small trees are computed together, as the rows of one padded batch. A tree larger than
+`prefix_tree.BLOCK` is computed in *pieces* of at most the token budget, depth first. A piece
+attends to itself and to the keys and values (K, V) of its ancestors, which earlier pieces have
+stored. The gradient of these keys and values is accumulated in the earlier pieces. The backward
+pass of a piece runs when its last descendant is done, and uses the accumulated gradient:
 
     ∂L/∂(hidden, K, V of the piece) = (∂ of its own tokens' loss, ∂ accumulated from descendants)
 
-So no path is computed twice, however small the budget. In memory at the same time are only the
-pieces along one path, plus one.
+So no node is computed twice, however small the budget. Only the pieces along one path, and one
+more, are in memory at the same time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ and are no slower on a CPU."""
 class Pass:
     """One forward pass over B rows of L nodes, with E selected tokens.
 
-    Its keys are those of its own nodes, preceded by P keys that the pass `source` has stored.
+    Its queries attend to the keys of its own nodes and to P earlier keys. The pass with the number
+    `source` has stored the earlier keys.
     """
 
     ids: Tensor
@@ -89,10 +90,11 @@ def plan(
 
     Args:
         sequences: the token sequences.
-        selected: for each sequence, the positions of its selected tokens. `Pass.entries` numbers
-            them across all sequences.
+        selected: for each sequence, the positions of its selected tokens. In `Pass.entries`, these
+            tokens are numbered across all sequences.
         trees: the trees of the sequences.
-        budget: maximum nodes of a pass, including padding; a longer sequence is a pass alone.
+        budget: maximum number of nodes in a pass, including padding. A longer sequence is a pass of
+            its own.
         device: device of the passes' tensors.
         block: see `prefix_tree.BLOCK`.
     """
@@ -109,10 +111,10 @@ def plan(
 def _batches(
     trees: Sequence[Tree], sequences: Sequence[list[int]], budget: int
 ) -> Iterator[list[Tree]]:
-    """Yield batches of trees of similar size; with padding, a batch has at most `budget` nodes.
+    """Yield batches of trees of similar size, with at most `budget` nodes including padding.
 
-    Trees without branches have their own batches, because they need no mask. A larger tree is a
-    batch of its own.
+    Trees without branches are not mixed with others, because they need no mask. A tree larger than
+    `budget` is a batch of its own.
     """
     order = sorted(
         trees, key=lambda tree: (not tree.is_chain, tree.size, sequences[tree.members[0]])
@@ -130,7 +132,7 @@ def _batches(
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """The arguments of `plan`, with methods that make passes."""
+    """Makes the passes for `plan`; the fields are the arguments of `plan`."""
 
     sequences: Sequence[list[int]]
     selected: Selected
@@ -164,7 +166,12 @@ class _Planner:
         return current_pass
 
     def pieces(self, tree: Tree, first: int) -> list[Pass]:
-        """Return the passes over the pieces of a tree. `first` is the number of the first pass."""
+        """Return a pass for each piece of a tree.
+
+        Args:
+            tree: the tree.
+            first: number that the first of these passes gets.
+        """
         layout = lay_out(tree, self.sequences)
         pieces = cut(layout, self.budget, MASK_BUDGETS.get(self.device.type, 2**24))
         entries: list[int] = []
@@ -204,7 +211,12 @@ class _Planner:
     ) -> None:
         """Append a tree's selected tokens to `entries`, and the nodes predicting them to `places`.
 
-        `base` is the number of the tree's first node in the pass.
+        Args:
+            tree: the tree.
+            layout: the nodes of the tree.
+            entries: indices of selected tokens, to which this method appends.
+            places: nodes, to which this method appends.
+            base: number of the tree's first node in the pass.
         """
         for index, path in zip(tree.members, layout.paths, strict=True):
             selected, offset = self.selected[index], self.offsets[index]
@@ -223,7 +235,7 @@ def _padded(values: Sequence[int], length: int) -> list[int]:
 
 
 class _Running:
-    """A pass that is being computed, with the keys and values that later passes use."""
+    """A pass that is being computed, and the keys and values that later passes need of it."""
 
     def __init__(self, current_pass: Pass, source: _Running | None, is_source: bool) -> None:
         self._pass = current_pass
@@ -242,7 +254,10 @@ class _Running:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
     ) -> Tensor:
-        """Return the attention output, [B, L, heads, size]; see `TreeContext.attend`."""
+        """Return the attention output, [B, L, heads, size], for one layer of the model.
+
+        See `TreeContext.attend`.
+        """
         if self._source is not None:
             past_keys, past_values = self._source.leaves[layer]
             key = _after(past_keys, self._pass.intervals, key)
@@ -289,12 +304,12 @@ class _Running:
 
 
 def _after(past: Tensor, intervals: Sequence[tuple[int, int]], own: Tensor) -> Tensor:
-    """Return the keys (or values) that a pass attends to.
+    """Return all keys (or all values) that a pass attends to: earlier keys, then its own.
 
     Args:
         past: keys that an earlier pass has stored.
         intervals: half-open intervals of `past` that are used.
-        own: the pass's own keys, which come last.
+        own: the pass's own keys.
 
     Returns:
         [1, key heads, P + L, size]
@@ -307,9 +322,15 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 
 def _masks(current_pass: Pass, keys: int, dtype: torch.dtype) -> Iterator[tuple[int, int, Tensor]]:
-    """Yield (start, stop, [B, 1, queries, keys] mask) for each block of queries.
+    """Yield the masks of a pass, one for each block of queries.
 
-    Keys after the block's last query are left out.
+    Each item is (first query of the block, query after its last, [B, 1, queries, keys] mask). Keys
+    after the last query are left out of the mask.
+
+    Args:
+        current_pass: the pass.
+        keys: number of keys of the pass.
+        dtype: data type of the masks.
     """
     length = current_pass.ids.shape[1]
     past = keys - length
@@ -327,11 +348,16 @@ def _masks(current_pass: Pass, keys: int, dtype: torch.dtype) -> Iterator[tuple[
 
 
 def _visible(current_pass: Pass, first: int, last: int, past: int) -> Tensor:
-    """Return which keys each query from `first` to before `last` attends to.
+    """Return which keys some of a pass's queries attend to.
+
+    Args:
+        current_pass: the pass.
+        first: the first of these queries.
+        last: the query after the last of them.
+        past: number of keys that an earlier pass has stored.
 
     Returns:
-        [B, last - first, past + last], True where a query attends to a key. `past` is the number of
-        keys that an earlier pass has stored.
+        [B, last - first, past + last], True where a query attends to a key.
     """
     assert current_pass.ends is not None
     keys = slice(0, past + last)
@@ -349,12 +375,12 @@ autograd graph and the gradient of that tensor, from which the backward pass sta
 
 
 def sweep(passes: Sequence[Pass], decode: Callable[..., Tensor], head: Head) -> None:
-    """Run all passes forward and, where `head` returns gradients, backward.
+    """Run the forward pass of each pass and, if `head` returns gradients, its backward pass.
 
     Args:
         passes: the passes returned by `plan`.
         decode: function of (ids, positions, tree) that returns hidden states, [B, L, hidden].
-        head: called with the hidden states of each pass.
+        head: called with the hidden states of each pass; returns their gradients.
     """
     running: dict[int, _Running] = {}
     for number, current_pass in enumerate(passes):
@@ -371,13 +397,14 @@ def sweep(passes: Sequence[Pass], decode: Callable[..., Tensor], head: Head) -> 
 
 
 def decoder(model: Any, *, in_trees: bool, logits: bool = False) -> Callable[..., Tensor]:
-    """Return a function from token ids to a model's last hidden states: `decode` of `sweep`.
+    """Return a function from token ids to a model's last hidden states, the `decode` of `sweep`.
 
     Args:
         model: the transformers model.
-        in_trees: whether the model's attention may be replaced (see `tree_refusal`).
-        logits: whether to return logits instead, for models that compute them from the hidden
-            states by more than the output layer.
+        in_trees: whether to replace the model's attention. Use it only if `tree_refusal` returns
+            "".
+        logits: whether the function returns logits instead. This is for models whose logits are not
+            the output of the last layer alone.
     """
     inner = model if logits else model.get_decoder()
     if in_trees:
@@ -394,7 +421,10 @@ def decoder(model: Any, *, in_trees: bool, logits: bool = False) -> Callable[...
 
 
 def pair_cost(model: Any) -> float:
-    """Return the cost of one query-key pair, as a fraction of the cost of a token in all layers."""
+    """Return the cost of attention between one query and one key, over all layers.
+
+    The unit is the cost of multiplying one token by the weights of all layers.
+    """
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
@@ -406,9 +436,9 @@ def pair_cost(model: Any) -> float:
 def tree_refusal(model: Any) -> str:
     """Return why a model cannot compute trees; "" if it can.
 
-    Small trees are computed and compared with plain sequences. A configuration does not show how a
-    model's code uses positions and masks, and a wrong tree would train on wrong log-probabilities
-    without any error.
+    Small trees are computed and compared with separate sequences. This test is necessary: a model's
+    configuration does not show how its code uses positions and masks, and an update would train on
+    wrong log-probabilities without any error.
     """
     reason = _tree_attention.refusal(model)
     if reason:
@@ -431,7 +461,7 @@ def tree_refusal(model: Any) -> str:
 def _last_states(
     model: Any, sequences: Sequence[list[int]], *, in_trees: bool, block: int = BLOCK
 ) -> Tensor:
-    """Return the hidden state of the token before each sequence's last, [sequences, hidden]."""
+    """Return the hidden state of each sequence's second-to-last token, [sequences, hidden]."""
     selected = [[len(ids) - 1] for ids in sequences]
     trees = share(sequences, pair_cost=0.0) if in_trees else plain(sequences)
     states = [torch.empty(0)] * len(sequences)

@@ -17,9 +17,10 @@ _CONTENTS: Final = attrgetter(
 
 
 def ordered(rows: Sequence[Row], indices: Iterable[int]) -> list[int]:
-    """Return the indices, sorted by the contents of the rows that they refer to.
+    """Sort indices of rows by the contents of the rows.
 
-    Float sums depend on their order, so this makes results independent of the order of `rows`.
+    Float sums depend on the order of their terms. Sorting makes results independent of the order of
+    `rows`.
     """
     return sorted(indices, key=lambda index: _CONTENTS(rows[index]))
 
@@ -78,7 +79,7 @@ def check_rows(rows: Iterable[Row], *, trained: bool) -> None:
 
 
 def _check_constraints(row: Row) -> None:
-    """Raise `DataError` if the constraints of a row are out of order, overlap or leave the row.
+    """Raise `DataError` if constraints of a row are out of order, overlap or end outside the row.
 
     A constraint is the grammar under which a range of tokens was sampled. It cannot include the
     first token of a row.

@@ -65,18 +65,20 @@ class SFTResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(kw_only=True, eq=False)
 class SFT:
-    """Supervised fine-tuning on demonstrations passed to `fit`, or on recorded calls of a store.
+    """Supervised fine-tuning on demonstrations passed to `fit`, or on calls recorded in a store.
 
     Answers that were sampled under a grammar are imitated without masking by the grammar, so that
     the model learns the format.
 
     From a store (`lightspan.record`), each call whose score is at least `min_reward` is imitated:
-    prompt, tools and answer. The score of a call is the last feedback or reward on the call itself,
-    or if it has none, that of its attempt. Left out are calls without a score, late, failed and
-    truncated calls, calls with several answers, and calls of damaged attempts. From a store or not,
-    chats are left out that are too long for the model or that its chat template refuses.
-    `SFTResult.left_out` counts all of them. If the template writes no end of an answer, the model's
-    end-of-sequence token is added.
+    prompt, tools and answer. The score of a call is the last feedback or reward on the call, or if
+    there is none, on its attempt. Calls are left out that have no score, failed, were truncated, or
+    were recorded after their attempt had ended. So are calls with several answers, and calls of
+    damaged attempts.
+
+    Chats from any source are left out if they are too long for the model or its chat template
+    refuses them. `SFTResult.left_out` counts what was left out. If the template does not end an
+    answer, the model's end-of-sequence token is added.
 
     Args:
         model: initial weights: a folder or a hub name.
@@ -84,10 +86,10 @@ class SFT:
             instead.
         batch_size: demonstrations per update.
         epochs: how often each demonstration is imitated.
-        prompt_weight: weight of the prompt's tokens in the loss; the answer's tokens have weight 1.
-        turns: which assistant messages of a chat are imitated: `"last"` or `"all"`. Each message's
-            prompt is the messages before it; all are computed in one sequence. `"all"` needs a chat
-            template that renders earlier messages unchanged.
+        prompt_weight: weight of a prompt token in the loss; an answer token has weight 1.
+        turns: which assistant messages of a chat are imitated: `"last"` or `"all"`. The prompt of a
+            message is all messages before it. `"all"` needs a chat template that renders earlier
+            messages unchanged.
         optimizer: settings of the optimiser, instead of `learning_rate`.
         lora: settings of LoRA adapters; None to train full weights.
         device: device of the learner, such as `"cuda"`.
@@ -169,22 +171,22 @@ class SFT:
         checkpoint in `FOLDER.unfinished`.
 
         Args:
-            demonstrations: chats (`{"messages": […], "tools": […]}` or a list of messages) whose
-                last message is the assistant's, or token ids; or the path of a `.jsonl` file with
-                a chat on each line. None with `from_store`.
+            demonstrations: a list of chats or `Demonstration`s (token ids), or the path of a
+                `.jsonl` file with a chat on each line. A chat is `{"messages": […], "tools": […]}`
+                or a list of messages; its last message is the assistant's. None with `from_store`.
             folder: folder for the model, created if necessary.
             reporter: reports progress; None for the terminal.
-            resume: whether to continue exactly from the checkpoint that Ctrl-C left; without a
-                checkpoint, the fine-tuning starts again.
+            resume: whether to continue from the checkpoint that Ctrl-C left. If there is no
+                checkpoint, the fine-tuning starts from the beginning.
 
         Raises:
             CheckpointError: the checkpoint cannot be read or written.
             ConfigError: `folder` is missing, both or neither of `demonstrations` and `from_store`
                 are given, or the checkpoint has other settings or demonstrations.
             DataError: the file cannot be read, or no demonstration can be imitated. Or a
-                demonstration does not end with the assistant, has an empty prompt or answer, has
-                earlier messages that the chat template renders differently with an answer, or has
-                an `earlier` outside its prompt.
+                demonstration does not end with the assistant, has an empty prompt or answer, has an
+                `earlier` outside its prompt, or the chat template renders its prompt differently
+                once the answer is there.
             KeyboardInterrupt: on Ctrl-C, after the checkpoint is written.
             ModelError: the model or its tokenizer cannot be loaded.
         """
@@ -259,7 +261,13 @@ class SFT:
         left_out: Counter[str],
         reporter: Reporter,
     ) -> list[Demonstration]:
-        """Return the demonstrations of the caller as token ids; arguments as for `_from_store`.
+        """Convert the demonstrations passed to `fit` to token ids.
+
+        Args:
+            demonstrations: the demonstrations.
+            tokenizer: the model's tokenizer.
+            left_out: reason → number of demonstrations left out, to which this method adds.
+            reporter: reports progress.
 
         Raises:
             DataError: a demonstration is malformed, or none can be imitated.
@@ -283,13 +291,17 @@ class SFT:
         *,
         is_strict: bool,
     ) -> tuple[list[Demonstration], str]:
-        """Return the demonstrations as token ids, and the last reason why one was left out.
+        """Convert the demonstrations to token ids; leave out those that do not suit the model.
 
         Args:
             demonstrations: the demonstrations.
             tokenizer: the model's tokenizer.
             left_out: reason → number of demonstrations left out, to which this method adds.
-            is_strict: whether malformed demonstrations are errors.
+            is_strict: whether malformed demonstrations are errors; otherwise they are left out too.
+
+        Returns:
+            The demonstrations as token ids, and why one of those left out was left out ("" if none
+            was).
 
         Raises:
             DataError: a demonstration is malformed.
@@ -309,9 +321,9 @@ class SFT:
         return prepared, example
 
     def _work(self, demonstrations: Sequence[Demonstration]) -> str:
-        """Return a hash of the demonstrations and the settings, by which `fit` checks a checkpoint.
+        """Return a hash of the demonstrations and of all settings that affect the result.
 
-        It includes all settings that affect the result.
+        `fit` compares it with the hash in a checkpoint, before it resumes from that checkpoint.
         """
         settings = {
             "model": str(self.model),
@@ -330,7 +342,7 @@ class SFT:
         progress: Progress,
         unfinished: Unfinished,
     ) -> None:
-        """Make the updates that are not done yet, and record them in `progress`.
+        """Make the updates that `progress` does not contain yet, and add them to it.
 
         Raises:
             KeyboardInterrupt: on Ctrl-C, after a checkpoint is written.
@@ -371,7 +383,7 @@ class SFT:
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def _rows(self, demonstrations: Sequence[Demonstration]) -> list[Row]:
-        """Return a row for each demonstration. The weights of all rows sum to 1."""
+        """Return a row for each demonstration. The weights of all tokens of all rows sum to 1."""
         weights = [_weights(demo, self.prompt_weight) for demo in demonstrations]
         total = sum(map(sum, weights))
         return [
@@ -387,10 +399,11 @@ def demonstrations_from(
     optimize: str | Sequence[str] = "*",
     keep: Callable[[Episode], bool] | None = None,
 ) -> list[Demonstration]:
-    """Return the calls of the episodes whose reward is at least `min_reward`, as exact token ids.
+    """Return the calls of the episodes whose reward is at least `min_reward`, as demonstrations.
 
-    Calls that have no ids, failed or were not delivered are left out. The ids belong to the
-    tokenizer with which they were sampled: the model to fine-tune must have the same tokenizer.
+    A demonstration has the exact token ids of the call. So the model to fine-tune must have the
+    same tokenizer as the model that sampled them. Calls are left out that have no ids, failed, or
+    did not reach the app.
 
     Args:
         episodes: the episodes.
@@ -425,7 +438,13 @@ def _described(options: Mapping[str, Any]) -> str:
 def _prepared(
     demo: Json | Demonstration, tokenizer: TransformersTokenizer, index: int, turns: Turns = "last"
 ) -> Demonstration:
-    """Return the demonstration as token ids.
+    """Convert a demonstration to token ids, and check it.
+
+    Args:
+        demo: a chat, or token ids.
+        tokenizer: the model's tokenizer.
+        index: index of the demonstration, for error messages.
+        turns: which assistant messages are imitated.
 
     Raises:
         ContextOverflowError: the demonstration is too long for the model.
@@ -484,7 +503,11 @@ def _turn(
     tokenizer: TransformersTokenizer,
     index: int,
 ) -> tuple[list[int], list[int]]:
-    """Return the prompt and the answer as token ids; the answer is the last message."""
+    """Return the last message (the answer) and the messages before it (the prompt) as token ids.
+
+    Returns:
+        (ids of the prompt, ids of the answer)
+    """
     prompt = tokenizer.render(messages[:-1], tools)
     whole = tokenizer.render(messages, tools, add_generation_prompt=False)
     if whole[: len(prompt)] != prompt:
@@ -510,8 +533,8 @@ def _chat(demo: Any, index: int) -> tuple[list[dict[str, Any]], list[dict[str, A
 def _weights(demo: Demonstration, prompt_weight: float) -> list[float]:
     """Return the weight of each token in the loss.
 
-    It is 1 in answers, `prompt_weight` elsewhere, and 0 for the first token, which nothing
-    predicts.
+    The weight is 1 in answers and `prompt_weight` elsewhere. It is 0 for the first token, because
+    no token before it predicts it.
     """
     weights = [0.0, *[prompt_weight] * (len(demo.prompt_ids) - 1), *[1.0] * len(demo.response_ids)]
     for start, end in demo.earlier:

@@ -45,7 +45,7 @@ async def read_chats(
 
     Args:
         store: an open store.
-        query: selects the attempts.
+        query: which attempts of the store to read.
         min_reward: minimum score; None to include calls without a score.
         agents: names or globs on agent paths; empty for all agents.
     """
@@ -129,7 +129,7 @@ def load_chats(
     since: Time | None = None,
     until: Time | None = None,
 ) -> Chats:
-    """Open a store and read its chats as `read_chats` does.
+    """Open a store, and read the chats of its calls that scored well (see `read_chats`).
 
     Args:
         store: URL of the store.

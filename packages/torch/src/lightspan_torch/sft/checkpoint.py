@@ -20,7 +20,7 @@ _PROGRESS = "done.json"
 
 
 class Progress(msgspec.Struct, kw_only=True):
-    """What has been done of a fine-tuning."""
+    """How far a fine-tuning has come."""
 
     work: str
     """Hash of the settings and demonstrations. A run with another hash cannot continue the
@@ -61,7 +61,9 @@ class Unfinished:
             raise CheckpointError(f"cannot write {self.path}: {error}") from error
 
     def read(self, learner: Learner, work: str) -> Progress | None:
-        """Restore the learner and return the progress; None if there is no checkpoint.
+        """Restore the learner from the checkpoint, and return the progress that it contains.
+
+        Return None if there is no checkpoint.
 
         Raises:
             CheckpointError: the checkpoint cannot be read.
@@ -88,10 +90,11 @@ class Unfinished:
 
 @contextlib.contextmanager
 def delayed_interrupt() -> Iterator[Callable[[], bool]]:
-    """Record the first Ctrl-C in the `with` block, instead of interrupting an update halfway.
+    """Record the first Ctrl-C in the `with` block, so that no update is interrupted halfway.
 
-    Yield a function that returns whether Ctrl-C was pressed. A second Ctrl-C interrupts at once.
-    In other threads, or with another handler of SIGINT, Ctrl-C is not recorded.
+    Yield a function that returns whether Ctrl-C was pressed. A second Ctrl-C interrupts at once. In
+    other threads than the main thread, or if SIGINT already has another handler, nothing is
+    changed.
     """
     interrupted = threading.Event()
     default = signal.default_int_handler

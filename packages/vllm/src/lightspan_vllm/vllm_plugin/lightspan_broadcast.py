@@ -1,7 +1,7 @@
-"""Broadcast of weights over torch.distributed, from the trainer (rank 0) to a server's processes.
+"""Broadcast weights over torch.distributed, from the trainer to the processes of a server.
 
-Both sides use this module: the trainer imports it, and vLLM's process loads it like
-`lightspan_vllm_plugin`. It imports only torch.
+The trainer has rank 0. Both sides use this module. The trainer imports it. vLLM's process loads it,
+as it loads `lightspan_vllm_plugin`. The module imports only torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POLL_INTERVAL_S = 0.001
 
 
 def rendezvous_key(rank: int) -> str:
-    """Return the key that process `rank` sets in the store when it has connected.
+    """Return the key that process `rank` sets in the store to show that it has connected.
 
     The store is torch's `TCPStore`, in which the processes find each other.
     """
@@ -33,15 +33,17 @@ def rendezvous_key(rank: int) -> str:
 def make_group(
     store: Any, rank: int, size: int, *, backend: str, address: str, timeout_s: float
 ) -> Any:
-    """Return this process's process group for one update. All processes must have connected.
+    """Make the process group in which this process sends or receives one update's weights.
+
+    All processes must have connected to the store before.
 
     Args:
         store: the store in which the processes find each other.
         rank: rank of this process; the trainer is 0.
         size: number of ranks.
         backend: `gloo`, between CPUs, or `nccl`, between GPUs.
-        address: this machine's address on the network interface to use. NCCL ignores it and chooses
-            an interface itself.
+        address: this machine's address on the network interface to use, for Gloo. NCCL chooses an
+            interface itself.
         timeout_s: maximum seconds to wait for the other ranks.
 
     Raises:
@@ -60,13 +62,13 @@ def make_group(
 
 
 def broadcast(group: Any, tensor: torch.Tensor, poll: Callable[[], None] = lambda: None) -> None:
-    """Send rank 0's tensor to all ranks.
+    """Send a tensor from rank 0 to all other ranks. All ranks must call this.
 
     Args:
         group: the process group.
-        tensor: the tensor to send on rank 0; on other ranks, the tensor to fill.
-        poll: called repeatedly until the broadcast has ended. NCCL does not detect lost ranks, so
-            `poll` may raise an error to end the wait.
+        tensor: on rank 0, the tensor to send. On other ranks, a tensor that is filled.
+        poll: called repeatedly until the broadcast has ended. It may raise an error to end the
+            wait. This is for NCCL, which does not detect lost ranks.
 
     Raises:
         RuntimeError: a rank is gone, or did not answer in time.
@@ -83,12 +85,12 @@ def broadcast(group: Any, tensor: torch.Tensor, poll: Callable[[], None] = lambd
 def receive(
     sent: Mapping[str, Any], rank: int, device: torch.device
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the name and the tensor of each weight that a trainer sends, as they arrive.
+    """Connect to a trainer, and yield the name and the tensor of each weight that it sends.
 
     Args:
         sent: the result of `Broadcast.info` in the trainer.
         rank: rank of this process, from 1.
-        device: the GPU for NCCL; Gloo uses the CPU.
+        device: the GPU on which NCCL puts the tensors. With Gloo, they are on the CPU.
 
     Raises:
         RuntimeError: the trainer cannot be reached, or is gone.

@@ -1,14 +1,14 @@
-"""Plugin in vLLM's process: loads new weights and describes the server.
+"""A plugin for vLLM, in vLLM's process: loads new weights, and describes the server.
 
-vLLM's own weight transfers need a GPU on both sides, and vLLM in the trainer. Here weights come as
-safetensors files in shared memory of one machine, or over torch.distributed (`lightspan_broadcast`)
-from any machine, with or without a GPU. vLLM loads the plugin by
+vLLM's own weight transfers need a GPU on both sides, and vLLM in the trainer. This plugin needs
+neither. It reads weights from safetensors files in shared memory, if the trainer is on the same
+machine, or receives them over torch.distributed (`lightspan_broadcast`). vLLM loads the plugin by
 
     --worker-extension-cls lightspan_vllm_plugin.Extension
     --weight-transfer-config '{"backend": "lightspan"}'
 
-with this file's folder on `PYTHONPATH`. lightspan need not be installed there: the plugin imports
-only vLLM, and nothing imports the plugin.
+with this file's folder on `PYTHONPATH`. lightspan need not be installed in vLLM's environment. No
+module of lightspan imports the plugin.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ BACKEND = "lightspan"
 
 @dataclass
 class WholeInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """Arguments of `init_transfer_engine`: there are none."""
+    """Arguments of `init_transfer_engine`, of which there are none."""
 
 
 @dataclass
 class WholeUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Where the weights of a whole model come from: from `files` or over the network."""
+    """Where a server gets the weights of a whole model: from files, or over the network."""
 
     files: list[str] = field(default_factory=list)
     """Paths of safetensors files; empty if the weights are sent over the network."""
@@ -54,7 +54,7 @@ class WholeUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class WholeEngine(WeightTransferEngine[WholeInit, WholeUpdate]):  # type: ignore[misc]
-    """A weight transfer engine that loads a whole model, layer by layer."""
+    """Loads the weights of a whole model into vLLM, layer by layer."""
 
     init_info_cls = WholeInit
     update_info_cls = WholeUpdate
@@ -68,9 +68,9 @@ class WholeEngine(WeightTransferEngine[WholeInit, WholeUpdate]):  # type: ignore
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load weights, and then synchronise the accelerator if there is one.
+        """Load weights, and then wait for the accelerator, if there is one.
 
-        The base class would synchronise it in any case.
+        The method of the base class would wait in any case.
         """
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
@@ -111,14 +111,14 @@ class WholeEngine(WeightTransferEngine[WholeInit, WholeUpdate]):  # type: ignore
 
 
 class Extension:
-    """Mixin of vLLM's worker, whose methods can be called over HTTP (`/collective_rpc`)."""
+    """Methods that vLLM's worker inherits, and that can be called over HTTP (`/collective_rpc`)."""
 
     model_config: Any
     vllm_config: Any
     device: Any
 
     def lightspan_facts(self) -> dict[str, Any]:
-        """Return the server's description, the fields of `ServerInfo` in the trainer."""
+        """Return the description of this server, with the fields of `ServerInfo`."""
         config, model = self.vllm_config, self.model_config
         text, transfer = model.hf_text_config, config.weight_transfer_config
         lora = config.lora_config

@@ -193,8 +193,8 @@ class Command:
 
         Args:
             task: the task.
-            llm: the endpoint whose `model` is the value of `LIGHTSPAN_MODEL`; None for an empty
-                value.
+            llm: the endpoint; its `model` is the value of `LIGHTSPAN_MODEL`. With None that value
+                is empty.
 
         Returns:
             The program's reward (see `lightspan.schema.reward.parse_reward`).

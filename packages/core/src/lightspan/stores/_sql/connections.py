@@ -27,9 +27,9 @@ _PAGE: Final = 4096
 
 
 def cost_of(item: object) -> int:
-    """Return the cost of an item in a transaction (`GROUP_COST`).
+    """Return how much of a transaction's limit `GROUP_COST` it takes to write an item.
 
-    It is 1, plus the item's `size`, if it has one, in pages of `_PAGE` bytes.
+    It is 1, plus 1 for each full page of `_PAGE` bytes in the item's `size`, if it has one.
     """
     return 1 + int(getattr(item, "size", 0)) // _PAGE
 
@@ -51,13 +51,13 @@ def in_chunks(items: Sequence[T]) -> Iterator[tuple[list[T], int]]:
 class OpenDatabase(ABC):
     """The connections of a store in one process, and their threads.
 
-    The methods of the writer take items and return one result per item (`group_commit.Work`). They
-    run in a transaction.
+    Each method that writes takes a list of items and returns one result per item. It runs inside a
+    transaction (`group_commit.Work`).
 
     Args:
-        moving: the tables in which rollouts and attempts change their status.
-        adding: the tables to which spans and calls are added; may be the same object as `moving`.
-        reader: the tables as they were last committed.
+        moving: tables through which rollouts and attempts change their status.
+        adding: tables to which spans and calls are added; may be the same object as `moving`.
+        reader: tables for reading, in the state that was committed last.
     """
 
     def __init__(self, moving: WriteTables, adding: WriteTables, reader: ReadTables) -> None:
@@ -105,7 +105,7 @@ class OpenDatabase(ABC):
 
     # --- the writer's work ----------------------------------------------------------------
     def _timed(self, move: Callable[[WriteTables, Sequence[T], float], list[R]]) -> Work[T, R]:
-        """Return a function that calls `move` with the tables `moving`, its items and the time."""
+        """Return a function of items that calls `move` with the tables, the items and the time."""
         return lambda items: move(self.moving, items, self.moving.now())
 
     def claim(self, items: Sequence[ClaimRequest]) -> list[Claimed | None]:
@@ -123,11 +123,11 @@ class OpenDatabase(ABC):
         return [_leases.expire(self.moving, limit, self.moving.now()) for limit in limits]
 
     def prune(self, items: Sequence[tuple[float, int]]) -> list[int]:
-        """Delete finished rollouts; return the number of deleted rollouts for each item.
+        """Delete finished rollouts; return for each item how many rollouts were deleted.
 
         Args:
-            items: (age in seconds, limit). At most `limit` rollouts that ended longer ago than the
-                age are deleted.
+            items: pairs (age in seconds, limit). Each pair deletes at most `limit` rollouts that
+                ended longer ago than the age.
         """
         now = self.moving.now()
         return [self.moving.prune(now - older_than_s, limit) for older_than_s, limit in items]

@@ -1,9 +1,9 @@
-"""Commit writes that wait at the same time in one transaction (group commit).
+"""Commit all writes that are waiting in one transaction (group commit).
 
 One transaction for many writes costs little more than one for a single write. A transaction is kept
 short, because other processes wait for the same lock: it takes a limited amount of work and stops
-early after `_TRANSACTION_S` seconds. Adjacent jobs of one kind become one call, so a hundred small
-writes take a handful of SQL statements.
+early after `_TRANSACTION_S` seconds. Adjacent jobs that call the same function become one call, so
+a hundred small writes take a handful of SQL statements.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TRANSACTION_S: Final = 0.004
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Items to write, and the future of their results."""
+    """A list of items to write, with the future that gets their results."""
 
     work: Work[Any, Any]
     items: Sequence[Any]
@@ -114,9 +114,9 @@ class Committer(ABC):
 
 
 def run_jobs(jobs: Sequence[Job]) -> list[list[Any]]:
-    """Run the first jobs, as many as `_TRANSACTION_S` allows, and return their results.
+    """Run jobs in order until `_TRANSACTION_S` seconds have passed, and return their results.
 
-    Adjacent jobs of one kind run as one call.
+    Adjacent jobs with the same `work` run as one call. The jobs that are left did not run.
     """
     answers: list[list[Any]] = []
     end = clock.monotonic() + _TRANSACTION_S
@@ -147,7 +147,7 @@ def resolve(answers: Iterable[tuple[Job, Answer]]) -> None:
 
 
 def _resolve_in_loops(answers: Iterable[tuple[Job, Answer]]) -> None:
-    """Resolve the futures of jobs of other threads' event loops. Each event loop is woken once."""
+    """Resolve the futures of jobs, each in its own event loop. Each event loop is woken once."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Job, Answer]]] = {}
     for job, answer in answers:
         by_loop.setdefault(job.loop, []).append((job, answer))

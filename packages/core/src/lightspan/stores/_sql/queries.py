@@ -1,6 +1,6 @@
 """Load SQL queries by name: the queries that all SQL stores share, and the queries of one store.
 
-In `queries.sql` of this package `?` and `:name` stand for values and `IN (?...)` for a list.
+In `queries.sql` of this package, `?` and `:name` stand for one value, `IN (?...)` takes a list.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def named_queries(package: str, translate: Callable[[str], str]) -> dict[str, st
 def queries_of_one(package: str, translate: Callable[[str], str]) -> dict[str, str]:
     """Return the shared queries with a list of values, changed to take one value instead.
 
-    The result maps names to queries. A comparison with one value costs less than a list of one
+    The result maps names to queries. A comparison with one value costs less than with a list of one
     value. Queries that `package` replaces are left out.
 
     Args:

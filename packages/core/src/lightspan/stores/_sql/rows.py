@@ -35,10 +35,10 @@ _new_attempt_values = attrgetter(
 
 
 class AttemptKey(NamedTuple):
-    """Position, epoch and state of an attempt, for writes of its spans and calls.
+    """What must be known of an attempt to write its spans and calls.
 
-    The position is the key of the attempt's rows. A write is late if the attempt has ended
-    (`sealed`) or the write has another epoch.
+    The position is the number by which rows refer to the attempt. A write is late if the attempt
+    has ended (`sealed`) or has another epoch than the write.
     """
 
     position: int

@@ -77,9 +77,10 @@ class SQLStore(OpenedStore[D]):
         Args:
             work: writes a chunk in a transaction. If it raises an error, nothing of the chunk is
                 written.
-            check: raises the error that `work` would raise for any of the items. It is called
-                before the first of several chunks, so that either all of them are written or none.
-                None for no check.
+            items: the items.
+            check: raises the errors that `work` would raise. It is called with all items before the
+                first of several chunks, so that either all of them are written or none. None for no
+                check.
         """
         database = self._opened
         if len(items) == 1:

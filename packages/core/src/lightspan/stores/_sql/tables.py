@@ -51,9 +51,9 @@ _FILTERS: Final = {
 
 @dataclass(slots=True)
 class Ends:
-    """The numbers of the last status change and of the last rollout in a store.
+    """The number of the last status change and the position of the last rollout in a store.
 
-    New changes and rollouts get the next numbers.
+    The next change and the next rollout get the next numbers.
     """
 
     change: int
@@ -141,7 +141,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
 
     @abstractmethod
     def _current_ends(self) -> Ends:
-        """Return the last numbers of status changes and rollouts; the caller increases them."""
+        """Return the last numbers of status changes and rollouts, for the caller to increase."""
 
     @abstractmethod
     def _insert(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
@@ -172,7 +172,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return version
 
     def add_spans(self, items: Sequence[_encoding.PackedSpan]) -> list[bool]:
-        """Insert the spans whose ids are new; return for each stored span whether it is late.
+        """Store the spans that are new; return for each span whether the stored one is late.
 
         A span is late if it arrived after the end of its attempt, or from a runner that had lost
         the attempt.
@@ -184,9 +184,9 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return [bool(self._execute("span_is_late", row[0], row[1])[0][0]) for row in rows]
 
     def add_calls(self, items: Sequence[_encoding.PackedCall]) -> list[bool]:
-        """Insert the calls whose span ids are new; return for each stored call whether it is late.
+        """Store the calls whose spans are new; return for each call whether the stored one is late.
 
-        `add_spans` says what late means.
+        `add_spans` explains late.
         """
         attempts = self._attempt_keys([item.span.attempt_id for item in items])
         spans = [codec.span_row(attempts[item.span.attempt_id], item.span) for item in items]
@@ -218,9 +218,9 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return bool(stored_late)
 
     def put_peers(self, items: Sequence[tuple[str, float, bytes]]) -> list[None]:
-        """Store peers: processes that announce that they use the store.
+        """Store announcements of processes that use the store (`Peer`).
 
-        Each item is a (peer id, time of the announcement, encoded `Peer`).
+        Each item is a (process's id, time of the announcement, encoded `Peer`).
         """
         for peer_id, seen_at, body in items:
             self._execute("forget_peers", seen_at - PEER_KEPT_S)

@@ -1,11 +1,15 @@
 """An open SQLite store: its writer and its reader, each with a connection.
 
-The writes that an event loop submits in one turn form a group, because one transaction for many
-writes costs little more than one for a single write. A small group is written in the event loop's
-own thread, because handing it to another thread would cost more than writing it. The other groups
-go to the writer's thread. So does a small group while that thread has work, while another process
-holds the lock, and if every commit waits for the disk. The writer's thread also moves the
-write-ahead log into the file, which waits for the disk too.
+The writes that an event loop submits in one turn form a group. A group is written in one
+transaction, which costs little more than a single write. The event loop's own thread writes a
+group, because handing it to another thread would cost more. The writer's thread writes it instead
+
+- if the group is large,
+- while the writer's thread has other work,
+- while another process holds the lock, and
+- if every commit waits for the disk.
+
+The writer's thread also moves the write-ahead log into the file, which waits for the disk too.
 
 The number of statements is kept low: each releases the GIL, and in a busy process acquiring the GIL
 again can take 5 ms.
@@ -132,10 +136,10 @@ class SQLiteDatabase(OpenDatabase, Committer):
         self._queue.put(group)
 
     def _write_in_loop(self, group: Sequence[Job]) -> list[list[Any]]:
-        """Write as many of the first jobs as fit into a transaction; return their results.
+        """Write the first jobs in this thread, as many as fit a transaction; return their results.
 
-        This thread writes them. The result is empty if the lock is taken or a job fails. The caller
-        then hands the jobs to the writer's thread.
+        The result is empty if the lock is taken or a job fails. The caller then hands the jobs to
+        the writer's thread.
         """
         if not self._db_lock.acquire(blocking=False):
             return []
@@ -172,7 +176,7 @@ class SQLiteDatabase(OpenDatabase, Committer):
 
     # --- in the thread that holds `_db_lock` ----------------------------------------------
     def _transaction(self, jobs: Sequence[Job]) -> list[list[Any]]:
-        """Run as many of the jobs as one transaction takes, commit it, and return their results."""
+        """Run and commit the first jobs, as many as fit one transaction; return their results."""
         changes = self._db.total_changes
         try:
             self.tables.begin()

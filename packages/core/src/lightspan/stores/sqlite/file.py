@@ -1,8 +1,8 @@
 """Create, recognise and open the file of a SQLite store, and translate its errors.
 
-This module opens the file through SQLite only. Closing any descriptor of a file drops the locks
-that this process holds on it, so even reading the header could corrupt a store that is open
-elsewhere in the process.
+Only SQLite may open the file. When a process closes any descriptor of a file, the system drops all
+locks that the process holds on it. A store that is open elsewhere in the process would lose its
+locks and could be corrupted.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _connect(name: str) -> sqlite3.Connection:
 def retry_while_busy(function: Callable[[], T], busy_timeout_s: float) -> T:
     """Call `function` until no other process holds the lock that it needs; return its result.
 
-    SQLite's own busy handler sleeps up to 100 ms at a time, so a process that writes often could
-    starve this process. Short random sleeps prevent that.
+    It sleeps for short random times between the calls. SQLite's own wait sleeps up to 100 ms at a
+    time, so another process that writes often could always get the lock first.
 
     Raises:
         sqlite3.OperationalError: the lock is held for longer than `busy_timeout_s` seconds.
@@ -146,9 +146,10 @@ def explain(error: Exception, path: Path) -> StoreError:
 
 
 def is_low_level(error: BaseException) -> bool:
-    """Return whether an error comes from SQLite, the disk or damaged data, and needs `explain`.
+    """Return whether an error comes from SQLite, the disk or damaged data.
 
-    A `DataError` counts, because decoding a damaged row raises it.
+    Such an error must be translated by `explain`. A `DataError` is one of them, because decoding a
+    damaged row raises it.
     """
     if isinstance(error, LightspanError):
         return isinstance(error, DataError)
@@ -200,8 +201,8 @@ _ADVICE: Final[dict[str, tuple[type[StoreError], str]]] = {
 def _create_private(path: Path) -> None:
     """Create an empty file that only its owner can read.
 
-    SQLite gives its other files of the store the same mode. The caller holds `_opening`: no other
-    store of this process may open the file before its descriptor is closed here.
+    SQLite creates the store's other files with the same mode. The caller must hold the lock
+    `_opening`, so that no other store of this process opens the file before it is closed here.
     """
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
