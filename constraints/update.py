@@ -2,6 +2,7 @@
 
     python constraints/update.py                       every file, resolved anew by `uv pip compile`
     python constraints/update.py langgraph-latest …    these
+    python constraints/update.py --unbound torch    … but for the bounds of torch
     python constraints/update.py --check               whether the files hold what the table says
 
 Needs uv and a package index, except for `--check`. Run the sessions of a file before committing it.
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", help="files without .txt; all if none is named")
     parser.add_argument("--check", action="store_true", help="resolve nothing, compare the names")
+    parser.add_argument("--unbound", metavar="PACKAGE", help="ignore the bounds of a package")
     options = parser.parse_args(arguments)
     text = (HERE / "environments.toml").read_text("utf-8")
     table: dict[str, dict[str, Any]] = tomllib.loads(text)
@@ -40,15 +42,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(wrong) or f"{len(table)} files hold what the table says")
         return bool(wrong)
     for name in options.names or table:
-        versions = resolve(table[name])
+        versions = resolve(table[name], options.unbound)
         (HERE / f"{name}.txt").write_text(file_text(table[name], versions), "utf-8")
         print(name, *(f"{package}=={version}" for package, version in versions.items()))
     return 0
 
 
-def resolve(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return the version of each package that the environment names."""
-    requirements = [*environment["names"], *environment.get("bounds", ())]
+def resolve(environment: Mapping[str, Any], unbound: str | None = None) -> dict[str, str]:
+    """Return the version of each package that the environment names.
+
+    Args:
+        environment: its table.
+        unbound: package whose bounds are ignored; None for none.
+    """
+    bounds = [each for each in environment.get("bounds", ()) if not each.startswith(f"{unbound}=")]
+    requirements = [*environment["names"], *bounds]
     strategy = "lowest-direct" if environment.get("oldest") else "highest"
     command = ["uv", "pip", "compile", "-", "-q", "--no-header", "--no-annotate"]
     done = subprocess.run(

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 NAME: Final = "lightspan_tree"
 
@@ -59,9 +58,11 @@ def attention(
         The output, [B, T, heads, size], and None in place of the attention weights.
     """
     if tree is None:
-        return sdpa_attention_forward(
+        sdpa: Any = AttentionInterface()["sdpa"]  # type: ignore[no-untyped-call]
+        output: tuple[Tensor, None] = sdpa(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
+        return output
     layer: int = module.layer_idx  # type: ignore[assignment]
     return tree.attend(layer, query, key, value, scaling).contiguous(), None
 
