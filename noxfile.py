@@ -283,13 +283,24 @@ def tests_vllm(session: nox.Session) -> None:
 
 
 @nox.session(requires=["learning", "vllm"], default=False)
-def tests_verl(session: nox.Session) -> None:
-    """Test the verl learner against real verl on the CPU, in the session's virtualenv."""
-    envs.install_torch(session)
+@nox.parametrize("environment", envs.params(["apart", "together"]))
+def tests_verl(session: nox.Session, environment: str) -> None:
+    """Test the verl learner against real verl on the CPU, in the session's virtualenv.
+
+    `together`: the trainer is in the same one, and engine and learner are tested there."""
+    envs.install_torch(session, ["-cconstraints/verl.txt"])
     session.install("-r", "constraints/verl.txt")
     session.env["LIGHTSPAN_VERL_PYTHON"] = str(Path(session.bin) / "python")
     session.env["LIGHTSPAN_VLLM_PYTHON"] = envs.python_of("vllm")
-    run_pytest(session, "-rs", "tests/verl_ranks", environment="learning", writes_result=True)
+    if environment == "apart":
+        run_pytest(session, "-rs", "tests/verl_ranks", environment="learning", writes_result=True)
+        return
+    pins = ["-cconstraints/dev.txt", "-cconstraints/verl.txt"]
+    ours = [*envs.TRAIN, envs.SUITES, "packages/verl"]
+    envs.install(session, *pins, "openai", *envs.PYTEST, ours=ours)
+    files = ["packages/torch/tests/engine/test_transformers.py", "packages/torch/tests/learner"]
+    files += [f"tests/verl_ranks/test_{name}.py" for name in ("suite", "training")]
+    run_pytest(session, "-rs", *FAST, *files, writes_result=True)
 
 
 @nox.session(requires=["learning"], default=False)

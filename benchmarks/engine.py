@@ -1,43 +1,48 @@
-"""Tokens per CPU-second of the embedded engine, compared with transformers' batching alone.
+"""CPU time and memory of the embedded engine, compared with transformers' batching alone.
 
-The model is a random Qwen2 of 0.7 M parameters; prompts have about 70 tokens and answers about 20,
-as in the SQL example. The peer is transformers' `ContinuousBatchingManager` on the same model and
-requests, with the settings with which it is fastest on a CPU (12 requests and 256 tokens a step),
-or with `--peer-defaults` its own. CPU-seconds are those of the generation thread; those of the
-event loop are printed too. Runs alternate, and the best of each is kept.
+    python benchmarks/engine.py [--only tiny shared memory] [--vllm PYTHON] [--repeats 3]
+        [--json PATH]
 
-With `--prefixes` the peer is the engine itself with `prefix_sharing=False`, and the unit is calls
-per CPU-second. The model is random with the shape of SmolLM2-135M, as in the router example, and
-has 64 calls in flight: in groups of 8 with the same prompt (125 tokens, of which the first 40 are
-common to all groups), and in a second run with prompts that share nothing. Answers have 4 to 8
-tokens.
+- tiny: a random Qwen2 of 0.7 M parameters; prompts have about 70 tokens and answers about 20, as in
+  the SQL example. The peer is transformers' `ContinuousBatchingManager` on the same model and
+  requests, with the settings with which it is fastest on a CPU (12 requests and 256 tokens a step),
+  or with `--peer-defaults` its own. CPU-seconds are those of the generation thread.
+- shared: the peer is the engine itself with `prefix_sharing=False`. The model is random with the
+  shape of SmolLM2-135M, as in the router example, and has 64 calls in flight: in groups of 8 with
+  the same prompt (125 tokens, of which the first 40 are common to all groups), and in a second run
+  with prompts that share nothing. Answers have 4 to 8 tokens.
+- memory: highest resident memory of a process that makes the calls of `shared`, less that of one
+  that only loads the model.
 
-With `--vllm PYTHON` the peer is a vLLM server of that interpreter (docs/vllm.md), on the model and
-the calls of `--prefixes`, in the same float type and with one thread to compute in. It compiles the
+With `--vllm PYTHON` a vLLM server of that interpreter (docs/vllm.md) is measured too, on the model
+and the calls of `shared`, in the same float type and with one thread to compute in. It compiles the
 model and keeps prefixes too, in blocks of 32 tokens, the least that its CPU kernels take. The unit
 is tokens of prompts and answers per second, of wall time and of CPU time. Each repeat has other
 prompts, so that no prefix is cached from the repeat before.
 
-Run: python benchmarks/engine.py [--in-flight 64] [--requests 512] [--repeats 3] [--json]
-     python benchmarks/engine.py --prefixes [--repeats 3] [--json]
-     python benchmarks/engine.py --vllm .venv-vllm/bin/python [--repeats 3] [--json]
+Runs alternate, and the best of each is kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
+import multiprocessing
 import random
+import resource
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 import torch
+import transformers
+from _report import Figure, finish, options_of
 from _workload import pretrained_shape
 from transformers import GenerationConfig
 
@@ -50,6 +55,7 @@ from lightspan_torch.engine.weights import load_model
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
 
+PARTS = ("tiny", "shared", "memory")
 TEMPERATURE = 0.7
 NEVER = -1
 """In place of an end-of-sequence id: none, so that both sides generate the same number of
@@ -194,36 +200,41 @@ def best(results: Sequence[dict[str, float]]) -> dict[str, float]:
     return max(results, key=lambda result: result["tokens"] / result["cpu_s"])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main() -> int:
+    """Measure and print the figures; return the exit status."""
+    parser = options_of(__doc__ or "")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--peer-defaults", action="store_true")
-    parser.add_argument("--prefixes", action="store_true", help="against no shared prefixes")
-    parser.add_argument(
-        "--vllm", metavar="PYTHON", help="against a vLLM server of this interpreter"
-    )
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--vllm", metavar="PYTHON", help="a vLLM server of this interpreter too")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
-    if options.prefixes:
-        report_prefixes(options.in_flight, options.repeats, as_json=options.json)
-        return
+    figures: list[Figure] = []
+    if "tiny" in options.only:
+        figures.append(beside_transformers(options))
+    if "shared" in options.only:
+        figures += beside_no_sharing(options.in_flight, options.repeats)
+    if "memory" in options.only:
+        figures.append(growth_of_memory(options.in_flight))
     if options.vllm:
-        figures = asyncio.run(beside_vllm(options.vllm, options.in_flight, options.repeats))
-        report_vllm(figures, as_json=options.json)
-        return
+        rates = asyncio.run(beside_vllm(options.vllm, options.in_flight, options.repeats))
+        figures += figures_of_vllm(rates)
+    return finish(figures, options.json)
+
+
+def beside_transformers(options: argparse.Namespace) -> Figure:
+    """Measure the tiny model with the engine and with transformers' manager, in turns."""
     with tempfile.TemporaryDirectory() as place:
         words = [" ".join(f"w{i}{j}" for i in range(40)) for j in range(40)]
         folder = tiny_model(
             Path(place) / "model", seed=0, hidden=128, layers=3, context=2048, vocabulary=635,
             texts=words,
         )  # fmt: skip
-        model = load_model(folder)
-        requests = make_requests(options.requests, int(model.config.vocab_size))
+        requests = make_requests(options.requests, int(load_model(folder).config.vocab_size))
         ours, theirs = [], []
         for _ in range(options.repeats):
             engine = run_engine(str(folder), requests, options.in_flight, stream=options.stream)
@@ -231,16 +242,29 @@ def main() -> None:
             theirs.append(
                 run_peer(folder, requests, options.in_flight, defaults=options.peer_defaults)
             )
-    report(best(ours), best(theirs), as_json=options.json)
+    engine_run, peer_run = best(ours), best(theirs)
+    return Figure(
+        what=f"tiny model, {options.requests} calls",
+        unit="tokens a CPU-s",
+        ours=engine_run["tokens"] / engine_run["cpu_s"],
+        peer=f"transformers {transformers.__version__}",
+        theirs=peer_run["tokens"] / peer_run["cpu_s"],
+        more_is_better=True,
+        at_least=1,
+        note=f"event loop {engine_run['loop_cpu_s']:.2f} CPU-s, wall {engine_run['wall_s']:.1f} s",
+    )
 
 
-def report_prefixes(in_flight: int, repeats: int, *, as_json: bool) -> None:
-    """Measure and print calls per CPU-second with and without shared prefixes."""
-    rates: dict[str, dict[str, float]] = {}
+def beside_no_sharing(in_flight: int, repeats: int) -> list[Figure]:
+    """Measure calls per CPU-second with and without shared prefixes."""
+    figures = []
     with tempfile.TemporaryDirectory() as place:
         tokenizer = load_tokenizer(tiny_model(Path(place) / "model", seed=0))
         model = pretrained_shape()
-        for case, shared in (("groups of 8", True), ("nothing shared", False)):
+        for what, shared, target in (
+            ("groups of 8 prompts", True, 3.6),
+            ("nothing to share", False, None),
+        ):
             requests = make_groups(int(model.config.vocab_size), shared=shared)
             spent: dict[bool, list[float]] = {True: [], False: []}
             for turn in range(2 * repeats):
@@ -252,16 +276,46 @@ def report_prefixes(in_flight: int, repeats: int, *, as_json: bool) -> None:
                     )
                 )  # fmt: skip
                 spent[sharing].append(result["cpu_s"])
-            shared_rate, own_rate = (len(requests) / min(spent[key]) for key in (True, False))
-            rates[case] = {"on": shared_rate, "off": own_rate, "ratio": shared_rate / own_rate}
-    if as_json:
-        print(json.dumps(rates))
-        return
-    for case, rate in rates.items():
-        print(
-            f"{case:15} {rate['on']:7.1f} calls per CPU-s with shared prefixes,"
-            f" {rate['off']:7.1f} without: {rate['ratio']:.2f}x"
-        )
+            figures.append(
+                Figure(
+                    what=f"SmolLM2's shape, {what}",
+                    unit="calls a CPU-s",
+                    ours=len(requests) / min(spent[True]),
+                    peer="without sharing",
+                    theirs=len(requests) / min(spent[False]),
+                    more_is_better=True,
+                    at_least=target,
+                )
+            )
+    return figures
+
+
+def growth_of_memory(in_flight: int) -> Figure:
+    """Measure by how much the calls of groups of 8 raise a process's highest resident memory."""
+    peaks = []
+    for calls in (False, True):
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=context) as processes:
+            peaks.append(processes.submit(_peak_memory, calls, in_flight).result())
+    return Figure(
+        what="SmolLM2's shape, groups of 8 prompts: added memory",
+        unit="MB",
+        ours=(peaks[1] - peaks[0]) / 1e6,
+        note=f"peak {peaks[1] / 1e6:,.0f} MB, {peaks[0] / 1e6:,.0f} MB with the model alone",
+    )
+
+
+def _peak_memory(calls: bool, in_flight: int) -> int:
+    """Return the highest resident memory of this process, in bytes, after the calls if `calls`."""
+    torch.set_num_threads(1)
+    model = pretrained_shape()
+    if calls:
+        with tempfile.TemporaryDirectory() as place:
+            tokenizer = load_tokenizer(tiny_model(Path(place) / "model", seed=0))
+            requests = make_groups(int(model.config.vocab_size), shared=True)
+            tokenizers = {"policy": tokenizer}
+            asyncio.run(run_engine(model, requests, in_flight, warm_up=0, tokenizers=tokenizers))
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 class Measured(NamedTuple):
@@ -327,40 +381,23 @@ def _cpu_s() -> float:
     return float(sum(each.user + each.system for each in times))
 
 
-def report_vllm(figures: dict[str, list[Measured]], *, as_json: bool) -> None:
-    """Print the best rates of both engines, and their ratios."""
-    rates = {
-        name: Measured(max(each.wall for each in found), max(each.cpu for each in found))
-        for name, found in figures.items()
-    }
-    ours, theirs = rates["engine"], rates["vllm"]
-    ratios = Measured(ours.wall / theirs.wall, ours.cpu / theirs.cpu)
-    if as_json:
-        kept = {name: [each._asdict() for each in found] for name, found in figures.items()}
-        print(json.dumps({"figures": kept, "ratios": ratios._asdict()}))
-        return
-    for name, rate in rates.items():
-        print(f"{name:7} {rate.wall:8.0f} tokens a second {rate.cpu:8.0f} a CPU-second")
-    print(f"engine / vLLM: {ratios.wall:.2f}x of wall time, {ratios.cpu:.2f}x of CPU time")
-
-
-def report(ours: dict[str, float], theirs: dict[str, float], *, as_json: bool) -> None:
-    rates = {
-        name: result["tokens"] / result["cpu_s"]
-        for name, result in (("engine", ours), ("peer", theirs))
-    }
-    ratio = rates["engine"] / rates["peer"]
-    if as_json:
-        print(json.dumps({"engine": ours, "peer": theirs, "rates": rates, "ratio": ratio}))
-        return
-    for name, result in (("engine", ours), ("peer", theirs)):
-        print(
-            f"{name:7} {rates[name]:7.0f} tokens per CPU-s"
-            f"  ({result['tokens']:.0f} tokens, {result['cpu_s']:.2f} CPU-s,"
-            f" event loop {result.get('loop_cpu_s', 0.0):.2f} CPU-s, wall {result['wall_s']:.2f} s)"
+def figures_of_vllm(rates: dict[str, list[Measured]]) -> list[Figure]:
+    """Return the best rates of both engines."""
+    return [
+        Figure(
+            what=f"SmolLM2's shape, groups of 8 prompts, of {what}",
+            unit=unit,
+            ours=max(getattr(each, key) for each in rates["engine"]),
+            peer="vLLM",
+            theirs=max(getattr(each, key) for each in rates["vllm"]),
+            more_is_better=True,
         )
-    print(f"engine / transformers' own batching: {ratio:.2f}x")
+        for what, unit, key in (
+            ("wall time", "tokens a s", "wall"),
+            ("CPU time", "tokens a CPU-s", "cpu"),
+        )
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
