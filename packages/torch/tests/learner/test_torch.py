@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lightspan.errors import CheckpointError, ConfigError, ModelError
+from lightspan.errors import CheckpointError, ConfigError, ModelError, UnsupportedError
 from lightspan.protocols.learner import Critic, LoRA, Optimizer, PolicyLoss
 from lightspan_testing.engine_suite import generate
 from lightspan_testing.learner_suite import (
@@ -91,6 +91,13 @@ def test_the_gap_looks_at_tokens_of_the_present_weights(folder: Path, model: Any
     assert learner.update(exact, PolicyLoss())["fresh_tokens"] == 0
 
 
+def test_muon_needs_a_torch_that_has_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    with pytest.raises(UnsupportedError, match=r"Optimizer\(name='muon'\) needs torch 2\.9 or"):
+        TorchLearner({"writer": folder}, optimizer=Optimizer(name="muon"))
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_muon_takes_hidden_matrices_only(folder: Path) -> None:
     learner = TorchLearner({"writer": folder}, optimizer=Optimizer(name="muon"))
     adamw, muon = learner._steppers["writer"]._optimizers

@@ -524,4 +524,9 @@ def _adamw(parameters: list[torch.nn.Parameter], settings: Optimizer) -> torch.o
 def _muon(parameters: list[torch.nn.Parameter], settings: Optimizer) -> torch.optim.Optimizer:
     rate = settings.muon_learning_rate
     groups = [{"params": parameters, "initial_lr": rate}]
+    if not hasattr(torch.optim, "Muon"):
+        raise UnsupportedError(
+            "Optimizer(name='muon') needs torch 2.9 or newer, which has torch.optim.Muon, and this "
+            f"is torch {torch.__version__}: update torch, or use Optimizer(name='adamw')"
+        )
     return torch.optim.Muon(groups, lr=rate, weight_decay=settings.weight_decay)

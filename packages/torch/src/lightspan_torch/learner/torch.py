@@ -88,6 +88,7 @@ CAPABILITIES: Final = LearnerCapabilities(
     entropy=True,
     lora=True,
     mixed_temperatures=True,
+    optimizers=("adamw", "muon") if hasattr(torch.optim, "Muon") else ("adamw",),
     trainable_grammar=True,
     values=True,
     loss_forms=("clip", "gspo", "cispo"),
