@@ -298,6 +298,8 @@ def tests_verl(session: nox.Session, environment: str) -> None:
     pins = ["-cconstraints/dev.txt", "-cconstraints/verl.txt"]
     ours = [*envs.TRAIN, envs.SUITES, "packages/verl"]
     envs.install(session, *pins, "openai", *envs.PYTEST, ours=ours)
+    # verl brings a package of that name, which hides ours
+    session.run("python", "-I", "-c", "import shutil, tests; shutil.rmtree(tests.__path__[0])")
     files = ["packages/torch/tests/engine/test_transformers.py", "packages/torch/tests/learner"]
     files += [f"tests/verl_ranks/test_{name}.py" for name in ("suite", "training")]
     run_pytest(session, "-rs", *FAST, *files, writes_result=True)
