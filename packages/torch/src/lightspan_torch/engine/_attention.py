@@ -25,6 +25,7 @@ from transformers import AttentionInterface
 from lightspan.errors import ModelError
 from lightspan_torch.engine._pages import Pages, PageTable, to_device
 from lightspan_torch.engine.oom import is_out_of_memory
+from lightspan_torch.engine.positions import exact_length
 
 NAME: Final = "lightspan_pages"
 
@@ -128,6 +129,7 @@ def attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Compute the attention of each request's new tokens to the tokens of the same request.
@@ -136,22 +138,26 @@ def attention(
         module: the attention layer, with its index.
         query: [1, heads, T, size], where T counts the new tokens of all requests.
         key: [1, key heads, T, size]; `value` likewise, with a size of its own.
-        attention_mask: not used; transformers makes none.
+        attention_mask: None, because transformers makes none: a mask is the model's own.
         scaling: factor of the scores; None for 1/√size.
         lightspan_plan: which keys are attended to.
         sliding_window: number of tokens that a query attends to; None for all.
         softcap: bound of the scores, by tanh; None for none.
         s_aux: [heads] attention sinks: scores without a value; None for none.
+        position_bias: None; not computed here.
 
     Returns:
         The output, [1, T, heads, value size], and None in place of the attention weights.
 
     Raises:
-        ModelError: the model does not hand its keyword arguments on.
+        ModelError: the model does not hand its keyword arguments on, or changes its scores by a
+            mask or bias of its own.
     """
     plan = lightspan_plan
     if plan is None:
         raise ModelError("the model does not hand keyword arguments on to its attention")
+    if attention_mask is not None or position_bias is not None:
+        raise ModelError("the model changes its attention by a mask or bias of its own")
     plan.windows[module.layer_idx] = sliding_window
     keys, values = plan.pages.store(module.layer_idx, plan.slots, key, value)
     queries = query[0].transpose(0, 1)
@@ -331,10 +337,14 @@ _ORDER: Final = (((0, 7),), ((1, 2),), ((1, 3),), ((0, 1), (1, 1)))
 """Steps of the check: (sequence, number of new tokens), …"""
 
 
-def install_checked(model: Any) -> None:
+def install_checked(model: Any, context: int) -> None:
     """Replace the model's attention, and check that the logits stay those of a plain forward pass.
 
     Two sequences that share a page are computed in pieces.
+
+    Args:
+        model: the model.
+        context: maximum number of tokens of a request.
 
     Raises:
         ModelError: the logits differ, or a layer cannot be computed in pieces.
@@ -345,6 +355,7 @@ def install_checked(model: Any) -> None:
     try:
         with torch.inference_mode():
             plain = [_plain_logits(model, ids) for ids in prompts]
+            exact = exact_length(model, context)
             install(model)
             worst, windows = _compare(model, prompts, plain)
     except (ModelError, TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -355,14 +366,22 @@ def install_checked(model: Any) -> None:
     limit = (1e-4 if model.dtype == torch.float32 else 0.05) * max(1.0, scale)
     if not worst <= limit:
         raise _refusal(model, f"its logits differ by {worst:.2e} from those of a forward pass")
+    if exact < context:
+        raise _refusal(
+            model,
+            f"a request of over {exact} tokens would change the positions of all others in its "
+            f"batch, and the context is {context}",
+            f"engine=Transformers(context_length={exact})",
+        )
     if layer := _layer_without_window(model.config.get_text_config(), windows):
         raise _refusal(model, f"{layer} attends to fewer tokens than its attention is told")
 
 
-def _refusal(model: Any, reason: str) -> ModelError:
+def _refusal(
+    model: Any, reason: str, instead: str = "engine=VLLM() (lightspan-vllm)"
+) -> ModelError:
     return ModelError(
-        f"{type(model).__name__} cannot be served by the embedded engine: {reason}. Use "
-        "engine=VLLM() (lightspan-vllm)"
+        f"{type(model).__name__} cannot be served by the embedded engine: {reason}. Use {instead}"
     )
 
 
