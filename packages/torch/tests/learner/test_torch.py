@@ -249,6 +249,18 @@ def test_scaled_logits_in_trees(budget: int) -> None:
 # --- the critic -------------------------------------------------------------------------------
 
 
+def _halve_logits(_: Any, __: Any, output: Any) -> None:
+    output.logits = output.logits / 2
+
+
+def test_logits_scaled_by_code_that_no_setting_tells_of() -> None:
+    model = make_model("Qwen2")
+    model.register_forward_hook(_halve_logits)
+    rows = make_branching_rows(model)
+    for scores, row in zip(TorchLearner({"writer": model}).score(rows), rows, strict=True):
+        assert scores == pytest.approx(token_logprobs(model, row).tolist(), abs=1e-5)
+
+
 @pytest.mark.parametrize("options", [{"kind": "Qwen2"}, {"kind": "Granite", "logits_scaling": 2.0}])
 def test_a_value_is_read_off_the_last_hidden_state(options: dict[str, Any], tmp_path: Path) -> None:
     """A value is w·h + b, with h as transformers computes it."""
