@@ -47,6 +47,7 @@ _LATENT: Final = {
 }
 _LINEAR: Final = {
     **_HEADS,
+    "initializer_range": 0.1,  # larger weights amplify rounding
     "num_hidden_layers": 4,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
@@ -153,8 +154,19 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "GptOss": {**_WINDOW, **_HEADS, **_LOCAL_EXPERTS},
     "DeepseekV2": {**_LATENT, "topk_method": "greedy"},
     "DeepseekV3": _LATENT,
-    "DeepseekV32": {**_LATENT, "index_topk": WINDOW, "index_n_heads": 4, "index_head_dim": 16},
-    "KimiLinear": {**_LATENT, **_LINEAR},
+    "DeepseekV32": {
+        **_LATENT,
+        "index_topk": WINDOW,
+        "index_n_heads": 32,  # with few heads scores are equal, and which are taken is chance
+        "index_head_dim": 16,
+    },
+    "KimiLinear": {
+        **_LATENT,
+        "initializer_range": 0.1,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_head_dim": 16,
+        "linear_num_heads": 4,
+    },
     "Glm": _HEADS,
     "Glm4": _HEADS,
     "Glm4Moe": {**_HEADS, **_ROUTED},

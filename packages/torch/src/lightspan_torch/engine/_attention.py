@@ -361,7 +361,8 @@ def install_checked(model: Any, context: int) -> None:
     except (ModelError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         if is_out_of_memory(error):
             raise
-        raise _refusal(model, str(error)) from error
+        reason = f"in pieces it raises {type(error).__name__}: {error}"
+        raise _refusal(model, str(error) if isinstance(error, ModelError) else reason) from error
     scale = max(float(each.abs().max()) for each in plain)
     limit = (1e-4 if model.dtype == torch.float32 else 0.05) * max(1.0, scale)
     if not worst <= limit:
