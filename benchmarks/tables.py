@@ -1,4 +1,4 @@
-"""Write the tables of benchmarks/README.md from the files in benchmarks/results.
+"""Write the tables of benchmarks/README.md and docs/families.md from the files in benchmarks/results.
 
     python benchmarks/tables.py [--check]
 
@@ -12,6 +12,7 @@ import argparse
 import json
 import re
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from _report import Figure, cells
 
 HERE: Final = Path(__file__).parent
 PAGE: Final = HERE / "README.md"
+FAMILIES_PAGE: Final = HERE.parent / "docs" / "families.md"
 _FIELDS: Final = Figure.__dataclass_fields__
 
 
@@ -27,15 +29,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
-    before = PAGE.read_text("utf-8")
     results = {path.stem: json.loads(path.read_text()) for path in HERE.glob("results/*.json")}
-    after = fill(before, {"figures": figures_table(results), "sessions": sessions_table(results)})
-    if options.check:
-        if after != before:
-            print("benchmarks/README.md is not what python benchmarks/tables.py writes")
-        return int(after != before)
-    PAGE.write_text(after, "utf-8")
-    return 0
+    pages = {
+        PAGE: {"figures": figures_table(results), "sessions": sessions_table(results)},
+        FAMILIES_PAGE: {"families": families_table(results["families"])},
+    }
+    changed = 0
+    for page, tables in pages.items():
+        before = page.read_text("utf-8")
+        after = fill(before, tables)
+        if after == before:
+            continue
+        changed = 1
+        if options.check:
+            print(f"{page.name} is not what python benchmarks/tables.py writes")
+        else:
+            page.write_text(after, "utf-8")
+    return changed if options.check else 0
 
 
 def fill(page: str, tables: dict[str, str]) -> str:
@@ -70,6 +80,35 @@ def sessions_table(results: dict[str, Any]) -> str:
             row = (f"`{name}`", *counts, _minutes(result), _circumstances(result))
             lines.append(f"| {' | '.join(map(str, row))} |")
     return "\n".join(lines)
+
+
+def families_table(result: dict[str, Any]) -> str:
+    """Return the cells of all families, a row each, and a table of refusals and remarks."""
+    families: dict[str, dict[str, Any] | None] = result["families"]
+    kinds = next(list(cells) for cells in families.values() if cells)
+    heads = ("family", *kinds)
+    lines = [_circumstances(result), "", f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    remarks: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, cells in families.items():
+        if cells is None:
+            absent = f"not in transformers {result['versions']['transformers']}"
+            lines.append(f"| {name} | {absent} |{' |' * (len(kinds) - 1)}")
+            continue
+        lines.append(f"| {name} | {' | '.join(_outcome(cell) for cell in cells.values())} |")
+        for kind, cell in cells.items():
+            if remark := cell.get("refusal") or cell.get("failure") or cell.get("note"):
+                # a sentence about a model's class is the same for other classes
+                remarks[kind, re.sub(r"\w+(ForCausalLM|LMHeadModel)", "…", remark)].append(name)
+    lines += ["", "| cell | families | what it says |", "|---|---|---|"]
+    for (kind, remark), names in remarks.items():
+        lines.append(f"| {kind} | {', '.join(names)} | {_escaped(remark)} |")
+    return "\n".join(lines)
+
+
+def _outcome(cell: dict[str, Any]) -> str:
+    if "error" in cell:
+        return f"{cell['error']:.0e}"
+    return "refused" if "refusal" in cell else "**failed**"
 
 
 def _minutes(result: dict[str, Any]) -> str:
