@@ -8,8 +8,8 @@ worst error of a log-probability, in nats, or the refusal:
   prompts of 40 to 67 tokens (windows are 16), and for turns that extend them.
 - learner: tokens that the learner scores in rows with common prefixes, before and after a step with
   full weights, whose gradient norm and weights are compared too.
-- LoRA: the same before and after five steps with an adapter on all linear layers, or where that is
-  refused, on the layers that the refusal names.
+- LoRA: the same before and after a step with an adapter on all linear layers, or where that is
+  refused, on some of them.
 - adapter in the engine: tokens that the engine samples with that adapter, against the learner; with
   the adapter merged where it cannot be served otherwise.
 - export: what `fit` leaves, loaded again by transformers: the whole model, the adapter, and the
@@ -63,8 +63,9 @@ NORM_LIMIT: Final = 1e-3
 """Maximum relative error of a gradient's norm."""
 STEP: Final = Optimizer(learning_rate=1e-3, max_grad_norm=1e6)
 ADAPTER: Final = LoRA(rank=4)
-FEW_LAYERS: Final = LoRA(rank=4, target_modules=["q_proj", "v_proj"])
-"""The adapter where not all linear layers can have one."""
+ADAPTER_STEP: Final = Optimizer(learning_rate=1e-2, max_grad_norm=1e6)
+FEW_LAYERS: Final = (["q_proj", "v_proj"], ["in_proj"])
+"""Layers to adapt where not all linear ones can be: the first that the model has."""
 MOVED: Final = 1e-3
 """Minimum change of some log-probability by a step."""
 VERSIONS: Final = ("torch", "transformers", "peft")
@@ -153,11 +154,12 @@ class _Family:
             learner = self._learner(ADAPTER)
         except ConfigError as error:
             note = clause(str(error))
-            learner = self._learner(FEW_LAYERS)
+            names = {name.rpartition(".")[2] for name, _ in self._plain.named_modules()}
+            layers = next(layers for layers in FEW_LAYERS if names.issuperset(layers))
+            learner = self._learner(LoRA(rank=ADAPTER.rank, target_modules=layers))
         before = self._score_error(learner, self._plain)
         scores = learner.score(self._rows)
-        for _ in range(5):
-            learner.update(self._rows, SFTLoss())
+        learner.update(self._rows, SFTLoss())
         self._check_moved(learner, scores)
         merged = _with(self._folder, asyncio.run(published(learner)))
         self._adapter = learner
@@ -202,7 +204,8 @@ class _Family:
         }
 
     def _learner(self, lora: LoRA | None) -> TorchLearner:
-        return TorchLearner({"writer": self._folder}, optimizer=STEP, lora=lora)
+        optimizer = STEP if lora is None else ADAPTER_STEP
+        return TorchLearner({"writer": self._folder}, optimizer=optimizer, lora=lora)
 
     def _score_error(self, learner: TorchLearner, plain: Any) -> float:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Write the tables of benchmarks/README.md and docs/families.md from the files in benchmarks/results.
+"""Write the tables of benchmarks/README.md and docs/families.md from benchmarks/results.
 
     python benchmarks/tables.py [--check]
 
@@ -16,7 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
-from _report import Figure, cells
+from _report import Figure, cells as figure_cells
 
 HERE: Final = Path(__file__).parent
 PAGE: Final = HERE / "README.md"
@@ -32,7 +32,10 @@ def main() -> int:
     results = {path.stem: json.loads(path.read_text()) for path in HERE.glob("results/*.json")}
     pages = {
         PAGE: {"figures": figures_table(results), "sessions": sessions_table(results)},
-        FAMILIES_PAGE: {"families": families_table(results["families"])},
+        FAMILIES_PAGE: {
+            "families": families_table(results["families"]),
+            "versions": versions_table(results),
+        },
     }
     changed = 0
     for page, tables in pages.items():
@@ -67,7 +70,7 @@ def figures_table(results: dict[str, Any]) -> str:
         lines.append(f"| **[`{name}.py`]({name}.py)**, {_circumstances(result)} | | | | | | | |")
         for row in result["figures"]:
             figure = Figure(**{key: row[key] for key in _FIELDS if key in row})
-            lines.append(f"| {' | '.join(map(_escaped, cells(figure)))} |")
+            lines.append(f"| {' | '.join(map(_escaped, figure_cells(figure)))} |")
     return "\n".join(lines)
 
 
@@ -97,12 +100,39 @@ def families_table(result: dict[str, Any]) -> str:
         lines.append(f"| {name} | {' | '.join(_outcome(cell) for cell in cells.values())} |")
         for kind, cell in cells.items():
             if remark := cell.get("refusal") or cell.get("failure") or cell.get("note"):
-                # a sentence about a model's class is the same for other classes
-                remarks[kind, re.sub(r"\w+(ForCausalLM|LMHeadModel)", "…", remark)].append(name)
+                remarks[kind, _without_class(remark)].append(name)
     lines += ["", "| cell | families | what it says |", "|---|---|---|"]
     for (kind, remark), names in remarks.items():
         lines.append(f"| {kind} | {', '.join(names)} | {_escaped(remark)} |")
     return "\n".join(lines)
+
+
+def versions_table(results: dict[str, Any]) -> str:
+    """Return in which cells other versions of transformers end otherwise than in `families`.
+
+    A result of another version is a file `families_VERSION.json`.
+    """
+    lines = ["| transformers | cell | families | what it says |", "|---|---|---|---|"]
+    own = results["families"]["families"]
+    for result in (results[name] for name in sorted(results) if name.startswith("families_")):
+        differences: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for name, cells in result["families"].items():
+            if cells is None and own.get(name):
+                differences["", "not there"].append(name)
+            for kind, cell in (cells or {}).items():
+                before = (own.get(name) or {}).get(kind, {})
+                if ("error" in cell) != ("error" in before):
+                    remark = cell.get("refusal") or cell.get("failure") or "exact"
+                    differences[kind, _without_class(remark)].append(name)
+        for (kind, remark), names in differences.items():
+            row = (result["versions"]["transformers"], kind, ", ".join(names), _escaped(remark))
+            lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def _without_class(remark: str) -> str:
+    """Return a sentence about a model's class, which is then the same for other classes."""
+    return re.sub(r"\w+(ForCausalLM|LMHeadModel)", "…", remark)
 
 
 def _outcome(cell: dict[str, Any]) -> str:

@@ -31,6 +31,7 @@ ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 FINAL_FACTOR: Final = 0.05
 """Lower bound of a decaying learning rate, as a fraction of the full rate."""
 
+_NAME_LAYERS: Final = 'Name the layers to adapt: LoRA(target_modules=["q_proj", "v_proj"])'
 _SCALED_LOGITS: Final = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 """Settings of models that change the output layer's result to get logits."""
 
@@ -330,7 +331,10 @@ def _with_adapters(model: Any, lora: LoRA, seed: int) -> Any:
             with _quiet_peft():
                 adapted = get_peft_model(model, config)
         except ValueError as error:
-            raise ConfigError(f"LoRA does not fit the model: {error}") from error
+            raise ConfigError(
+                f"LoRA(target_modules={targets!r}) does not fit {type(model).__name__}: {error}. "
+                f"{_NAME_LAYERS}"
+            ) from error
     adapted.eval()
     try:
         with torch.no_grad():
@@ -338,8 +342,7 @@ def _with_adapters(model: Any, lora: LoRA, seed: int) -> Any:
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"LoRA(target_modules={targets!r}) does not fit {type(model).__name__}: a forward pass "
-            f"with adapters raised {type(error).__name__}: {error}. Name the layers to adapt, such "
-            'as target_modules=["q_proj", "v_proj"]'
+            f"with adapters raised {type(error).__name__}: {error}. {_NAME_LAYERS}"
         ) from error
     return adapted
 
