@@ -222,14 +222,13 @@ class _Family:
 
 def load_plain(folder: Path) -> Any:
     """Load a model as transformers does, with the attention that is exact in every family."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    return transformers.AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     )
-    return model.eval()
 
 
 def _with(folder: Path, weights: Mapping[str, torch.Tensor]) -> Any:
-    model = load_plain(folder)
+    model: Any = load_plain(folder)
     model.load_state_dict(dict(weights))
     return model
 

@@ -229,7 +229,7 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "Lfm2Moe": {**_EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "RecurrentGemma": {"attention_window_size": WINDOW, "num_hidden_layers": 3},
 }
-"""Name of a configuration class without `Config`, and what is special → options beside `_SHAPE`."""
+"""Name of a configuration class without `Config`, and what is special → its other options."""
 
 
 def make_family(name: str, vocabulary: int, attention: str = "eager") -> Any:
@@ -254,9 +254,8 @@ def make_family(name: str, vocabulary: int, attention: str = "eager") -> Any:
     config = config_class(**{**_SHAPE, **FAMILIES[name], "vocab_size": vocabulary})
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=attention
-        )
+        make: Any = transformers.AutoModelForCausalLM.from_config
+        model = make(config, dtype=torch.float32, attn_implementation=attention)
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape))
     return model.eval()
