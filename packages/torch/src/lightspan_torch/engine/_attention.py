@@ -25,7 +25,7 @@ from transformers import AttentionInterface
 from lightspan.errors import ModelError
 from lightspan_torch.engine._pages import Pages, PageTable, to_device
 from lightspan_torch.engine.oom import is_out_of_memory
-from lightspan_torch.engine.positions import exact_length
+from lightspan_torch.engine.positions import exact_length, takes_cache_position
 
 NAME: Final = "lightspan_pages"
 
@@ -105,7 +105,9 @@ def forward(model: Any, step: Step, rows: Tensor) -> Tensor:
     Raises:
         ModelError: the model did not call `attention`, so the logits are wrong.
     """
+    positions = {"cache_position": step.positions} if takes_cache_position(type(model)) else {}
     output = model(
+        **positions,
         input_ids=step.ids[None],
         position_ids=step.positions[None],
         use_cache=False,

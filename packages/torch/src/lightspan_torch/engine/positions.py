@@ -1,4 +1,4 @@
-"""How long sequences may be until their length changes what their first tokens compute.
+"""How models take the positions of tokens, as far as their code differs.
 
 Rotary embeddings of the kinds `longrope` (Phi-3) and `dynamic` scale all positions by the largest
 one of the batch. Sequences that are computed together would then change each other.
@@ -6,6 +6,8 @@ one of the batch. Sequences that are computed together would then change each ot
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any
 
 import torch
@@ -13,6 +15,16 @@ from torch import Tensor
 
 _FIRST = 4
 """Number of tokens whose logits are compared."""
+
+
+@functools.cache
+def takes_cache_position(module_class: Any) -> bool:
+    """Return whether a model's forward pass has the argument `cache_position`.
+
+    With the first versions of transformers 5, some models (Ministral 3) scale their queries by it,
+    and count from 0 if they get none.
+    """
+    return "cache_position" in inspect.signature(module_class.forward).parameters
 
 
 @torch.no_grad()

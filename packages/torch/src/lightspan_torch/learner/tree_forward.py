@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lightspan_torch.engine.positions import takes_cache_position
+from lightspan_torch.engine.tokenizer import context_length
 from lightspan_torch.learner import _tree_attention
 from lightspan_torch.learner.prefix_tree import (
     BLOCK,
@@ -430,11 +432,25 @@ def tree_refusal(model: Any) -> str:
             states = _last_states(model, sequences, in_trees=True, block=block)
             if not torch.dist(states, expected) <= tolerance * expected.norm():
                 reason = "its hidden states in a tree differ from those of a sequence"
+        if not reason and takes_cache_position(type(model.get_decoder())) and _counts_itself(model):
+            reason = "it counts positions itself"
     except (RuntimeError, TypeError, ValueError) as error:
         reason = f"a tree raised {type(error).__name__}: {error}"
     if reason:
         model.set_attn_implementation(before)
     return reason
+
+
+def _counts_itself(model: Any) -> bool:
+    """Return whether the hidden states depend on `cache_position`, which is equal for all rows."""
+    decoder = model.get_decoder()
+    ids = torch.tensor([[1, 2, 3, 4]], device=model.device)
+    places = torch.arange(4, device=model.device)
+    near, far = (
+        decoder(input_ids=ids, position_ids=places[None], cache_position=at, use_cache=False)[0]
+        for at in (places, places + context_length(model.config) - 4)
+    )
+    return not torch.equal(near, far)
 
 
 def _last_states(
