@@ -105,7 +105,7 @@ def forward(model: Any, step: Step, rows: Tensor) -> Tensor:
     Raises:
         ModelError: the model did not call `attention`, so the logits are wrong.
     """
-    positions = {"cache_position": step.positions} if takes_cache_position(type(model)) else {}
+    positions = {"cache_position": step.positions} if takes_cache_position(model) else {}
     output = model(
         **positions,
         input_ids=step.ids[None],

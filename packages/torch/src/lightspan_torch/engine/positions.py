@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,14 +18,18 @@ _FIRST = 4
 """Number of tokens whose logits are compared."""
 
 
-@functools.cache
-def takes_cache_position(module_class: Any) -> bool:
+def takes_cache_position(model: Any) -> bool:
     """Return whether a model's forward pass has the argument `cache_position`.
 
     With the first versions of transformers 5, some models (Ministral 3) scale their queries by it,
     and count from 0 if they get none.
     """
-    return "cache_position" in inspect.signature(module_class.forward).parameters
+    return _has_cache_position(type(model).forward)
+
+
+@functools.cache
+def _has_cache_position(forward: Callable[..., Any]) -> bool:
+    return "cache_position" in inspect.signature(forward).parameters
 
 
 @torch.no_grad()

@@ -432,7 +432,7 @@ def tree_refusal(model: Any) -> str:
             states = _last_states(model, sequences, in_trees=True, block=block)
             if not torch.dist(states, expected) <= tolerance * expected.norm():
                 reason = "its hidden states in a tree differ from those of a sequence"
-        if not reason and takes_cache_position(type(model.get_decoder())) and _counts_itself(model):
+        if not reason and takes_cache_position(model.get_decoder()) and _counts_itself(model):
             reason = "it counts positions itself"
     except (RuntimeError, TypeError, ValueError) as error:
         reason = f"a tree raised {type(error).__name__}: {error}"
