@@ -26,6 +26,7 @@ EXACT = [
     "Gemma3Text",
     "GptOss",  # sinks
     "DeepseekV3",  # keys and values of different sizes
+    "Ministral3",  # queries scaled by their positions
 ]  # fmt: skip
 REFUSED = ["Bloom", "Falcon", "Qwen3Next", "Mamba2"]
 
