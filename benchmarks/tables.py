@@ -99,8 +99,9 @@ def families_table(result: dict[str, Any]) -> str:
             continue
         lines.append(f"| {name} | {' | '.join(_outcome(cell) for cell in cells.values())} |")
         for kind, cell in cells.items():
-            if remark := cell.get("refusal") or cell.get("failure") or cell.get("note"):
-                remarks[kind, _without_class(remark)].append(name)
+            remark = cell.get("refusal") or cell.get("failure") or cell.get("note")
+            if remark and not (kind != "engine" and remark == cells["engine"].get("refusal")):
+                remarks[kind, _general(remark)].append(name)
     lines += ["", "| cell | families | what it says |", "|---|---|---|"]
     for (kind, remark), names in remarks.items():
         lines.append(f"| {kind} | {', '.join(names)} | {_escaped(remark)} |")
@@ -123,16 +124,17 @@ def versions_table(results: dict[str, Any]) -> str:
                 before = (own.get(name) or {}).get(kind, {})
                 if ("error" in cell) != ("error" in before):
                     remark = cell.get("refusal") or cell.get("failure") or "exact"
-                    differences[kind, _without_class(remark)].append(name)
+                    differences[kind, _general(remark)].append(name)
         for (kind, remark), names in differences.items():
             row = (result["versions"]["transformers"], kind, ", ".join(names), _escaped(remark))
             lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
 
-def _without_class(remark: str) -> str:
-    """Return a sentence about a model's class, which is then the same for other classes."""
-    return re.sub(r"\w+(ForCausalLM|LMHeadModel)", "…", remark)
+def _general(remark: str) -> str:
+    """Return a sentence without names of classes, layers and figures, the same for all families."""
+    names = r"\w+(ForCausalLM|LMHeadModel)|model\.layers\.[\w.]+|\d\.\d+e\S+| \(model_type=.*?\)"
+    return re.sub(names, lambda found: "" if found[0].startswith(" ") else "…", remark)
 
 
 def _outcome(cell: dict[str, Any]) -> str:
