@@ -326,6 +326,8 @@ def main() -> int:
     logging.disable(logging.WARNING)
     families: dict[str, dict[str, Cell] | None] = {}
     wrong = []
+    versions = {name: importlib.metadata.version(name) for name in VERSIONS}
+    run = {**circumstances(), "versions": versions}
     for name in options.families or FAMILIES:
         start = time.thread_time()
         families[name] = cells = check_family(name)
@@ -336,10 +338,8 @@ def main() -> int:
                 wrong.append(f"{name}, {kind}")
         if cells is None:
             print(f"    not in transformers {transformers.__version__}")
-    if options.json:
-        versions = {name: importlib.metadata.version(name) for name in VERSIONS}
-        result = {**circumstances(), "versions": versions, "families": families}
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        if options.json:
+            options.json.write_text(json.dumps({**run, "families": families}, indent=2) + "\n")
     for where in wrong:
         print(f"wrong: {where}")
     return 1 if wrong else 0
