@@ -12,10 +12,11 @@ import argparse
 import json
 import re
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
-from _report import Figure, cells
+from _report import Figure, cells as figure_cells
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parent
@@ -50,6 +51,10 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
         ROOT / "docs/environments.md": {
             "environments": environments_table(results["environments"])
         },
+        ROOT / "docs/families.md": {
+            "families": families_table(results["families"]),
+            "versions": versions_table(results),
+        },
     }
 
 
@@ -72,7 +77,7 @@ def figures_table(results: dict[str, Any]) -> str:
         lines.append(f"| **[`{name}.py`]({name}.py)**, {_circumstances(result)} | | | | | | | |")
         for row in result["figures"]:
             figure = Figure(**{key: row[key] for key in _FIELDS if key in row})
-            lines.append(f"| {' | '.join(map(_escaped, cells(figure)))} |")
+            lines.append(f"| {' | '.join(map(_escaped, figure_cells(figure)))} |")
     return "\n".join(lines)
 
 
@@ -99,6 +104,64 @@ def environments_table(result: dict[str, Any]) -> str:
         note = rest if row["versions"] else f"**impossible**: {row['why']}"
         lines.append(f"| {' | '.join(map(_escaped, (row['name'], *columns, note)))} |")
     return "\n".join([*lines, "", f"Resolved {_circumstances(result)}."])
+
+
+def families_table(result: dict[str, Any]) -> str:
+    """Return the cells of all families, a row each, and a table of refusals and remarks."""
+    families: dict[str, dict[str, Any] | None] = result["families"]
+    kinds = next(list(cells) for cells in families.values() if cells)
+    heads = ("family", *kinds)
+    lines = [_circumstances(result), "", f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    remarks: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, cells in families.items():
+        if cells is None:
+            absent = f"not in transformers {result['versions']['transformers']}"
+            lines.append(f"| {name} | {absent} |{' |' * (len(kinds) - 1)}")
+            continue
+        lines.append(f"| {name} | {' | '.join(_outcome(cell) for cell in cells.values())} |")
+        for kind, cell in cells.items():
+            remark = cell.get("refusal") or cell.get("failure") or cell.get("note")
+            if remark and not (kind != "engine" and remark == cells["engine"].get("refusal")):
+                remarks[kind, _general(remark)].append(name)
+    lines += ["", "| cell | families | what it says |", "|---|---|---|"]
+    for (kind, remark), names in remarks.items():
+        lines.append(f"| {kind} | {', '.join(names)} | {_escaped(remark)} |")
+    return "\n".join(lines)
+
+
+def versions_table(results: dict[str, Any]) -> str:
+    """Return in which cells other versions of transformers end otherwise than in `families`.
+
+    A result of another version is a file `families_VERSION.json`.
+    """
+    lines = ["| transformers | cell | families | what it says |", "|---|---|---|---|"]
+    own = results["families"]["families"]
+    for result in (results[name] for name in sorted(results) if name.startswith("families_")):
+        differences: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for name, cells in result["families"].items():
+            if cells is None and own.get(name):
+                differences["", "not there"].append(name)
+            for kind, cell in (cells or {}).items():
+                before = (own.get(name) or {}).get(kind, {})
+                if ("error" in cell) != ("error" in before):
+                    remark = cell.get("refusal") or cell.get("failure") or "exact"
+                    differences[kind, _general(remark)].append(name)
+        for (kind, remark), names in differences.items():
+            row = (result["versions"]["transformers"], kind, ", ".join(names), _escaped(remark))
+            lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def _general(remark: str) -> str:
+    """Return a sentence without names of classes, layers and figures, the same for all families."""
+    names = r"\w+(ForCausalLM|LMHeadModel)|model\.layers\.[\w.]+|\d\.\d+e\S+| \(model_type=.*?\)"
+    return re.sub(names, lambda found: "" if found[0].startswith(" ") else "…", remark)
+
+
+def _outcome(cell: dict[str, Any]) -> str:
+    if "error" in cell:
+        return f"{cell['error']:.0e}"
+    return "refused" if "refusal" in cell else "**failed**"
 
 
 def _minutes(result: dict[str, Any]) -> str:

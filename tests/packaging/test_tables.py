@@ -45,6 +45,40 @@ def test_a_table_of_figures_and_one_of_sessions(tables: Any) -> None:
     ]
 
 
+def test_a_table_of_families(tables: Any) -> None:
+    run = {"date": "2026-01-02", "commit": "abc", "machine": "m", "load": 0.5, "python": "3.11.7"}
+    exact = {"engine": {"error": 3.2e-6}, "learner": {"error": 1e-5, "note": "in trees"}}
+    refused = {"engine": {"refusal": "AForCausalLM cannot: x"}, "learner": {"failure": "a | b"}}
+    families = {"A": refused, "B": exact, "C": None}
+    results = {
+        "families": {**run, "versions": {"transformers": "5.23.0"}, "families": families},
+        "families_5.0.0": {
+            "versions": {"transformers": "5.0.0"},
+            "families": {"A": exact, "B": None, "C": None},
+        },
+    }
+    assert tables.families_table(results["families"]).splitlines() == [
+        "2026-01-02, abc, m, Python 3.11.7, load 0.5, transformers 5.23.0",
+        "",
+        "| family | engine | learner |",
+        "|---|---|---|",
+        "| A | refused | **failed** |",
+        "| B | 3e-06 | 1e-05 |",
+        "| C | not in transformers 5.23.0 | |",
+        "",
+        "| cell | families | what it says |",
+        "|---|---|---|",
+        "| engine | A | … cannot: x |",
+        r"| learner | A | a \| b |",
+        "| learner | B | in trees |",
+    ]
+    assert tables.versions_table(results).splitlines()[2:] == [
+        "| 5.0.0 | engine | A | exact |",
+        "| 5.0.0 | learner | A | exact |",
+        "| 5.0.0 |  | B | not there |",
+    ]
+
+
 def test_a_session_writes_its_result(tmp_path: Path) -> None:
     path, another = tmp_path / "result.json", test_a_table_of_figures_and_one_of_sessions.__name__
     command = [sys.executable, "-m", "pytest", "-q", f"{Path(__file__)}::{another}"]

@@ -13,11 +13,13 @@ from hypothesis import given, settings, strategies as st
 
 from lightspan.lightning.rows import common_prefix
 from lightspan.protocols.learner import LoRA, Loss, PolicyLoss, SFTLoss
+from lightspan_testing.families import make_family
 from lightspan_testing.learner_suite import (
     BOTH_CLIPS,
     make_branching_rows,
     make_call_rows,
     reference_loss,
+    token_logprobs,
 )
 from lightspan_torch.learner import prefix_tree, tree_forward
 from lightspan_torch.learner.torch import TorchLearner
@@ -314,6 +316,22 @@ def test_a_model_that_fails_on_a_tree_is_found_out(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("lightspan_torch.learner._tree_attention.attend", refuse)
     assert tree_forward.tree_refusal(model) == "a tree raised TypeError: no such argument"
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_scores_that_a_tree_would_ignore_are_found_out() -> None:
+    """An argument of the attention may act only on sequences longer than those of the check."""
+    model = make_model("Qwen2")
+    model.model.layers[1].self_attn.sliding_window = 512
+    assert "its attention has sliding_window" in tree_forward.tree_refusal(model)
+
+
+def test_rows_whose_length_changes_their_first_tokens_are_not_padded() -> None:
+    model = make_family("Phi3 longrope", 405, "sdpa")
+    rows = make_branching_rows(model, long=100)
+    learner = TorchLearner({"writer": model})
+    expected = [token_logprobs(model, row).tolist() for row in rows]
+    for found, scores in zip(learner.score(rows), expected, strict=True):
+        assert found == pytest.approx(scores, abs=1e-4)
 
 
 def test_dropout_is_drawn_for_each_row() -> None:

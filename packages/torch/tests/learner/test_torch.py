@@ -14,13 +14,15 @@ import torch
 from safetensors.torch import load_file
 
 from lightspan.errors import CheckpointError, ConfigError, ModelError, UnsupportedError
-from lightspan.protocols.learner import Critic, LoRA, Optimizer, PolicyLoss
+from lightspan.protocols.learner import Critic, LoRA, Optimizer, PolicyLoss, SFTLoss
 from lightspan_testing.engine_suite import generate
+from lightspan_testing.families import make_family
 from lightspan_testing.learner_suite import (
     BOTH_CLIPS,
     LearnerSuite,
     make_branching_rows,
     make_rows,
+    published,
     reference_loss,
     token_logprobs,
 )
@@ -254,6 +256,40 @@ def test_scaled_logits_in_trees(budget: int) -> None:
 
 
 # --- the critic -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["Llama4Text", "Mamba2"])
+def test_layers_that_cannot_be_adapted(family: str) -> None:
+    """A router returns two tensors; a Mamba's kernel bypasses the layer."""
+    model = make_family(family, 405)
+    with pytest.raises(ConfigError, match=r"does not fit \w+ForCausalLM: .*Name the layers"):
+        TorchLearner({"writer": model}, lora=LoRA(rank=4))
+
+
+async def test_adapters_of_experts_are_merged_and_never_served_unmerged() -> None:
+    model = make_family("Qwen3Moe", 405)
+    rows = make_rows(model, 4)
+    learner = TorchLearner(
+        {"writer": model}, lora=LoRA(rank=4), optimizer=Optimizer(learning_rate=1e-2)
+    )
+    learner.update(rows, SFTLoss())
+    model.load_state_dict(await published(learner))
+    for scores, row in zip(learner.score(rows), rows, strict=True):
+        assert scores == pytest.approx(token_logprobs(model, row).tolist(), abs=1e-4)
+    with pytest.raises(UnsupportedError, match=r"mlp.experts, which is no linear layer"):
+        learner._model("writer").lora_weights()
+
+
+def _halve_logits(_: Any, __: Any, output: Any) -> None:
+    output.logits = output.logits / 2
+
+
+def test_logits_scaled_by_code_that_no_setting_tells_of() -> None:
+    model = make_model("Qwen2")
+    model.register_forward_hook(_halve_logits)
+    rows = make_branching_rows(model)
+    for scores, row in zip(TorchLearner({"writer": model}).score(rows), rows, strict=True):
+        assert scores == pytest.approx(token_logprobs(model, row).tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"kind": "Qwen2"}, {"kind": "Granite", "logits_scaling": 2.0}])

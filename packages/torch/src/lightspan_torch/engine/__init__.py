@@ -7,6 +7,7 @@ Start with `transformers`, the engine, and `config`, its settings (`lightspan.Tr
 | `_batcher` | thread that generates for one policy |
 | `_pages` | key-value cache, with shared prefixes |
 | `_attention`, `_sampling` | attention over the cache; choice of the next token |
+| `positions` | how long the sequences of one batch may be |
 | `tokenizer` | renders chats as token ids, and decodes ids |
 | `grammars` | masks tokens that a grammar forbids |
 | `hub` | locates a model's files |

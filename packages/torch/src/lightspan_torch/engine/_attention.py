@@ -26,6 +26,7 @@ from transformers import AttentionInterface
 from lightspan.errors import ModelError
 from lightspan_torch.engine._pages import Pages, PageTable, to_device
 from lightspan_torch.engine.oom import is_out_of_memory
+from lightspan_torch.engine.positions import exact_length, takes_cache_position
 
 NAME: Final = "lightspan_pages"
 
@@ -121,7 +122,9 @@ def forward(model: Any, step: Step, rows: Tensor) -> Tensor:
     Raises:
         ModelError: the model did not call `attention`, so the logits are wrong.
     """
+    positions = {"cache_position": step.positions} if takes_cache_position(model) else {}
     output = model(
+        **positions,
         input_ids=step.ids[None],
         position_ids=step.positions[None],
         use_cache=False,
@@ -145,6 +148,7 @@ def attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Compute the attention of each request's new tokens to the tokens of the same request.
@@ -154,23 +158,27 @@ def attention(
         query: [1, heads, T, size], where T counts the new tokens of all requests.
         key: [1, key heads, T, size].
         value: [1, key heads, T, value size].
-        attention_mask: not used.
+        attention_mask: None, because transformers makes none; a mask is the model's own.
         scaling: factor of the scores; None for 1/√size.
         lightspan_plan: which keys are attended to.
         sliding_window: number of tokens that a query attends to; None for all.
         softcap: bound that tanh applies to the scores; None for no bound.
         s_aux: [heads] attention sinks: further scores in the softmax, without a value; None for
             none.
+        position_bias: None; not computed here.
 
     Returns:
         The output, [1, T, heads, value size], and None in place of the attention weights.
 
     Raises:
-        ModelError: the model does not pass its keyword arguments on.
+        ModelError: the model does not pass its keyword arguments on, or changes its scores by a
+            mask or bias of its own.
     """
     plan = lightspan_plan
     if plan is None:
         raise ModelError("the model does not hand keyword arguments on to its attention")
+    if attention_mask is not None or position_bias is not None:
+        raise ModelError("the model changes its attention by a mask or bias of its own")
     plan.windows[module.layer_idx] = sliding_window
     keys, values = plan.pages.store(module.layer_idx, plan.slots, key, value)
     queries = query[0].transpose(0, 1)
@@ -368,11 +376,15 @@ _ORDER: Final = (((0, 7),), ((1, 2),), ((1, 3),), ((0, 1), (1, 1)))
 """Steps of the check: (sequence, number of new tokens), …"""
 
 
-def install_checked(model: Any) -> None:
+def install_checked(model: Any, context: int) -> None:
     """Replace the model's attention, and check that the model still computes the same logits.
 
     For the check, two sequences with a common page are computed in several steps. Their logits are
     compared with those of a plain forward pass.
+
+    Args:
+        model: the model.
+        context: maximum number of tokens of a request.
 
     Raises:
         ModelError: the logits differ, or a layer cannot be computed in several steps.
@@ -383,24 +395,34 @@ def install_checked(model: Any) -> None:
     try:
         with torch.inference_mode():
             plain = [_plain_logits(model, ids) for ids in prompts]
+            exact = exact_length(model, context)
             install(model)
             worst, windows = _compare(model, prompts, plain)
     except (ModelError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         if is_out_of_memory(error):
             raise
-        raise _refusal(model, str(error)) from error
+        reason = f"in pieces it raises {type(error).__name__}: {error}"
+        raise _refusal(model, str(error) if isinstance(error, ModelError) else reason) from error
     scale = max(float(each.abs().max()) for each in plain)
     limit = (1e-4 if model.dtype == torch.float32 else 0.05) * max(1.0, scale)
     if not worst <= limit:
         raise _refusal(model, f"its logits differ by {worst:.2e} from those of a forward pass")
+    if exact < context:
+        raise _refusal(
+            model,
+            f"a request of over {exact} tokens would change the positions of all others in its "
+            f"batch, and the context is {context}",
+            f"engine=Transformers(context_length={exact})",
+        )
     if layer := _layer_without_window(model.config.get_text_config(), windows):
         raise _refusal(model, f"{layer} attends to fewer tokens than its attention is told")
 
 
-def _refusal(model: Any, reason: str) -> ModelError:
+def _refusal(
+    model: Any, reason: str, instead: str = "engine=VLLM() (lightspan-vllm)"
+) -> ModelError:
     return ModelError(
-        f"{type(model).__name__} cannot be served by the embedded engine: {reason}. Use "
-        "engine=VLLM() (lightspan-vllm)"
+        f"{type(model).__name__} cannot be served by the embedded engine: {reason}. Use {instead}"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeGuard
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+from transformers.pytorch_utils import Conv1D
 
 from lightspan.errors import ConfigError, ModelError
 from lightspan.protocols.engine import LoRAWeights
@@ -106,8 +107,11 @@ class LowRank:
     def __init__(self, model: Any, rank: int) -> None:
         self._device = model.device
         self._rank = rank
-        self._shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         self._modules = dict(model.named_modules())
+        self._shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+        for name, module in self._modules.items():
+            if isinstance(module, Conv1D):  # GPT-2's linear layer, whose weight is transposed
+                self._shapes[f"{name}.weight"] = (module.nf, module.nx)
         self._hooked: set[str] = set()
         self._layers: dict[str, tuple[Tensor, Tensor]] = {}
         self._scale = 1.0

@@ -187,7 +187,7 @@ class TransformersEngine(TokenEngine):
             )
             advice = partial(_lower_engine, settings, context)
             with explained(f"loading the model of policy {policy} on {device}", advice):
-                install_checked(model)
+                install_checked(model, min(context, settings.cache_tokens))
             self._workers[policy] = _PolicyWorker(
                 policy,
                 model,

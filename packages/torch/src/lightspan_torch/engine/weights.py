@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import logging as transformers_logging
 
 from lightspan.errors import ConfigError, ModelError, OutOfMemoryError
@@ -59,7 +61,7 @@ def load_model(
     """
     check_device(device)
     if isinstance(source, torch.nn.Module):
-        return _moved(copy.deepcopy(source), device, dtype, "the model").eval()
+        return _exact(_moved(copy.deepcopy(source), device, dtype, "the model").eval())
     from transformers import AutoModelForCausalLM
 
     origin = locate(source, "weights")
@@ -73,7 +75,37 @@ def load_model(
             raise OutOfMemoryError(_too_large(origin.name, "cpu", error)) from error
         raise cannot_load("weights", origin, error) from error
     model.name_or_path = model.config._name_or_path = origin.name
-    return _moved(model, device, None, origin.name).eval()
+    return _exact(_moved(model, device, None, origin.name).eval())
+
+
+@torch.no_grad()
+def _exact(model: Any) -> Any:
+    """Replace the attention `sdpa` by `eager` in a model whose scores are capped or have sinks.
+
+    The first versions of transformers 5 choose `sdpa` for Gemma 2, which drops the cap in silence.
+    """
+    config = getattr(model, "config", None)
+    if getattr(config, "_attn_implementation", "") != "sdpa":
+        return model
+    if not getattr(model, "_supports_attention_backend", False):
+        return model
+    dropped: set[str] = set()
+
+    def attention(*tensors: Any, **options: Any) -> tuple[Tensor, None]:
+        for name in ("softcap", "s_aux"):
+            if options.pop(name, None) is not None:
+                dropped.add(name)
+        return sdpa_attention_forward(*tensors, **options)
+
+    AttentionInterface.register("lightspan_probe", attention)
+    try:
+        model.set_attn_implementation("lightspan_probe")
+        model(input_ids=torch.tensor([[1]], device=model.device), use_cache=False)
+    except (AttributeError, TypeError, ValueError):  # it needs a mask, which is made for sdpa alone
+        dropped.clear()
+    finally:
+        model.set_attn_implementation("eager" if dropped else "sdpa")
+    return model
 
 
 class SharedModels:

@@ -16,6 +16,9 @@ from transformers import AttentionInterface
 
 NAME: Final = "lightspan_tree"
 
+_CHANGES: Final = ("attention_mask", "position_bias", "sliding_window", "softcap", "s_aux")
+"""Arguments of an attention that limit or change its scores. transformers makes no mask for an
+attention of ours, so a mask is the model's own."""
 _LENGTH_DEPENDENT: Final = ("dynamic", "longrope")
 """Kinds of rotary embeddings that depend on the longest position in the batch."""
 
@@ -56,6 +59,9 @@ def attention(
 
     Returns:
         The output, [B, T, heads, size], and None in place of the attention weights.
+
+    Raises:
+        ValueError: the model limits or changes the scores, which trees would ignore.
     """
     if tree is None:
         sdpa: Any = AttentionInterface()["sdpa"]  # type: ignore[no-untyped-call]
@@ -63,8 +69,15 @@ def attention(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
         return output
+    options = {"attention_mask": attention_mask, **kwargs}
+    if names := [name for name in _CHANGES if _is_set(options.get(name))]:
+        raise ValueError(f"its attention has {' and '.join(names)}")
     layer: int = module.layer_idx  # type: ignore[assignment]
     return tree.attend(layer, query, key, value, scaling).contiguous(), None
+
+
+def _is_set(value: Any) -> bool:
+    return isinstance(value, Tensor) or bool(value)
 
 
 def attend(

@@ -31,6 +31,7 @@ ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 FINAL_FACTOR: Final = 0.05
 """Lower bound of a decaying learning rate, as a fraction of the full rate."""
 
+_NAME_LAYERS: Final = 'Name the layers to adapt: LoRA(target_modules=["q_proj", "v_proj"])'
 _SCALED_LOGITS: Final = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 """Settings of models that change the output layer's result to get logits."""
 
@@ -80,6 +81,8 @@ class TrainedModel:
         is_module = isinstance(source, torch.nn.Module)
         # KL needs the initial weights, which cannot be read again for a model in memory
         self._source: Any = copy.deepcopy(model).cpu() if is_module and lora is None else source
+        self.hidden_to_logits: Final = _hidden_to_logits(model)
+        """Whether the logits are the output layer's result, without scaling or capping."""
         self.model: Any = model if lora is None else _with_adapters(model, lora, seed)
         self._base: Any = None
 
@@ -151,12 +154,14 @@ class TrainedModel:
         deltas: dict[str, Tensor] = {}
         if self.lora is not None:
             for name, layer in self._adapted():
-                deltas[f"{name}.weight"] = layer.get_delta_weight(ADAPTER)
+                # experts' weights are parameters of one module, each with a wrapper of its own
+                parameter = getattr(layer, "parameter_name", "weight")
+                deltas[_unwrapped(f"{name}.{parameter}")] = layer.get_delta_weight(ADAPTER)
         weights: dict[str, Tensor] = {}
         for name, tensor in self.plain.state_dict().items():
             if ".lora_" in name:
                 continue
-            name = name.replace(".base_layer.", ".")  # PEFT wraps adapted layers
+            name = _unwrapped(name)
             value = tensor + deltas[name] if name in deltas else tensor
             weights[name] = value.detach().to("cpu", copy=True)
         return weights
@@ -171,7 +176,7 @@ class TrainedModel:
         assert self.lora is not None, "the policy has no adapters"
         layers: dict[str, tuple[Tensor, Tensor]] = {}
         for name, layer in self._adapted():
-            if ADAPTER not in layer.lora_A:
+            if ADAPTER not in layer.lora_A or hasattr(layer, "parameter_name"):
                 raise UnsupportedError(
                     f"LoRA(target_modules={self.lora.target_modules!r}) adapts {name}, which is no "
                     "linear layer: engines cannot serve that unmerged. Leave it out, or have the "
@@ -255,10 +260,31 @@ class TrainedModel:
             source = str(getattr(source, "name_or_path", "") or "")
         return load_tokenizer(source) if source else None
 
-    def hidden_to_logits(self) -> bool:
-        """Return whether logits are exactly the output of the last layer, not scaled or capped."""
-        config = self.plain.config.get_text_config()
-        return all(getattr(config, name, None) is None for name in _SCALED_LOGITS)
+
+def _unwrapped(name: str) -> str:
+    """Return a weight's name in the plain model: PEFT wraps adapted layers."""
+    return ".".join(part for part in name.split(".") if part != "base_layer")
+
+
+@torch.no_grad()
+def _hidden_to_logits(model: Any) -> bool:
+    """Return whether a model's logits are the output layer's result, without scaling or capping.
+
+    Settings alone do not show it, because every model's code names them in its own way; capping
+    alone hardly shows in the logits of a few tokens.
+    """
+    config = model.config.get_text_config()
+    if any(getattr(config, name, None) is not None for name in _SCALED_LOGITS):
+        return False
+    ids = torch.tensor([[1, 2, 3, 4]], device=model.device)
+    logits = model(input_ids=ids, use_cache=False).logits
+    try:
+        hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        expected = model.get_output_embeddings()(hidden)
+    except (AttributeError, TypeError, RuntimeError):
+        return False
+    tolerance = 1e-5 if model.dtype == torch.float32 else 0.02
+    return bool(torch.dist(logits, expected) <= tolerance * logits.norm())
 
 
 @contextmanager
@@ -306,8 +332,20 @@ def _with_adapters(model: Any, lora: LoRA, seed: int) -> Any:
             with _quiet_peft():
                 adapted = get_peft_model(model, config)
         except ValueError as error:
-            raise ConfigError(f"LoRA does not fit the model: {error}") from error
-    return adapted.eval()
+            raise ConfigError(
+                f"LoRA(target_modules={targets!r}) does not fit {type(model).__name__}: {error}. "
+                f"{_NAME_LAYERS}"
+            ) from error
+    adapted.eval()
+    try:
+        with torch.no_grad():
+            adapted(input_ids=torch.tensor([[1, 2, 3, 4]], device=model.device), use_cache=False)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"LoRA(target_modules={targets!r}) does not fit {type(model).__name__}: a forward pass "
+            f"with adapters raised {type(error).__name__}: {error}. {_NAME_LAYERS}"
+        ) from error
+    return adapted
 
 
 def adapter_base(folder: str | Path) -> str | None:
@@ -404,6 +442,9 @@ def merge_adapter(
 def _quiet_peft() -> Iterator[None]:
     with warnings.catch_warnings():  # peft 0.21 uses a deprecated attribute of transformers 5.23
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
+        # PEFT adapts itself to GPT-2's layers, and names no layer for its patterns of experts
+        warnings.filterwarnings("ignore", message="fan_in_fan_out")
+        warnings.filterwarnings("ignore", message=r"The following (rank|alpha)_pattern keys")
         yield
 
 

@@ -247,7 +247,7 @@ def scoring_head(model: TrainedModel, plain: Any, tokens: SelectedTokens, scores
 def _output(model: TrainedModel, plain: Any) -> tuple[Callable[[Tensor], Tensor], int]:
     """Return a function from hidden states to logits, and how many states it may get at once."""
     size = max(1, LOGITS // plain.config.get_text_config().vocab_size)
-    output = plain.get_output_embeddings() if model.hidden_to_logits() else torch.nn.Identity()
+    output = plain.get_output_embeddings() if model.hidden_to_logits else torch.nn.Identity()
     return output, size
 
 

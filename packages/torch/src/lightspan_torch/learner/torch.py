@@ -46,7 +46,8 @@ from lightspan.schema.token_records import TokenRecord
 from lightspan.schema.validation import check_kind
 from lightspan_torch.engine.grammars import LIBRARY, Grammars
 from lightspan_torch.engine.oom import explained
-from lightspan_torch.engine.tokenizer import TransformersTokenizer
+from lightspan_torch.engine.positions import exact_length
+from lightspan_torch.engine.tokenizer import TransformersTokenizer, context_length
 from lightspan_torch.engine.weights import SharedModels, check_device, load_model
 from lightspan_torch.learner.checkpoint import (
     FORMAT,
@@ -78,7 +79,15 @@ from lightspan_torch.learner.policy_model import (
 )
 from lightspan_torch.learner.prefix_tree import Tree, plain as each_by_itself, share
 from lightspan_torch.learner.token_losses import SelectedTokens, scoring_head, training_head
-from lightspan_torch.learner.tree_forward import Pass, decoder, pair_cost, plan, sweep, tree_refusal
+from lightspan_torch.learner.tree_forward import (
+    Pass,
+    Selected,
+    decoder,
+    pair_cost,
+    plan,
+    sweep,
+    tree_refusal,
+)
 from lightspan_torch.learner.validation import check_loss, check_names, check_rows, ordered
 from lightspan_torch.threads import limit_threads
 
@@ -163,6 +172,11 @@ class TorchLearner(Learner):
         self._steppers = {
             policy: Stepper(model, self._optimizer) for policy, model in self._models.items()
         }
+        self._padded = {
+            policy: exact_length(model.plain, context_length(model.plain.config))
+            for policy, model in self._models.items()
+        }
+        """Policy → number of tokens up to which rows may be padded to the length of others."""
         self._refusals = {
             policy: tree_refusal(model.plain) if share_prefixes else "share_prefixes=False"
             for policy, model in self._models.items()
@@ -516,7 +530,7 @@ class TorchLearner(Learner):
         passes.
         """
         model = self._models[policy]
-        if dropout or not model.hidden_to_logits():
+        if dropout or not model.hidden_to_logits:
             return self._computed_states(policy, tokens.rows)
         first = first_tokens(tokens.rows, tokens.selected)
         return CallStates(first, len(tokens.targets), model.hidden_size, self._device)
@@ -537,7 +551,7 @@ class TorchLearner(Learner):
         count = sum(map(len, selected))
         states = CallStates(range(count), count, model.hidden_size, self._device)
         trees = self._trees(policy, sequences)
-        passes = plan(sequences, selected, trees, self._budget, self._device)
+        passes = self._passes(policy, sequences, selected, trees)
         with model.using("policy") as plain:
             decode = decoder(plain, in_trees=not self._refusals[policy])
             sweep(passes, decode, states.collect)
@@ -555,7 +569,17 @@ class TorchLearner(Learner):
     def _plan(self, policy: str, tokens: SelectedTokens, *, dropout: bool = False) -> list[Pass]:
         sequences = [row.ids for row in tokens.rows]
         trees = self._trees(policy, sequences, dropout=dropout)
-        return plan(sequences, tokens.selected, trees, self._budget, self._device)
+        return self._passes(policy, sequences, tokens.selected, trees)
+
+    def _passes(
+        self,
+        policy: str,
+        sequences: Sequence[list[int]],
+        selected: Selected,
+        trees: Sequence[Tree],
+    ) -> list[Pass]:
+        padded = self._padded[policy]
+        return plan(sequences, selected, trees, self._budget, self._device, padded=padded)
 
     def _trees(
         self, policy: str, sequences: Sequence[list[int]], *, dropout: bool = False
@@ -565,7 +589,7 @@ class TorchLearner(Learner):
         return share(sequences, pair_cost=pair_cost(self._models[policy].plain))
 
     def _decoder(self, policy: str, plain: Any) -> Callable[..., Tensor]:
-        logits = not self._models[policy].hidden_to_logits()
+        logits = not self._models[policy].hidden_to_logits
         return decoder(plain, in_trees=not self._refusals[policy], logits=logits)
 
     @torch.no_grad()
