@@ -64,7 +64,7 @@ NORM_LIMIT: Final = 1e-3
 STEP: Final = Optimizer(learning_rate=1e-3, max_grad_norm=1e6)
 ADAPTER: Final = LoRA(rank=4)
 ADAPTER_STEP: Final = Optimizer(learning_rate=1e-2, max_grad_norm=1e6)
-FEW_LAYERS: Final = (["q_proj", "v_proj"], ["in_proj"])
+FEW_LAYERS: Final = (["q_proj", "v_proj"], ["q_b_proj", "kv_b_proj"], ["in_proj"])
 """Layers to adapt where not all linear ones can be: the first that the model has."""
 MOVED: Final = 1e-3
 """Minimum change of some log-probability by a step."""
@@ -101,11 +101,12 @@ def _cell(check: Callable[[], Cell]) -> Cell:
     except Mismatch as error:
         return {"failure": str(error)}
     except Exception as error:
-        return {"failure": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+        return {"failure": f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"}
 
 
 def clause(message: str) -> str:
-    """Return the first sentence of an error."""
+    """Return the first sentence of an error, without temporary folders."""
+    message = re.sub(rf"{re.escape(tempfile.gettempdir())}/\w+/", "", message)
     return re.split(r"[.;] ", message, maxsplit=1)[0].rstrip(".")
 
 

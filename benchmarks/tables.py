@@ -154,7 +154,8 @@ def versions_table(results: dict[str, Any]) -> str:
 
 def _general(remark: str) -> str:
     """Return a sentence without names of classes, layers and figures, the same for all families."""
-    names = r"\w+(ForCausalLM|LMHeadModel)|model\.layers\.[\w.]+|\d\.\d+e\S+| \(model_type=.*?\)"
+    names = r"\w+(ForCausalLM|LMHeadModel)|model\.layers\.[\w.]+|\d\.\d+e\S+"
+    names += r"| \(model_type=.*?\)"
     return re.sub(names, lambda found: "" if found[0].startswith(" ") else "…", remark)
 
 

@@ -7,6 +7,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -400,7 +401,8 @@ def load_adapter(
             adapted = PeftModel.from_pretrained(model, str(folder))
     except Exception as error:  # PEFT and torch raise many types for shapes and damaged files
         raise ModelError(
-            f"the adapter in {folder} does not fit its base model {base or named}: {error}"
+            f"the adapter in {folder} does not fit its base model {base or named}, or peft "
+            f"{version('peft')} does not fit transformers {version('transformers')}: {error}"
         ) from error
     return adapted.merge_and_unload().eval()
 
