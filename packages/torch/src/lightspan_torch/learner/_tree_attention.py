@@ -3,7 +3,7 @@
 It uses transformers' `AttentionInterface`. `install` replaces a model's attention once. A forward
 pass then gets the argument `tree`; without it, the attention is what it was before.
 The embedded engine replaces its own model's attention in another way
-(`lightspan_torch.engine._cpu_attention`).
+(`lightspan_torch.engine._attention`).
 """
 
 from __future__ import annotations
