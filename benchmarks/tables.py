@@ -1,4 +1,4 @@
-"""Write the tables of benchmarks/README.md from the files in benchmarks/results.
+"""Write the tables of benchmarks/README.md and docs/devices.md from benchmarks/results.
 
     python benchmarks/tables.py [--check]
 
@@ -19,6 +19,7 @@ from _report import Figure, cells
 
 HERE: Final = Path(__file__).parent
 PAGE: Final = HERE / "README.md"
+DEVICES: Final = HERE.parent / "docs/devices.md"
 _FIELDS: Final = Figure.__dataclass_fields__
 
 
@@ -27,15 +28,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
-    before = PAGE.read_text("utf-8")
     results = {path.stem: json.loads(path.read_text()) for path in HERE.glob("results/*.json")}
-    after = fill(before, {"figures": figures_table(results), "sessions": sessions_table(results)})
-    if options.check:
-        if after != before:
-            print("benchmarks/README.md is not what python benchmarks/tables.py writes")
-        return int(after != before)
-    PAGE.write_text(after, "utf-8")
-    return 0
+    tables = {
+        PAGE: {"figures": figures_table(results), "sessions": sessions_table(results)},
+        DEVICES: {"gpu": parts_table(results)},
+    }
+    status = 0
+    for path, own in tables.items():
+        before = path.read_text("utf-8")
+        after = fill(before, own)
+        if not options.check:
+            path.write_text(after, "utf-8")
+        elif after != before:
+            print(f"{path} is not what python benchmarks/tables.py writes")
+            status = 1
+    return status
 
 
 def fill(page: str, tables: dict[str, str]) -> str:
@@ -55,9 +62,8 @@ def figures_table(results: dict[str, Any]) -> str:
         if "figures" not in result:
             continue
         lines.append(f"| **[`{name}.py`]({name}.py)**, {_circumstances(result)} | | | | | | | |")
-        for row in result["figures"]:
-            figure = Figure(**{key: row[key] for key in _FIELDS if key in row})
-            lines.append(f"| {' | '.join(map(_escaped, cells(figure)))} |")
+        rows = [cells(figure_of(row)) for row in result["figures"]]
+        lines += [f"| {' | '.join(map(_escaped, row))} |" for row in rows]
     return "\n".join(lines)
 
 
@@ -70,6 +76,33 @@ def sessions_table(results: dict[str, Any]) -> str:
             row = (f"`{name}`", *counts, _minutes(result), _circumstances(result))
             lines.append(f"| {' | '.join(map(str, row))} |")
     return "\n".join(lines)
+
+
+def parts_table(results: dict[str, Any]) -> str:
+    """Return a table of the parts of `gpu.py`, of a run on a GPU and of the rehearsal."""
+    lines = ["| part | | seconds | measured |", "|---|---|---|---|"]
+    for name in ("gpu", "gpu_rehearsal"):
+        if (result := results.get(name)) is None:
+            continue
+        minutes = f"{result['seconds'] / 60:.1f} minutes"
+        lines.append(f"| **{result['device']}**, {_circumstances(result)}, {minutes} | | | |")
+        for part in result["parts"]:
+            measured = "; ".join(filter(None, (part["reason"], *map(text_of, part["figures"]))))
+            row = (part["what"], part["state"], f"{part['seconds']:.0f}", measured)
+            lines.append(f"| {' | '.join(map(_escaped, row))} |")
+    return "\n".join(lines)
+
+
+def text_of(row: dict[str, Any]) -> str:
+    """Return a figure as a sentence."""
+    what, unit, ours, peer, theirs, _, target, note = cells(figure_of(row))
+    beside = f"{peer} {theirs}" if theirs else ""
+    return ", ".join(filter(None, (f"{what}: {ours} {unit}", beside, target, note.strip())))
+
+
+def figure_of(row: dict[str, Any]) -> Figure:
+    """Return the figure of a row of a result file."""
+    return Figure(**{key: row[key] for key in _FIELDS if key in row})
 
 
 def _minutes(result: dict[str, Any]) -> str:
