@@ -126,6 +126,7 @@ def random_model(setting: Setting) -> tuple[Path, str]:
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     from lightspan_testing.tiny import TEXTS, tiny_tokenizer
+    from lightspan_torch.engine.weights import without_bars
 
     sizes: dict[str, Any] = {
         "hidden_size": 1536,
@@ -157,7 +158,8 @@ def random_model(setting: Setting) -> tuple[Path, str]:
     with torch.device(setting.device):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     unfinished = setting.work / "unfinished"
-    model.save_pretrained(unfinished)
+    with without_bars():
+        model.save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
     unfinished.rename(folder)
     del model
