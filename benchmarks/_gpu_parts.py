@@ -476,6 +476,9 @@ def router(setting: Setting) -> list[Figure]:
     subprocess.run(command, cwd=setting.work, check=True)
     lines = [line for line in _metrics(run) if line["kind"] == "train"]
     first = _rehearsed("router", "a step")
+    parts = ("cpu_s/engine", "cpu_s/learner")
+    gap = max(line["learner/logprob_gap_max"] for line in lines)
+    cpu_s = sum(lines[-1][part] - lines[0][part] for part in parts) / (len(lines) - 1)
     return [
         Figure(
             what="a step, 64 rollouts of two calls",
@@ -483,8 +486,8 @@ def router(setting: Setting) -> list[Figure]:
             ours=median(line["seconds"] for line in lines[1:]),
             peer="CPU" if first is not None and setting.on_gpu else "",
             theirs=first if setting.on_gpu else None,
-            note=f"median of {len(lines) - 1} steps after the first; largest difference to the "
-            f"engine {max(line['learner/logprob_gap_max'] for line in lines):.1e}",
+            note=f"median of {len(lines) - 1} steps after the first; {cpu_s:.1f} CPU-s each of "
+            f"engine and learner; largest difference to the engine {gap:.1e}",
         )
     ]
 

@@ -74,7 +74,7 @@ def run_all(names: list[str], setting: Setting, seconds: float) -> dict[str, Any
     """Run parts one after another, and return the report."""
     start = time.monotonic()
     report: dict[str, Any] = {**circumstances(), "device": "", "versions": {}, "parts": []}
-    found = _in_process(MACHINE, setting, 120)
+    found = _in_process(MACHINE, setting, 240)
     if found["state"] != "passed":
         print(f"gpu.py: {found['reason']}", file=sys.stderr)
         return report
