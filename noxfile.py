@@ -114,10 +114,8 @@ def packaging(session: nox.Session) -> None:
     """Build the packages, install those without torch outside the repository, import all names."""
     envs.install(session, *envs.PINS, "build", "hatchling")
     dist = Path(session.create_tmp()) / "dist"
-    wheels = {
-        wheel.name.partition("-")[0]: str(wheel)
-        for wheel in build_packages(session, envs.PACKAGES, dist)
-    }
+    built = build_packages(session, envs.PACKAGES, dist)
+    wheels = {wheel.name.partition("-")[0]: str(wheel) for wheel in built}
     light = [name for name in (*envs.LIGHT, *envs.SHARED) if name != "core"]
     names = ["lightspan", *(f"lightspan_{name}" for name in light)]
     envs.install(session, *envs.PINS, *(wheels[name] for name in names), *envs.PYTEST)
@@ -131,8 +129,7 @@ def packaging(session: nox.Session) -> None:
 def release(session: nox.Session) -> None:
     """Build what a release uploads, into dist/, and check it; `-- --upload` uploads it.
 
-    Every package is installed in an empty virtualenv. Uploading needs the release's commit: tagged
-    with the version, unchanged, CHANGELOG with its heading.
+    Uploading needs the release's commit: tagged with the version, unchanged, with its CHANGELOG.
     """
     uploads, lacking = session.posargs == ["--upload"], not_releasable(ROOT)
     if session.posargs and not uploads:
@@ -161,9 +158,8 @@ def release(session: nox.Session) -> None:
 @nox.parametrize("package", envs.params(envs.LIGHT))
 def tests_package(session: nox.Session, package: str) -> None:
     """Run a package's tests with what it declares, the suites and its `dependency-groups.test`."""
-    needs: list[str] = (
-        envs.table(f"packages/{package}").get("dependency-groups", {}).get("test", [])
-    )
+    groups: dict[str, list[str]] = envs.table(f"packages/{package}").get("dependency-groups", {})
+    needs = groups.get("test", [])
     ours = [f"packages/{name.removeprefix('lightspan-')}" for name in needs if "lightspan-" in name]
     ours = ["packages/core", envs.SUITES, f"packages/{package}", *ours]
     others = [name for name in needs if "lightspan-" not in name]
@@ -173,8 +169,7 @@ def tests_package(session: nox.Session, package: str) -> None:
 
 @nox.session(venv_backend="none", requires=["learning"])
 def tests_across(session: nox.Session) -> None:
-    """Run the tests of the packages that need torch, those that cross packages, those of the
-    repository, and those of PostgreSQL where the machine has its programs."""
+    """Run the tests of the packages that need torch, and those of several packages."""
     heavy = [f"packages/{name}/tests" for name in envs.SETTINGS["heavy"]]
     run_pytest(session, *FAST, *PARALLEL, *heavy, *ACROSS, environment="learning")
 
@@ -212,8 +207,7 @@ def tests_behind(session: nox.Session, what: str) -> None:
 @nox.session(default=False)
 @nox.parametrize("adapter", [nox.param(name, id=f"{name}-oldest") for name in envs.ADAPTERS])
 def tests_adapters(session: nox.Session, adapter: str) -> None:
-    """Test an adapter with its framework's oldest version, without torch, and the instrumentation
-    of the SDK with the oldest OpenAI SDK."""
+    """Test an adapter and the SDK's instrumentation with the oldest versions, without torch."""
     pins = ["-cconstraints/dev.txt", f"-rconstraints/{adapter}-oldest.txt"]
     ours = ["packages/core", *envs.HARNESS, f"packages/{adapter}"]
     envs.install(session, *pins, *envs.clients_of([adapter]), *envs.PYTEST, ours=ours)
@@ -359,8 +353,7 @@ def examples(session: nox.Session, example: str) -> None:
 @nox.session(default=False)
 @nox.parametrize("example", envs.params(envs.EXAMPLES))
 def controls(session: nox.Session, example: str) -> None:
-    """Train an example as its README says, three seeds and every learning control: hours. After --
-    come options of benchmarks/learning.py."""
+    """Train an example with every control: hours; after -- options of benchmarks/learning.py."""
     envs.install_example(session, example)
     if (file := envs.EXAMPLES[example].get("structured")) and not session.posargs:
         run_pytest(session, "-m", "controls", file)
@@ -383,6 +376,15 @@ def tests_quickstart(session: nox.Session) -> None:
     if not os.environ.get("LIGHTSPAN_RUN"):
         session.error("set LIGHTSPAN_RUN to the folder of a finished run, such as runs/sql-seed0")
     run_pytest(session, "tests/quickstart", environment="learning")
+
+
+@nox.session(default=False)
+def gpu(session: nox.Session) -> None:
+    """Prove a GPU in ten minutes (docs/devices.md), after -- options of benchmarks/gpu.py: in an
+    environment of its own, or with the interpreter that LIGHTSPAN_GPU_PYTHON names."""
+    if not (python := os.environ.get("LIGHTSPAN_GPU_PYTHON", "")):
+        envs.install_example(session, "router")
+    run_benchmark(session, python or "python", "benchmarks/gpu.py", *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)

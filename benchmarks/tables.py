@@ -51,6 +51,7 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
         ROOT / "docs/environments.md": {
             "environments": environments_table(results["environments"])
         },
+        ROOT / "docs/devices.md": {"gpu": parts_table(results)},
         ROOT / "docs/families.md": {
             "families": families_table(results["families"]),
             "versions": versions_table(results),
@@ -75,9 +76,8 @@ def figures_table(results: dict[str, Any]) -> str:
         if "figures" not in result:
             continue
         lines.append(f"| **[`{name}.py`]({name}.py)**, {_circumstances(result)} | | | | | | | |")
-        for row in result["figures"]:
-            figure = Figure(**{key: row[key] for key in _FIELDS if key in row})
-            lines.append(f"| {' | '.join(map(_escaped, figure_cells(figure)))} |")
+        rows = [figure_cells(figure_of(row)) for row in result["figures"]]
+        lines += [f"| {' | '.join(map(_escaped, row))} |" for row in rows]
     return "\n".join(lines)
 
 
@@ -163,6 +163,33 @@ def _outcome(cell: dict[str, Any]) -> str:
     if "error" in cell:
         return f"{cell['error']:.0e}"
     return "refused" if "refusal" in cell else "**failed**"
+
+
+def parts_table(results: dict[str, Any]) -> str:
+    """Return a table of the parts of `gpu.py`, of a run on a GPU and of the rehearsal."""
+    lines = ["| part | | seconds | measured |", "|---|---|---|---|"]
+    for name in ("gpu", "gpu_rehearsal"):
+        if (result := results.get(name)) is None:
+            continue
+        minutes = f"{result['seconds'] / 60:.1f} minutes"
+        lines.append(f"| **{result['device']}**, {_circumstances(result)}, {minutes} | | | |")
+        for part in result["parts"]:
+            measured = "; ".join(filter(None, (part["reason"], *map(text_of, part["figures"]))))
+            row = (part["what"], part["state"], f"{part['seconds']:.0f}", measured)
+            lines.append(f"| {' | '.join(map(_escaped, row))} |")
+    return "\n".join(lines)
+
+
+def text_of(row: dict[str, Any]) -> str:
+    """Return a figure as a sentence."""
+    what, unit, ours, peer, theirs, _, target, note = figure_cells(figure_of(row))
+    beside = f"{peer} {theirs}" if theirs else ""
+    return ", ".join(filter(None, (f"{what}: {ours} {unit}", beside, target, note.strip())))
+
+
+def figure_of(row: dict[str, Any]) -> Figure:
+    """Return the figure of a row of a result file."""
+    return Figure(**{key: row[key] for key in _FIELDS if key in row})
 
 
 def _minutes(result: dict[str, Any]) -> str:

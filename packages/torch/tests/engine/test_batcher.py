@@ -19,7 +19,7 @@ from lightspan_testing.engine_suite import (
     with_weights,
 )
 from lightspan_testing.tiny import tiny_model
-from lightspan_torch.engine._attention import Chunk, make_step
+from lightspan_torch.engine._attention import Chunk, _prefix_group, _Shared, make_step
 from lightspan_torch.engine._pages import Pages, PageTable
 from lightspan_torch.engine.weights import load_model
 from packages.torch.tests.engine.engines import batcher_of, running
@@ -131,3 +131,34 @@ def test_a_common_prefix_is_read_once() -> None:
     chunks = [Chunk(each, table, 1) for each, table in zip(ids, tables, strict=True)]
     [group] = make_step(pages, chunks, torch.device("cpu")).plan.groups
     assert len(group.slots) == 16 + 2 * 5
+
+
+def test_similar_prefixes_are_computed_together() -> None:
+    """As on a GPU: two pairs of requests, with prefixes of 16 and of 20 tokens, are one group.
+
+    Each query attends to the tokens of its own request up to its own.
+    """
+    pages, chunks = Pages(256, 4), list[Chunk]()
+    for pair, size in enumerate((16, 20)):
+        prompt = [*range(100 * pair, 100 * pair + size)]
+        for member in range(2):
+            ids, table = [*prompt, 40 + member, 50, 51], PageTable()
+            pages.share(table, pages.find(ids))
+            pages.reserve(table, len(ids))
+            table.computed = size + 1 + member
+            pages.index(table, ids)
+            chunks.append(Chunk(ids, table, 2 - member))
+    step = make_step(pages, chunks, torch.device("cpu"))
+    assert len(step.plan.groups) == 2
+    sequences = [
+        _Shared([(0, chunks[0]), (2, chunks[1])], 16, 3),
+        _Shared([(3, chunks[2]), (5, chunks[3])], 20, 3),
+    ]
+    group = _prefix_group(sequences, torch.device("cpu"))
+    assert group.rows.tolist() == [0, 1, 2, 3, 4, 5]
+    places = [(c, c.table.computed + n) for c in chunks for n in range(c.size)]
+    slots = group.slots.view(2, -1)
+    for row, (chunk, place) in enumerate(places):
+        mask = group.mask[row // 3, row % 3]
+        assert sorted(slots[row // 3][mask].tolist()) == sorted(chunk.table.slots[: place + 1])
+        assert int(group.query_positions[row // 3, row % 3]) == place

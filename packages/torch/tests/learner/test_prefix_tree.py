@@ -265,6 +265,21 @@ def test_logits_in_parts(monkeypatch: pytest.MonkeyPatch, logits: int) -> None:
     assert_close(gradients(learner, rows, loss)[1], expected)
 
 
+@pytest.mark.parametrize("budget", [4096, 1])
+def test_keys_that_are_repeated_for_their_heads(
+    monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    """As on a GPU: the gradients are those of heads that share their keys."""
+    model = make_model("Qwen2", num_key_value_heads=2)
+    rows = make_branching_rows(model)
+    plain = TorchLearner({"writer": model}, share_prefixes=False)
+    _, expected = gradients(plain, rows, BOTH_CLIPS)
+    repeats = "lightspan_torch.learner._tree_attention._repeats_keys"
+    monkeypatch.setattr(repeats, lambda query, mask: True)
+    learner = TorchLearner({"writer": model}, token_budget=budget)
+    assert_close(gradients(learner, rows, BOTH_CLIPS)[1], expected)
+
+
 # --- where trees cannot be --------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("options", "why"),

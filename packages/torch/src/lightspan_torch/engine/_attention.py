@@ -279,16 +279,21 @@ def make_step(pages: Pages, chunks: Sequence[Chunk], device: torch.device) -> St
             by_prefix[chunk.table.pages[shared - 1]].append((start, chunk))
         else:
             by_size[_size(chunk)].append((start, chunk))
-    groups = []
+    by_shape: dict[tuple[int, ...], list[_Shared]] = defaultdict(list)
     for members in by_prefix.values():
         common = _shared_pages(pages, members[0][1].table) * pages.page_size
         own = sum(_length(chunk) - common for _, chunk in members)
         if len(members) > 1 and own <= 2 * common:
-            groups.append(_prefix_group(members, common, device))
+            sequence = _Shared(members, common, sum(chunk.size for _, chunk in members))
+            keys = (common + own - 1).bit_length()
+            # a GPU computes similar ones together: it waits for the CPU to start each operation
+            alone = len(by_shape) if device.type == "cpu" else 0
+            by_shape[sequence.rows, keys, alone].append(sequence)
         else:
             for start, chunk in members:
                 by_size[_size(chunk)].append((start, chunk))
-    groups += [_padded_group(members, device) for members in by_size.values()]
+    groups = [_prefix_group(each, device) for each in by_shape.values()]
+    groups += [_padded_group(each, device) for each in by_size.values()]
     slots = [each.table.slots[each.table.computed : _length(each)] for each in chunks]
     plan = Plan(pages, to_device(np.concatenate(slots), device), prompts, groups)
     return Step(plan, *(torch.tensor(each, device=device) for each in (ids, positions, ends)))
@@ -314,34 +319,52 @@ def _shared_pages(pages: Pages, table: PageTable) -> int:
     return bisect_left(table.pages, True, 0, complete, key=lambda page: not pages.is_shared(page))
 
 
-def _prefix_group(
-    members: Sequence[tuple[int, Chunk]], common: int, device: torch.device
-) -> _Group:
-    """Make a group of requests with a common prefix, so that the prefix is read once.
+class _Shared(NamedTuple):
+    """Requests with a common prefix, as one sequence in which the prefix is read once.
 
-    The group is one sequence. It has the queries of all members, the keys of the prefix and the
-    keys of each member after the prefix.
-
-    Args:
-        members: each request's chunk and the row in the step at which it starts.
-        common: number of tokens of the prefix.
-        device: device of the group's tensors.
+    The sequence has the queries of all members, the keys of the prefix and the keys of each member
+    after the prefix.
     """
-    rows = np.concatenate([np.arange(start, start + chunk.size) for start, chunk in members])
-    queries = [np.arange(chunk.table.computed, _length(chunk)) for _, chunk in members]
-    own = [np.arange(common, _length(chunk)) for _, chunk in members]
-    slots = [members[0][1].table.slots[:common]]
-    slots += [chunk.table.slots[common : _length(chunk)] for _, chunk in members]
-    mask = np.zeros((len(rows), common + sum(map(len, own))), np.bool_)
-    mask[:, :common] = True
-    row, column = 0, common
-    for query, keys in zip(queries, own, strict=True):
-        square = query[:, None] >= keys
-        mask[row : row + len(query), column : column + len(keys)] = square
-        row, column = row + len(query), column + len(keys)
-    key_positions = np.concatenate([np.arange(common), *own])
-    positions = (np.concatenate(queries)[None], key_positions[None])
-    return _group(device, rows, np.concatenate(slots), mask[None], *positions)
+
+    members: Sequence[tuple[int, Chunk]]
+    """First row and chunk of each request."""
+    common: int
+    """Number of tokens of the prefix."""
+    rows: int
+    """Number of queries."""
+
+    def queries(self) -> NDArray[np.int64]:
+        """Return [3, queries]: row, position, and number of the request."""
+        parts = []
+        for number, (start, chunk) in enumerate(self.members):
+            new = np.arange(chunk.size)
+            parts.append((start + new, chunk.table.computed + new, np.full(chunk.size, number)))
+        return np.concatenate(parts, axis=1)
+
+    def keys(self) -> NDArray[np.int64]:
+        """Return [3, keys]: cache slot, position, and number of the request; -1 of the prefix."""
+        first = self.members[0][1].table.slots[: self.common]
+        parts = [(first, np.arange(self.common), np.full(self.common, -1))]
+        for number, (_, chunk) in enumerate(self.members):
+            own = np.arange(self.common, _length(chunk))
+            parts.append((chunk.table.slots[own], own, np.full(len(own), number)))
+        return np.concatenate(parts, axis=1)
+
+
+def _prefix_group(sequences: Sequence[_Shared], device: torch.device) -> _Group:
+    """Make a group of sequences with equally many queries, padded to the most keys."""
+    keys = [each.keys() for each in sequences]
+    padded = np.empty((len(keys), 3, max(each.shape[1] for each in keys)), np.int64)
+    for row, each in zip(padded, keys, strict=True):
+        row[:, : each.shape[1]] = each
+        row[:, each.shape[1] :] = ((each[0, 0],), (0,), (-2,))
+    slots, key_positions, key_owners = to_device(padded, device).unbind(1)
+    queries = to_device(np.stack([each.queries() for each in sequences]), device)
+    rows, positions, owners = queries.unbind(1)
+    is_earlier = key_positions[:, None] <= positions[:, :, None]
+    mask = (key_owners[:, None] == owners[:, :, None]) & is_earlier
+    mask |= key_owners[:, None] == -1
+    return _Group(rows.flatten(), slots.flatten(), mask, positions, key_positions)
 
 
 def _padded_group(members: Sequence[tuple[int, Chunk]], device: torch.device) -> _Group:
@@ -353,20 +376,16 @@ def _padded_group(members: Sequence[tuple[int, Chunk]], device: torch.device) ->
         device: device of the group's tensors.
     """
     count, longest = members[0][1].size, max(_length(chunk) for _, chunk in members)
-    new, places = np.arange(count), np.arange(longest)
-    rows = np.array([start for start, _ in members])[:, None] + new
-    queries = np.array([chunk.table.computed for _, chunk in members])[:, None] + new
+    new = np.arange(count)
+    starts = np.array([(start, chunk.table.computed) for start, chunk in members])
     slots = np.empty((len(members), longest), np.int64)
-    for row, (_, chunk) in enumerate(members):
+    for row, (_, chunk) in zip(slots, members, strict=True):
         length = _length(chunk)
-        slots[row, :length], slots[row, length:] = chunk.table.slots[:length], chunk.table.slots[0]
-    mask = places <= queries[:, :, None]
-    return _group(device, rows.ravel(), slots.ravel(), mask, queries, places[None])
-
-
-def _group(device: torch.device, *arrays: NDArray[Any]) -> _Group:
-    rows, slots, mask, queries, keys = (to_device(each, device) for each in arrays)
-    return _Group(rows, slots, mask, queries, keys)
+        row[:length], row[length:] = chunk.table.slots[:length], chunk.table.slots[0]
+    rows, positions = to_device(starts[:, :, None] + new, device).unbind(1)
+    places = torch.arange(longest, device=device)[None]
+    mask = places[:, None] <= positions[:, :, None]  # made there: it may have millions of values
+    return _Group(rows.flatten(), to_device(slots.ravel(), device), mask, positions, places)
 
 
 # --- whether a model can be served ----------------------------------------------------------

@@ -23,9 +23,14 @@ from torch import Tensor
 from lightspan.errors import EngineError
 from lightspan.schema.token_records import Sampling
 from lightspan_torch.engine._attention import Chunk, forward, make_step
-from lightspan_torch.engine._pages import Pages, PageTable
+from lightspan_torch.engine._pages import Pages, PageTable, to_device
 from lightspan_torch.engine._sampling import sample
-from lightspan_torch.engine.grammars import GrammarMismatchError, GrammarState, allowed
+from lightspan_torch.engine.grammars import (
+    GrammarMismatchError,
+    GrammarState,
+    allowed,
+    forbidden,
+)
 
 _STOP_TIMEOUT_S: Final = 30.0
 
@@ -432,16 +437,17 @@ class Batcher:
                 rows.append(row)
         if not rows:
             return
-        free = allowed(masks[: len(rows)], self._vocabulary)
+        masks = masks[: len(rows)]
         if logits.device.type == "cpu":
             # torch's masked_fill took a hundred times as long on a busy machine
             array = logits.numpy()
-            for row, mask in zip(rows, free, strict=True):
+            for row, mask in zip(rows, allowed(masks, self._vocabulary), strict=True):
                 np.copyto(array[row, : self._vocabulary], -np.inf, where=~mask)
-        else:
+        else:  # unpacked there: a mask of a large vocabulary has 150 KB, packed 19
             at = torch.tensor(rows, device=logits.device)
-            forbidden = torch.from_numpy(~free).to(logits.device)
-            logits[at] = logits[at].masked_fill(forbidden, -torch.inf)
+            packed = to_device(masks.view(np.uint8), logits.device)
+            masked = forbidden(packed, self._vocabulary)
+            logits[at] = logits[at].masked_fill(masked, -torch.inf)
 
 
 def _remaining(chunk: Chunk) -> int:

@@ -20,7 +20,9 @@ from typing import Any, Final
 import llguidance
 import llguidance.hf
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lightspan.errors import EngineError, UnsupportedError
 from lightspan.schema.genai_messages import CALL_CLOSE, CALL_OPEN
@@ -232,6 +234,12 @@ def allowed(masks: NDArray[np.int32], vocabulary: int) -> NDArray[np.bool_]:
     """Unpack [n, words] masks into [n, vocabulary], True where a token is allowed."""
     bits = np.unpackbits(masks.view(np.uint8), axis=-1, count=vocabulary, bitorder="little")
     return bits.view(np.bool_)
+
+
+def forbidden(packed: Tensor, vocabulary: int) -> Tensor:
+    """Unpack [n, bytes] masks into [n, vocabulary], True where a token is not allowed."""
+    bits = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=packed.device)
+    return (packed[:, :, None].bitwise_and(bits) == 0).flatten(1)[:, :vocabulary]
 
 
 _SPECIAL_TOKEN_BYTE: Final = 0xFF

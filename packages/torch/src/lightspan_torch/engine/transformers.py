@@ -66,6 +66,7 @@ from lightspan_torch.engine.tokenizer import (
 )
 from lightspan_torch.engine.weights import (
     SharedModels,
+    avoid_cudnn_attention,
     check_device,
     hash_weights,
     load_model,
@@ -155,6 +156,7 @@ class TransformersEngine(TokenEngine):
         if tool_parser is not None and tokenizers:
             raise ConfigError("tokenizers= have their own tool parsers: leave tool_parser= out")
         check_device(device)
+        avoid_cudnn_attention(device)
         limit_threads(device)
         ranks = dict(lora or {})
         check_ranks(ranks, models)

@@ -139,6 +139,16 @@ def check_device(device: str | torch.device) -> None:
         )
 
 
+def avoid_cudnn_attention(device: str | torch.device) -> None:
+    """Let torch compute attention on a GPU without cuDNN, in the whole process.
+
+    cuDNN builds a plan for each new shape, for half a second each on some GPUs, and the shapes here
+    differ from step to step.
+    """
+    if torch.device(device).type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def _moved(model: Any, device: str | torch.device, dtype: torch.dtype | None, name: str) -> Any:
     """Move a model to `device` and convert it to `dtype`.
 

@@ -63,6 +63,8 @@ def attention(
     Raises:
         ValueError: the model limits or changes the scores, which trees would ignore.
     """
+    if tree is None and attention_mask is None and _repeats_keys(query, None):
+        return attend(query, key, value, None, scaling).transpose(1, 2).contiguous(), None
     if tree is None:
         sdpa: Any = AttentionInterface()["sdpa"]  # type: ignore[no-untyped-call]
         output: tuple[Tensor, None] = sdpa(
@@ -93,8 +95,7 @@ def attend(
         scaling: factor of the scores; None for 1/√size.
     """
     groups = query.shape[1] // key.shape[1]
-    if groups > 1 and mask is not None and query.device.type != "cpu":
-        # grouped heads with a mask use CUDA's slowest kernel, so repeat the keys
+    if groups > 1 and _repeats_keys(query, mask):
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
         groups = 1
     return scaled_dot_product_attention(
@@ -106,6 +107,15 @@ def attend(
         scale=scaling,
         enable_gqa=groups > 1,
     )
+
+
+def _repeats_keys(query: Tensor, mask: Tensor | None) -> bool:
+    """Return whether keys are repeated for the heads that share them.
+
+    Otherwise, a GPU uses its slowest kernel, whose memory grows with the square of the tokens: its
+    others take no shared keys with a mask, and none in float32.
+    """
+    return query.device.type != "cpu" and (mask is not None or query.dtype == torch.float32)
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -124,12 +124,6 @@ def mask_table(
     )
 
 
-def forbidden(packed: Tensor, vocabulary: int) -> Tensor:
-    """Unpack [n, bytes] masks into [n, vocabulary], True where a token is not allowed."""
-    bits = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=packed.device)
-    return (packed[:, :, None].bitwise_and(bits) == 0).flatten(1)[:, :vocabulary]
-
-
 def _replayed(row: Row, constraint: Constraint, replays: Replays) -> list[bytes]:
     start, end = constraint.start, constraint.start + constraint.length
     try:

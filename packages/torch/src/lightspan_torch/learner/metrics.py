@@ -4,30 +4,38 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
+import torch
 from torch import Tensor
 
+_Value: TypeAlias = float | Tensor
+"""A number, or a float64 tensor without dimensions on the device of the tokens."""
 _GAP: Final = "logprob_gap"
 
 
 class MetricAccumulator:
-    """Sums and maxima of metrics over the tokens of one policy's update."""
+    """Sums and maxima of metrics over the tokens of one policy's update.
+
+    They stay on the device until they are read, because reading one waits for the device.
+    """
 
     def __init__(self, policy_gradient: bool, rows: int) -> None:
         self._policy_gradient = policy_gradient
-        self._sums: dict[str, float] = defaultdict(float, rows=float(rows))
-        self._maxima: dict[str, float] = defaultdict(float)
+        self._sums: dict[str, _Value] = defaultdict(float, rows=float(rows))
+        self._maxima: dict[str, _Value] = defaultdict(float)
 
     def add(self, name: str, values: Tensor) -> None:
-        self._sums[name] += float(values.detach().double().sum())
+        self._sums[name] = self._sums[name] + values.detach().double().sum()
 
     def count(self, tokens: int) -> None:
         self._sums["tokens"] += tokens
 
     def update_max(self, name: str, values: Tensor) -> None:
         if values.numel():
-            self._maxima[name] = max(self._maxima[name], float(values.detach().max()))
+            largest = values.detach().max().double()
+            before = torch.as_tensor(self._maxima[name]).to(largest)
+            self._maxima[name] = torch.fmax(before, largest)  # unlike `maximum`, it leaves out NaN
 
     def add_gap(self, gap: Tensor, fresh: Tensor) -> None:
         """Add the differences between the log-probabilities of engine and learner to the metrics.
@@ -40,15 +48,17 @@ class MetricAccumulator:
             gap: [n] absolute difference of each token.
             fresh: [n] True for tokens that the current weights sampled.
         """
-        for name, values in (("stale", gap), ("fresh", gap[fresh])):
+        self._sums["stale_tokens"] += gap.numel()
+        self.add("fresh_tokens", fresh)
+        # not `gap[fresh]`, for whose size the CPU would wait
+        for name, values in (("stale", gap), ("fresh", torch.where(fresh, gap, 0.0))):
             self.add(f"{name}_gap", values)
             self.update_max(f"{name}_gap", values)
-            self._sums[f"{name}_tokens"] += values.numel()
 
     @property
     def state(self) -> tuple[dict[str, float], dict[str, float]]:
         """The sums and the maxima, each as metric name → value."""
-        return dict(self._sums), dict(self._maxima)
+        return _floats(self._sums), _floats(self._maxima)
 
     def replace(self, states: Iterable[tuple[Mapping[str, float], Mapping[str, float]]]) -> None:
         """Set the sums and maxima to those over several accumulators, such as those of all ranks.
@@ -63,24 +73,35 @@ class MetricAccumulator:
             for name, value in sums.items():
                 self._sums[name] += value
             for name, value in maxima.items():
-                self._maxima[name] = max(self._maxima[name], value)
+                self._maxima[name] = max(float(self._maxima[name]), value)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics that `Learner.update` reports, except those of the optimiser step."""
-        count = max(self._sums["tokens"], 1.0)
-        metrics = {"loss": self._sums["loss"], "tokens": self._sums["tokens"]}
-        metrics["entropy"] = self._sums["entropy"] / count
-        metrics["rows"] = self._sums["rows"]
+        sums, maxima = (defaultdict(float, values) for values in self.state)
+        count = max(sums["tokens"], 1.0)
+        metrics = {"loss": sums["loss"], "tokens": sums["tokens"]}
+        metrics["entropy"] = sums["entropy"] / count
+        metrics["rows"] = sums["rows"]
         if self._policy_gradient:
             for name in ("kl", "clip_fraction", "ratio_mean"):
-                metrics[name] = self._sums[name] / count
-            metrics["ratio_max"] = self._maxima["ratio_max"]
-            kind = "fresh" if self._sums["fresh_tokens"] else "stale"
-            gap_tokens = max(self._sums[f"{kind}_tokens"], 1.0)
-            metrics["logprob_gap_mean"] = self._sums[f"{kind}_gap"] / gap_tokens
-            metrics["logprob_gap_max"] = self._maxima[f"{kind}_gap"]
-            metrics["fresh_tokens"] = self._sums["fresh_tokens"]
+                metrics[name] = sums[name] / count
+            metrics["ratio_max"] = maxima["ratio_max"]
+            kind = "fresh" if sums["fresh_tokens"] else "stale"
+            gap_tokens = max(sums[f"{kind}_tokens"], 1.0)
+            metrics["logprob_gap_mean"] = sums[f"{kind}_gap"] / gap_tokens
+            metrics["logprob_gap_max"] = maxima[f"{kind}_gap"]
+            metrics["fresh_tokens"] = sums["fresh_tokens"]
         return metrics
+
+
+def _floats(values: Mapping[str, _Value]) -> dict[str, float]:
+    """Return values as numbers; all that are on a device are read at once."""
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    numbers = torch.stack(list(tensors.values())).tolist() if tensors else []
+    return {
+        **{name: value for name, value in values.items() if not isinstance(value, Tensor)},
+        **dict(zip(tensors, numbers, strict=True)),
+    }
 
 
 def over_policies(parts: Mapping[str, Mapping[str, float]], rows: int) -> dict[str, float]:

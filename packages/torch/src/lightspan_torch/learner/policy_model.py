@@ -81,7 +81,8 @@ class TrainedModel:
             model = shared.load(source)
         is_module = isinstance(source, torch.nn.Module)
         # KL needs the initial weights, which cannot be read again for a model in memory
-        self._source: Any = copy.deepcopy(model).cpu() if is_module and lora is None else source
+        is_kept = is_module and lora is None
+        self._source: Any = load_model(source, dtype=dtype) if is_kept else source
         self.hidden_to_logits: Final = _hidden_to_logits(model)
         """Whether the logits are the output layer's result, without scaling or capping."""
         self.model: Any = model if lora is None else _with_adapters(model, lora, seed)

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import Loss, PolicyLoss
+from lightspan_torch.engine.grammars import forbidden
 from lightspan_torch.learner import losses
 from lightspan_torch.learner.call_index import number_calls
-from lightspan_torch.learner.masks import Replays, forbidden, mask_table
+from lightspan_torch.learner.masks import Replays, mask_table
 from lightspan_torch.learner.metrics import MetricAccumulator
 from lightspan_torch.learner.objective import TokenValues, policy_losses
 from lightspan_torch.learner.policy_model import TrainedModel
@@ -138,9 +139,11 @@ class SelectedTokens:
         distinct, which = _distinct(keys)
         which, order = which.sort(stable=True)
         entries = current_pass.entries[order]
-        for start in range(0, len(distinct), size):
+        starts = range(0, len(distinct), size)
+        bounds = which.new_tensor([*starts, len(distinct)])
+        firsts = torch.searchsorted(which, bounds).tolist()  # at once: the CPU waits for them
+        for start, (first, last) in zip(starts, pairwise(firsts), strict=True):
             stop = min(start + size, len(distinct))
-            first, last = torch.searchsorted(which, which.new_tensor([start, stop])).tolist()
             nodes, kind = distinct[start:stop] // kinds, distinct[start:stop] % kinds
             yield _LogitChunk(
                 places=nodes,
@@ -168,7 +171,7 @@ class _LogitChunk(NamedTuple):
     temperatures: Tensor
     """[D] the temperature of each distribution."""
     allowed: Tensor | None
-    """[D, bytes] packed masks (`lightspan_torch.learner.masks`); None if all tokens are allowed."""
+    """[D, bytes] packed masks of `lightspan_torch.engine.grammars`; None if all are allowed."""
     which: Tensor
     """[n] the index of the token's distribution."""
     entries: Tensor

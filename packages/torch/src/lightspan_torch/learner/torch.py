@@ -48,7 +48,12 @@ from lightspan_torch.engine.grammars import LIBRARY, Grammars
 from lightspan_torch.engine.oom import explained
 from lightspan_torch.engine.positions import exact_length
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, context_length
-from lightspan_torch.engine.weights import SharedModels, check_device, load_model
+from lightspan_torch.engine.weights import (
+    SharedModels,
+    avoid_cudnn_attention,
+    check_device,
+    load_model,
+)
 from lightspan_torch.learner.checkpoint import (
     FORMAT,
     check_manifest,
@@ -148,6 +153,7 @@ class TorchLearner(Learner):
         self._optimizer = optimizer or Optimizer()
         check_kind("critic", critic, Critic)
         check_device(device)
+        avoid_cudnn_attention(device)
         limit_threads(device)
         self._device = torch.device(device)
         self._budget = token_budget or default_token_budget(device)
