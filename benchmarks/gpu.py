@@ -33,7 +33,7 @@ from _gpu_parts import PARTS, Setting, Skipped, machine
 from _report import RESULTS, circumstances, options_of
 from tables import text_of
 
-LIMIT_MINUTES: Final = {"cuda": 10, "cpu": 20}
+LIMIT_MINUTES: Final = {"cuda": 10, "cpu": 30}
 """Device type → time after which no part goes on."""
 CACHE: Final = _checkout.ROOT / "examples/router/.cache"
 MACHINE: Final = "machine"
@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", help='"cuda", "cuda:1" or "cpu" (cuda)')
     parser.add_argument("--only", action="append", choices=list(PARTS), metavar="PART",
                         help=f"one of {', '.join(PARTS)}; may be repeated")  # fmt: skip
-    parser.add_argument("--minutes", type=float, help="time for all parts (10; on a CPU 20)")
+    parser.add_argument("--minutes", type=float, help="time for all parts (10; on a CPU 30)")
     parser.add_argument("--cache", type=Path, default=CACHE, help="of examples/router (its own)")
     parser.add_argument("--part", choices=[MACHINE, *PARTS], help="used by this program itself")
     parser.add_argument("--work", type=Path, help="used by this program itself")
