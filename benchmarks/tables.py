@@ -147,8 +147,8 @@ def versions_table(results: dict[str, Any]) -> str:
                     remark = cell.get("refusal") or cell.get("failure") or "exact"
                     differences[kind, _general(remark)].append(name)
         for (kind, remark), names in differences.items():
-            row = (result["versions"]["transformers"], kind, ", ".join(names), _escaped(remark))
-            lines.append(f"| {' | '.join(row)} |")
+            version = f"{result['versions']['transformers']}, {len(result['families'])} run"
+            lines.append(f"| {version} | {kind} | {', '.join(names)} | {_escaped(remark)} |")
     return "\n".join(lines)
 
 

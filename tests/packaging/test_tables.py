@@ -73,9 +73,9 @@ def test_a_table_of_families(tables: Any) -> None:
         "| learner | B | in trees |",
     ]
     assert tables.versions_table(results).splitlines()[2:] == [
-        "| 5.0.0 | engine | A | exact |",
-        "| 5.0.0 | learner | A | exact |",
-        "| 5.0.0 |  | B | not there |",
+        "| 5.0.0, 3 run | engine | A | exact |",
+        "| 5.0.0, 3 run | learner | A | exact |",
+        "| 5.0.0, 3 run |  | B | not there |",
     ]
 
 
