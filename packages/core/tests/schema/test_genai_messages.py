@@ -240,3 +240,31 @@ def test_several_streamed_answers_are_complete_when_each_is() -> None:
     for number in range(2):
         streamed.add({"choices": [{"index": number, "delta": {}, "finish_reason": "stop"}]})
         assert streamed.complete is (number == 1)
+
+
+def chat_chunk(**delta: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+
+
+@pytest.mark.parametrize(
+    ("deltas", "field"),
+    [
+        # clients that merge calls by their index would join them
+        ([{"tool_calls": [CALLED]}, {"tool_calls": [{**CALLED, "id": "d"}]}], "tool_calls.index"),
+        ([{"tool_calls": [{**CALLED, "index": None}, {**CALLED, "id": "d", "index": None}]}],
+         "tool_calls.index"),
+        ([{"tool_calls": [{**CALLED, "index": None}]}], ""),
+        # half a character in each of two chunks, or one half alone
+        ([{"content": "a\ud83d"}, {"content": "\ude42b"}], "content"),
+        ([{"reasoning_content": "\ud83d"}], "reasoning_content"),
+        ([{"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "\ud83d"}}]}],
+         "tool_calls.function"),
+        ([{"content": "a🙂b"}], ""),
+    ],
+)  # fmt: skip
+def test_what_clients_read_in_different_ways_is_noted(deltas: list[Any], field: str) -> None:
+    streamed = StreamedAnswer()
+    for delta in deltas:
+        streamed.add(chat_chunk(**delta))
+    assert streamed.irregular_field == field
+    answer_attributes(streamed.answer())
