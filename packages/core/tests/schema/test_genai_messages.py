@@ -221,6 +221,21 @@ def test_streamed_calls_without_an_index_stay_apart(
     ]
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "response.output_text.delta", "output_index": 0, "delta": "\ud83d"},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "t", "text": "\ud83d"}},
+    ],
+)
+def test_half_a_character_in_an_event_is_noted(event: dict[str, Any]) -> None:
+    for text, field in (("🙂", ""), ("\ud83d", "delta")):
+        streamed = StreamedAnswer()
+        delta = text if isinstance(event["delta"], str) else {**event["delta"], "text": text}
+        streamed.add({**event, "delta": delta})
+        assert streamed.irregular_field == field
+
+
 def test_a_streamed_response_that_was_cut_in_a_call() -> None:
     streamed = StreamedAnswer()
     item = {"type": "function_call", "call_id": "call_7", "name": "f", "arguments": ""}

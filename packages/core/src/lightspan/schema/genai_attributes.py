@@ -52,6 +52,10 @@ class StreamedAnswer:
             self._events = self._events or anthropic_messages.StreamedMessage()
         if self._events is not None:
             self._events.add(data)
+            delta = data.get("delta")
+            texts = delta.values() if isinstance(delta, MAPPING) else (delta,)
+            if any(_SURROGATE.search(str(text)) for text in texts):
+                self._note("delta")
             return
         for key in ("id", "model", "usage", "prompt_token_ids"):
             if data.get(key) is not None:
@@ -139,10 +143,8 @@ def _call_index(calls: Mapping[int, Mapping[str, Any]], delta: Mapping[str, Any]
     other delta belongs to the call that began last.
     """
     index, call_id = delta.get("index"), delta.get("id")
-    if isinstance(index, int):
-        return index
-    if not calls:
-        return 0
+    if isinstance(index, int) or not calls:
+        return index if isinstance(index, int) else 0
     latest = max(calls)
     if call_id:
         return next((n for n, call in calls.items() if call["id"] == call_id), latest + 1)
