@@ -208,7 +208,8 @@ def test_the_template_says_which_parser(folder: Path, family: Family) -> None:
 @pytest.mark.parametrize(
     ("name", "parser"),
     [("qwen2_5", "hermes"), ("qwen3", "hermes"), ("llama3_1", "llama"), ("llama3_2", "llama"),
-     ("cohere2", "json"), ("phi3", "json"), ("lfm2_2_5", "pythonic"), ("qwen3_vl", "hermes")],
+     ("cohere2", "json"), ("phi3", "json"), ("lfm2_2_5", "pythonic"), ("lfm2", "pythonic"),
+     ("qwen3_vl", "hermes")],
 )  # fmt: skip
 def test_parsers_of_published_templates(tmp_path: Path, name: str, parser: str) -> None:
     template = published_template(name)
@@ -238,6 +239,48 @@ def test_tools_that_would_go_nowhere_are_refused(
         tokenizer.render([QUESTION], [TOOL])
 
 
+@pytest.mark.parametrize(
+    ("name", "messages", "message"),
+    [
+        ("phi3", [QUESTION, CALLING], "leaves tool calls out of the prompt. Use a model"),
+        ("phi3", [QUESTION, RESULT], "leaves results of tools out of the prompt. Use a model"),
+        ("gemma", [QUESTION, CALLING, QUESTION], "leaves tool calls out of the prompt"),
+        ("qwen2_5_vl", [QUESTION, CALLING, RESULT], "leaves tool calls out of the prompt"),
+        ("qwen2_5", [QUESTION, {"role": "function", "content": "1"}], "the role 'function' are"),
+        ("qwen2_5", [QUESTION, {"role": "assistant", "function_call": {"name": "f"}}], "not read"),
+    ],
+)
+def test_calls_and_results_that_a_prompt_would_not_show_are_refused(
+    tmp_path: Path, name: str, messages: list[Any], message: str
+) -> None:
+    template = published_template(name)
+    tokenizer = load_tokenizer(tiny_model(tmp_path / name, seed=0, template=template))
+    with pytest.raises(ModelError, match=message):
+        tokenizer.render(messages)
+    plain = {"role": "assistant", "content": "1", "tool_calls": [], "function_call": None}
+    tokenizer.render([QUESTION, plain, QUESTION])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_template_that_lists_tools_but_writes_no_calls(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    """Check LFM2's first template: marks that it does not write are still shown to the parser."""
+    folder = tiny_model(tmp_path / f"{stream}", seed=0, template=published_template("lfm2"))
+    loaded = load_tokenizer(folder)
+    [warned] = [text for text in caplog.messages if "writes no tool calls" in text]
+    assert "are read as 'pythonic' (tool_parser= chooses another" in warned
+    marks = ["<|tool_call_start|>", "<|tool_call_end|>"]
+    loaded.tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    tokenizer = TransformersTokenizer(loaded.tokenizer)
+    said = f'{marks[0]}[execute(sql="SELECT 1")]{marks[1]}Looking.'
+    async with chatting(tokenizer, said) as chat:
+        answered = await chat.ask(stream=stream, tools=[TOOL])
+    assert (answered.content, answered.calls) == ("Looking.", [("execute", '{"sql": "SELECT 1"}')])
+    with pytest.raises(ModelError, match="leaves tool calls out of the prompt"):
+        tokenizer.render([QUESTION, CALLING, RESULT], [TOOL])
+
+
 CHAT_TEMPLATE = """{{ tools | tojson if tools }}{% for m in messages %}{% if m.tool_calls %}\
 {% for call in m.tool_calls %}{% set f = call.function %}CALL{% endfor %}END{{ eos_token }}\
 {% else %}<{{ m.role }}>{{ m.content + '' }}{% endif %}{% endfor %}"""
@@ -258,6 +301,14 @@ DEEPSEEK = template_of(
 TAGGED = template_of(
     "<TOOLCALL>[{{ {'name': f.name, 'arguments': f.arguments} | tojson }}]", "</TOOLCALL>"
 )
+
+
+def test_a_template_that_shows_calls_only_if_tools_are_offered(tmp_path: Path) -> None:
+    template = MISTRAL.replace("{% if m.tool_calls %}", "{% if m.tool_calls and tools %}")
+    tokenizer = load_tokenizer(tiny_model(tmp_path / "model", seed=0, template=template))
+    assert "execute" in text_of(tokenizer, [QUESTION, CALLING], TOOL)
+    with pytest.raises(ModelError, match="if a request has no `tools`: send them"):
+        tokenizer.render([QUESTION, CALLING, RESULT])
 
 
 @pytest.mark.parametrize(

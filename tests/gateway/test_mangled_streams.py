@@ -90,7 +90,8 @@ DELTA = st.fixed_dictionaries(
     optional={
         "role": st.just("assistant"),
         "content": TEXT
-        | st.sampled_from([None, [], [{"type": "text", "text": "part"}], {"a": 1}, 3]),
+        | st.sampled_from([None, [], [{"type": "text", "text": "part"}], {"a": 1}, 3])
+        | st.lists(st.sampled_from([{"type": "thinking", "thinking": "Hm."}, {"type": "x"}, "a"])),
         "reasoning_content": TEXT | st.none(),
         "tool_calls": st.lists(CALL, max_size=2) | st.sampled_from([None, {}, "x", [None]]),
     },
@@ -221,4 +222,31 @@ async def test_thoughts_and_parts_of_content(store: Store) -> None:
     assert json.loads(str(span.attributes[c.OUTPUT_MESSAGES]))[0]["parts"] == [
         {"type": "reasoning", "content": "First think."},
         {"type": "text", "content": "Then answer."},
+    ]
+
+
+THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}], "closed": True}
+PARTS: list[Any] = [
+    [THOUGHT],
+    [{"type": "text", "text": "Hi"}, {"type": "reference", "reference_ids": [1]}],
+    [{"type": "reference", "reference_ids": [2]}],
+    " you",
+]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_thoughts_that_are_parts_of_content(store: Store, stream: bool) -> None:
+    """Check Mistral's reasoning models: a streamed and a whole answer are read alike."""
+    whole = [*PARTS[0], *PARTS[1], *PARTS[2], {"type": "text", "text": " you"}]
+    chunks = [chunk({"content": part}) for part in PARTS]
+    text: Any = whole
+    reply = Reply(text=text, chunks=[*chunks, chunk({}, finish_reason="stop")], counts_tokens=False)
+    with ScriptedServer([reply]) as server:
+        async with make_rig(store, [], routing=endpoint(server)) as rig:
+            reading = await rig.ask(stream=stream)
+            [span] = await rig.spans()
+    assert reading.choices[0].content == "Hi you"
+    assert json.loads(str(span.attributes[c.OUTPUT_MESSAGES]))[0]["parts"] == [
+        {"type": "reasoning", "content": "Hm."},
+        {"type": "text", "content": "Hi you"},
     ]

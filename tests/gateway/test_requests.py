@@ -488,6 +488,26 @@ async def test_messages_that_the_template_refuses(store: Store) -> None:
         assert "unknown role wizard" in body["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "assistant", "content": None, "function_call": {"name": "f"}}, "function_call"),
+        ({"role": "function", "name": "f", "content": "1"}, "role"),
+    ],
+)
+async def test_calls_and_results_as_they_were_before_tools(
+    store: Store, message: Any, param: str
+) -> None:
+    async with make_rig(store, "ok") as rig:
+        user = {"role": "user", "content": "x"}
+        status, body = await post(rig, ask(messages=[user, message]))
+        assert (status, body["error"]["param"]) == (400, f"messages[1].{param}")
+        assert "send 'tool_calls', and their results with the role 'tool'" in str(body)
+        assert rig.engine.requests == []
+        null = {"role": "assistant", "content": "1", "function_call": None}
+        assert (await post(rig, ask(messages=[user, null, user])))[0] == 200
+
+
 async def test_a_developer_is_the_system(store: Store) -> None:
     """Check that the role `developer` becomes `system`, which templates of all models support."""
     user = {"role": "user", "content": "x"}

@@ -65,6 +65,16 @@ CALLS: list[tuple[str, str, ParsedText]] = [
     ("pythonic", "<|tool_call_start|>[f(a=1)]<|tool_call_end|>", ParsedText(None, (F,))),
     ("pythonic", "[f(a=[True, null, {'b': \"it's\"}], c=-2.5)]",
      ParsedText(None, (call("f", '{"a": [true, null, {"b": "it\'s"}], "c": -2.5}'),))),
+    ("pythonic", "<|tool_call_start|>[f(a=1)]", ParsedText(None, (F,))),
+    ("pythonic", "[f(a=1)]<|tool_call_end|>", ParsedText(None, (F,))),
+    ("pythonic", "<|tool_call_start|>[f(a=1)]<|tool_call_end|>Checking it.",
+     ParsedText("Checking it.", (F,))),
+    ("pythonic", "A <|python_start|>[f(a=1)]<|python_end|> B <|tool_call_start|>\n[g()]",
+     ParsedText("A\nB", (F, call("g")))),
+    ("pythonic", "<|tool_call_start|>[f(a=\"]'<|tool_call_end|>\")]<|tool_call_end|>[1]",
+     ParsedText("[1]", (call("f", '{"a": "]\'<|tool_call_end|>"}'),))),
+    ("pythonic", "[f(a='<|tool_call_start|>[g()]<|tool_call_end|>')]",
+     ParsedText(None, (call("f", '{"a": "<|tool_call_start|>[g()]<|tool_call_end|>"}'),))),
     # text after and between calls
     ("hermes", 'A <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call> B\n'
      '<tool_call>{"name": "g"}</tool_call>\nC.', ParsedText("A\nB\nC.", (F, call("g")))),
@@ -100,6 +110,8 @@ TEXT: list[tuple[str, str]] = [
     ("hermes", '{"name": "f", "arguments": {}}'),
     ("hermes", '<tool_call>{"name": "f", "arguments": {}}'),
     ("hermes", '<tool_call>{"name": "f"}</tool_call><tool_call>{</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "args": {"a": 1}}</tool_call>'),
     ("llama", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
     ("llama", '{"name": "f", "arguments": {}}'),
     ("llama", '{"name": 1, "parameters": {}}'),
@@ -133,6 +145,14 @@ TEXT: list[tuple[str, str]] = [
     ("pythonic", "[" * 100_000 + "]"),
     ("pythonic", "[x for x in y]"),
     ("pythonic", "Call [f(a=1)]"),
+    ("pythonic", "[f(a=1)] and more"),
+    ("pythonic", "[f(a=1, a=2)]"),
+    ("pythonic", "[f(a={'b': 1, 'b': 2})]"),
+    ("pythonic", "<|tool_call_start|>[f(a=1)] and more"),
+    ("pythonic", "<|tool_call_start|>[f(a=1]<|tool_call_end|>"),
+    ("pythonic", "<|tool_call_start|>[f(a=1)]<|tool_call_end|><|tool_call_start|>[f("),
+    ("pythonic", "<|tool_call_start|>f(a=1)<|tool_call_end|>"),
+    ("pythonic", "[f(a=" + "\\'" * 50_000),
 ]
 
 
@@ -159,6 +179,10 @@ def test_what_is_no_call_stays_text_exactly(parser: str, text: str) -> None:
         ("json", "```json\n{", 0),
         ("json", "`a`", 3),
         ("json", "In [1]", 6),
+        ("pythonic", "In [1]", 6),
+        ("pythonic", "[f(", 0),
+        ("pythonic", "So: <|tool_c", 3),
+        ("pythonic", "So: <|python_start|>[f(a=1)]", 3),
     ],
 )
 def test_what_may_begin_a_call_is_held_back(parser: str, text: str, length: int) -> None:
@@ -170,6 +194,7 @@ PIECES = [
     *('{"name": "f", "arguments": {"a": [1]}}', '{"name": "g", "parameters": {}}', "; ", ", ", "]"),
     *(" ", "\n", "a", "text", "<think>", "</think>", "[TOOL_CALLS]", "f[ARGS]{}", "[f(a=1)]"),
     *("<｜tool▁call▁begin｜>", "f<｜tool▁sep｜>{}", "<｜tool▁call▁end｜>", "<|tool_call_start|>"),
+    *("<|tool_call_end|>", "<|python_start|>", "'", '"', "\\", "(", ")"),
 ]
 
 

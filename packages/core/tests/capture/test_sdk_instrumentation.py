@@ -53,7 +53,7 @@ def test_every_way_to_ask(
 
 
 @pytest.mark.parametrize("raw", [False, True])
-@pytest.mark.parametrize("text", ["calm", ["not a text"]])
+@pytest.mark.parametrize("text", ["calm", ["not a text"], "a\ud83d"])
 def test_a_stream_that_clients_read_in_different_ways(text: Any, raw: bool) -> None:
     """Check that an attempt is damaged if the record may differ from what the app gets."""
     chunks = [{"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}]
@@ -70,7 +70,7 @@ def test_a_stream_that_clients_read_in_different_ways(text: Any, raw: bool) -> N
         [span] = llm_spans(scope)
     assert ["'content' is irregular" in error for error in errors] == [True] * (text != "calm")
     [message] = genai_messages.output_messages_of(span.attributes)
-    assert message["content"] == (text if text == "calm" else "not a text")
+    assert message["content"] == {"calm": "calm", "a\ud83d": "a?"}.get(str(text), "not a text")
 
 
 @pytest.mark.parametrize(("agent_name", "outcomes"), [("writer", []), ("checker", ["error"])])

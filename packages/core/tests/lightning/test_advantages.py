@@ -98,7 +98,8 @@ UNSCORED, ONE, IDENTICAL = ZeroReason.UNSCORED, ZeroReason.GROUP_OF_ONE, ZeroRea
         ([None, 1.0, math.nan], [UNSCORED, ONE, UNSCORED]),
         ([None, math.nan], [UNSCORED] * 2),
         ([0.3, 0.1 + 0.2], [IDENTICAL] * 2),  # rounding is not a difference
-        ([1e12, 1e12 + 1], [IDENTICAL] * 2),
+        ([1.0, 1e4 + 1.1 - 1e4 - 0.1], [IDENTICAL] * 2),
+        ([1e12, math.nextafter(1e12, 2e12)], [IDENTICAL] * 2),
     ],
 )
 def test_what_has_no_advantage(rule, values, reasons):
@@ -108,7 +109,9 @@ def test_what_has_no_advantage(rule, values, reasons):
 
 
 @pytest.mark.parametrize("rule", SINGLE)
-@pytest.mark.parametrize("values", [[0.5, 0.5 + 1e-7], [1e-6, 2e-6], [True, False]])
+@pytest.mark.parametrize(
+    "values", [[0.5, 0.5 + 1e-7], [1e-6, 2e-6], [True, False], [1e9, 1e9 + 1], [1e12, 1e12 + 1]]
+)
 def test_a_small_difference_counts_in_full(rule, values):
     found = rule(values)
     assert [each.zero_reason for each in found] == [None, None]

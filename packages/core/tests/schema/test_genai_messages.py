@@ -221,6 +221,21 @@ def test_streamed_calls_without_an_index_stay_apart(
     ]
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "response.output_text.delta", "output_index": 0, "delta": "\ud83d"},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "t", "text": "\ud83d"}},
+    ],
+)
+def test_half_a_character_in_an_event_is_noted(event: dict[str, Any]) -> None:
+    for text, field in (("🙂", ""), ("\ud83d", "delta")):
+        streamed = StreamedAnswer()
+        delta = text if isinstance(event["delta"], str) else {**event["delta"], "text": text}
+        streamed.add({**event, "delta": delta})
+        assert streamed.irregular_field == field
+
+
 def test_a_streamed_response_that_was_cut_in_a_call() -> None:
     streamed = StreamedAnswer()
     item = {"type": "function_call", "call_id": "call_7", "name": "f", "arguments": ""}
@@ -240,3 +255,31 @@ def test_several_streamed_answers_are_complete_when_each_is() -> None:
     for number in range(2):
         streamed.add({"choices": [{"index": number, "delta": {}, "finish_reason": "stop"}]})
         assert streamed.complete is (number == 1)
+
+
+def chat_chunk(**delta: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+
+
+@pytest.mark.parametrize(
+    ("deltas", "field"),
+    [
+        # clients that merge calls by their index would join them
+        ([{"tool_calls": [CALLED]}, {"tool_calls": [{**CALLED, "id": "d"}]}], "tool_calls.index"),
+        ([{"tool_calls": [{**CALLED, "index": None}, {**CALLED, "id": "d", "index": None}]}],
+         "tool_calls.index"),
+        ([{"tool_calls": [{**CALLED, "index": None}]}], ""),
+        # half a character in each of two chunks, or one half alone
+        ([{"content": "a\ud83d"}, {"content": "\ude42b"}], "content"),
+        ([{"reasoning_content": "\ud83d"}], "reasoning_content"),
+        ([{"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "\ud83d"}}]}],
+         "tool_calls.function"),
+        ([{"content": "a🙂b"}], ""),
+    ],
+)  # fmt: skip
+def test_what_clients_read_in_different_ways_is_noted(deltas: list[Any], field: str) -> None:
+    streamed = StreamedAnswer()
+    for delta in deltas:
+        streamed.add(chat_chunk(**delta))
+    assert streamed.irregular_field == field
+    answer_attributes(streamed.answer())

@@ -2,7 +2,8 @@
 
 OpenAI's SDK appends the texts of one field, and the parts of tool calls with the same index. Some
 endpoints repeat ids and names in every chunk, give wrong indices to calls, or send lists and
-objects where the API has texts.
+objects where the API has texts. Mistral sends thoughts as parts of the content: they become
+`reasoning_content`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from lightspan.schema.genai_messages import dump_json, joined_text, mappings_in
+from lightspan.schema.genai_messages import MAPPING, dump_json, joined_text, mappings_in, to_genai
 
 Json = dict[str, Any]
 
@@ -98,10 +99,26 @@ def _texts(message: Any) -> Json:
     The result is empty if `message` is not an object.
     """
     repaired: Json = {**message} if isinstance(message, dict) else {}
+    parts = repaired.get("content")
+    if isinstance(parts, list) and all(_is_part(part) for part in parts):
+        repaired["content"] = joined_text(parts)
+        own = text_of(repaired.get("reasoning_content") or repaired.get("reasoning"))
+        if thought := own or _thoughts_in(parts):
+            repaired["reasoning_content"] = thought
     for key in ("content", "refusal", "reasoning_content", "reasoning"):
         if repaired.get(key) is not None:
             repaired[key] = text_of(repaired[key])
     return repaired
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, MAPPING) and isinstance(value.get("type"), str)
+
+
+def _thoughts_in(parts: list[Any]) -> str:
+    """Return the thoughts among parts of content, as one text."""
+    [message] = to_genai([{"role": "assistant", "content": parts}])
+    return joined_text([p for p in message["parts"] if p.get("type") == "reasoning"], "content")
 
 
 def _whole_call(call: Mapping[str, Any]) -> Json:

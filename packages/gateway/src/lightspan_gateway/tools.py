@@ -6,11 +6,12 @@
 | `mistral` | `[TOOL_CALLS]name[ARGS]{…}`, or an array as in `json`, anywhere | Mistral |
 | `deepseek` | `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>` anywhere | DeepSeek |
 | `llama` | the whole answer is `{"name": …, "parameters": {…}}` | Llama 3.1 and later |
-| `pythonic` | the whole answer is `[name(key=value, …), …]` | LFM2, Llama 4 |
+| `pythonic` | the whole answer is `[name(key=value, …)]`; in tags: anywhere | LFM2, Llama 4 |
 | `json` | the whole answer is `{"name": …, "arguments": {…}}`, or an array of these | others |
 
 `llama` also accepts `<|python_tag|>` before the calls, and several calls separated by `;`. `json`
-also accepts a Markdown fence around the answer, or tags such as `<tool_calls>`. If a call is
+also accepts a Markdown fence around the answer, or tags such as `<tool_calls>`. The tags of
+`pythonic` are `<|tool_call_start|>` and `<|python_start|>`. If a call is
 malformed, or has text around it that its format does not allow, the answer has no calls: it is the
 text as the model wrote it. Text between `<think>` and `</think>` (the model's thoughts) is never a
 call. It may precede a call even in the formats in which the call is the whole answer.
@@ -40,6 +41,8 @@ _Fields = Mapping[str, msgspec.Raw]
 
 _object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _objects: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+_WITHOUT_ARGUMENTS: Final = frozenset({"name", "id", "type"})
+"""Fields of a call that has no arguments."""
 _MALFORMED: Final = (msgspec.DecodeError, RecursionError, ValueError)
 
 
@@ -87,8 +90,8 @@ class MarkedParser(ToolParser):
     If one call is malformed, the whole answer is returned as text.
     """
 
-    mark: str
-    """Text with which calls begin."""
+    marks: tuple[str, ...]
+    """Texts with which calls begin."""
 
     @abstractmethod
     def read(self, text: str, start: int) -> tuple[tuple[ParsedCall, ...], int]:
@@ -101,7 +104,7 @@ class MarkedParser(ToolParser):
         calls: list[ParsedCall] = []
         pieces: list[str] = []
         position = 0
-        while (start := _outside_thoughts(text, self.mark, position)) >= 0:
+        while (start := _outside_thoughts(text, self.marks, position)) >= 0:
             some, end = self.read(text, start)
             if not some:
                 return ParsedText(text)
@@ -116,29 +119,34 @@ class MarkedParser(ToolParser):
 
     def visible_length(self, text: str) -> int:
         # white space before a call is not part of the content
-        start = _outside_thoughts(text, self.mark, 0)
-        return len(text[: len(text) - _overlap(text, self.mark) if start < 0 else start].rstrip())
+        start = _outside_thoughts(text, self.marks, 0)
+        if start < 0:
+            start = len(text) - max(_overlap(text, mark) for mark in self.marks)
+        return len(text[:start].rstrip())
 
 
 class HermesParser(MarkedParser):
     """The parser of `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; see the module."""
 
-    mark = CALL_OPEN
+    marks = (CALL_OPEN,)
     _close: Final = re.compile(rf"\s*{CALL_CLOSE}")
 
     def read(self, text: str, start: int) -> tuple[tuple[ParsedCall, ...], int]:
         # an argument may contain the closing mark, so the end of the JSON is the end of the call
-        body, end = _object_at(text, start + len(self.mark))
+        body, end = _object_at(text, start + len(CALL_OPEN))
         closing = self._close.match(text, end)
         if body is None or closing is None:
             return (), end
-        return _calls([_fields(body)], "arguments", default=b"{}"), closing.end()
+        fields = _fields(body)
+        # under another name than `arguments`, they would be lost
+        default = b"{}" if fields is not None and fields.keys() <= _WITHOUT_ARGUMENTS else None
+        return _calls([fields], "arguments", default), closing.end()
 
 
 class MistralParser(MarkedParser):
     """The parser of `[TOOL_CALLS]name[ARGS]{…}`; see the module."""
 
-    mark = "[TOOL_CALLS]"
+    marks = ("[TOOL_CALLS]",)
     _array: Final = re.compile(r"\[TOOL_CALLS\]\s*(?=\[)")
     _name: Final = re.compile(
         r"\[TOOL_CALLS\]\s*([\w.-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(?=\{)"
@@ -161,7 +169,7 @@ class DeepSeekParser(MarkedParser):
     fence.
     """
 
-    mark = "<｜tool▁call"
+    marks = ("<｜tool▁call",)
     _name: Final = re.compile(
         r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?"
         r"([\w.-]+)(?:<｜tool▁sep｜>|\s*\n```json\n)\s*(?=\{)"
@@ -223,27 +231,77 @@ class JsonParser(WholeParser):
         return _calls(_one_or_more(fenced[1] if fenced else body), "arguments")
 
 
-class PythonicParser(WholeParser):
+class PythonicParser(ToolParser):
     """The parser of `[name(key=value, …), …]`; see the module."""
 
-    starts = ("[", "<|tool_call_start|>", "<|python_start|>")
-    _tags: Final = re.compile(
-        r"(?:<\|tool_call_start\|>|<\|python_start\|>)?\s*(\[.*\])\s*"
-        r"(?:<\|tool_call_end\|>|<\|python_end\|>)?",
-        re.DOTALL,
-    )
+    def parse(self, text: str) -> ParsedText:
+        bare = _PythonicAnswer().parse(text)
+        return bare if bare.calls else _PythonicTags().parse(text)
+
+    def visible_length(self, text: str) -> int:
+        parsers = (_PythonicAnswer(), _PythonicTags())
+        return min(parser.visible_length(text) for parser in parsers)
+
+
+_PYTHONIC_CLOSE: Final = re.compile(r"\s*(?:<\|tool_call_end\|>|<\|python_end\|>)")
+
+
+class _PythonicAnswer(WholeParser):
+    """The parser of a list that is the whole answer."""
+
+    starts = ("[",)
 
     def read(self, body: str) -> tuple[ParsedCall, ...]:
-        tagged = self._tags.fullmatch(body)
-        if tagged is None:
-            return ()
-        try:
-            with warnings.catch_warnings():  # of a backslash that begins no escape
-                warnings.simplefilter("ignore")
-                tree = _JsonConstants().visit(ast.parse(tagged[1], mode="eval")).body
-            return tuple(map(_python_call, tree.elts)) if isinstance(tree, ast.List) else ()
-        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-            return ()
+        end = _list_end(body, 0)
+        closing = _PYTHONIC_CLOSE.match(body, end)  # its opening tag may be in the prompt
+        is_whole = (closing.end() if closing else end) == len(body)
+        return _python_calls(body[:end]) if is_whole else ()
+
+
+class _PythonicTags(MarkedParser):
+    """The parser of lists in tags. The closing tag may be missing at the end of the answer."""
+
+    marks = ("<|tool_call_start|>", "<|python_start|>")
+
+    def read(self, text: str, start: int) -> tuple[tuple[ParsedCall, ...], int]:
+        begin = text.index("|>", start) + len("|>")
+        begin += len(text[begin:]) - len(text[begin:].lstrip())
+        end = _list_end(text, begin)
+        closing = _PYTHONIC_CLOSE.match(text, end)
+        if closing is None and text[end:].strip():
+            return (), end
+        return _python_calls(text[begin:end]), closing.end() if closing else len(text)
+
+
+_PYTHON_PIECE: Final = re.compile(
+    r"""('{3}|"{3}|'|")(?:\\.|(?!\1)[^\\])*(?:\1|\\?\Z)|[\[\](){}]""", re.DOTALL
+)
+"""A text or a bracket in Python's syntax. A text without an end reaches to the end."""
+
+
+def _list_end(text: str, start: int) -> int:
+    """Return the position after the Python list that begins at `start`.
+
+    It is `start` if no list begins there, or the list has no end.
+    """
+    depth = 0
+    if text.startswith("[", start):
+        for piece in _PYTHON_PIECE.finditer(text, start):
+            depth += (piece[0] in "[({") - (piece[0] in "])}")
+            if depth == 0:
+                return piece.end()
+    return start
+
+
+def _python_calls(text: str) -> tuple[ParsedCall, ...]:
+    """Return the calls in a Python list; empty if it is anything else."""
+    try:
+        with warnings.catch_warnings():  # of a backslash that begins no escape
+            warnings.simplefilter("ignore")
+            tree = _JsonConstants().visit(ast.parse(text, mode="eval")).body
+        return tuple(map(_python_call, tree.elts)) if isinstance(tree, ast.List) else ()
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return ()
 
 
 class _JsonConstants(ast.NodeTransformer):
@@ -261,6 +319,11 @@ def _python_call(node: ast.expr) -> ParsedCall:
     arguments = {str(one.arg or ""): ast.literal_eval(one.value) for one in node.keywords}
     if "" in arguments:
         raise ValueError("a mapping is unpacked")
+    mappings = (one.keys for one in ast.walk(node) if isinstance(one, ast.Dict))
+    names = [[str(one.arg) for one in node.keywords]]
+    names += [[ast.dump(key) for key in keys if key is not None] for keys in mappings]
+    if any(len(set(group)) < len(group) for group in names):  # Python would keep the last value
+        raise ValueError("a name is repeated")
     text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     return ParsedCall(ast.unparse(node.func), text)
 
@@ -365,10 +428,18 @@ def _separated(body: str) -> list[_Fields | None]:
 
 
 # --- thoughts -------------------------------------------------------------------------------
-def _outside_thoughts(text: str, mark: str, position: int) -> int:
-    """Return where `mark` begins at `position` or later, outside thoughts; -1 if nowhere."""
+def _outside_thoughts(text: str, marks: Sequence[str], position: int) -> int:
+    """Return where one of `marks` first begins, outside thoughts; -1 if nowhere.
+
+    Args:
+        text: the text.
+        marks: the marks.
+        position: where to begin.
+    """
     while True:
-        start, thought = text.find(mark, position), text.find(THINK_OPEN, position)
+        starts = [text.find(mark, position) for mark in marks]
+        start = min((start for start in starts if start >= 0), default=-1)
+        thought = text.find(THINK_OPEN, position)
         if thought < 0 or 0 <= start < thought:
             return start
         position = text.find(THINK_CLOSE, thought)

@@ -15,11 +15,10 @@ of the SDKs close nothing else.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
-
-import msgspec
 
 from lightspan.capture.generator_context import current_flow
 from lightspan.errors import EngineError
@@ -350,8 +349,8 @@ def _object_in(data: str | bytes) -> dict[str, Any]:
     Empty for anything else, such as a ping or a proxy's error page.
     """
     try:
-        decoded = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        decoded = json.loads(data)  # as the SDKs do, which accept half a character
+    except (ValueError, RecursionError):
         return {}
     return decoded if isinstance(decoded, dict) else {}
 

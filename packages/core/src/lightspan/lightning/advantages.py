@@ -26,7 +26,7 @@ tokens, which gives long rollouts more influence; here each observation counts o
 An advantage is exactly 0, with a `ZeroReason`, in three cases:
 
 - the group has one observation;
-- the values of the group are identical within a relative 1e-9;
+- the values of the group are identical but for rounding (`identical`);
 - the value is unscored (None, NaN or infinity). It is then left out of every statistic.
 
 `ppo` compares with no other rollout. So only the last case gives it a zero advantage, and in the
@@ -52,11 +52,6 @@ BATCH_ESTIMATORS: Final[frozenset[str]] = frozenset({"reinforce++", "ppo"})
 """Estimators whose population is the whole batch."""
 Unit = Literal["rollout", "agent"]
 
-RELATIVE_TOLERANCE: Final = 1e-9
-ABSOLUTE_TOLERANCE: Final = 1e-12
-"""Rewards that differ by at most these tolerances are equal. They are sums of floats, so rounding
-can make equal rewards differ, and division by such a small spread would give full-size advantages.
-"""
 T = TypeVar("T")
 
 
@@ -155,11 +150,14 @@ def usable(value: float | None) -> float | None:
 def identical(values: Sequence[float]) -> bool:
     """Return whether values differ only by rounding.
 
-    That is by at most 1e-9 of the largest magnitude, or by at most 1e-12.
+    Rewards are sums of floats, so rounding can make equal rewards differ, and division by such a
+    small spread would give full-size advantages. Up to the magnitude 1, values that differ by 1e-9
+    of it are identical. Beyond, it is values that differ by 1e-9, or by 1e-13 of the magnitude if
+    that is more: 1e9 and 1e9 + 1 differ. A difference of 1e-12 never counts.
     """
     low, high = min(values), max(values)
     largest = max(abs(low), abs(high))
-    return high - low <= max(RELATIVE_TOLERANCE * largest, ABSOLUTE_TOLERANCE)
+    return high - low <= max(1e-9 * min(largest, 1.0), 1e-13 * largest, 1e-12)
 
 
 def _scored(values: Sequence[float | None]) -> list[float]:

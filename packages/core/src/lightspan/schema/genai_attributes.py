@@ -5,12 +5,15 @@ The SDK instrumentation and the gateway use this module, so that both record a c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from lightspan.schema import anthropic_messages, genai_messages, openai_responses, semconv as c
 from lightspan.schema.genai_messages import MAPPING, joined_text, mappings_in
 from lightspan.schema.spans import Attributes
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class StreamedAnswer:
@@ -49,6 +52,10 @@ class StreamedAnswer:
             self._events = self._events or anthropic_messages.StreamedMessage()
         if self._events is not None:
             self._events.add(data)
+            delta = data.get("delta")
+            texts = delta.values() if isinstance(delta, MAPPING) else (delta,)
+            if any(_SURROGATE.search(str(text)) for text in texts):
+                self._note("delta")
             return
         for key in ("id", "model", "usage", "prompt_token_ids"):
             if data.get(key) is not None:
@@ -77,15 +84,16 @@ class StreamedAnswer:
             whole["token_ids"] += ids
 
     def _text(self, value: Any, field: str) -> str:
-        if value is None or isinstance(value, str):
+        if value is None or (isinstance(value, str) and not _SURROGATE.search(value)):
             return value or ""
-        self._note(field)
+        self._note(field)  # also of half a character, which some servers put into two chunks
         return joined_text(value) or genai_messages.dump_json(value)
 
     def _add_call(self, calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -> None:
         index, function = _call_index(calls, delta), delta.get("function") or {}
         is_next = index in calls or index == len(calls)
-        if not is_next or not isinstance(delta.get("index"), int | None):
+        # without an index, clients that merge by it join all calls
+        if not is_next or not isinstance(delta.get("index"), int | None if index == 0 else int):
             self._note("tool_calls.index")
         empty = {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
         call = calls.setdefault(index, empty)
@@ -135,10 +143,8 @@ def _call_index(calls: Mapping[int, Mapping[str, Any]], delta: Mapping[str, Any]
     other delta belongs to the call that began last.
     """
     index, call_id = delta.get("index"), delta.get("id")
-    if isinstance(index, int):
-        return index
-    if not calls:
-        return 0
+    if isinstance(index, int) or not calls:
+        return index if isinstance(index, int) else 0
     latest = max(calls)
     if call_id:
         return next((n for n, call in calls.items() if call["id"] == call_id), latest + 1)

@@ -118,11 +118,9 @@ def _to_parts(message: Any) -> dict[str, Any]:
 def _content_parts(content: Any) -> list[dict[str, Any]]:
     if content is None:
         return []
-    if isinstance(content, str):
-        return [{"type": "text", "content": content}]
     if isinstance(content, list | tuple):
         return [_content_part(part) for part in content]
-    return [{"type": "text", "content": str(content)}]
+    return [{"type": "text", "content": content if isinstance(content, str) else str(content)}]
 
 
 def _content_part(part: Any) -> dict[str, Any]:

@@ -464,6 +464,13 @@ def plain_message(message: Any, where: str) -> dict[str, Any]:
     """
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise bad_request(f"{where} must have a 'role'", f"{where}.role")
+    if message["role"] == "function" or message.get("function_call"):
+        key = "role" if message["role"] == "function" else "function_call"
+        raise bad_request(
+            f"'{where}.{key}' = {message[key]!r} cannot be honoured by this engine: send "
+            "'tool_calls', and their results with the role 'tool' and 'tool_call_id'",
+            f"{where}.{key}",
+        )
     # "developer" is OpenAI's newer name, which templates of other models ignore or refuse
     role = "system" if message["role"] == "developer" else message["role"]
     content = _content(message.get("content"), f"{where}.content")

@@ -46,9 +46,14 @@ TEMPLATE_DATE: Final = datetime.date(2024, 7, 26)
 change at midnight: turns of one chat would not share a prefix, and two runs with the same seed
 would differ."""
 
-TOOL_MARKERS: Final = (CALL_OPEN, CALL_CLOSE, PYTHON_TAG)
-"""Texts that open or close a tool call. They are decoded even if they are special tokens, because
-the tool parser needs them."""
+TOOL_MARKERS: Final = (
+    *(CALL_OPEN, CALL_CLOSE, PYTHON_TAG, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    *("<|tool_call_start|>", "<|tool_call_end|>", "<|python_start|>", "<|python_end|>"),
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+    *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+)
+"""Texts that open, divide or close a tool call. They are decoded even if they are special tokens,
+because the tool parser needs them."""
 
 OVERLENGTH_FACTOR: Final = 2
 """A text is refused if its pieces have more ids in all than this factor times the allowed number.
@@ -97,6 +102,7 @@ class TransformersTokenizer(ChatTokenizer):
         self._tool_parser = tool_parser
         self._date_macro = _date_macro(date)
         self._texts: dict[int, str] = {}
+        self._lost_kinds: dict[bool, frozenset[str]] = {}
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -128,12 +134,9 @@ class TransformersTokenizer(ChatTokenizer):
     def _sample(self) -> _Sample:
         """A tool call as the chat template writes it."""
         for has_text, content in itertools.product((False, True), (None, "")):
-            function = {"name": _SAMPLE_NAME, "arguments": _SAMPLE_TEXT if has_text else _SAMPLE}
-            call = {"id": "lightspan", "type": "function", "function": function}
-            question = {"role": "user", "content": "?"}
-            chat = [question, {"role": "assistant", "content": content, "tool_calls": [call]}]
+            chat = _sample_chat(has_text, content)
             try:
-                prompt = self._apply([question], [_OTHER_TOOL], add_generation_prompt=True)
+                prompt = self._apply(chat[:1], [_OTHER_TOOL], add_generation_prompt=True)
                 text = self._apply(chat, [_OTHER_TOOL], add_generation_prompt=False)
             except Exception:  # Jinja runs the model author's code
                 continue
@@ -218,6 +221,7 @@ class TransformersTokenizer(ChatTokenizer):
             )
         if tools and self._tool_parser is None and self._format is None:
             raise ModelError(self.unread_format)
+        self._check_history(messages, with_tools=bool(tools))
         is_text = _has_template_options_only(options) and _is_standard(type(self.tokenizer))
         try:
             rendered = self._apply(
@@ -235,6 +239,67 @@ class TransformersTokenizer(ChatTokenizer):
                 f"the chat template of {self.name} refuses these messages "
                 f"({', '.join(str(message.get('role')) for message in messages)}): {error}"
             ) from error
+
+    def _check_history(self, messages: Sequence[Mapping[str, Any]], *, with_tools: bool) -> None:
+        """Raise `ModelError` if the template leaves out tool calls or results that messages have.
+
+        The forms that OpenAI's API had before `tool_calls` are refused for every template.
+
+        Args:
+            messages: the messages.
+            with_tools: whether the request offers tools.
+        """
+        if any(one.get("function_call") or one.get("role") == "function" for one in messages):
+            raise ModelError(
+                "messages with 'function_call' or the role 'function' are not read: write "
+                "'tool_calls', and the role 'tool' with 'tool_call_id'"
+            )
+        kinds = {
+            _CALLS: any(message.get("tool_calls") for message in messages),
+            _RESULTS: any(message.get("role") == "tool" for message in messages),
+        }
+        for kind in (kind for kind, is_there in kinds.items() if is_there):
+            if kind in self._left_out(with_tools=with_tools):
+                depends = not with_tools and kind not in self._left_out(with_tools=True)
+                raise ModelError(
+                    f"the chat template of {self.name} leaves {kind} out of the prompt"
+                    f"{' if a request has no `tools`: send them' if depends else ''}. Use a model, "
+                    "or a newer template of it, that writes them, or say in the messages' text "
+                    "what was called and what came back"
+                )
+
+    def _left_out(self, *, with_tools: bool) -> frozenset[str]:
+        """Return which of `_CALLS` and `_RESULTS` the template does not write into a prompt.
+
+        What the template refuses in this check is not among them: it says so itself when it renders
+        a request.
+        """
+        if with_tools not in self._lost_kinds:
+            tools, shown = [_OTHER_TOOL] if with_tools else None, dict[str, list[bool]]()
+            for has_text, content in itertools.product((False, True), (None, "")):
+                chat = _sample_chat(has_text, content)
+                for kind, mark, messages in (
+                    (_CALLS, _SAMPLE_NAME, chat),
+                    (_RESULTS, _SAMPLE_RESULT["content"], [*chat, _SAMPLE_RESULT]),
+                ):
+                    with contextlib.suppress(Exception):  # Jinja runs the model author's code
+                        text = self._apply(messages, tools, add_generation_prompt=False)
+                        shown.setdefault(kind, []).append(mark in text)
+            lost = frozenset(kind for kind, marks in shown.items() if not any(marks))
+            self._lost_kinds[with_tools] = lost
+        return self._lost_kinds[with_tools]
+
+    @property
+    def guessed_format(self) -> str:
+        """Why the format of tool calls is a guess; "" if it is none, or tools are refused."""
+        is_set = self._tool_parser or self._format is None or self._sample.text
+        if is_set or not _TOOLS.search(self._template(with_tools=True)):
+            return ""
+        return (
+            f"the chat template of {self.name} lists tools but writes no tool calls, so they are "
+            f"read as {self.tool_parser!r} (tool_parser= chooses another format), and requests "
+            "whose messages have tool calls are refused. A newer template of it may write them"
+        )
 
     @property
     def unread_format(self) -> str:
@@ -347,6 +412,8 @@ def load_tokenizer(
     )
     if reason := loaded.unread_format:
         _warn_once("requests with tools are refused", reason)
+    elif reason := loaded.guessed_format:
+        _warn_once("tool calls may not be read", reason)
     return loaded
 
 
@@ -503,6 +570,9 @@ _arguments: Final = msgspec.json.Decoder(dict[str, Any])
 _SAMPLE_NAME: Final = "lightspan_sample"
 _SAMPLE: Final = {"key": "any value"}
 _SAMPLE_TEXT: Final = '{"key": "any value"}'
+_SAMPLE_RESULT: Final = {"role": "tool", "tool_call_id": "lightspan", "content": "sample_result"}
+_CALLS: Final = "tool calls"
+_RESULTS: Final = "results of tools"
 _OTHER_TOOL: Final = {
     "type": "function",
     "function": {
@@ -517,8 +587,9 @@ _MARKS: Final[Mapping[str, ToolParserName]] = {
     "<｜tool▁call▁begin｜>": "deepseek",
     "<|tool_call_start|>": "pythonic",
     "<|python_start|>": "pythonic",
+    "<|tool_list_start|>": "pythonic",  # LFM2's first template writes no calls
 }
-"""Mark of a tool call → format."""
+"""Mark of a tool call, or of the list of tools, → format."""
 _JSON_TAGS: Final = re.compile(
     r"(?:<think>.*</think>|<\|?/?tool_?calls?\|?>|```json|[\s\[])*", re.DOTALL | re.IGNORECASE
 )
@@ -534,6 +605,19 @@ class _Sample(NamedTuple):
     """Whether the template takes the arguments as text, not as an object."""
     content: str | None = None
     """What the template takes as the content of a message that is only a call."""
+
+
+def _sample_chat(has_text: bool, content: str | None) -> list[dict[str, Any]]:
+    """Return a question and an answer that is a tool call.
+
+    Args:
+        has_text: whether the arguments are text, not an object.
+        content: content of the answer.
+    """
+    function = {"name": _SAMPLE_NAME, "arguments": _SAMPLE_TEXT if has_text else _SAMPLE}
+    call = {"id": "lightspan", "type": "function", "function": function}
+    answer = {"role": "assistant", "content": content, "tool_calls": [call]}
+    return [{"role": "user", "content": "?"}, answer]
 
 
 def _format_of(call: str) -> ToolParserName | None:
