@@ -212,14 +212,24 @@ async def test_a_store_has_resources_rollouts_and_attempts() -> None:
     with runner.run_context(agent=Splits(), store=store):
         rollout = await runner.step("a", resources={"p": prompt})
     assert rollout.resources_id == (await store.query_resources())[-1].resources_id
-    assert await store.get_rollout_by_id(rollout.rollout_id) is rollout
+    assert await store.get_rollout_by_id(rollout.rollout_id) == rollout
+    assert isinstance(rollout, agl.AttemptedRollout)
     [attempt] = await store.query_attempts(rollout.rollout_id)
     assert attempt == await store.get_latest_attempt(rollout.rollout_id)
+    assert attempt == rollout.attempt
     assert attempt.status == rollout.status == "succeeded"
     assert rollout.end_time is not None
     assert attempt.end_time is not None
     [span, *_] = await store.query_spans(rollout.rollout_id)
     assert span.attempt_id == attempt.attempt_id
+    queued = await store.enqueue_rollout("a", metadata={"n": 1})
+    assert queued.metadata == {"n": 1}
+    with pytest.raises(AttributeError, match="Rollout has no 'attempt': it has not begun"):
+        queued.attempt  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(UnsupportedError, match=r"query_spans\(limit=1\): leave it out"):
+        await store.query_spans(rollout.rollout_id, limit=1)
+    with pytest.raises(UnsupportedError, match=r"query_rollouts\(status=\['failed'\]\)"):
+        await store.query_rollouts(status=["failed"])
 
 
 @pytest.mark.parametrize(

@@ -273,9 +273,15 @@ async def test_missing_attributes_have_hints() -> None:
     class Looks(agl.LitAgent[Any]):
         def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
             assert self.get_tracer() is self.tracer
-            assert (rollout.end_time, rollout.resources_id, rollout.attempt.metadata) == (None,) * 3
+            assert self.get_runner() is runner
+            assert (rollout.end_time, rollout.attempt.metadata) == (None, None)
+            assert resources["p"].model_dump() == {
+                "resource_type": "prompt_template",
+                "template": "x",
+                "engine": "f-string",
+            }
             for owner, name in (
-                *((self, n) for n in ("runner", "get_runner", "trainer", "get_trainer")),
+                *((self, n) for n in ("trainer", "get_trainer")),
                 (rollout, "config"),
                 *((rollout.attempt, n) for n in ("worker_id", "last_heartbeat_time")),
             ):
@@ -286,15 +292,16 @@ async def test_missing_attributes_have_hints() -> None:
 
     runner = agl.LitAgentRunner[Any]()
     with runner.run_context(agent=Looks(), store=agl.InMemoryLightningStore()):
-        rollout = await runner.step("a")
+        rollout = await runner.step("a", resources={"p": agl.PromptTemplate(template="x")})
     assert rollout.status == "succeeded"
-    assert lines["runner"] == (
-        "Looks has no 'runner': use the argument `rollout`; agents do not see what runs them"
+    assert lines["trainer"] == (
+        "Looks has no 'trainer': use the argument `rollout`; agents do not see the Trainer that "
+        "runs them"
     )
     assert lines["config"].startswith("AttemptedRollout has no 'config': rollouts are not retried")
     assert lines["worker_id"].startswith("Attempt has no 'worker_id': runners are threads")
-    with pytest.raises(AttributeError, match="query_attempts"):
-        rollout.attempt  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="Looks has no 'runner': use the argument"):
+        Looks().get_runner()
     with pytest.raises(AttributeError, match=r"^'Looks' object has no attribute 'other'$"):
         Looks().other  # type: ignore[attr-defined]  # noqa: B018
 

@@ -26,7 +26,7 @@ from lightspan.errors import AppError
 from lightspan.progress import print_line
 from lightspan.runners.app import App, find, reference
 from lightspan.schema.llm import LLM
-from lightspan.schema.prompts import PromptTemplate
+from lightspan.schema.prompts import PromptTemplate as CorePromptTemplate
 from lightspan.schema.records import Json, Mode, Rollout
 from lightspan.schema.resources import NamedResources as StoredResources
 from lightspan_agl._hooks import HookCalls
@@ -42,6 +42,7 @@ from lightspan_agl.types import (
     Attempt,
     AttemptedRollout,
     NamedResources,
+    PromptTemplate,
     ProxyLLM,
     Rollout as AglRollout,
     RolloutMode,
@@ -273,10 +274,10 @@ class AgentApp(App):
             attempt_id="" if current is None else current.scope.attempt_id,
             start_time=now,
         )
-        resources_id = None
+        resources_id, metadata = None, {}
         if rollout.rollout_id in self.own:
             own, _, note = self.own[rollout.rollout_id]
-            mode, resources_id = own.mode, own.resources_id
+            mode, resources_id, metadata = own.mode, own.resources_id, own.metadata
             note(attempt)
         return AttemptedRollout(
             rollout_id=rollout.rollout_id,
@@ -284,7 +285,7 @@ class AgentApp(App):
             mode=mode,
             start_time=now,
             resources_id=resources_id,
-            metadata={"group_id": rollout.group_id, "step": rollout.step},
+            metadata={"group_id": rollout.group_id, "step": rollout.step, **metadata},
             attempt=attempt,
         )
 
@@ -293,7 +294,11 @@ class AgentApp(App):
     ) -> NamedResources:
         own = self.own[view.rollout_id][1] if view.rollout_id in self.own else self._resources
         if not isinstance(own, MainLLM):
-            prompts = {k: v for k, v in resources.items() if isinstance(v, PromptTemplate)}
+            prompts = {
+                name: PromptTemplate(value.template)
+                for name, value in resources.items()
+                if isinstance(value, CorePromptTemplate)
+            }
             return {**own, **prompts}
         assert llm is not None
         main = ProxyLLM(

@@ -167,7 +167,7 @@ class LocalRuns:
                 status = "succeeded"
         finally:
             del self._app.own[rollout.rollout_id]
-            store.finish(rollout, status, spans)
+            store.finish(rollout.rollout_id, status, spans)
 
     async def _wait(self, ids: Sequence[str]) -> None:
         cursor = 0

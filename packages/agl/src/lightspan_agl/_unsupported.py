@@ -78,18 +78,18 @@ HINTS: Final = {name: hint for hint, names in _NAMES_BY_HINT.items() for name in
 
 _RETRIES: Final = "rollouts are not retried; lightspan.LightningRL(timeout_s=…) limits their time"
 _RUNNER: Final = "runners are threads of one process, without ids and heartbeats"
-_AGENT_ATTRIBUTE: Final = "use the argument `rollout`; agents do not see what runs them"
+_AGENT_ATTRIBUTE: Final = "use the argument `rollout`; agents do not see the Trainer that runs them"
 _WRITES: Final = "only Trainer and LitAgentRunner run rollouts and store spans"
 
 ATTRIBUTE_HINTS: Final = {
     "AttemptedRollout": {"config": _RETRIES},
     "Rollout": {
-        "attempt": "there is one attempt: InMemoryLightningStore.query_attempts(rollout_id)",
+        "attempt": "it has not begun; InMemoryLightningStore.get_rollout_by_id returns it anew",
         "config": _RETRIES,
     },
     "Attempt": {"worker_id": _RUNNER, "last_heartbeat_time": _RUNNER},
     "LitAgent": dict.fromkeys(
-        ("get_runner", "get_trainer", "runner", "set_runner", "set_trainer", "trainer"),
+        ("get_trainer", "runner", "set_runner", "set_trainer", "trainer"),
         _AGENT_ATTRIBUTE,
     ),
     "LightningStore": {

@@ -25,7 +25,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _CONSTRUCTION: Final = "_lightspan_construction"
-_SET_LATER: Final = {_CONSTRUCTION, "__orig_class__", "tracer"}
+_SET_LATER: Final = {_CONSTRUCTION, "__orig_class__", "runner", "tracer"}
 """Attributes that are not set by an agent's constructor."""
 
 
@@ -47,7 +47,8 @@ class Construction:
         """Return the names of the attributes that changed since `agent` was constructed.
 
         They are attributes that were set, and attributes whose container was changed in place (see
-        `_contents`). `tracer` is not among them, because runs in this process set it.
+        `_contents`). `tracer` and `runner` are not among them, because runs in this process set
+        them.
         """
         fields, missing = vars(agent), object()
         return sorted(
@@ -122,6 +123,10 @@ class LitAgent(RefusesNames, Generic[T], metaclass=_RecordsConstruction):
     def get_tracer(self) -> Tracer:
         """Return the attribute `tracer`."""
         return self.tracer
+
+    def get_runner(self) -> Any:
+        """Return the attribute `runner`, which agents of a `LitAgentRunner` have."""
+        return self.runner  # type: ignore[attr-defined]
 
     def is_async(self) -> bool:
         """Return whether an asynchronous rollout method is overridden."""

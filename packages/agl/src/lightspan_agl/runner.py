@@ -123,7 +123,7 @@ class LitAgentRunner(Generic[T]):
         rollout = await store.start_rollout(input, mode, resources_id)
         async with local_runs(agent, {}, slots=1, hooks=hooks) as runs:
             await runs.run(rollout, store)
-        return rollout
+        return await store.get_rollout_by_id(rollout.rollout_id) or rollout
 
     def _entered(self, method: str) -> tuple[LitAgent[T], LightningStore, HookCalls]:
         if self._context is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from lightspan.errors import NotFoundError, UnsupportedError
@@ -14,6 +14,7 @@ from lightspan.schema.spans import Span
 from lightspan_agl._unsupported import RefusesNames, refuse_names as _refuse_names
 from lightspan_agl.types import (
     Attempt,
+    AttemptedRollout,
     NamedResources,
     ResourcesUpdate,
     Rollout,
@@ -103,6 +104,7 @@ class LightningStore(RefusesNames):
         mode: RolloutMode | None = None,
         resources_id: str | None = None,
         config: None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Rollout:
         """Queue a rollout for the runners.
 
@@ -112,6 +114,7 @@ class LightningStore(RefusesNames):
             resources_id: id of the resources of the rollout. None for the latest resources at the
                 time when the rollout begins.
             config: None; rollouts are not retried.
+            metadata: named values of the rollout, which the agent sees; None for none.
 
         Raises:
             ConfigError: `mode` is unknown.
@@ -120,7 +123,7 @@ class LightningStore(RefusesNames):
         """
         if config is not None:
             raise UnsupportedError("enqueue_rollout(config=): leave it out; nothing is retried")
-        rollout = self._add(input, mode, resources_id, status="queuing")
+        rollout = self._add(input, mode, resources_id, metadata, status="queuing")
         self._queue.append(rollout.rollout_id)
         return rollout
 
@@ -129,18 +132,22 @@ class LightningStore(RefusesNames):
         input: Any,
         mode: RolloutMode | None = None,
         resources_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> Rollout:
         """Create a rollout with status `running`, which the caller runs instead of a runner.
 
         The arguments are those of `enqueue_rollout`.
         """
-        return self._add(input, mode, resources_id, status="running")
+        _refuse_options("start_rollout", options)
+        return self._add(input, mode, resources_id, metadata, status="running")
 
     def _add(
         self,
         input: Any,
         mode: RolloutMode | None,
         resources_id: str | None,
+        metadata: Mapping[str, Any] | None,
         status: str,
     ) -> Rollout:
         check_mode(mode)
@@ -153,6 +160,7 @@ class LightningStore(RefusesNames):
             mode=mode,
             status=status,
             resources_id=resources_id,
+            metadata=dict(metadata or {}),
         )
         self._rollouts[rollout.rollout_id] = rollout
         return rollout
@@ -162,13 +170,19 @@ class LightningStore(RefusesNames):
         *,
         status_in: Collection[str] | None = None,
         rollout_id_in: Collection[str] | None = None,
+        **options: Any,
     ) -> list[Rollout]:
         """Return the rollouts with certain statuses and ids, in the order of their creation.
 
         Args:
             status_in: the statuses; None for any status.
             rollout_id_in: the ids; None for any id.
+            options: other options of Agent Lightning, which are refused.
+
+        Raises:
+            UnsupportedError: there are other options.
         """
+        _refuse_options("query_rollouts", options)
         return [
             rollout
             for rollout in self._rollouts.values()
@@ -205,13 +219,20 @@ class LightningStore(RefusesNames):
                 return ended
             await asyncio.sleep(min(_POLL_INTERVAL_S, rest_s or _POLL_INTERVAL_S))
 
-    async def query_spans(self, rollout_id: str, attempt_id: str | None = None) -> list[Span]:
+    async def query_spans(
+        self, rollout_id: str, attempt_id: str | None = None, **options: Any
+    ) -> list[Span]:
         """Return the spans of a rollout by start time; empty if the rollout is unknown.
 
         Args:
             rollout_id: id of the rollout.
             attempt_id: id of its attempt; None or `latest` for the only one that it has.
+            options: other options of Agent Lightning, which are refused.
+
+        Raises:
+            UnsupportedError: there are other options.
         """
+        _refuse_options("query_spans", options)
         spans = self._spans.get(rollout_id, [])
         return [span for span in spans if attempt_id in (None, "latest", span.attempt_id)]
 
@@ -226,15 +247,23 @@ class LightningStore(RefusesNames):
 
     def start_attempt_of(self, attempt: Attempt) -> None:
         """Store the attempt of a rollout that a runner has begun."""
-        self._attempts[attempt.rollout_id] = attempt
+        rollout_id = attempt.rollout_id
+        fields = {**vars(self._rollouts[rollout_id]), "attempt": attempt}
+        self._attempts[rollout_id] = attempt
+        self._rollouts[rollout_id] = AttemptedRollout(**fields)
 
-    def finish(self, rollout: Rollout, status: str, spans: Sequence[Span]) -> None:
+    def finish(self, rollout_id: str, status: str, spans: Sequence[Span]) -> None:
         """Store the spans of a rollout that has ended, and set its status."""
-        self._spans[rollout.rollout_id] = sorted(spans, key=lambda span: span.start_ns)
-        attempt = self._attempts.get(rollout.rollout_id)
-        for record in (rollout, attempt):
+        self._spans[rollout_id] = sorted(spans, key=lambda span: span.start_ns)
+        for record in (self._rollouts[rollout_id], self._attempts.get(rollout_id)):
             if record is not None:
                 record.status, record.end_time = status, time.time()
+
+
+def _refuse_options(method: str, options: Mapping[str, Any]) -> None:
+    if options:
+        names = ", ".join(f"{name}={value!r:.100}" for name, value in options.items())
+        raise UnsupportedError(f"{method}({names}): leave it out, and filter the list it returns")
 
 
 class InMemoryLightningStore(LightningStore):

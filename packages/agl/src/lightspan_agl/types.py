@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeVar, get_args
 
 from lightspan.errors import ConfigError
-from lightspan.schema.prompts import PromptTemplate
+from lightspan.schema.prompts import PromptTemplate as CorePromptTemplate
 from lightspan.schema.spans import Span
 from lightspan_agl._unsupported import RefusesNames, refuse_names as _refuse_names
 
@@ -84,6 +84,17 @@ class ProxyLLM(LLM):
                 "both ids from the `rollout` argument"
             )
         return self.endpoint
+
+
+class PromptTemplate(CorePromptTemplate, frozen=True, omit_defaults=True, tag="prompt"):
+    """A prompt with `{named}` placeholders."""
+
+    resource_type: str = "prompt_template"
+
+    def model_dump(self) -> dict[str, Any]:
+        """Return the fields as a dictionary."""
+        names = ("resource_type", "template", "engine")
+        return {name: getattr(self, name) for name in names}
 
 
 NamedResources = dict[str, LLM | PromptTemplate]
@@ -189,9 +200,14 @@ def check_resources(resources: Mapping[str, Any] | None) -> NamedResources:
         ConfigError: a value is neither an `LLM` nor a `PromptTemplate`.
     """
     for name, resource in (resources or {}).items():
-        if not isinstance(resource, LLM | PromptTemplate):
+        if not isinstance(resource, LLM | CorePromptTemplate):
             raise ConfigError(
                 f"initial_resources[{name!r}] must be an LLM or PromptTemplate of lightspan_agl, "
                 f"not {type(resource).__module__}.{type(resource).__qualname__}"
             )
-    return dict(resources or {})
+    return {
+        name: PromptTemplate(resource.template)
+        if isinstance(resource, CorePromptTemplate)
+        else resource
+        for name, resource in (resources or {}).items()
+    }
