@@ -194,6 +194,9 @@ def test_globals_that_only_the_main_block_sets_are_named(
     script.write_text(SCRIPT)
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
     as_app(Remembers(), LLM)
+    assert capsys.readouterr().out == ""  # the agent is not the script's
+    monkeypatch.setattr(Remembers, "__module__", "__main__")
+    as_app(Remembers(), LLM)
     assert "the script sets LIMIT, data under `if __name__ ==" in capsys.readouterr().out
     script.write_text(SCRIPT.replace("    LIMIT = 2", "").replace("    data = [1]", ""))
     as_app(Remembers(), LLM)

@@ -83,7 +83,8 @@ def as_app(agent: LitAgent[Any], llm: MainLLM) -> App:
         AppError: the agent cannot be recreated in a runner's process.
     """
     text = msgspec.json.encode(_describe(agent, llm)).decode()
-    if names := _unset_globals():
+    owner = agent.function if isinstance(agent, FunctionalLitAgent) else type(agent)
+    if owner.__module__ == "__main__" and (names := _unset_globals()):
         print_line(
             f'the script sets {", ".join(names)} under `if __name__ == "__main__":`, which '
             "runners do not run: in rollouts they have their values from the top level, if any"
