@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 import types
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import SpanKind
 from lightspan.stores import open_store
+from lightspan_agl._agent_match import instrument_advice
 from lightspan_agl._agent_transport import AgentApp, AgentPool, MainLLM, agents, as_app
 from lightspan_agl._dev import DevSummary
 from lightspan_testing.scripted import ScriptedServer
@@ -113,6 +115,92 @@ async def run_once(
 def arrived(agent: agl.LitAgent[Any]) -> Any:
     """Return the agent's app as a runner loads it."""
     return load_app(as_app(agent, LLM).reference)
+
+
+class Nested:
+    """Holder of settings that may change by being used."""
+
+    calls = 0
+
+
+@dataclass
+class Options:
+    limit: int = 1
+
+
+class Tables(agl.LitAgent[Any]):
+    """An agent with containers as attributes."""
+
+    def __init__(self, names: list[str] | None = None) -> None:
+        self.names = names
+        self.table: dict[str, Any] = {"a": [1], "o": Nested()}
+        self.tags = {"x"}
+        self.options = Options()
+        self.nested = Nested()
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("table", lambda agent: agent.table.update(b=2)),
+        ("table", lambda agent: agent.table["a"].append(1)),
+        ("table", lambda agent: agent.table["a"].__setitem__(0, True)),
+        ("tags", lambda agent: agent.tags.add("y")),
+        ("options", lambda agent: setattr(agent.options, "limit", 2)),
+    ],
+)
+def test_changes_in_place_are_refused(name: str, change: Any) -> None:
+    agent = Tables()
+    change(agent)
+    with pytest.raises(AppError, match=f"the agent Tables: {name} was set or changed after"):
+        as_app(agent, LLM)
+
+
+def test_arguments_and_other_objects_may_change() -> None:
+    names = ["a"]
+    agent = Tables(names)
+    names.append("b")
+    agent.nested.calls = agent.table["o"].calls = 1
+    [description] = [load_app(as_app(agent, LLM).reference)]
+    with description._pool.agent() as copy:  # type: ignore[attr-defined]
+        assert copy.names == ["a", "b"]
+
+
+SCRIPT = """
+LIMIT = 1
+OTHER = 1
+class Agent:
+    def rollout(self, task):
+        data = task
+        return LIMIT, OTHER, data
+def main():
+    return data
+if __name__ == "__main__":
+    LIMIT = 2
+    data = [1]
+    own = 3
+    def inner():
+        return own
+"""
+
+
+def test_globals_that_only_the_main_block_sets_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    as_app(Remembers(), LLM)
+    assert capsys.readouterr().out == ""  # the agent is not the script's
+    monkeypatch.setattr(Remembers, "__module__", "__main__")
+    as_app(Remembers(), LLM)
+    assert "the script sets LIMIT, data under `if __name__ ==" in capsys.readouterr().out
+    script.write_text(SCRIPT.replace("    LIMIT = 2", "").replace("    data = [1]", ""))
+    as_app(Remembers(), LLM)
+    assert capsys.readouterr().out == ""
 
 
 # --- what agents are handed -----------------------------------------------------------------
@@ -240,7 +328,10 @@ def test_an_agent_of_arguments_that_are_not_json_travels_by_its_name(
     ("make", "why"),
     [
         (lambda: Remembers(names=("a",)), r"names=\('a',\) is a tuple. Create that in __init__"),  # type: ignore[arg-type]
-        (lambda: _changed(), "factor was set after construction, and runners construct it again"),
+        (
+            lambda: _changed(),
+            "factor was set or changed after construction, and runners construct it again",
+        ),
         (lambda: _local(), "is defined inside a function"),
     ],
 )
@@ -476,3 +567,21 @@ def test_a_notebooks_loop_does_not_hinder_dev() -> None:
         return agl.Trainer(initial_resources=resources).dev(Remembers(), [{"n": 2}])
 
     assert asyncio.run(inside()).rewards == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("modules", "advice"),
+    [
+        ([], "call instrument() of its adapter at the top"),
+        (["langgraph"], "run the graph with {'callbacks': [self.tracer.get_langchain_handler()]}"),
+        (["crewai"], "call lightspan_crewai.instrument() at the top"),
+    ],
+)
+def test_advice_for_names_is_that_of_the_framework(
+    modules: list[str], advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("agents.models.interface", "autogen_core", "crewai", "langgraph"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in modules:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    assert instrument_advice().startswith(advice)

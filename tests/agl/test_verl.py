@@ -237,8 +237,20 @@ def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             {"custom_reward_function__path": "reward.py"},
-            "custom_reward_function.path='reward.py': use compute the reward in the agent and "
+            "custom_reward_function.path='reward.py': compute the reward in the agent and "
             "return it",
+        ),
+        ({"data__shuffle": False}, "data.shuffle=False: leave it out: epochs are shuffled"),
+        (
+            {"arr__model__enable_gradient_checkpointin": True},
+            "actor_rollout_ref.model.enable_gradient_checkpointin=True: unknown to lightspan; "
+            "leave it out",
+        ),
+        (
+            {"algorithm__adv_estimator": "gae", "critic__optim__lr": 1e-5},
+            "critic.optim.lr=1e-05: leave it out, or use lightspan.LightningRL(estimator='ppo', "
+            "critic=lightspan.Critic(…)): the critic is a head on the policy, with options of its "
+            "own",
         ),
     ],
 )
@@ -246,6 +258,17 @@ def test_what_would_change_learning_is_refused(change: dict[str, Any], line: str
     with pytest.raises(UnsupportedError) as caught:
         agl.VERL(changed(**change))
     assert str(caught.value).splitlines()[1:] == [f"  {line}"]
+
+
+def test_keys_of_an_unused_critic_have_no_effect() -> None:
+    plan = make_plan(changed(critic__optim__lr=1e-5))
+    assert "critic.optim.lr=1e-05 (verl's critic is not used" in plan.report()
+
+
+def test_other_arguments_of_verl_are_refused() -> None:
+    agl.VERL(TUTORIAL, trainer_cls=None)
+    with pytest.raises(UnsupportedError, match=r"VERL\(daemon_cls=.*leave it out"):
+        agl.VERL(TUTORIAL, daemon_cls=object)
 
 
 def test_one_error_names_everything_that_is_refused() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 import lightspan_agl as agl
-from lightspan.errors import ConfigError, NotFoundError, UnsupportedError
+from lightspan.errors import ConfigError, DataError, NotFoundError, UnsupportedError
 
 
 @agl.rollout
@@ -132,4 +133,113 @@ def test_variables_without_effect_are_named(
 
     monkeypatch.setenv("AGL_SERVER_PORT", "4747")
     agl.Trainer(algorithm=nothing, port=4747).fit(scores)
-    assert "without effect: port=4747, $AGL_SERVER_PORT='4747'" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Trainer: without effect: port=4747 (")
+    assert lines[1].startswith("Trainer: without effect: $AGL_SERVER_PORT='4747' (algorithm, store")
+
+
+@pytest.mark.parametrize("dataset", ["tasks.jsonl", "http://localhost:9999", {"a": 1}])
+def test_a_path_is_no_data_set(dataset: Any) -> None:
+    @agl.algo
+    async def nothing(*, train_dataset: Any, val_dataset: Any) -> None: ...
+
+    trainer = agl.Trainer(algorithm=nothing)
+    for data in ({"train_dataset": dataset}, {"val_dataset": dataset}):
+        with pytest.raises(DataError, match="_dataset must be a list of tasks, not"):
+            trainer.fit(scores, **data)
+
+
+def test_options_of_an_algorithm_have_hints_for_it() -> None:
+    @agl.algo
+    async def nothing() -> None: ...
+
+    with pytest.raises(UnsupportedError, match=r"max_rollouts=2\): .* the function under @algo"):
+        agl.Trainer(algorithm=nothing, max_rollouts=2)
+    with pytest.raises(ConfigError, match="n_runners='4' must be a whole number"):
+        agl.Trainer(algorithm=nothing, n_runners="4")  # type: ignore[arg-type]
+
+
+class Splits(agl.LitAgent[Any]):
+    """An agent that scores training tasks 1 and other tasks 0."""
+
+    modes: list[Any] = []  # noqa: RUF012 - of all its copies
+
+    def training_rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        self.modes.append(rollout.mode)
+        return 1.0
+
+    def validation_rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        self.modes.append(rollout.mode)
+        return 0.0
+
+
+async def test_rollouts_without_the_mode_train_are_validation() -> None:
+    Splits.modes.clear()
+    store, runner = agl.InMemoryLightningStore(), agl.LitAgentRunner[Any](max_rollouts=3)
+    queued = [await store.enqueue_rollout("a", mode=mode) for mode in (None, "train", "test")]
+    with runner.run_context(agent=Splits(), store=store):
+        await runner.iter()  # ends by itself
+        stepped = [await runner.step("a"), await runner.step("a", mode="val")]
+    assert Splits.modes == [None, "train", "test", None, "val"]
+    rewards = [
+        agl.find_final_reward(await store.query_spans(rollout.rollout_id))
+        for rollout in (*queued, *stepped)
+    ]
+    assert rewards == [0.0, 1.0, 0.0, 0.0, 0.0]
+    with pytest.raises(ConfigError, match="mode='validation' must be one of train, val, test"):
+        await store.enqueue_rollout("a", mode="validation")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="max_rollouts=0"):
+        agl.LitAgentRunner(max_rollouts=0)
+
+
+async def test_iter_ends_at_an_event() -> None:
+    event, runner = threading.Event(), agl.LitAgentRunner[Any]()
+    event.set()
+    with runner.run_context(agent=Splits(), store=agl.InMemoryLightningStore()):
+        await runner.iter(event=event)
+
+
+async def test_a_store_has_resources_rollouts_and_attempts() -> None:
+    store, runner = agl.InMemoryLightningStore(), agl.LitAgentRunner[Any]()
+    assert await store.get_latest_resources() is None
+    prompt = agl.PromptTemplate(template="x")
+    await store.update_resources("own", {"p": prompt})
+    latest = await store.update_resources("own", {"q": prompt})
+    assert (latest.version, latest.resources) == (2, {"q": prompt})
+    assert await store.get_latest_resources() == latest
+    assert await store.query_resources(resources_id="own") == [latest]
+    assert await store.get_resources_by_id("other") is None
+    with runner.run_context(agent=Splits(), store=store):
+        rollout = await runner.step("a", resources={"p": prompt})
+    assert rollout.resources_id == (await store.query_resources())[-1].resources_id
+    assert await store.get_rollout_by_id(rollout.rollout_id) == rollout
+    assert isinstance(rollout, agl.AttemptedRollout)
+    [attempt] = await store.query_attempts(rollout.rollout_id)
+    assert attempt == await store.get_latest_attempt(rollout.rollout_id)
+    assert attempt == rollout.attempt
+    assert attempt.status == rollout.status == "succeeded"
+    assert rollout.end_time is not None
+    assert attempt.end_time is not None
+    [span, *_] = await store.query_spans(rollout.rollout_id)
+    assert span.attempt_id == attempt.attempt_id
+    queued = await store.enqueue_rollout("a", metadata={"n": 1})
+    assert queued.metadata == {"n": 1}
+    with pytest.raises(AttributeError, match="Rollout has no 'attempt': it has not begun"):
+        queued.attempt  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(UnsupportedError, match=r"query_spans\(limit=1\): leave it out"):
+        await store.query_spans(rollout.rollout_id, limit=1)
+    with pytest.raises(UnsupportedError, match=r"query_rollouts\(status=\['failed'\]\)"):
+        await store.query_rollouts(status=["failed"])
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("update_rollout", "only Trainer and LitAgentRunner run rollouts"),
+        ("dequeue_rollout", "only Trainer and LitAgentRunner run rollouts"),
+        ("statistics", "count the rollouts"),
+    ],
+)
+def test_missing_methods_of_a_store_have_hints(name: str, why: str) -> None:
+    with pytest.raises(AttributeError, match=f"InMemoryLightningStore has no '{name}': {why}"):
+        getattr(agl.InMemoryLightningStore(), name)

@@ -19,7 +19,7 @@ import openai
 import pytest
 
 import lightspan_agl as agl
-from lightspan.errors import ConfigError
+from lightspan.errors import ConfigError, DataError
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 TUTORIAL = Path(__file__).parents[3] / "tests/apps" / "tutorial"
@@ -215,6 +215,53 @@ def test_rollouts_that_do_not_end_stay_in_the_mean(
         timer.cancel()
     assert algorithm.get_best_prompt().template == "Say {q}"
     assert "1 of 4 rollouts have not ended within 2 s" in caplog.text
+
+
+def bare(request: Request) -> str:
+    if "<critique>" not in request.last_text:
+        return "say more"
+    return "Say {q} more"
+
+
+def test_an_answer_with_the_new_text_alone_is_used(server: ScriptedServer) -> None:
+    server.script = bare
+    assert learn(server, Scores()).get_best_prompt().template == "Say {q} more"
+
+
+def test_a_warning_names_a_search_without_a_usable_answer(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.script = lambda request: "I am sorry."
+    with caplog.at_level(logging.WARNING, "lightspan_agl"):
+        assert learn(server, Scores()).get_best_prompt().template == "Say {q}"
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("APO: none of the 2 answers of gradient_model and apply_edit_model had")
+    assert "has no <prompt>" in line
+
+
+def test_the_first_of_several_templates_is_learned_with_a_warning(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    @agl.rollout
+    def agent(task: Any, resources: agl.NamedResources) -> float:
+        return len(resources["b"].template) / 100  # type: ignore[union-attr]
+
+    client = openai.AsyncOpenAI(base_url=server.url, api_key="key")
+    algorithm: agl.APO[Any] = agl.APO(client, **SMALL)
+    resources: agl.NamedResources = {
+        name: agl.PromptTemplate(template=f"{name} {{q}}") for name in ("b", "c")
+    }
+    trainer = agl.Trainer(algorithm=algorithm, initial_resources=resources)
+    with caplog.at_level(logging.WARNING, "lightspan_agl"):
+        trainer.fit(agent, TASKS[:2], val_dataset=TASKS[2:])  # type: ignore[arg-type]
+    assert algorithm.get_best_prompt().template == "b {q} more"
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["APO learns the prompt template 'b'; without a change: 'c'"]
+
+
+def test_a_task_that_is_not_json_is_named(server: ScriptedServer) -> None:
+    with pytest.raises(DataError, match=r"train_dataset\[1\]=\{1: 'a'\} is not JSON: .* as keys"):
+        learn(server, Scores(), train=[{"q": "a"}, {1: "a"}])
 
 
 # --- what is refused ------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import lightspan_agl as agl
+from lightspan.errors import UnsupportedError
+from lightspan_agl._modules import MODULES
 from lightspan_agl._unsupported import HINTS
 
 NAMES = (Path(__file__).parent / "agentlightning-0.3.0.txt").read_text().split()
@@ -47,6 +49,19 @@ def test_other_names_are_unknown() -> None:
         "from lightspan_agl.store import InMemoryLightningStore",
         "from lightspan_agl.tracer import AgentOpsTracer, OtelTracer",
         "from lightspan_agl.types import Dataset, Hook, LLM, NamedResources, Rollout, Span",
+        "from lightspan_agl.adapter.messages import TraceToMessages",
+        "from lightspan_agl.adapter.triplet import TracerTraceToTriplet",
+        "from lightspan_agl.algorithm.apo.apo import APO",
+        "from lightspan_agl.algorithm.verl.interface import VERL",
+        "from lightspan_agl.emitter import find_final_reward",
+        "from lightspan_agl.emitter.reward import emit_reward, find_final_reward",
+        "from lightspan_agl.litagent.decorator import rollout",
+        "from lightspan_agl.logging import setup",
+        "from lightspan_agl.runner.agent import LitAgentRunner",
+        "from lightspan_agl.store.memory import InMemoryLightningStore",
+        "from lightspan_agl.tracer.otel import OtelTracer",
+        "from lightspan_agl.trainer.trainer import Trainer",
+        "from lightspan_agl.types.core import Rollout",
     ],
 )
 def test_modules_have_their_paths(statement: str) -> None:
@@ -56,6 +71,28 @@ def test_modules_have_their_paths(statement: str) -> None:
 def test_modules_refuse_names_too() -> None:
     with pytest.raises(ImportError, match=r"lightspan_agl.types has no 'Task': use Rollout"):
         from lightspan_agl.types import Task  # noqa: F401
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_missing_modules_say_what_to_use(module: str) -> None:
+    with pytest.raises(ModuleNotFoundError) as caught:
+        exec(f"from lightspan_agl.{module} import anything")
+    parent = module.partition(".")[0]
+    assert str(caught.value) == f"lightspan_agl has no module {parent!r}: {MODULES[parent]}"
+
+
+def test_submodules_of_missing_modules_say_what_to_use() -> None:
+    with pytest.raises(ImportError, match="has no 'LightningStoreClient': use Trainer"):
+        exec("from lightspan_agl.store.client_server import LightningStoreClient")
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'lightspan_agl\.nonsense'$"):
+        exec("import lightspan_agl.nonsense")
+
+
+def test_the_decorator_reward_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"call emit_reward\(value\)"):
+        agl.reward(lambda: 1.0)  # type: ignore[operator]
+    with pytest.raises(ImportError, match=r"call emit_reward\(value\)"):
+        exec("from lightspan_agl.reward import reward")
 
 
 def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

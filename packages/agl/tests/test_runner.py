@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -12,7 +14,7 @@ import openai
 import pytest
 
 import lightspan_agl as agl
-from lightspan.errors import ConfigError
+from lightspan.errors import ConfigError, RewardError, UnsupportedError
 from lightspan.production.redact import map_text
 from lightspan.schema.spans import SpanKind
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
@@ -166,3 +168,156 @@ async def test_emitted_rewards_and_failures() -> None:
     assert agl.find_final_reward(await store.query_spans(rollout.rollout_id)) is None
     with pytest.raises(ConfigError, match="run_context"):
         await runner.step({"n": 1})
+
+
+async def spans_of(function: Callable[[], Any], returned: float | None = None) -> list[agl.Span]:
+    """Return the spans of a rollout that calls a function."""
+
+    @agl.rollout
+    def agent(task: Any) -> float | None:
+        function()
+        return returned
+
+    runner, store = agl.LitAgentRunner[Any](), agl.InMemoryLightningStore()
+    with runner.run_context(agent=agent, store=store):  # type: ignore[arg-type]
+        rollout = await runner.step({})
+    assert rollout.status == "succeeded"
+    return await store.query_spans(rollout.rollout_id)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "reward"),
+    [
+        ({"reward": 0.44, "why": "x"}, 0.44),
+        ({"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": 0.33}, 0.33),
+        ({"agentlightning.reward": [{"name": "a", "value": 2}, {"name": "b", "value": 1}]}, 2.0),
+        ({"reward": "good"}, None),
+        ({"nested": {"reward": 1.0}}, None),
+    ],
+)
+async def test_annotations_with_the_name_of_a_reward_are_rewards(
+    annotation: dict[str, Any], reward: float | None
+) -> None:
+    assert agl.find_final_reward(await spans_of(lambda: agl.emit_annotation(annotation))) == reward
+
+
+async def test_a_reward_that_is_not_a_number_is_nan() -> None:
+    returned = await spans_of(lambda: agl.emit_reward(1.0), returned=math.nan)
+    emitted = await spans_of(lambda: agl.emit_reward(math.nan))
+    for spans in (returned, emitted):
+        reward = agl.find_final_reward(spans)
+        assert reward is not None
+        assert math.isnan(reward)
+
+
+@pytest.mark.parametrize(
+    ("emit", "kind"),
+    [
+        (lambda: agl.emit_message(3), TypeError),  # type: ignore[arg-type]
+        (lambda: agl.emit_exception("text"), TypeError),  # type: ignore[arg-type]
+        (lambda: agl.emit_object(object()), RuntimeError),
+        (lambda: agl.emit_object({1, 2}), RuntimeError),
+        (lambda: agl.emit_annotation({"a": object()}), ValueError),
+        (lambda: agl.emit_annotation({"a": [1, {"b": None}]}), ValueError),
+        (lambda: agl.emit_annotation({1: "a"}), ValueError),  # type: ignore[dict-item]
+        (lambda: agl.emit_reward({"a": 1.0}), RewardError),
+    ],
+)
+def test_emitters_refuse_what_the_original_refuses(
+    emit: Callable[[], Any], kind: type[Exception]
+) -> None:
+    with pytest.raises(kind):
+        emit()
+
+
+async def test_emitters_return_their_span() -> None:
+    spans: list[Any] = []
+
+    def emit() -> None:
+        spans.append(agl.emit_reward(0.5))
+        spans.append(agl.emit_annotation({"a": 1}))
+        spans.append(agl.emit_object(b"x"))
+        assert agl.emit_reward(0.5, propagate=False) is None
+
+    recorded = await spans_of(emit)
+    assert all(span in recorded for span in spans)
+    assert agl.emit_annotation({"a": 1}) is None  # outside a rollout
+
+
+async def test_the_first_of_several_resources_is_used_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @agl.rollout
+    def agent(task: Any, prompt_template: agl.PromptTemplate) -> float:
+        return float(prompt_template.template)
+
+    resources: agl.NamedResources = {
+        "a": agl.PromptTemplate(template="1"),
+        "b": agl.PromptTemplate(template="2"),
+    }
+    runner, store = agl.LitAgentRunner[Any](), agl.InMemoryLightningStore()
+    with (
+        caplog.at_level(logging.WARNING, "lightspan_agl"),
+        runner.run_context(agent=agent, store=store),  # type: ignore[arg-type]
+    ):
+        for _ in range(2):
+            rollout = await runner.step({}, resources=resources)
+    assert agl.find_final_reward(await store.query_spans(rollout.rollout_id)) == 1.0
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "several resources are a PromptTemplate: 'a' is used, and 'b' only" in line
+
+
+async def test_missing_attributes_have_hints() -> None:
+    lines: dict[str, str] = {}
+
+    class Looks(agl.LitAgent[Any]):
+        def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+            assert self.get_tracer() is self.tracer
+            assert self.get_runner() is runner
+            assert (rollout.end_time, rollout.attempt.metadata) == (None, None)
+            assert resources["p"].model_dump() == {
+                "resource_type": "prompt_template",
+                "template": "x",
+                "engine": "f-string",
+            }
+            for owner, name in (
+                *((self, n) for n in ("trainer", "get_trainer")),
+                (rollout, "config"),
+                *((rollout.attempt, n) for n in ("worker_id", "last_heartbeat_time")),
+            ):
+                with pytest.raises(AttributeError) as caught:
+                    getattr(owner, name)
+                lines[name] = str(caught.value)
+            return 1.0
+
+    runner = agl.LitAgentRunner[Any]()
+    with runner.run_context(agent=Looks(), store=agl.InMemoryLightningStore()):
+        rollout = await runner.step("a", resources={"p": agl.PromptTemplate(template="x")})
+    assert rollout.status == "succeeded"
+    assert lines["trainer"] == (
+        "Looks has no 'trainer': use the argument `rollout`; agents do not see the Trainer that "
+        "runs them"
+    )
+    assert lines["config"].startswith("AttemptedRollout has no 'config': rollouts are not retried")
+    assert lines["worker_id"].startswith("Attempt has no 'worker_id': runners are threads")
+    with pytest.raises(AttributeError, match="Looks has no 'runner': use the argument"):
+        Looks().get_runner()
+    with pytest.raises(AttributeError, match=r"^'Looks' object has no attribute 'other'$"):
+        Looks().other  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_arguments_of_the_original(capsys: pytest.CaptureFixture[str]) -> None:
+    llm = agl.LLM(resource_type="llm", endpoint="http://x/v1", model="m")
+    assert llm.model_dump() == {
+        "endpoint": "http://x/v1",
+        "model": "m",
+        "api_key": None,
+        "sampling_parameters": {},
+        "resource_type": "llm",
+    }
+    agl.AgentOpsTracer(agentops_managed=True)
+    assert "AgentOpsTracer: without effect: agentops_managed=True" in capsys.readouterr().out
+    for adapter in (agl.TracerTraceToTriplet(), agl.LlmProxyTraceToTriplet()):
+        with pytest.raises(UnsupportedError, match=r"\.adapt\(spans\): use Trainer\(adapter="):
+            adapter.adapt([])
+    assert agl.TraceToMessages()([]) == []

@@ -9,6 +9,7 @@ names of Agent Lightning raise an ImportError with a hint (`_unsupported`). See
 
 from __future__ import annotations
 
+from lightspan_agl._modules import install as _install
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToMessages
 from lightspan_agl.algorithm import APO, VERL, algo
@@ -83,3 +84,4 @@ __all__ = [
     "setup_logging",
 ]
 __getattr__ = _refuse_names(__name__)
+_install()

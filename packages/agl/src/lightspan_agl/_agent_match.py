@@ -16,23 +16,29 @@ _ADAPTERS: Final = {
     "agents.models.interface": "lightspan_openai_agents",
     "autogen_core": "lightspan_autogen",
     "crewai": "lightspan_crewai",
-    "langgraph": "lightspan_langgraph",
 }
 """Module of a framework → the package whose `instrument()` names its agents."""
+_LANGGRAPH: Final = (
+    "run the graph with {'callbacks': [self.tracer.get_langchain_handler()]}, with "
+    "lightspan-langgraph installed, so that its nodes are the names"
+)
 
 
 def instrument_advice() -> str:
-    """Return advice for error messages: which `instrument()` functions the user should call.
+    """Return advice for error messages: how agents of a framework get their names.
 
-    Agents of another framework have names only after `instrument()` of lightspan's adapter for the
-    framework. The advice names the adapters of all frameworks that are imported.
+    LangGraph needs a callback handler. Other frameworks need `instrument()` of lightspan's adapter.
+    The advice is for all frameworks that are imported.
     """
     names = [adapter for framework, adapter in _ADAPTERS.items() if framework in sys.modules]
-    calls = " and ".join(f"{name}.instrument()" for name in names)
-    return (
-        f"call {calls or 'instrument() of its adapter'} at the top of the agent's "
-        "module, which gives its agents their names"
-    )
+    advice = [_LANGGRAPH] if "langgraph" in sys.modules else []
+    if names or not advice:
+        calls = " and ".join(f"{name}.instrument()" for name in names)
+        advice.append(
+            f"call {calls or 'instrument() of its adapter'} at the top of the agent's "
+            "module, which gives its agents their names"
+        )
+    return "; ".join(advice)
 
 
 def globs_of(agent_match: str | None) -> list[str]:

@@ -7,22 +7,26 @@ constructor arguments, or the name of its function or global variable.
 
 from __future__ import annotations
 
+import ast
+import symtable
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from lightspan.capture.context import current_context
 from lightspan.errors import AppError
+from lightspan.progress import print_line
 from lightspan.runners.app import App, find, reference
 from lightspan.schema.llm import LLM
-from lightspan.schema.prompts import PromptTemplate
+from lightspan.schema.prompts import PromptTemplate as CorePromptTemplate
 from lightspan.schema.records import Json, Mode, Rollout
 from lightspan.schema.resources import NamedResources as StoredResources
 from lightspan_agl._hooks import HookCalls
@@ -38,7 +42,9 @@ from lightspan_agl.types import (
     Attempt,
     AttemptedRollout,
     NamedResources,
+    PromptTemplate,
     ProxyLLM,
+    Rollout as AglRollout,
     RolloutMode,
 )
 
@@ -77,6 +83,12 @@ def as_app(agent: LitAgent[Any], llm: MainLLM) -> App:
         AppError: the agent cannot be recreated in a runner's process.
     """
     text = msgspec.json.encode(_describe(agent, llm)).decode()
+    owner = agent.function if isinstance(agent, FunctionalLitAgent) else type(agent)
+    if owner.__module__ == "__main__" and (names := _unset_globals()):
+        print_line(
+            f'the script sets {", ".join(names)} under `if __name__ == "__main__":`, which '
+            "runners do not run: in rollouts they have their values from the top level, if any"
+        )
     # Runners split names at dots.
     name = text.replace("%", "%25").replace(".", "%2E")
     return AgentApp(AgentPool(lambda: agent), llm, f"{__name__}:agents.{name}")
@@ -89,8 +101,8 @@ def _describe(agent: LitAgent[Any], llm: MainLLM) -> Description:
     changes = arguments.changes(agent) if arguments is not None else []
     if changes:
         raise AppError(
-            f"the agent {kind}: {', '.join(changes)} was set after construction, and runners "
-            "construct it again: set it in __init__, from arguments"
+            f"the agent {kind}: {', '.join(changes)} was set or changed after construction, and "
+            "runners construct it again: set it in __init__, from arguments"
         )
     problem = "it is a copy" if arguments is None else _find_non_json(arguments)
     if arguments is not None and problem is None:
@@ -104,6 +116,40 @@ def _describe(agent: LitAgent[Any], llm: MainLLM) -> Description:
             "dicts of them; or create the agent at the top level of a module that is not the script"
         )
     return Description(agent=name, llm=llm)
+
+
+def _unset_globals() -> list[str]:
+    """Return globals that functions of the script read, and that its main block sets."""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    try:
+        source = Path(path or "").read_text(encoding="utf-8")
+        tree, table = ast.parse(source), symtable.symtable(source, path or "", "exec")
+    except (OSError, SyntaxError, ValueError):  # no script, or a console
+        return []
+    blocks = [
+        node for node in tree.body if isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
+    ]
+    lines = {line for node in blocks for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+    names = {
+        name.id
+        for block in blocks
+        for name in ast.walk(block)
+        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+    }
+    return sorted(names & _globals_read(table, lines))
+
+
+def _globals_read(table: symtable.SymbolTable, without: Container[int]) -> set[str]:
+    """Return the globals that functions read, except functions that begin in lines of `without`."""
+    names: set[str] = set()
+    for child in table.get_children():
+        if child.get_lineno() in without:
+            continue
+        names |= _globals_read(child, without)
+        if child.get_type() == "function":
+            symbols = child.get_symbols()
+            names |= {s.get_name() for s in symbols if s.is_global() and s.is_referenced()}
+    return names
 
 
 def _find_non_json(arguments: Construction) -> str | None:
@@ -181,8 +227,9 @@ class AgentApp(App):
         self._resources = resources
         self._name = name
         self._hooks = hooks or HookCalls()
-        self.resources_by_rollout: dict[str, NamedResources] = {}
-        """Rollout id → resources in place of `resources`."""
+        self.own: dict[str, tuple[AglRollout, NamedResources, Callable[[Attempt], None]]] = {}
+        """Rollout id → the rollout in the user's store, the resources in place of `resources`, and
+        a function that is called with the attempt when it begins."""
         super().__init__(self._run_async if pool.is_async else self._run)
 
     @property
@@ -192,7 +239,7 @@ class AgentApp(App):
     def _run(
         self, task: Json, rollout: Rollout, llm: LLM | None, resources: StoredResources
     ) -> Any:
-        view, hooks = _attempted(rollout), self._hooks
+        view, hooks = self._attempted(rollout), self._hooks
         with self._pool.agent() as agent:
             method = rollout_method(agent, view.mode)
             own = self._resources_of(view, llm, resources)
@@ -207,7 +254,7 @@ class AgentApp(App):
     async def _run_async(
         self, task: Json, rollout: Rollout, llm: LLM | None, resources: StoredResources
     ) -> Any:
-        view, hooks = _attempted(rollout), self._hooks
+        view, hooks = self._attempted(rollout), self._hooks
         with self._pool.agent() as agent:
             method = rollout_method(agent, view.mode)
             own = self._resources_of(view, llm, resources)
@@ -219,40 +266,51 @@ class AgentApp(App):
             finally:
                 await hooks.after(agent, view)
 
+    def _attempted(self, rollout: Rollout) -> AttemptedRollout:
+        """Return the argument `rollout` of the agent, with the mode that the user's store has."""
+        current, now = current_context(), time.time()
+        mode: RolloutMode | None = "val" if rollout.mode is Mode.VAL else "train"
+        attempt = Attempt(
+            rollout_id=rollout.rollout_id,
+            attempt_id="" if current is None else current.scope.attempt_id,
+            start_time=now,
+        )
+        resources_id, metadata = None, {}
+        if rollout.rollout_id in self.own:
+            own, _, note = self.own[rollout.rollout_id]
+            mode, resources_id, metadata = own.mode, own.resources_id, own.metadata
+            note(attempt)
+        return AttemptedRollout(
+            rollout_id=rollout.rollout_id,
+            input=rollout.task,
+            mode=mode,
+            start_time=now,
+            resources_id=resources_id,
+            metadata={"group_id": rollout.group_id, "step": rollout.step, **metadata},
+            attempt=attempt,
+        )
+
     def _resources_of(
         self, view: AttemptedRollout, llm: LLM | None, resources: StoredResources
     ) -> NamedResources:
-        own = self.resources_by_rollout.get(view.rollout_id, self._resources)
+        own = self.own[view.rollout_id][1] if view.rollout_id in self.own else self._resources
         if not isinstance(own, MainLLM):
-            prompts = {k: v for k, v in resources.items() if isinstance(v, PromptTemplate)}
+            prompts = {
+                name: PromptTemplate(value.template)
+                for name, value in resources.items()
+                if isinstance(value, CorePromptTemplate)
+            }
             return {**own, **prompts}
         assert llm is not None
         main = ProxyLLM(
             endpoint=llm.base_url,
             model=own.model,
             api_key=llm.api_key,
-            sampling_parameters=dict(own.sampling[view.mode or "train"]),
+            sampling_parameters=dict(own.sampling["train" if view.mode == "train" else "val"]),
             rollout_id=view.rollout_id,
             attempt_id=view.attempt.attempt_id,
         )
         return {MAIN_LLM: main}
-
-
-def _attempted(rollout: Rollout) -> AttemptedRollout:
-    current, now = current_context(), time.time()
-    mode: RolloutMode = "val" if rollout.mode is Mode.VAL else "train"
-    return AttemptedRollout(
-        rollout_id=rollout.rollout_id,
-        input=rollout.task,
-        mode=mode,
-        start_time=now,
-        metadata={"group_id": rollout.group_id, "step": rollout.step},
-        attempt=Attempt(
-            rollout_id=rollout.rollout_id,
-            attempt_id="" if current is None else current.scope.attempt_id,
-            start_time=now,
-        ),
-    )
 
 
 class _Agents:

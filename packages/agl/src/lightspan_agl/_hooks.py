@@ -26,8 +26,13 @@ class HookCalls:
     """The `LitAgentRunner`; None in a `Trainer`."""
 
     async def before(self, agent: Any, rollout: AttemptedRollout) -> None:
-        """Set the agent's `tracer`; call `on_rollout_start` and `on_trace_start` of each hook."""
+        """Set the agent's `tracer`, and its `runner` if there is one.
+
+        Then call `on_rollout_start` and `on_trace_start` of each hook.
+        """
         agent.tracer = self.tracer
+        if self.runner is not None:
+            agent.runner = self.runner
         await self._call("on_rollout_start", agent=agent, rollout=rollout)
         await self._call("on_trace_start", agent=agent, rollout=rollout, tracer=self.tracer)
 

@@ -104,14 +104,24 @@ class LocalRuns:
         states = {state.rollout.rollout_id: state for state in await self.store.rollouts(ids)}
         return await read_episodes(self.store, [states[rollout_id] for rollout_id in ids])
 
-    async def serve(self, store: LightningStore) -> None:
-        """Run the rollouts that are queued in `store`, one by one, until cancelled."""
-        while True:
+    async def serve(
+        self, store: LightningStore, limit: int | None = None, event: Any = None
+    ) -> None:
+        """Run the rollouts that are queued in `store`, one by one, until cancelled.
+
+        Args:
+            store: the user's store.
+            limit: number of rollouts after which to return; None for no limit.
+            event: an event, such as a `threading.Event`; return once it is set. None for no event.
+        """
+        count = 0
+        while (limit is None or count < limit) and not (event is not None and event.is_set()):
             rollout = store.start_next()
             if rollout is None:
                 await asyncio.sleep(_QUEUE_INTERVAL_S)
             else:
                 await self.run(rollout, store)
+                count += 1
 
     async def run(self, rollout: AglRollout, store: LightningStore) -> None:
         """Run a rollout of `store` to its end, and write its spans and status to `store`.
@@ -122,12 +132,12 @@ class LocalRuns:
             RewardError: the agent returned an invalid reward.
         """
         resources = store.resources_of(rollout.rollout_id)
-        self._app.resources_by_rollout[rollout.rollout_id] = resources
+        self._app.own[rollout.rollout_id] = rollout, resources, store.start_attempt_of
         queued = Rollout(
             rollout_id=rollout.rollout_id,
             task=rollout.input,
             task_id=rollout.rollout_id,
-            mode=Mode.VAL if rollout.mode == "val" else Mode.TRAIN,
+            mode=Mode.TRAIN if rollout.mode == "train" else Mode.VAL,
             timeout_s=TIMEOUT_S if self._timeout_s is None else self._timeout_s,
         )
         spans: list[Span] = []
@@ -148,7 +158,7 @@ class LocalRuns:
                     kind=SpanKind.REWARD,
                     start_ns=end_ns,
                     end_ns=end_ns,
-                    attributes={REWARD_VALUE: episode.reward},
+                    attributes={} if episode.reward is None else {REWARD_VALUE: episode.reward},
                 )
                 spans.append(reward)
             if episode.message or not episode.finished:
@@ -156,8 +166,8 @@ class LocalRuns:
             else:
                 status = "succeeded"
         finally:
-            del self._app.resources_by_rollout[rollout.rollout_id]
-            store.finish(rollout, status, spans)
+            del self._app.own[rollout.rollout_id]
+            store.finish(rollout.rollout_id, status, spans)
 
     async def _wait(self, ids: Sequence[str]) -> None:
         cursor = 0

@@ -10,7 +10,7 @@ from lightspan.errors import UnsupportedError
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.spans import Span, SpanKind
 from lightspan_agl._agent_match import globs_of
-from lightspan_agl._unsupported import refuse_names as _refuse_names
+from lightspan_agl._unsupported import TRIPLETS, refuse_names as _refuse_names
 
 __all__ = ["LlmProxyTraceToTriplet", "TraceToMessages", "TracerTraceToTriplet"]
 __getattr__ = _refuse_names(__name__)
@@ -44,6 +44,12 @@ class TracerTraceToTriplet:
         self.repair_hierarchy = repair_hierarchy
         globs_of(agent_match)
 
+    def adapt(self, source: Any, /) -> Any:
+        """Raise `UnsupportedError`: lightspan makes no triplets from spans."""
+        raise UnsupportedError(f"{type(self).__name__}.adapt(spans): {TRIPLETS}")
+
+    __call__ = adapt
+
 
 class LlmProxyTraceToTriplet(TracerTraceToTriplet):
     """The adapter of `VERL` that selects every agent."""
@@ -65,6 +71,8 @@ class TraceToMessages:
     def adapt(self, source: Sequence[Span], /) -> list[Conversation]:
         """Return the conversation of each model call, in the order of the spans."""
         return [_conversation(span) for span in source if span.kind is SpanKind.LLM]
+
+    __call__ = adapt
 
 
 def _conversation(span: Span) -> Conversation:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import warnings
 from abc import ABCMeta
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from types import SimpleNamespace
 from typing import Any, Final, Generic, TypeVar
 
 from lightspan.errors import AppError
-from lightspan_agl._unsupported import refuse_names as _refuse_names
+from lightspan_agl._unsupported import RefusesNames, refuse_names as _refuse_names
 from lightspan_agl.tracer import Tracer
 from lightspan_agl.types import LLM, NamedResources, PromptTemplate, Rollout
 
@@ -19,8 +22,10 @@ __getattr__ = _refuse_names(__name__)
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 _CONSTRUCTION: Final = "_lightspan_construction"
-_SET_LATER: Final = {_CONSTRUCTION, "__orig_class__", "tracer"}
+_SET_LATER: Final = {_CONSTRUCTION, "__orig_class__", "runner", "tracer"}
 """Attributes that are not set by an agent's constructor."""
 
 
@@ -31,18 +36,58 @@ class Construction:
         self.args = args
         self.kwargs = kwargs
         self._fields = dict(vars(agent))
+        arguments = {id(value) for value in (*args, *kwargs.values())}
+        self._contents = {
+            name: _contents(value)
+            for name, value in vars(agent).items()
+            if id(value) not in arguments  # an argument is passed on as it is
+        }
 
     def changes(self, agent: LitAgent[Any]) -> list[str]:
         """Return the names of the attributes that changed since `agent` was constructed.
 
-        `tracer` is not among them, because runs in this process set it.
+        They are attributes that were set, and attributes whose container was changed in place (see
+        `_contents`). `tracer` and `runner` are not among them, because runs in this process set
+        them.
         """
         fields, missing = vars(agent), object()
         return sorted(
             name
             for name in (fields.keys() | self._fields.keys()) - _SET_LATER
             if fields.get(name, missing) is not self._fields.get(name, missing)
+            or (name in self._contents and _contents(fields[name]) != self._contents[name])
         )
+
+
+def _contents(value: Any) -> int:
+    """Return a hash that differs after a change in place of `value`.
+
+    Lists, mappings, sets, and the attributes of data classes and namespaces are compared, at every
+    depth. Other objects are compared by identity, because they may change by being used.
+    """
+    try:
+        return _contents_of(value, ())
+    except RecursionError:
+        return id(value)
+
+
+def _contents_of(value: Any, above: tuple[int, ...]) -> int:
+    if isinstance(value, str | bytes):
+        return hash(value)
+    if isinstance(value, int | float | bytearray | None):
+        return hash((type(value), repr(value)))  # 1, 1.0 and True are equal, and NaN is not itself
+    if id(value) in above:  # a container in itself
+        return id(value)
+    above = (*above, id(value))
+    if isinstance(value, SimpleNamespace) or (is_dataclass(value) and hasattr(value, "__dict__")):
+        value = vars(value)
+    if isinstance(value, dict):
+        value = [item for pair in value.items() for item in pair]
+    if isinstance(value, list | tuple):
+        return hash(tuple(_contents_of(item, above) for item in value))
+    if isinstance(value, set | frozenset):
+        return hash(frozenset(_contents_of(item, above) for item in value))
+    return id(value)
 
 
 class _RecordsConstruction(ABCMeta):
@@ -55,7 +100,7 @@ class _RecordsConstruction(ABCMeta):
         return agent
 
 
-class LitAgent(Generic[T], metaclass=_RecordsConstruction):
+class LitAgent(RefusesNames, Generic[T], metaclass=_RecordsConstruction):
     """Base class of agents: a subclass overrides `rollout` or `rollout_async`.
 
     To treat training tasks and held-out tasks differently, override `training_rollout` and
@@ -74,6 +119,14 @@ class LitAgent(Generic[T], metaclass=_RecordsConstruction):
                 stacklevel=2,
             )
         self.trained_agents = trained_agents
+
+    def get_tracer(self) -> Tracer:
+        """Return the attribute `tracer`."""
+        return self.tracer
+
+    def get_runner(self) -> Any:
+        """Return the attribute `runner`, which agents of a `LitAgentRunner` have."""
+        return self.runner  # type: ignore[attr-defined]
 
     def is_async(self) -> bool:
         """Return whether an asynchronous rollout method is overridden."""
@@ -152,6 +205,9 @@ def rollout_method(agent: LitAgent[Any], mode: str | None) -> Callable[..., Any]
 
 
 # --- functions as agents --------------------------------------------------------------------
+R = TypeVar("R", LLM, PromptTemplate)
+
+
 class FunctionalLitAgent(LitAgent[Any]):
     """An agent that calls a function; the decorator `rollout` creates it.
 
@@ -170,6 +226,7 @@ class FunctionalLitAgent(LitAgent[Any]):
         functools.update_wrapper(self, function)
         self.function = function
         self._arguments = _arguments(function)
+        self._warned: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -189,22 +246,33 @@ class FunctionalLitAgent(LitAgent[Any]):
 
     def _values(self, resources: NamedResources, rollout: Rollout) -> dict[str, Any]:
         sources: Mapping[str, Callable[[], Any]] = {
-            "llm": lambda: _first(resources, LLM),
-            "prompt_template": lambda: _first(resources, PromptTemplate),
+            "llm": lambda: self._first(resources, LLM),
+            "prompt_template": lambda: self._first(resources, PromptTemplate),
             "resources": lambda: resources,
             "rollout": lambda: rollout,
         }
         return {name: sources[name]() for name in self._arguments}
 
+    def _first(self, resources: NamedResources, kind: type[R]) -> R:
+        """Return the first resource of a kind, with one warning per function if there are more."""
+        names = [name for name, resource in resources.items() if isinstance(resource, kind)]
+        if not names:
+            raise AppError(
+                f"the agent takes a {kind.__name__}, and there is none in {sorted(resources)}"
+            )
+        if len(names) > 1 and kind.__name__ not in self._warned:
+            self._warned.add(kind.__name__)
+            log.warning("%s", several_resources(kind.__name__, names))
+        return resources[names[0]]  # type: ignore[return-value]
 
-R = TypeVar("R", LLM, PromptTemplate)
 
-
-def _first(resources: NamedResources, kind: type[R]) -> R:
-    for resource in resources.values():
-        if isinstance(resource, kind):
-            return resource
-    raise AppError(f"the agent takes a {kind.__name__}, and there is none in {sorted(resources)}")
+def several_resources(kind: str, names: Sequence[str]) -> str:
+    """Return the warning that the first of several resources of a kind is used."""
+    others = ", ".join(map(repr, names[1:]))
+    return (
+        f"several resources are a {kind}: {names[0]!r} is used, and {others} only by agents that "
+        "take `resources`"
+    )
 
 
 _ARGUMENTS: Final = ("llm", "prompt_template", "resources", "rollout")

@@ -9,7 +9,7 @@ from typing import Any, Final
 from lightspan.progress import print_line
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 
-__all__ = ["configure_logger", "setup_logging"]
+__all__ = ["configure_logger", "setup", "setup_logging"]
 __getattr__ = _refuse_names(__name__)
 
 FORMAT: Final = "%(asctime)s [%(levelname)s] (process %(process)d %(name)s)  %(message)s"
@@ -44,6 +44,10 @@ def setup_logging(
         logger.handlers[:] = handlers  # replaced, or a second call would duplicate each line
         logger.setLevel(level)
         logger.propagate = False
+
+
+setup = setup_logging
+"""The name of `setup_logging` in this module of Agent Lightning."""
 
 
 def configure_logger(

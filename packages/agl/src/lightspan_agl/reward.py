@@ -1,19 +1,24 @@
-"""Rewards of spans."""
+"""Rewards, under their older path in Agent Lightning."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from types import ModuleType
+from typing import Any, NoReturn
 
-from lightspan.schema.semconv import REWARD_VALUE
-from lightspan.schema.spans import Span
-from lightspan_agl._unsupported import refuse_names as _refuse_names
-from lightspan_agl.emitter import emit_reward
+from lightspan.errors import UnsupportedError
+from lightspan_agl._unsupported import REWARD_DECORATOR, refuse_names as _refuse_names
+from lightspan_agl.emitter import emit_reward, find_final_reward
 
 __all__ = ["emit_reward", "find_final_reward"]
-__getattr__ = _refuse_names(__name__)
+__getattr__ = _refuse_names(__name__, reward=REWARD_DECORATOR)
 
 
-def find_final_reward(spans: Sequence[Span]) -> float | None:
-    """Return the reward of the last span with a reward; None if no span has a reward."""
-    rewards = [span.attributes[REWARD_VALUE] for span in spans if REWARD_VALUE in span.attributes]
-    return float(rewards[-1]) if rewards else None  # type: ignore[arg-type]
+class _Module(ModuleType):
+    """This module; Agent Lightning has a decorator of the same name."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedError(f"@lightspan_agl.reward: {REWARD_DECORATOR}")
+
+
+sys.modules[__name__].__class__ = _Module

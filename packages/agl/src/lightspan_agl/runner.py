@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from lightspan.errors import ConfigError
 from lightspan.progress import print_line
+from lightspan.schema.validation import check_whole
 from lightspan_agl._hooks import HookCalls, check_hooks
 from lightspan_agl._local import local_runs
 from lightspan_agl._unsupported import refuse_names as _refuse_names
@@ -27,14 +28,21 @@ class LitAgentRunner(Generic[T]):
 
     Args:
         tracer: tracer for hooks and for the agent's attribute `tracer`; None for a new `Tracer`.
+        max_rollouts: number of rollouts after which `iter` returns; None for no limit.
         options: further options of Agent Lightning, such as `poll_interval`; without effect, and
             named in a line.
 
     Raises:
+        ConfigError: `max_rollouts` is not a whole number above 0.
         UnsupportedError: the tracer's class overrides a method that lightspan never calls.
     """
 
-    def __init__(self, tracer: Tracer | None = None, **options: Any) -> None:
+    def __init__(
+        self, tracer: Tracer | None = None, max_rollouts: int | None = None, **options: Any
+    ) -> None:
+        if max_rollouts is not None:
+            check_whole("max_rollouts", max_rollouts, 1)
+        self.max_rollouts = max_rollouts
         self.tracer = check_tracer(tracer, "LitAgentRunner")
         self._context: tuple[LitAgent[T], LightningStore, HookCalls] | None = None
         names = [f"{name}={value!r}" for name, value in options.items() if value is not None]
@@ -68,8 +76,14 @@ class LitAgentRunner(Generic[T]):
         finally:
             self._context = None
 
-    async def iter(self) -> None:
-        """Run the rollouts that are queued in the store, one at a time, until cancelled.
+    async def iter(self, *, event: Any = None) -> None:
+        """Run the rollouts that are queued in the store, one at a time.
+
+        It returns after `max_rollouts` rollouts. Without that number it runs until it is cancelled.
+
+        Args:
+            event: an event, such as a `threading.Event`; `iter` returns once it is set. None for no
+                event.
 
         Raises:
             ConfigError: `iter` was called outside `run_context`.
@@ -77,7 +91,7 @@ class LitAgentRunner(Generic[T]):
         """
         agent, store, hooks = self._entered("iter")
         async with local_runs(agent, {}, slots=1, hooks=hooks) as runs:
-            await runs.serve(store)
+            await runs.serve(store, self.max_rollouts, event)
 
     async def step(
         self,
@@ -85,13 +99,15 @@ class LitAgentRunner(Generic[T]):
         *,
         resources: NamedResources | None = None,
         mode: RolloutMode | None = None,
+        event: Any = None,
     ) -> Rollout:
         """Run the agent on one task and store its spans.
 
         Args:
             input: the task.
             resources: the agent's resources; None for the latest of the store, if any.
-            mode: mode of the rollout; None is the same as `train` for the agent.
+            mode: mode of the rollout; the agent's `validation_rollout` runs unless it is `train`.
+            event: ignored, as in Agent Lightning.
 
         Returns:
             The rollout. Its status is `failed` if the agent raised an exception, which is logged.
@@ -107,7 +123,7 @@ class LitAgentRunner(Generic[T]):
         rollout = await store.start_rollout(input, mode, resources_id)
         async with local_runs(agent, {}, slots=1, hooks=hooks) as runs:
             await runs.run(rollout, store)
-        return rollout
+        return await store.get_rollout_by_id(rollout.rollout_id) or rollout
 
     def _entered(self, method: str) -> tuple[LitAgent[T], LightningStore, HookCalls]:
         if self._context is None:

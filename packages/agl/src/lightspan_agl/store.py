@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from lightspan.errors import NotFoundError, UnsupportedError
 from lightspan.schema.records import new_id
 from lightspan.schema.spans import Span
-from lightspan_agl._unsupported import refuse_names as _refuse_names
+from lightspan_agl._unsupported import RefusesNames, refuse_names as _refuse_names
 from lightspan_agl.types import (
+    Attempt,
+    AttemptedRollout,
     NamedResources,
     ResourcesUpdate,
     Rollout,
     RolloutMode,
+    check_mode,
     check_resources,
 )
 
@@ -28,17 +31,17 @@ FINAL: Final = ("succeeded", "failed", "cancelled")
 """Statuses of rollouts that have ended."""
 
 
-class LightningStore:
+class LightningStore(RefusesNames):
     """Rollouts, resources and spans of algorithms and of `LitAgentRunner`, in this process."""
 
     def __init__(self) -> None:
         self._spans: dict[str, list[Span]] = {}
         self._rollouts: dict[str, Rollout] = {}
         self._queue: deque[str] = deque()
-        self._resources: dict[str, NamedResources] = {}
+        self._attempts: dict[str, Attempt] = {}
+        """By rollout id; rollouts that wait have none."""
+        self._resources: dict[str, ResourcesUpdate] = {}
         """By id, the latest last."""
-        self._resources_ids: dict[str, str] = {}
-        """Rollout id → resources id, for rollouts that name one."""
 
     # --- resources ------------------------------------------------------------------------
     async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
@@ -47,9 +50,42 @@ class LightningStore:
         Raises:
             ConfigError: a value is neither an `LLM` nor a `PromptTemplate`.
         """
-        resources_id = new_id("resources")
-        self._resources[resources_id] = check_resources(resources)
-        return ResourcesUpdate(resources_id=resources_id, resources=dict(resources))
+        return await self.update_resources(new_id("resources"), resources)
+
+    async def update_resources(
+        self, resources_id: str, resources: NamedResources
+    ) -> ResourcesUpdate:
+        """Store resources under an id; from now on they are the latest resources.
+
+        Raises:
+            ConfigError: a value is neither an `LLM` nor a `PromptTemplate`.
+        """
+        checked, now = check_resources(resources), time.time()
+        before = self._resources.pop(resources_id, None)
+        self._resources[resources_id] = ResourcesUpdate(
+            resources_id=resources_id,
+            resources=checked,
+            create_time=now if before is None else before.create_time,
+            update_time=now,
+            version=1 if before is None else before.version + 1,
+        )
+        return self._resources[resources_id]
+
+    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
+        """Return the resources with an id; None if there are none."""
+        return self._resources.get(resources_id)
+
+    async def get_latest_resources(self) -> ResourcesUpdate | None:
+        """Return the resources that were stored last; None if there are none."""
+        return self._resources.get(next(reversed(self._resources), ""))
+
+    async def query_resources(self, *, resources_id: str | None = None) -> list[ResourcesUpdate]:
+        """Return resources in the order in which they were stored.
+
+        Args:
+            resources_id: their id; None for any id.
+        """
+        return [r for r in self._resources.values() if resources_id in (None, r.resources_id)]
 
     def resources_of(self, rollout_id: str) -> NamedResources:
         """Return the resources of a rollout.
@@ -58,7 +94,8 @@ class LightningStore:
         result is empty if there are none.
         """
         latest = next(reversed(self._resources), "")
-        return dict(self._resources.get(self._resources_ids.get(rollout_id, latest), {}))
+        update = self._resources.get(self._rollouts[rollout_id].resources_id or latest)
+        return {} if update is None else dict(update.resources)
 
     # --- rollouts -------------------------------------------------------------------------
     async def enqueue_rollout(
@@ -67,23 +104,26 @@ class LightningStore:
         mode: RolloutMode | None = None,
         resources_id: str | None = None,
         config: None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Rollout:
         """Queue a rollout for the runners.
 
         Args:
             input: the task.
-            mode: mode of the rollout; None is the same as `train` for the agent.
+            mode: mode of the rollout; the agent's `validation_rollout` runs unless it is `train`.
             resources_id: id of the resources of the rollout. None for the latest resources at the
                 time when the rollout begins.
             config: None; rollouts are not retried.
+            metadata: named values of the rollout, which the agent sees; None for none.
 
         Raises:
+            ConfigError: `mode` is unknown.
             NotFoundError: `resources_id` is unknown.
             UnsupportedError: `config` is not None.
         """
         if config is not None:
             raise UnsupportedError("enqueue_rollout(config=): leave it out; nothing is retried")
-        rollout = self._add(input, mode, resources_id, status="queuing")
+        rollout = self._add(input, mode, resources_id, metadata, status="queuing")
         self._queue.append(rollout.rollout_id)
         return rollout
 
@@ -92,31 +132,36 @@ class LightningStore:
         input: Any,
         mode: RolloutMode | None = None,
         resources_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> Rollout:
         """Create a rollout with status `running`, which the caller runs instead of a runner.
 
         The arguments are those of `enqueue_rollout`.
         """
-        return self._add(input, mode, resources_id, status="running")
+        _refuse_options("start_rollout", options)
+        return self._add(input, mode, resources_id, metadata, status="running")
 
     def _add(
         self,
         input: Any,
         mode: RolloutMode | None,
         resources_id: str | None,
+        metadata: Mapping[str, Any] | None,
         status: str,
     ) -> Rollout:
+        check_mode(mode)
+        if resources_id is not None and resources_id not in self._resources:
+            raise NotFoundError(f"the store has no resources {resources_id!r}: add them first")
         rollout = Rollout(
             rollout_id=new_id("rollout"),
             input=input,
             start_time=time.time(),
             mode=mode,
             status=status,
+            resources_id=resources_id,
+            metadata=dict(metadata or {}),
         )
-        if resources_id is not None:
-            if resources_id not in self._resources:
-                raise NotFoundError(f"the store has no resources {resources_id!r}: add them first")
-            self._resources_ids[rollout.rollout_id] = resources_id
         self._rollouts[rollout.rollout_id] = rollout
         return rollout
 
@@ -125,19 +170,37 @@ class LightningStore:
         *,
         status_in: Collection[str] | None = None,
         rollout_id_in: Collection[str] | None = None,
+        **options: Any,
     ) -> list[Rollout]:
         """Return the rollouts with certain statuses and ids, in the order of their creation.
 
         Args:
             status_in: the statuses; None for any status.
             rollout_id_in: the ids; None for any id.
+            options: other options of Agent Lightning, which are refused.
+
+        Raises:
+            UnsupportedError: there are other options.
         """
+        _refuse_options("query_rollouts", options)
         return [
             rollout
             for rollout in self._rollouts.values()
             if (status_in is None or rollout.status in status_in)
             and (rollout_id_in is None or rollout.rollout_id in rollout_id_in)
         ]
+
+    async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
+        """Return the rollout with an id; None if there is none."""
+        return self._rollouts.get(rollout_id)
+
+    async def query_attempts(self, rollout_id: str) -> list[Attempt]:
+        """Return the attempt of a rollout; empty if the rollout waits or is unknown."""
+        return [self._attempts[rollout_id]] if rollout_id in self._attempts else []
+
+    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
+        """Return the attempt of a rollout; None if the rollout waits or is unknown."""
+        return self._attempts.get(rollout_id)
 
     async def wait_for_rollouts(
         self, *, rollout_ids: Sequence[str], timeout: float | None = None
@@ -156,13 +219,20 @@ class LightningStore:
                 return ended
             await asyncio.sleep(min(_POLL_INTERVAL_S, rest_s or _POLL_INTERVAL_S))
 
-    async def query_spans(self, rollout_id: str, attempt_id: str | None = None) -> list[Span]:
+    async def query_spans(
+        self, rollout_id: str, attempt_id: str | None = None, **options: Any
+    ) -> list[Span]:
         """Return the spans of a rollout by start time; empty if the rollout is unknown.
 
         Args:
             rollout_id: id of the rollout.
             attempt_id: id of its attempt; None or `latest` for the only one that it has.
+            options: other options of Agent Lightning, which are refused.
+
+        Raises:
+            UnsupportedError: there are other options.
         """
+        _refuse_options("query_spans", options)
         spans = self._spans.get(rollout_id, [])
         return [span for span in spans if attempt_id in (None, "latest", span.attempt_id)]
 
@@ -175,10 +245,25 @@ class LightningStore:
         rollout.status = "running"
         return rollout
 
-    def finish(self, rollout: Rollout, status: str, spans: Sequence[Span]) -> None:
+    def start_attempt_of(self, attempt: Attempt) -> None:
+        """Store the attempt of a rollout that a runner has begun."""
+        rollout_id = attempt.rollout_id
+        fields = {**vars(self._rollouts[rollout_id]), "attempt": attempt}
+        self._attempts[rollout_id] = attempt
+        self._rollouts[rollout_id] = AttemptedRollout(**fields)
+
+    def finish(self, rollout_id: str, status: str, spans: Sequence[Span]) -> None:
         """Store the spans of a rollout that has ended, and set its status."""
-        self._spans[rollout.rollout_id] = sorted(spans, key=lambda span: span.start_ns)
-        rollout.status = status
+        self._spans[rollout_id] = sorted(spans, key=lambda span: span.start_ns)
+        for record in (self._rollouts[rollout_id], self._attempts.get(rollout_id)):
+            if record is not None:
+                record.status, record.end_time = status, time.time()
+
+
+def _refuse_options(method: str, options: Mapping[str, Any]) -> None:
+    if options:
+        names = ", ".join(f"{name}={value!r:.100}" for name, value in options.items())
+        raise UnsupportedError(f"{method}({names}): leave it out, and filter the list it returns")
 
 
 class InMemoryLightningStore(LightningStore):

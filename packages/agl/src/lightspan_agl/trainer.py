@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightspan.errors import ConfigError, DataError, UnknownAgentError, UnsupportedError
 from lightspan.progress import print_line
-from lightspan.schema.records import Json
+from lightspan.schema.records import Json, fingerprint
+from lightspan.schema.validation import check_whole
 from lightspan.stores.aio import run_sync
 from lightspan_agl._agent_match import globs_of, instrument_advice
 from lightspan_agl._hooks import HookCalls, check_hooks
@@ -77,8 +78,9 @@ class Trainer:
         **options: Any,
     ) -> None:
         other_options = {name: value for name, value in options.items() if value not in (None, ())}
+        hints = _FUNCTION_HINTS if isinstance(algorithm, FunctionalAlgorithm) else _HINTS
         refused = [
-            f"Trainer({name}={value!r}): {_HINTS.get(name, 'leave it out')}"
+            f"Trainer({name}={value!r}): {hints.get(name, _HINTS.get(name, 'leave it out'))}"
             for name, value in other_options.items()
             if name not in _NO_EFFECT
         ]
@@ -96,8 +98,7 @@ class Trainer:
         if isinstance(strategy, Mapping):
             counts.append(strategy.get("n_runners"))
         self.n_runners = next((count for count in counts if count is not None), 1)
-        if self.n_runners < 1:
-            raise ConfigError(f"Trainer(n_runners={self.n_runners}) must be at least 1")
+        check_whole("n_runners", self.n_runners, 1)
         self.algorithm = algorithm
         self.adapter = _make_adapter(adapter)
         self.initial_resources = check_resources(initial_resources)
@@ -140,6 +141,8 @@ class Trainer:
         _check_agent(agent)
         if isinstance(self.algorithm, FunctionalAlgorithm):
             data = {"train_dataset": train_dataset, "val_dataset": val_dataset}
+            for name, dataset in data.items():
+                check_no_text(dataset, name)
             self._print_notes()
             run_sync(self._run_function(self.algorithm, agent, data))
             return None
@@ -314,7 +317,7 @@ class Trainer:
             print_line(line)
 
     def _notes(self) -> Iterable[str]:
-        no_effect = [*self._no_effect, *without_effect()]
+        no_effect = list(self._no_effect)
         is_verl = isinstance(self.algorithm, VERL)
         if is_verl and type(self.tracer) not in (Tracer, AgentOpsTracer, OtelTracer):
             no_effect.append(f"tracer={type(self.tracer).__qualname__}(…) in the agents of VERL")
@@ -324,6 +327,11 @@ class Trainer:
             yield (
                 f"Trainer: without effect: {', '.join(no_effect)} (runners end with "
                 "this process; a dry run is Trainer.dev())"
+            )
+        if variables := without_effect():
+            yield (
+                f"Trainer: without effect: {', '.join(variables)} (algorithm, store and runners "
+                "are one program, without a server; unset them)"
             )
         if self.initial_resources and is_verl:
             yield "Trainer: initial_resources are for dev; in fit the algorithm makes main_llm"
@@ -348,6 +356,11 @@ def _as_app(agent: LitAgent[Any], plan: Plan) -> App:
 
 
 _NO_EFFECT: Final = ("strategy", "port", "daemon", "dev")
+_FUNCTION_HINTS: Final = dict.fromkeys(
+    ("max_rollouts", "max_tasks"),
+    "leave it out; the function under @algo queues as many rollouts as it needs, and fit ends when "
+    "it returns",
+)
 _HINTS: Final = {
     "max_rollouts": "trainer.total_training_steps of VERL(config) ends a run",
     "max_tasks": "trainer.total_training_steps of VERL(config) ends a run",
@@ -393,17 +406,39 @@ def as_tasks(dataset: Any, name: str) -> list[Json]:
 
     Raises:
         ConfigError: `dataset` is None.
-        DataError: `dataset` has a wrong type.
+        DataError: `dataset` has a wrong type, or a task is not JSON.
     """
     if dataset is None:
         raise ConfigError(f"fit needs {name}: a list of tasks")
-    if isinstance(dataset, str | Mapping) or hasattr(dataset, "iloc"):
-        hint = ": pass data.to_dict('records')" if hasattr(dataset, "iloc") else ""
-        raise DataError(f"{name} must be a list of tasks, not {type(dataset).__name__}{hint}")
+    check_no_text(dataset, name)
     try:
-        return [_plain(dataset[index]) for index in range(len(dataset))]
+        tasks = [_plain(dataset[index]) for index in range(len(dataset))]
     except (TypeError, KeyError) as error:
         raise DataError(f"{name} must have a length and items by number: {error}") from error
+    for number, task in enumerate(tasks):
+        try:
+            fingerprint(task)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{name}[{number}]={task!r:.200} is not JSON: {error}. A task is made of texts, "
+                "numbers, booleans, None, lists, and dicts with texts as keys"
+            ) from error
+    return tasks
+
+
+def check_no_text(dataset: Any, name: str) -> None:
+    """Raise `DataError` if a data set is a text (a path or a URL), a mapping or a table.
+
+    Args:
+        dataset: what the user passed.
+        name: name of the data set in the message.
+    """
+    if isinstance(dataset, str | bytes | Mapping) or hasattr(dataset, "iloc"):
+        hint = ": pass data.to_dict('records')" if hasattr(dataset, "iloc") else ""
+        shown = f"{dataset!r:.100}, a " if isinstance(dataset, str | bytes) else ""
+        raise DataError(
+            f"{name} must be a list of tasks, not {shown}{type(dataset).__name__}{hint}"
+        )
 
 
 def _plain(value: Any) -> Any:

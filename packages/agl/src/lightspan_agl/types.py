@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal, Protocol, TypeVar, get_args
 
 from lightspan.errors import ConfigError
-from lightspan.schema.prompts import PromptTemplate
+from lightspan.schema.prompts import PromptTemplate as CorePromptTemplate
 from lightspan.schema.spans import Span
-from lightspan_agl._unsupported import refuse_names as _refuse_names
+from lightspan_agl._unsupported import RefusesNames, refuse_names as _refuse_names
 
 __all__ = [
     "LLM",
@@ -35,14 +35,25 @@ MAIN_LLM: Final = "main_llm"
 RolloutMode = Literal["train", "val", "test"]
 
 
+def check_mode(mode: Any) -> None:
+    """Raise `ConfigError` unless `mode` is a `RolloutMode` or None."""
+    if mode not in (None, *get_args(RolloutMode)):
+        raise ConfigError(f"mode={mode!r} must be one of {', '.join(get_args(RolloutMode))}")
+
+
 @dataclass(kw_only=True)
-class LLM:
+class LLM(RefusesNames):
     """An OpenAI-compatible endpoint."""
 
     endpoint: str
     model: str
     api_key: str | None = field(default=None, repr=False)
     sampling_parameters: dict[str, Any] = field(default_factory=dict)
+    resource_type: str = "llm"
+
+    def model_dump(self) -> dict[str, Any]:
+        """Return the fields as a dictionary."""
+        return asdict(self)
 
     def get_base_url(self, *args: Any, **kwargs: Any) -> str:
         """Return the endpoint, for use as a client's `base_url`."""
@@ -58,6 +69,7 @@ class ProxyLLM(LLM):
 
     rollout_id: str
     attempt_id: str
+    resource_type: str = "proxy_llm"
 
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """Return the endpoint, for use as a client's `base_url`.
@@ -74,11 +86,22 @@ class ProxyLLM(LLM):
         return self.endpoint
 
 
+class PromptTemplate(CorePromptTemplate, frozen=True, omit_defaults=True, tag="prompt"):
+    """A prompt with `{named}` placeholders."""
+
+    resource_type: str = "prompt_template"
+
+    def model_dump(self) -> dict[str, Any]:
+        """Return the fields as a dictionary."""
+        names = ("resource_type", "template", "engine")
+        return {name: getattr(self, name) for name in names}
+
+
 NamedResources = dict[str, LLM | PromptTemplate]
 
 
 @dataclass(kw_only=True)
-class Attempt:
+class Attempt(RefusesNames):
     """An attempt of a rollout."""
 
     rollout_id: str
@@ -87,10 +110,13 @@ class Attempt:
     """Seconds since the epoch."""
     sequence_id: int = 1
     status: str = "running"
+    end_time: float | None = None
+    """Seconds since the epoch; None if the attempt has not ended."""
+    metadata: dict[str, Any] | None = None
 
 
 @dataclass(kw_only=True)
-class Rollout:
+class Rollout(RefusesNames):
     """One execution of an agent on a task."""
 
     rollout_id: str
@@ -100,6 +126,10 @@ class Rollout:
     """Seconds since the epoch."""
     mode: RolloutMode | None = None
     status: str = "running"
+    end_time: float | None = None
+    """Seconds since the epoch; None if the rollout has not ended."""
+    resources_id: str | None = None
+    """Id of the rollout's resources in the store; None for the latest ones, or without a store."""
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
@@ -116,6 +146,11 @@ class ResourcesUpdate:
 
     resources_id: str
     resources: NamedResources
+    create_time: float
+    """Seconds since the epoch."""
+    update_time: float
+    """Seconds since the epoch."""
+    version: int = 1
 
 
 class Hook:
@@ -165,9 +200,14 @@ def check_resources(resources: Mapping[str, Any] | None) -> NamedResources:
         ConfigError: a value is neither an `LLM` nor a `PromptTemplate`.
     """
     for name, resource in (resources or {}).items():
-        if not isinstance(resource, LLM | PromptTemplate):
+        if not isinstance(resource, LLM | CorePromptTemplate):
             raise ConfigError(
                 f"initial_resources[{name!r}] must be an LLM or PromptTemplate of lightspan_agl, "
                 f"not {type(resource).__module__}.{type(resource).__qualname__}"
             )
-    return dict(resources or {})
+    return {
+        name: PromptTemplate(resource.template)
+        if isinstance(resource, CorePromptTemplate)
+        else resource
+        for name, resource in (resources or {}).items()
+    }

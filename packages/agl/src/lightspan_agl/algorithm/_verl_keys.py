@@ -92,40 +92,54 @@ NUMBERS: Final = (
 )
 """Keys of numbers; ranges are checked on use."""
 
-_LIGHTNING: Final = "lightspan.LightningRL, which has options for it"
+_LIGHTNING: Final = "use lightspan.LightningRL, which has options for it"
 _IN_AGENT: Final = "compute the reward in the agent and return it"
 _IN_CLIENT: Final = "set it in the agent's client"
 
 ALLOWED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
-    "algorithm.adv_estimator": (tuple(ESTIMATORS), f"one of {', '.join(ESTIMATORS)}"),
-    f"{ACTOR}.loss_agg_mode": (tuple(WEIGHTS), f"one of {', '.join(WEIGHTS)}"),
-    f"{ACTOR}.kl_loss_type": (tuple(KL_ESTIMATORS), f"one of {', '.join(KL_ESTIMATORS)}"),
-    "trainer.resume_mode": (("auto", "disable"), "auto or disable"),
-    "trainer.device": ((None, "cpu", "cuda"), "cpu or cuda"),
-    "algorithm.use_kl_in_reward": ((False,), f"{ACTOR}.use_kl_loss=True"),
+    "algorithm.adv_estimator": (tuple(ESTIMATORS), f"use one of {', '.join(ESTIMATORS)}"),
+    f"{ACTOR}.loss_agg_mode": (tuple(WEIGHTS), f"use one of {', '.join(WEIGHTS)}"),
+    f"{ACTOR}.kl_loss_type": (tuple(KL_ESTIMATORS), f"use one of {', '.join(KL_ESTIMATORS)}"),
+    "trainer.resume_mode": (("auto", "disable"), "use auto or disable"),
+    "trainer.device": ((None, "cpu", "cuda"), "use cpu or cuda"),
+    "algorithm.use_kl_in_reward": ((False,), f"use {ACTOR}.use_kl_loss=True"),
     "algorithm.gamma": ((1,), _LIGHTNING),
     "algorithm.lam": ((1,), _LIGHTNING),
     "algorithm.filter_groups.enable": ((False,), _LIGHTNING),
     "trainer.critic_warmup": ((0,), _LIGHTNING),
     "data.shuffle": ((True,), "leave it out: epochs are shuffled"),
-    f"{ROLLOUT}.top_p": ((1,), "1: others change the log-probabilities"),
-    f"{ROLLOUT}.top_k": ((-1, 0), "-1: others change the log-probabilities"),
+    f"{ROLLOUT}.top_p": ((1,), "use 1: others change the log-probabilities"),
+    f"{ROLLOUT}.top_k": ((-1, 0), "use -1: others change the log-probabilities"),
     f"{ROLLOUT}.do_sample": ((True,), "leave it out: training samples"),
-    f"{ROLLOUT}.val_kwargs.n": ((1,), "1"),
+    f"{ROLLOUT}.val_kwargs.n": ((1,), "use 1"),
     f"{ROLLOUT}.val_kwargs.top_p": ((1,), _IN_CLIENT),
     f"{ROLLOUT}.val_kwargs.top_k": ((-1, 0), _IN_CLIENT),
     f"{ACTOR}.policy_loss.loss_mode": (("vanilla",), _LIGHTNING),
-    f"{ACTOR}.ppo_epochs": ((1,), "1: each batch is used once"),
+    f"{ACTOR}.ppo_epochs": ((1,), "use 1: each batch is used once"),
     f"{ACTOR}.tis_imp_ratio_cap": ((-1,), _LIGHTNING),
-    f"{ACTOR}.optim.lr_warmup_steps_ratio": ((0, -1), f"{ACTOR}.optim.lr_warmup_steps"),
-    f"{ACTOR}.optim.warmup_style": (("constant",), "constant"),
-    f"{MODEL}.trust_remote_code": ((False,), "False: code of a model is never run"),
-    f"{MODEL}.lora_adapter_path": ((), "a merged model as model.path"),
+    f"{ACTOR}.optim.lr_warmup_steps_ratio": ((0, -1), f"use {ACTOR}.optim.lr_warmup_steps"),
+    f"{ACTOR}.optim.warmup_style": (("constant",), "use constant"),
+    f"{MODEL}.trust_remote_code": ((False,), "use False: code of a model is never run"),
+    f"{MODEL}.lora_adapter_path": ((), "use a merged model as model.path"),
     "reward_model.enable": ((False,), _IN_AGENT),
     "custom_reward_function.path": ((), _IN_AGENT),
-    "trainer.val_only": ((False,), "lightspan.Trainer.evaluate"),
+    "trainer.val_only": ((False,), "use lightspan.Trainer.evaluate"),
 }
-"""Key → supported values, and what to use in place of other values."""
+"""Key → supported values, and what to do in place of other values."""
+
+CRITIC_OPTIONS: Final = tuple(
+    f"critic.{key}"
+    for key in (
+        *("optim.*", "grad_clip", "cliprange_value", "loss_agg_mode"),
+        *("ppo_epochs", "ppo_mini_batch_size", "model.path"),
+    )
+)
+"""Keys of verl's critic that change what is learned."""
+CRITIC_HINT: Final = (
+    "use lightspan.LightningRL(estimator='ppo', critic=lightspan.Critic(…)): the critic is a "
+    "head on the policy, with options of its own"
+)
+"""What to use instead."""
 
 CLUSTER: Final = (
     "of verl's processes; for those use VERL(config, learner=lightspan.Verl(…), "
@@ -139,36 +153,54 @@ NO_EFFECT: Final[Sequence[tuple[str, str]]] = (
     ("data.trust_remote_code", "code of a model is never run"),
     ("data.truncation", _CALLS),
     ("data.filter_overlong_prompts*", _CALLS),
-    *((f"data.{key}", _DATA) for key in ("*_files", "*_batch_size", "dataloader_num_workers")),
-    ("algorithm.kl_*", "there is no KL in the reward"),
+    *(
+        (f"data.{key}", _DATA)
+        for key in (
+            *("train_files", "val_files", "val_batch_size", "gen_batch_size"),
+            "dataloader_num_workers",
+        )
+    ),
+    ("algorithm.kl_penalty", "there is no KL in the reward"),
+    ("algorithm.kl_ctrl.*", "there is no KL in the reward"),
     (f"{ROLLOUT}.multi_turn.*", _CHAT),
     (f"{ROLLOUT}.engine_kwargs.*tool*", _CHAT),
     *(
         (f"{ROLLOUT}.{key}", CLUSTER)
         for key in (
             *("name", "mode", "dtype", "tensor_model_parallel_size", "gpu_memory_utilization"),
-            *("engine_kwargs.*", "log_prob_*", "max_num_*", "max_model_len", "enforce_eager"),
-            *("free_cache_engine", "load_format", "enable_*", "agent.*"),
+            *("engine_kwargs.*", "max_num_batched_tokens", "max_num_seqs", "max_model_len"),
+            *("log_prob_micro_batch_size", "log_prob_micro_batch_size_per_gpu", "enforce_eager"),
+            *("log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
+            *("free_cache_engine", "load_format", "agent.*"),
+            *("enable_chunked_prefill", "enable_prefix_caching", "enable_sleep_mode"),
         )
     ),
     *(
         (f"{ACTOR}.{key}", CLUSTER)
         for key in (
-            *("strategy", "ppo_micro_batch_size*", "ppo_max_token_len_per_gpu", "fsdp_config.*"),
+            *("strategy", "ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu"),
+            *("ppo_max_token_len_per_gpu", "fsdp_config.*"),
             *("use_dynamic_bsz", "use_torch_compile", "ulysses_sequence_parallel_size"),
         )
     ),
     ("actor_rollout_ref.ref.*", CLUSTER),
     ("actor_rollout_ref.hybrid_engine", CLUSTER),
-    (f"{MODEL}.use_*", CLUSTER),
-    (f"{MODEL}.enable_*", CLUSTER),
-    ("critic.*", "lightspan.Critic describes the critic"),
+    *(
+        (f"{MODEL}.{key}", CLUSTER)
+        for key in (
+            *("use_remove_padding", "use_shm", "use_liger", "use_fused_kernels"),
+            *("enable_gradient_checkpointing", "enable_activation_offload"),
+        )
+    ),
+    ("critic.*", "verl's critic is not used; lightspan.Critic describes the one of gae"),
     ("reward_model.*", "the agent returns its reward"),
     ("trainer.val_before_train", "an evaluation runs before and after training"),
-    ("trainer.*_data_dir", "`lightspan inspect` shows rollouts"),
+    ("trainer.rollout_data_dir", "`lightspan inspect` shows rollouts"),
+    ("trainer.validation_data_dir", "`lightspan inspect` shows rollouts"),
     ("trainer.log_val_generations", "`lightspan inspect` shows rollouts"),
     *((f"trainer.{key}", CLUSTER) for key in ("n_gpus_per_node", "nnodes", "balance_batch")),
-    ("ray_*", CLUSTER),
+    ("ray_init.*", CLUSTER),
+    ("ray_kwargs.*", CLUSTER),
     ("agentlightning.trace_aggregator.*", "calls that continue one another are joined"),
     ("agentlightning.port", "free ports are chosen"),
 )

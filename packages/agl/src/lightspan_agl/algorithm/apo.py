@@ -133,6 +133,12 @@ class APO(Generic[T]):
             EngineError: a model fails.
         """
         name, template = first_prompt(resources)
+        names = [key for key, value in resources.items() if isinstance(value, PromptTemplate)]
+        if len(names) > 1:
+            log.warning(
+                "APO learns the prompt template %r; without a change: %s",
+                *(name, ", ".join(map(repr, names[1:]))),
+            )
         split = Split(feedback=distinct_tasks(train), selection=distinct_tasks(val))
         prompts = {name: template}
         trials = Evaluator(runs, prompts, None, 0.0, Mode.VAL)
@@ -158,6 +164,13 @@ class APO(Generic[T]):
                 await client.close()
         for text in result.notes():
             log.info("%s", text)
+        if result.unusable and len(result.candidates) == 1:  # only the initial prompt
+            reasons = [proposal.why for proposal in result.proposals if proposal.why]
+            log.warning(
+                "APO: none of the %d answers of gradient_model and apply_edit_model had a usable "
+                "prompt, so the best prompt is the initial one. The last reason: %s",
+                *(result.reflections, reasons[-1] if reasons else "none was given"),
+            )
 
     def _reflector(self, client: AsyncOpenAI, model: str) -> EndpointClient:
         return EndpointClient(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Final
 
 from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.plugins import installed_plugins
@@ -23,6 +23,8 @@ from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.algorithm._verl_keys import (
     ACTOR,
     ALLOWED,
+    CRITIC_HINT,
+    CRITIC_OPTIONS,
     DEFAULTS,
     ESTIMATORS,
     KL_ESTIMATORS,
@@ -38,6 +40,9 @@ from lightspan_tools.sinks import MLflow, Trackio, WandB
 
 __all__ = ["VERL"]
 __getattr__ = _refuse_names(__name__)
+
+
+_ESTIMATOR: Final = "algorithm.adv_estimator"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,16 +101,23 @@ class VERL:
         config: nested verl configuration.
         learner: learner of `lightspan.Trainer`; None for a learner in this process.
         engine: engine of `lightspan.Trainer`; None for an engine in this process.
+        options: other options of Agent Lightning, which are refused.
 
     Raises:
-        UnsupportedError: some keys are unknown or would change the result; the message has each
-            with its value and a hint.
+        UnsupportedError: there are other options; or some keys are unknown or would change the
+            result, and the message has each with its value and a hint.
         ConfigError: a value has a wrong type, or the model is missing.
     """
 
     def __init__(
-        self, config: Mapping[str, Any], *, learner: Any = None, engine: Any = None
+        self, config: Mapping[str, Any], *, learner: Any = None, engine: Any = None, **options: Any
     ) -> None:
+        used = [f"{name}={value!r:.100}" for name, value in options.items() if value is not None]
+        if used:
+            raise UnsupportedError(
+                f"VERL({', '.join(used)}): leave it out; lightspan trains in this process, or on "
+                "several GPUs with VERL(config, learner=lightspan.Verl(…), engine=…)"
+            )
         self.config = config
         self.learner = learner
         self.engine = engine
@@ -177,9 +189,14 @@ def _classify(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, list[st
     """
     refused: list[str] = []
     no_effect: dict[str, list[str]] = {}
+    estimator = settings.get(_ESTIMATOR, DEFAULTS[_ESTIMATOR])
     for key, value in settings.items():
         if key in ALLOWED and value not in ALLOWED[key][0]:
-            refused.append(f"{key}={value!r}: use {ALLOWED[key][1]}")
+            refused.append(f"{key}={value!r}: {ALLOWED[key][1]}")
+        elif ESTIMATORS.get(estimator) == "ppo" and any(
+            fnmatchcase(key, pattern) for pattern in CRITIC_OPTIONS
+        ):
+            refused.append(f"{key}={value!r}: leave it out, or {CRITIC_HINT}")
         elif key not in ALLOWED and key not in DEFAULTS:
             why = next((why for pattern, why in NO_EFFECT if fnmatchcase(key, pattern)), None)
             if why is None:

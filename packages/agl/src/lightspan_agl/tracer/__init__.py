@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from lightspan.capture.context import current_context
 from lightspan.errors import UnsupportedError
+from lightspan.progress import print_line
 from lightspan.schema.spans import Span
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 
@@ -53,7 +54,18 @@ class OtelTracer(Tracer):
 
 
 class AgentOpsTracer(Tracer):
-    """A `Tracer`, under another name of Agent Lightning. Nothing of AgentOps is used."""
+    """A `Tracer`, under another name of Agent Lightning. Nothing of AgentOps is used.
+
+    Args:
+        options: options of Agent Lightning, such as `agentops_managed`; without effect, and named
+            in a line.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        if options:
+            names = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            print_line(f"AgentOpsTracer: without effect: {names} (nothing of AgentOps is used)")
 
 
 _METHODS: Final = (

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from lightspan.algorithms.task_sampler import Epochs
+from lightspan.errors import ConfigError
 from lightspan.progress import plural
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, task_id
@@ -315,9 +317,7 @@ class Search:
         Raises:
             Unusable: the answer has no new text, or an earlier candidate has the same templates.
         """
-        changed = proposed_template(
-            self._template(slot), reflection.answer, reflection.finish_reason
-        )
+        changed = _read(self._template(slot), reflection)
         templates = {**self._candidates[slot.parent].templates, slot.prompt: changed.template}
         for number, candidate in enumerate(self._candidates):
             if candidate.templates == templates:
@@ -448,6 +448,24 @@ def check_budget(plan: BeamPlan, split: Split) -> None:
             f"{plural(batch, 'task')} for each of two prompts to compare; give at least {least}, "
             "or a smaller selection=, gradient_batch_size= or val_batch_size="
         )
+
+
+def _read(template: PromptTemplate, edit: Reflection) -> PromptTemplate:
+    """Return the template that an edit proposes in place of `template`.
+
+    Some models answer with the new text alone. An answer without marks is taken as the new text if
+    it has all placeholders of `template`, and if there are any.
+
+    Raises:
+        Unusable: the answer has no new text.
+    """
+    answer, reason = edit.answer, edit.finish_reason
+    text = without_thoughts(answer).strip()
+    if template.fields and not any(mark in text for mark in ("<prompt>", "</prompt>", "```")):
+        with suppress(ConfigError):
+            template.rewritten(text)
+            answer = f"<prompt>\n{text}\n</prompt>"
+    return proposed_template(template, answer, reason)
 
 
 class _Batches:
