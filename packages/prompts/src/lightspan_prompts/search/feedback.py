@@ -96,9 +96,10 @@ def _usage(spans: Iterable[Span]) -> tuple[dict[tuple[str, bool], tuple[int, int
         counts = [count or 0 for count in c.usage_of(span.attributes)]
         is_policy = c.POLICY in span.attributes
         if not any(counts) and not is_policy and span.status is not SpanStatus.ERROR:
-            sent = (span.attributes.get(name) for name in (c.INPUT_MESSAGES, c.TOOL_DEFINITIONS))
-            received = span.attributes.get(c.OUTPUT_MESSAGES)
-            counts = [sum(map(estimated_tokens, sent)), estimated_tokens(received)]
+            tools = str(span.attributes.get(c.TOOL_DEFINITIONS, ""))
+            sent = _texts(genai_messages.input_messages_of(span.attributes))
+            received = _texts(genai_messages.output_messages_of(span.attributes))
+            counts = [estimated_tokens(tools + sent), estimated_tokens(received)]
             estimated += any(counts)
         if any(counts):
             key = c.model_of(span.attributes) or "", is_policy
@@ -107,13 +108,28 @@ def _usage(spans: Iterable[Span]) -> tuple[dict[tuple[str, bool], tuple[int, int
     return totals, estimated
 
 
-def estimated_tokens(text: object) -> int:
-    """Return an estimate of the number of tokens in a text; 0 for None.
+def estimated_tokens(text: str) -> int:
+    """Return an estimate of the number of tokens in a text.
 
     A token is taken to have four bytes. In most languages it has more, so the estimate is rather
     too high.
     """
-    return 0 if text is None else -(-len(str(text).encode("utf-8", "replace")) // 4)
+    return -(-len(text.encode("utf-8", "replace")) // 4)
+
+
+def _texts(messages: Iterable[Mapping[str, Any]]) -> str:
+    """Return the texts of messages: content, thoughts, and names and arguments of tool calls.
+
+    Roles, ids and JSON around the texts are left out, and references to images, sounds and files.
+    """
+    parts = []
+    for message in messages:
+        parts += [genai_messages.joined_text(message.get("content"))]
+        parts += [message.get("reasoning_content") or ""]
+        for call in message.get("tool_calls", ()):
+            function = call.get("function", {})
+            parts += [str(function.get(key) or "") for key in ("name", "arguments")]
+    return "".join(parts)
 
 
 def _lines(episode: Episode, task: Json) -> Iterator[str]:
