@@ -14,6 +14,7 @@ import msgspec
 
 from lightspan.errors import ConfigError, EngineError, RewardError
 from lightspan.lightning.episode import Episode
+from lightspan.progress import plural
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, Mode, task_id
 from lightspan.schema.resources import Resources
@@ -128,6 +129,8 @@ class Evaluator:
         """Task → agents called in its first rollout of the run, which may be in an earlier search,
         because a cache of the app may outlast a search."""
         self._journal = journal
+        self._finals: dict[str, Evaluation] = {}
+        """Key → final evaluation that `skip_finals` has read and counted."""
         self._failure_reward = failure_reward
         self._modes = {"feedback": Mode.TRAIN, "selection": selection_mode}
         self._perfect_reward = perfect_reward
@@ -234,7 +237,24 @@ class Evaluator:
         that, any trials are.
         """
         keys = [evaluation_key(trial) for trial in trials]
-        return self._journal is None or self._journal.may_continue_with(keys)
+        keys = [key for key in keys if key not in self._finals]
+        return self._journal is None or not keys or self._journal.may_continue_with(keys)
+
+    def has_final(self, trial: Trial) -> bool:
+        """Return whether `skip_finals` has read the results of `trial`, which needs no rollout."""
+        return evaluation_key(trial) in self._finals
+
+    def skip_finals(self) -> bool:
+        """Count and keep the final evaluations that come next in the log.
+
+        They were made when this budget or a smaller one ended the search. `evaluate` reuses those
+        that are requested at the end. Return whether there were any.
+        """
+        finals = [] if self._journal is None else self._journal.take_finals()
+        for final in finals:
+            self._finals[final.key] = final
+            self._count(final)
+        return bool(finals)
 
     async def evaluate(self, trials: Sequence[Trial]) -> list[Evaluation]:
         """Evaluate trials, which are prompts to run on some tasks.
@@ -250,7 +270,11 @@ class Evaluator:
             And the errors of rollouts.
         """
         keys = [evaluation_key(trial) for trial in trials]
-        evaluated = self._replayed(keys, Evaluation)
+        evaluated = [self._finals.get(key) for key in keys]
+        places = [place for place, evaluation in enumerate(evaluated) if evaluation is None]
+        logged = self._replayed([keys[place] for place in places], Evaluation)
+        for place, evaluation in zip(places, logged, strict=True):
+            evaluated[place] = evaluation
         missing = [place for place, evaluation in enumerate(evaluated) if evaluation is None]
         first, self._first = self._first, None
         surveyed = [] if first is None or 0 not in missing else [first.seen]
@@ -276,7 +300,8 @@ class Evaluator:
             evaluated[place] = evaluation
         evaluations = [evaluation for evaluation in evaluated if evaluation is not None]
         for evaluation in evaluations:
-            self._count(evaluation)
+            if evaluation.key not in self._finals:
+                self._count(evaluation)
         return evaluations
 
     async def reflect(self, questions: Sequence[Question], at_once: int = 1) -> list[Reflection]:
@@ -296,14 +321,14 @@ class Evaluator:
         answers = self._replayed(keys, Reflection)
         for answer, question in zip(answers, questions, strict=True):
             if answer is not None:
-                self._count_answer(answer, question)
+                self._count_answer(answer, question.reflector.model)
         slots = asyncio.Semaphore(at_once)
 
         async def ask(place: int) -> None:
             async with slots:
                 if not self.spent():  # requests in flight are paid for and awaited
                     answers[place] = answer = await self._ask(questions[place], keys[place])
-                    self._count_answer(answer, questions[place])
+                    self._count_answer(answer, questions[place].reflector.model)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -414,12 +439,12 @@ class Evaluator:
             before = self._asked_before.setdefault(evidence.task_id, agents)
             self._unasked.update(() if evidence.failed else set(before) - set(agents))
 
-    def _count_answer(self, answer: Reflection, question: Question) -> None:
+    def _count_answer(self, answer: Reflection, asked_model: str = "") -> None:
         if answer.finish_reason == "refused":
             return
         self.reflections += 1
         self.tokens += answer.input_tokens + answer.output_tokens
-        model = answer.model or question.reflector.model  # older logs have no model
+        model = answer.model or asked_model  # older logs have no model
         self._use({model: (answer.input_tokens, answer.output_tokens)})
         self.estimated += answer.is_estimated
 
@@ -541,6 +566,7 @@ class Evaluator:
             chosen: number of the best candidate.
             ended: reason why the search ended.
         """
+        self._count_unused()
         return SearchResult(
             candidates=list(candidates),
             chosen=chosen,
@@ -566,6 +592,23 @@ class Evaluator:
             unasked=dict(self._unasked),
             asked=self._asked_before,
         )
+
+    def _count_unused(self) -> None:
+        """Count what was paid under a larger budget than this one, and note it."""
+        unused = [] if self._journal is None else self._journal.unused()
+        before = self.rollouts, self.reflections
+        for entry in unused:
+            if isinstance(entry, Evaluation):
+                self._count(entry)
+            elif isinstance(entry, Reflection):
+                self._count_answer(entry)
+        if unused:
+            self._note(
+                f"{plural(self.rollouts - before[0], 'rollout')} and "
+                f"{plural(self.reflections - before[1], 'reflection')} of an earlier, larger "
+                "budget are counted in rollouts, tokens and cost, and their candidates are left "
+                "out; a larger budget uses them again"
+            )
 
     def _resources(self, texts: Mapping[str, str]) -> Resources:
         """Return the resources that the app gets for a candidate's texts."""
