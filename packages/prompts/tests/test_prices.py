@@ -133,6 +133,22 @@ def test_an_estimate_is_of_texts_alone() -> None:
     assert evidence.usage == {"small": (6, 1)}  # 8 + 4 + 9 bytes, and 4
 
 
+async def test_a_budget_that_sees_no_call_says_so(server: ScriptedServer, tmp_path: Path) -> None:
+    """The app's client may be one that lightspan does not see, whose calls cost something too."""
+    world = World(tmp_path)
+    options = {"max_rollouts": 40, "max_cost": 99.0, "prices": PRICES}
+    result = await search(gepa(server, **options), world)
+    bound = "no model call of the app was seen, so reflections alone count for max_cost"
+    assert sum(note.startswith(bound) for note in world.notes) == 1
+    assert any(
+        note.endswith("by prices=, for reflections alone: no call of the app was seen")
+        for note in result.notes()
+    )
+    seen = World(tmp_path / "seen", calls=[call(1, "small", 90, 10)])
+    result = await search(gepa(server, **options), seen)
+    assert not any("reflections alone" in note for note in [*seen.notes, *result.notes()])
+
+
 async def test_a_reflection_without_usage_is_estimated(tmp_path: Path) -> None:
     script = lambda request: Reply(text=reflects(request), counts_tokens=False)  # noqa: E731
     with ScriptedServer(script) as server:

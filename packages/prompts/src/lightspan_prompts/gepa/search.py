@@ -34,7 +34,7 @@ from lightspan_prompts.search.candidates import (
 )
 from lightspan_prompts.search.evaluator import Question, SpentError, Trial
 from lightspan_prompts.search.feedback import Evidence
-from lightspan_prompts.search.reflection import Unusable, proposed_template
+from lightspan_prompts.search.reflection import Refused, Unusable, proposed_template
 from lightspan_prompts.search.search_log import Evaluation, SearchLog
 
 if TYPE_CHECKING:
@@ -364,15 +364,13 @@ class Search:
                 self._proposed[whole] = f"the proposal of reflection {self._trials.reflections}"
                 self._open_proposals[whole] = made
                 texts[number] = changed.template
-            except Unusable as why:
-                self._trials.unusable += 1
-                self._add_proposal(
-                    Proposal(
-                        prompt=name,
-                        parents=[self._number_of(candidate)],
-                        why=f"reflection {self._trials.reflections} is unusable: {why}",
-                    )
-                )
+            except Unusable as problem:
+                why = str(problem)
+                if not isinstance(problem, Refused):
+                    self._trials.unusable += 1
+                    why = f"reflection {self._trials.reflections} is unusable: {why}"
+                parents = [self._number_of(candidate)]
+                self._add_proposal(Proposal(prompt=name, parents=parents, why=why))
         return texts
 
     def _number_of(self, texts: Texts) -> int:

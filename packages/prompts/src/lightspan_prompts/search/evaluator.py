@@ -30,7 +30,15 @@ from lightspan_prompts.search.candidates import (
 )
 from lightspan_prompts.search.feedback import Evidence, estimated_tokens, evidence_of
 from lightspan_prompts.search.prompt_discovery import Surveyed, Text, survey
-from lightspan_prompts.search.search_log import E, Entry, Evaluation, Reflection, SearchLog, Survey
+from lightspan_prompts.search.search_log import (
+    REFUSED,
+    E,
+    Entry,
+    Evaluation,
+    Reflection,
+    SearchLog,
+    Survey,
+)
 from lightspan_prompts.search.selected_prompts import SelectedPrompts
 
 Prompts = Mapping[str, PromptTemplate]
@@ -143,7 +151,7 @@ class Evaluator:
         self.failed = 0
         self.reflections = 0
         self.unusable = 0
-        """Number of unusable answers, counted by the search."""
+        """Number of unusable answers, counted by the search; refused questions have none."""
         self.tokens = 0
         """Tokens of the app's calls and of reflections, as far as endpoints count them."""
         self._max_tokens = max_tokens
@@ -158,6 +166,8 @@ class Evaluator:
         """Number of proposals that an earlier process recorded."""
         self._calls = 0
         self._applied = 0
+        self._is_checked = False
+        """Whether the first evaluation was checked for model calls."""
         self._kept: Counter[str] = Counter()
         self._unasked: Counter[str] = Counter()
 
@@ -358,7 +368,7 @@ class Evaluator:
         except EngineError as error:
             if not is_refusal(error):
                 raise
-            answer, problem = Answer("", "refused", 0, 0), str(error)
+            answer, problem = Answer("", REFUSED, 0, 0), str(error)
         self._unanswered = self._unanswered + 1 if problem else 0
         if self._unanswered >= MAX_UNANSWERED:
             raise EngineError(
@@ -366,10 +376,10 @@ class Evaluator:
                 f"a text, the last with: {problem}; give another model or other sampling, and "
                 "continue with resume=True"
             )
-        if answer.finish_reason == "refused":
+        if answer.finish_reason == REFUSED:
             self._note(f"a question about {question.prompt!r} was refused: {problem}")
         tokens, is_counted = (answer.input_tokens, answer.output_tokens), True
-        if not any(tokens) and answer.finish_reason != "refused":
+        if not any(tokens) and answer.finish_reason != REFUSED:
             is_counted = False
             tokens = estimated_tokens(question.asked), estimated_tokens(answer.text)
         reflection = Reflection(
@@ -438,9 +448,22 @@ class Evaluator:
                 agents = [ANY_CALL] if evidence.calls else []
             before = self._asked_before.setdefault(evidence.task_id, agents)
             self._unasked.update(() if evidence.failed else set(before) - set(agents))
+        self._check_calls()
+
+    def _check_calls(self) -> None:
+        """Note once, after the first evaluation, if a budget does not see the app's calls."""
+        limits = {"max_tokens": self._max_tokens, "max_cost": self._max_cost}
+        names = [name for name, limit in limits.items() if limit is not None]
+        if names and not (self._is_checked or self._calls or self.is_replaying):
+            self._note(
+                "no model call of the app was seen, so reflections alone count for "
+                f"{' and '.join(names)}: lightspan sees the SDKs of OpenAI and Anthropic, and what "
+                "has an adapter"
+            )
+        self._is_checked = True
 
     def _count_answer(self, answer: Reflection, asked_model: str = "") -> None:
-        if answer.finish_reason == "refused":
+        if answer.finish_reason == REFUSED:
             return
         self.reflections += 1
         self.tokens += answer.input_tokens + answer.output_tokens
@@ -627,9 +650,11 @@ def _check_scored(evidence: Sequence[Evidence]) -> None:
     This is checked before the rollouts are logged. So the user can correct the app and resume.
     """
     if all(one.reward is None for one in evidence):
+        why, text = evidence[0].unscored, evidence[0].text[-300:]
+        first = f"is unscored: {why}" if why else f"ended with {text!r}"
         raise RewardError(
             "no rollout of the initial prompts has a reward, so there is nothing to compare; the "
-            f"first one ended with {evidence[0].text[-300:]!r}"
+            f"first one {first}"
         )
 
 

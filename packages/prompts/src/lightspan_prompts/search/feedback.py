@@ -32,6 +32,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Reward of the rollout; None if it is unscored."""
     failed: bool = False
     """Whether the app failed."""
+    unscored: str = ""
+    """Why a scorer, such as a `Judge`, gave no reward; empty if it did, or if there is none."""
     tokens: int = 0
     """Tokens of its model calls, as far as endpoints count them."""
     estimated: int = 0
@@ -71,6 +73,7 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
         task_id=episode.task_id,
         reward=episode.reward,
         failed=app_failed(episode),
+        unscored=episode.unscored,
         tokens=sum(map(sum, usage.values())),
         estimated=estimated,
         usage={model: used for (model, policy), used in usage.items() if not policy},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -17,6 +17,9 @@ from lightspan.errors import CheckpointError
 from lightspan.training.jsonl_log import append, read
 from lightspan_prompts.search.feedback import Evidence
 from lightspan_prompts.search.prompt_discovery import Surveyed
+
+REFUSED: Final = "refused"
+"""`Reflection.finish_reason` if the endpoint refused the question, so that there is no answer."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
