@@ -92,8 +92,9 @@ async def scored(
 ) -> tuple[list[list[Scored]], dict[str, float]]:
     said_notes: list[str] = [] if notes is None else notes
     async with judge.opened(ScoringPosition(folder, keeps=True, note=said_notes.append)) as scoring:
+        before = scoring.spent()
         results = await scored_groups(scoring, [member for each in groups for member in each])
-        spent = dict(scoring.spent())
+        spent = {name: value - before[name] for name, value in scoring.spent().items()}
     return [[results[m.episode.rollout_id] for m in each] for each in groups], spent
 
 

@@ -145,7 +145,6 @@ class _OpenJudge:
         """Keys of answers of an earlier process; unusable ones are asked for again."""
         self._calls = len(judgements)
         self._tokens = sum(one.input_tokens + one.output_tokens for one in judgements)
-        self._before = (self._calls, self._tokens)
         self._next_note = 0.0
         self._model = EndpointClient(
             judge.llm,
@@ -159,8 +158,7 @@ class _OpenJudge:
         await self._model.aclose()
 
     def spent(self) -> Mapping[str, float]:
-        calls, tokens = self._calls - self._before[0], self._tokens - self._before[1]
-        return {"calls": calls, "tokens": tokens}
+        return {"calls": self._calls, "tokens": self._tokens}
 
     async def score(self, groups: Sequence[Sequence[Member]]) -> list[list[Scored]]:
         whole = self._judge.show == "conversation"
