@@ -193,6 +193,14 @@ def test_ctrl_c_ends_with_one_line(project: Path, tiny: Path) -> None:
     assert (process.returncode, said) == (130, stopping + ended)
 
 
+def test_a_search_for_prompts_is_pointed_to_python(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["dev", "my_app:answer", "tasks.jsonl"])
+    assert ended.value.code == 2
+    assert "--model is missing: " in (error := capsys.readouterr().err)
+    assert "(GEPA, APO) trains none: call Trainer(GEPA(…)).dev(app, tasks) in Python" in error
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

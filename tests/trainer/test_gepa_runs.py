@@ -253,8 +253,9 @@ def test_an_app_needs_no_sdk(
     )
     report = trainer.dev(app, tasks, held_out)
     assert report.warnings == []
-    assert NO_CALLS in report.text()
+    assert NO_CALLS in report.text() == str(report)
     result = trainer.fit(app, tasks, held_out)
+    assert "policy" not in result.summary()
     assert [evaluation.mean for evaluation in result.evaluations] == [0.0, 1.0]
     assert "REVERSE" in result.prompts["style"].template
     assert any(NO_CALLS in line for line in lines.texts)
@@ -265,7 +266,13 @@ def test_a_dry_run_of_a_search_reads_as_one(
 ) -> None:
     trainer = searching(thinker, tmp_path / "run", SilentReporter())
     tasks, held_out = toy.tasks(model.url, *range(8)), toy.tasks(model.url, 20, 21)
-    text = trainer.dev(prompt_apps.styled, tasks, held_out).text()
+    report = trainer.dev(prompt_apps.styled, [*tasks, *tasks], held_out)
+    text = report.text()
+    assert report.warnings == [
+        "16 training tasks, of which 8 differ: fit counts equal tasks once while prompts are "
+        "compared and shown"
+    ]
+    assert [agent.unseen for agent in report.agents] == [[]]  # it uses the SDK
     assert "44 rollouts: 40 at most in 1 search phase + 2 x 2 evaluated" in text
     assert "answered by" in text
     for word in ("trains", "trained ", "frozen,", "rejected", "teaches", "vary"):

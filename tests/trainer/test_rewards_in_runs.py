@@ -18,12 +18,12 @@ import scripted_judge as script  # type: ignore[import-not-found]
 
 from lightspan import LLM, Judge, Trainer
 from lightspan.cli import main
-from lightspan.errors import AppError, ConfigError, RewardError
+from lightspan.errors import AppError, ConfigError, EngineError, RewardError
 from lightspan.progress import SilentReporter
 from lightspan.schema.records import Outcome
 from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
-from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from lightspan_tools.inspect import inspect_run
 
 APPS = Path(__file__).parents[1] / "apps"
@@ -96,6 +96,44 @@ def test_an_algorithm_learns_from_the_judge_and_the_apps_own_reward_is_kept(
     assert one.endswith(f"\nreward judge: {sees.rewards[0]:g}\n  A {{rambling}} sentence.")
 
 
+def judge_costs(folder: Path, name: str) -> float:
+    """Return the sum of a judge's metric over the run's lines."""
+    return sum(line.get(f"judge/{name}", 0) for line in RunFolder(folder).metrics())
+
+
+@pytest.mark.slow
+def test_a_judge_that_was_mended_scores_what_it_had_left_out(
+    model: ScriptedServer, wise: ScriptedServer, tmp_path: Path
+) -> None:
+    """A held-out evaluation without any score is done again, and every answer is in the metrics."""
+    mended: Any = wise.script
+
+    def broken(request: Request) -> Any:
+        if len(wise.requests) == 1:
+            return "Fine."
+        return mended(request) if len(wise.requests) < 4 else Reply(status=401)
+
+    wise.script = broken
+    folder, tasks = tmp_path / "run", judged.tasks(model.url, 1, 3)
+    judge = a_judge(wise, concurrency=1)
+    with pytest.raises(EngineError, match="AuthenticationError"):
+        trainer(folder, judge).fit(judged.counts, tasks, judged.tasks(model.url, 5))
+    [earlier] = RunFolder(folder).evaluations()
+    assert (earlier.rewards, earlier.unscored) == ({}, 1)
+    wise.script = mended
+    result = trainer(folder, judge).fit(
+        judged.counts, tasks, judged.tasks(model.url, 5), resume=True
+    )
+    assert [[*each.rewards.values()] for each in result.evaluations] == [[0.5], [0.5]]
+    answers = [
+        json.loads(line) for line in (folder / "journal" / "judge.jsonl").read_text().splitlines()
+    ]
+    assert judge_costs(folder, "calls") == len(answers)
+    assert judge_costs(folder, "tokens") == sum(
+        each["input_tokens"] + each["output_tokens"] for each in answers
+    )
+
+
 @pytest.mark.faults
 def test_a_killed_run_asks_no_question_twice(model: ScriptedServer, tmp_path: Path) -> None:
     answered: list[str] = []
@@ -120,7 +158,7 @@ def test_a_killed_run_asks_no_question_twice(model: ScriptedServer, tmp_path: Pa
         stop.set()
         result = judged.train(tmp_path / "run", model.url, server.url)
     assert result.steps == 2
-    assert len(answered) == len(set(answered)) == 12
+    assert len(answered) == len(set(answered)) == judge_costs(tmp_path / "run", "calls") == 12
 
 
 # --- a function -----------------------------------------------------------------------------

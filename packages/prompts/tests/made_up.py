@@ -38,6 +38,8 @@ class World:
         self.rollouts_done = 0
         """Number of rollouts."""
         self.notes: list[str] = []
+        self.unscored = ""
+        """Why a scorer gave no reward."""
         self.batches: list[int] = []
 
     async def rollouts(
@@ -60,6 +62,7 @@ class World:
                     status=AttemptStatus.SUCCEEDED,
                     outcome=Outcome.OK,
                     reward=self.reward(task, texts),
+                    unscored=self.unscored,
                     calls=list(self.calls),
                 )
             )

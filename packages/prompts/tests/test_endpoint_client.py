@@ -84,7 +84,36 @@ async def test_a_busy_endpoint_is_waited_for(server: ScriptedServer) -> None:
     notes: list[str] = []
     assert (await asks(server.url, notes)).text == "well"
     assert len(server.requests) == 11
-    assert notes == ["the reflection model is busy (429): waiting 0 s"]
+    assert notes == ["the reflection model is busy (429): waiting 0.1 s"]
+
+
+@pytest.mark.parametrize(
+    ("after", "waits"),
+    [
+        ("0", [0.1, 0.1, 0.1]),  # not 1, 2 and 4 s, and not at once either
+        ("7", [7.0, 7.0, 7.0]),
+        ("Mon, 01 Jan 2001 00:00:00 GMT", [0.1, 0.1, 0.1]),
+        ("soon", [1.0, 2.0, 4.0]),
+        (None, [1.0, 2.0, 4.0]),
+    ],
+)
+async def test_the_wait_that_the_endpoint_asks_for(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, after: str | None, waits: list[float]
+) -> None:
+    """Every wait of some seconds is noted, not only the first."""
+    headers = {} if after is None else {"retry-after": after}
+    answers = iter([*[Reply(status=429, headers=headers)] * 3, "well"])
+    server.script = lambda request: next(answers)
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(endpoint_client, "sleep", sleep)
+    notes: list[str] = []
+    assert (await asks(server.url, notes, retry_backoff_s=1.0)).text == "well"
+    assert slept == waits
+    assert len(notes) == (3 if after == "7" else 1)
 
 
 async def answered(body: bytes) -> tuple[Answer | str, int]:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from lightspan import GEPA, LLM, PromptTemplate
+from lightspan import GEPA, LLM, Price, PromptTemplate
 from lightspan.errors import RewardError
 from lightspan.schema.records import task_id
 from lightspan_prompts.search.candidates import read_found
 from lightspan_testing.scripted import Request, ScriptedServer
-from packages.prompts.tests.made_up import TASKS, World, gepa, pool, score, search
+from packages.prompts.tests.made_up import TASKS, World, call, gepa, pool, score, search
 
 
 # --- candidates -----------------------------------------------------------------------------
@@ -138,10 +138,38 @@ async def test_finalists_need_candidates_and_tokens(server: ScriptedServer, tmp_
 
 @pytest.mark.parametrize("limit", [20, 90])
 async def test_a_smaller_budget(server: ScriptedServer, tmp_path: Path, limit: int) -> None:
-    """The log's further entries are left unchanged."""
-    whole = await search(gepa(server), World(tmp_path))
+    """The log's further entries are left unchanged, and what was paid for them is counted."""
+    prices = {"thinker": Price(input=1.0, output=1.0)}
+    whole = await search(gepa(server, prices=prices), World(tmp_path))
     asked, world = len(server.requests), World(tmp_path)
-    less = await search(gepa(server, max_rollouts=limit), world)
-    assert len(server.requests) == asked
-    assert less.rollouts <= whole.rollouts
+    less = await search(gepa(server, max_rollouts=limit, prices=prices), world)
+    assert (len(server.requests), world.rollouts_done) == (asked, 0)
+    assert len(less.candidates) < len(whole.candidates)
+    for name in ("rollouts", "reflections", "tokens", "cost", "usage"):
+        assert getattr(less, name) == getattr(whole, name), name
+    assert sum("of an earlier, larger budget are counted" in note for note in world.notes) == 1
     assert pool(less)[0] == pool(whole)[0]
+    again = await search(gepa(server, prices=prices), World(tmp_path))
+    assert (pool(again), again.tokens) == (pool(whole), whole.tokens)
+
+
+@pytest.mark.parametrize("more", [151, 170, 200, 300])
+async def test_finalists_of_a_smaller_budget_are_paid_for(
+    server: ScriptedServer, tmp_path: Path, more: int
+) -> None:
+    """They count in a larger budget too, and the same finalists are not run again."""
+    first = World(tmp_path, calls=[call(1, "small", 10, 5)])
+    less = await search(gepa(server), first)
+    assert any(each.again for each in less.candidates)
+    second = World(tmp_path, calls=first.calls)
+    found = await search(gepa(server, max_rollouts=more), second)
+    assert found.rollouts == first.rollouts_done + second.rollouts_done <= more
+    assert found.reflections == len(server.requests)
+    assert found.usage["small"] == (10 * found.rollouts, 5 * found.rollouts)
+    third = World(tmp_path, calls=first.calls)
+    assert await search(gepa(server, max_rollouts=more), third) == found
+    assert third.rollouts_done == 0
+    smaller = World(tmp_path, calls=first.calls)
+    back = await search(gepa(server), smaller)
+    assert (smaller.rollouts_done, pool(back), back.chosen) == (0, pool(less), less.chosen)
+    assert back.rollouts == found.rollouts

@@ -92,8 +92,9 @@ async def scored(
 ) -> tuple[list[list[Scored]], dict[str, float]]:
     said_notes: list[str] = [] if notes is None else notes
     async with judge.opened(ScoringPosition(folder, keeps=True, note=said_notes.append)) as scoring:
+        before = scoring.spent()
         results = await scored_groups(scoring, [member for each in groups for member in each])
-        spent = dict(scoring.spent())
+        spent = {name: value - before[name] for name, value in scoring.spent().items()}
     return [[results[m.episode.rollout_id] for m in each] for each in groups], spent
 
 
@@ -363,7 +364,7 @@ async def test_busy_is_waited_for_and_told_once(server: ScriptedServer) -> None:
         judge(server), group(["3", "7"]), group(["1", "2"], name="h"), notes=notes
     )
     assert (values(two), values(other)) == ([0.3, 0.7], [0.1, 0.2])
-    assert notes == ["the judge is busy (429): waiting 0 s"]
+    assert notes == ["the judge is busy (429): waiting 0.1 s"]
 
 
 async def test_no_more_at_once_than_it_may(server: ScriptedServer) -> None:

@@ -15,6 +15,7 @@ from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
 from lightspan.errors import ConfigError
 from lightspan.lightning.episode import build_episode
+from lightspan.schema.genai_messages import dump
 from lightspan_prompts.search.feedback import evidence_of
 from lightspan_testing.scripted import Reply, ScriptedServer
 from lightspan_testing.strategies import make_attempt, make_rollout
@@ -113,9 +114,39 @@ async def test_a_stream_without_usage_is_estimated(tmp_path: Path) -> None:
     assert (silent.estimated, counted.estimated) == (1, 0)
     assert silent.usage is not None
     [(sent, received)] = silent.usage.values()
-    assert len(told) // 5 < sent < len(told) // 3
-    assert 100 < received < 170
+    answer = "Sehr gerne, das ist eine Antwort in ganzen Sätzen. " * 10
+    assert (sent, received) == (-(-len(told) // 4), -(-len(answer.encode()) // 4))
     assert counted.tokens > 0
+
+
+def test_an_estimate_is_of_texts_alone() -> None:
+    """Not of roles, ids and JSON around them; of tool calls their names and arguments count."""
+    silent = call(1, "small", 0, 0)
+    assert silent.span is not None
+    tool = {"id": "call_0123456789", "function": {"name": "find", "arguments": '{"q":"x"}'}}
+    silent.span.attributes["gen_ai.input.messages"] = dump(
+        [{"role": "user", "content": "12345678"}, {"role": "assistant", "tool_calls": [tool]}]
+    )
+    silent.span.attributes["gen_ai.output.messages"] = dump([{"content": "word"}])
+    attempt, rollout = make_attempt("1", reward=1.0), make_rollout("1")
+    evidence = evidence_of(build_episode(attempt, rollout, [silent.span], []), None)
+    assert evidence.usage == {"small": (6, 1)}  # 8 + 4 + 9 bytes, and 4
+
+
+async def test_a_budget_that_sees_no_call_says_so(server: ScriptedServer, tmp_path: Path) -> None:
+    """The app's client may be one that lightspan does not see, whose calls cost something too."""
+    world = World(tmp_path)
+    options = {"max_rollouts": 40, "max_cost": 99.0, "prices": PRICES}
+    result = await search(gepa(server, **options), world)
+    bound = "no model call of the app was seen, so reflections alone count for max_cost"
+    assert sum(note.startswith(bound) for note in world.notes) == 1
+    assert any(
+        note.endswith("by prices=, for reflections alone: no call of the app was seen")
+        for note in result.notes()
+    )
+    seen = World(tmp_path / "seen", calls=[call(1, "small", 90, 10)])
+    result = await search(gepa(server, **options), seen)
+    assert not any("reflections alone" in note for note in [*seen.notes, *result.notes()])
 
 
 async def test_a_reflection_without_usage_is_estimated(tmp_path: Path) -> None:

@@ -143,9 +143,17 @@ async def test_a_question_without_an_answer_does_not_end_the_run(
     world = World(tmp_path)
     whole = await search(make(reflections_at_once=1) if make.func is apo else make(), world)
     asked = len(server.requests)
-    assert whole.unusable >= asked // 3 > 2
-    assert whole.reflections == asked - (asked // 3 if answer == "refused" else 0)
-    assert any("was refused" in note for note in world.notes) == (answer == "refused")
+    refused = asked // 3 if answer == "refused" else 0
+    assert whole.reflections == asked - refused
+    whys = [each.why for each in whole.proposals if "refused" in each.why]
+    assert len(whys) == refused
+    assert not any("unusable" in why or "prompt>" in why for why in whys)
+    unusable = [each for each in whole.proposals if "is unusable" in each.why]
+    assert len(unusable) == whole.unusable >= (0 if refused else asked // 3 > 2)
+    if make.func is gepa:  # a reflection has one line at most
+        numbers = [each.why.split()[1] for each in unusable]
+        assert len(set(numbers)) == len(numbers)
+    assert not any("resume=True" in note for note in world.notes)
     again = await search(
         make(reflections_at_once=1) if make.func is apo else make(), World(tmp_path)
     )
@@ -256,6 +264,26 @@ async def test_it_resumes_after_a_failure(
     again = World(tmp_path / "run")
     assert pool(await search(make(), again)) == pool(whole)
     assert done + again.rollouts_done == whole.rollouts
+
+
+async def test_a_judge_that_scores_nothing_is_quoted(make: Make, tmp_path: Path) -> None:
+    world = World(tmp_path, lambda task, texts: None)
+    world.unscored = "the judge's answer has no line of JSON: 'Fine.'"
+    with pytest.raises(RewardError, match=r"the first one is unscored: the judge's .*: 'Fine\.'"):
+        await search(make(), world)
+
+
+async def test_equal_tasks_are_said(make: Make, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.tasks = TASKS * 3
+    await make().check_run(world)
+    assert world.notes == [
+        "30 training tasks, of which 10 differ: equal tasks count once while prompts are compared "
+        "and shown"
+    ]
+    world = World(tmp_path)
+    await make().check_run(world)
+    assert world.notes == []
 
 
 async def test_it_can_be_cancelled(make: Make, server: ScriptedServer, tmp_path: Path) -> None:

@@ -258,6 +258,47 @@ async def test_prompts_that_are_arguments(
     assert caplog.records == []
 
 
+def test_prompts_of_several_runs(
+    server: ScriptedServer,
+    client: openai.OpenAI,
+    run: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each applies; an agent and another prompt may have the same name; the last of equals wins."""
+    more = {
+        "clerk": change(OLD, "Write.", place=PromptPlace.AGENT, agent="clerk"),
+        "router": change("Go.", "Run."),
+        "rules": LEARNED["rules"],
+    }
+    other = tmp_path / "other.json"
+    other.write_bytes(msgspec.json.encode(more))
+    with apply_prompts(run) as one, apply_prompts(other) as two:
+        for name, text in (("router", NEW), ("clerk", "Write.")):
+            with agent(name):
+                ask(client)
+            assert told_last(server) == text
+        assert prompt("router", "Go.") == "Run."
+        assert prompt("mails", "Which {mail}?") == "Which one: {mail}?"
+        assert prompt("rules", "Speak.") == "Shout."
+        assert (one.sent["router"], two.sent["clerk"], two.sent["router"]) == (1, 1, 1)
+    assert caplog.messages == []
+    other.write_bytes(msgspec.json.encode({"rules": change("Speak.", "Whisper.")}))
+    with apply_prompts(run):
+        with apply_prompts(other):
+            assert prompt("rules", "Speak.") == "Whisper."
+        assert prompt("rules", "Speak.") == "Shout."
+    assert caplog.messages[0] == (
+        f"lightspan.apply_prompts: 'rules' of {other} is applied in place of that of {run}, until "
+        "closed"
+    )
+
+
+def test_a_template_is_no_text() -> None:
+    with pytest.raises(TypeError, match=r"prompt\('rules', …\) takes a text, .*\.template"):
+        prompt("rules", RULES)  # type: ignore[arg-type]
+
+
 def test_an_agent_that_is_not_there(
     client: openai.OpenAI, run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

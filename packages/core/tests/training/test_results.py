@@ -76,9 +76,10 @@ def test_calls_of_the_policy_are_counted() -> None:
     assert ", 1 failed, 3 without a call of the policy" in found.text("reward")
     assert found.metrics()["policy_calls"] == 2
     assert found.metrics()["silent"] == 3
-    # without a policy, as in a search for prompts, every model call counts
+    # without a policy, as in a search for prompts, every model call counts, and none is missing
     searched = Evaluation.of(2, episodes, routing=Routing())
-    assert (searched.policy_calls, searched.silent) == (4, 1)
+    assert (searched.policy_calls, searched.silent) == (4, 0)
+    assert "policy" not in searched.text("reward")
 
 
 def test_the_last_line_says_that_the_policy_was_not_asked() -> None:

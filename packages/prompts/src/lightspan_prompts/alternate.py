@@ -25,7 +25,7 @@ from lightspan.schema.resources import Resources
 from lightspan.schema.validation import check_kind, check_whole
 from lightspan_prompts.apo import APO
 from lightspan_prompts.gepa import GEPA
-from lightspan_prompts.search.candidates import JOURNAL, TooFewRolloutsError
+from lightspan_prompts.search.candidates import JOURNAL, TooFewRolloutsError, equal_tasks
 from lightspan_prompts.search.prompt_discovery import Surveyed
 from lightspan_prompts.search.selected_prompts import SelectedPrompts
 
@@ -262,6 +262,8 @@ class Alternate(Algorithm):
         """
         half = self.prompts
         first = replace(half, max_rollouts=half.max_rollouts // self.cycles)
+        if text := equal_tasks(trainer.tasks):
+            trainer.note(text)
         try:
             first.check_budget(half.split(trainer.tasks))
         except TooFewRolloutsError as error:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from asyncio import sleep
 from collections.abc import Callable
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightspan.capture.gateway_clients import mark_clean
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
 MAX_TRIES: Final = 4
 """Maximum tries per request. Rate limits (429) do not count; `patience_s` limits their retries."""
 MAX_RETRY_BACKOFF_S: Final = 60.0
+MIN_WAIT_S: Final = 0.1
+"""Minimum seconds of waiting where an endpoint asks for none (`Retry-After: 0`)."""
+LONG_WAIT_S: Final = 5.0
+"""Seconds from which every wait on a rate limit is noted, not only the first of a request."""
 _PERMANENT_CODES: Final = ("insufficient_quota", "billing_not_active")
 """Error codes of a 429 response for which a retry is useless."""
 
@@ -38,7 +45,7 @@ class EndpointClient:
         llm: the endpoint.
         timeout_s: seconds per request; None for the client's default.
         patience_s: total seconds of waiting on rate limits (429) per request.
-        note: called with a message on the first rate limit of a request.
+        note: called with a message on the first rate limit of a request, and on long waits.
         client: OpenAI client that the caller closes; None to create one.
         role: what the model is called in messages, such as `judge`.
         retry_backoff_s: seconds before the first retry; doubled before each further retry.
@@ -107,11 +114,12 @@ class EndpointClient:
                 async with asyncio.timeout(self._timeout_s):
                     return await self._ask(text)
             except openai.RateLimitError as error:
-                wait = _retry_after_s(error) or pause
+                asked_s = _retry_after_s(error)
+                wait = pause if asked_s is None else max(asked_s, MIN_WAIT_S)
                 if error.code in _PERMANENT_CODES or waited + wait > self._patience_s:
                     raise self._failed(error) from error
-                if not waited:
-                    self._note(f"the {self._role} is busy (429): waiting {wait:.0f} s")
+                if not waited or wait >= LONG_WAIT_S:
+                    self._note(f"the {self._role} is busy (429): waiting {wait:.2g} s")
                 waited += wait
             except (
                 openai.APIConnectionError,
@@ -125,8 +133,9 @@ class EndpointClient:
                 wait = pause
             except openai.OpenAIError as error:
                 raise self._failed(error) from error
-            await asyncio.sleep(wait)
-            pause = min(2 * pause, MAX_RETRY_BACKOFF_S)
+            await sleep(wait)
+            if wait == pause:  # not a wait that the endpoint asked for
+                pause = min(2 * pause, MAX_RETRY_BACKOFF_S)
 
     async def _ask(self, text: str) -> Answer:
         messages: Any = [{"role": "user", "content": text}]
@@ -150,10 +159,7 @@ class EndpointClient:
 
     def _failed(self, error: Exception) -> EngineError:
         message = str(error) or f"no complete answer within {self._timeout_s} s"
-        return EngineError(
-            f"{self._where} failed: {type(error).__name__}: {message}; the progress so far is "
-            "saved: continue with resume=True"
-        )
+        return EngineError(f"{self._where} failed: {type(error).__name__}: {message}")
 
 
 def is_refusal(error: EngineError) -> bool:
@@ -181,10 +187,17 @@ def _count(usage: Any, name: str) -> int:
 
 
 def _retry_after_s(error: openai.APIStatusError) -> float | None:
-    """Return the `Retry-After` of a response in seconds; None if missing."""
+    """Return the `Retry-After` of a response in seconds; None if missing.
+
+    The header has a number of seconds or an HTTP date.
+    """
     for header, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             return max(0.0, float(error.response.headers[header]) * unit)
         except (KeyError, ValueError):
             continue
-    return None
+    try:
+        until = parsedate_to_datetime(error.response.headers["retry-after"])
+        return max(0.0, (until - datetime.now(until.tzinfo)).total_seconds())
+    except (KeyError, ValueError):
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from lightspan.training.rewards import (
     ScoringPosition,
     check_reward_name,
 )
-from lightspan_prompts.endpoint_client import EndpointClient
+from lightspan_prompts.endpoint_client import LONG_WAIT_S, EndpointClient
 from lightspan_prompts.judge_prompts import LETTERS, Ballot, ballots, comment, scores
 from lightspan_prompts.search.validation import check_installed, check_reflection
 from lightspan_prompts.transcript import task_text, transcript, without_keys
@@ -144,13 +145,12 @@ class _OpenJudge:
         """Keys of answers of an earlier process; unusable ones are asked for again."""
         self._calls = len(judgements)
         self._tokens = sum(one.input_tokens + one.output_tokens for one in judgements)
-        self._before = (self._calls, self._tokens)
-        self._is_busy_noted = False
+        self._next_note = 0.0
         self._model = EndpointClient(
             judge.llm,
             timeout_s=judge.timeout_s,
             patience_s=judge.patience_s,
-            note=self._note_once,
+            note=self._note_seldom,
             role="judge",
         )
 
@@ -158,8 +158,7 @@ class _OpenJudge:
         await self._model.aclose()
 
     def spent(self) -> Mapping[str, float]:
-        calls, tokens = self._calls - self._before[0], self._tokens - self._before[1]
-        return {"calls": calls, "tokens": tokens}
+        return {"calls": self._calls, "tokens": self._tokens}
 
     async def score(self, groups: Sequence[Sequence[Member]]) -> list[list[Scored]]:
         whole = self._judge.show == "conversation"
@@ -274,13 +273,13 @@ class _OpenJudge:
             "larger budget"
         )
 
-    def _note_once(self, text: str) -> None:
-        """Print a message unless one was printed before.
+    def _note_seldom(self, text: str) -> None:
+        """Print a message unless one was printed a few seconds ago.
 
         Many concurrent requests may wait for the same rate limit, and one message is enough.
         """
-        if not self._is_busy_noted:
-            self._is_busy_noted = True
+        if time.monotonic() >= self._next_note:
+            self._next_note = time.monotonic() + LONG_WAIT_S
             self._place.note(text)
 
 

@@ -174,6 +174,7 @@ async def _rescore(
         open_existing(config.get("store") or run.store_url) as store,
         scorer.opened(place) as scoring,
     ):
+        spent_before = dict(scoring.spent())
         states = [
             state
             for state in await store.rollouts(run_id=config.get("run_id"))
@@ -194,7 +195,7 @@ async def _rescore(
                 failed = failure_reward(rollout.mode, step)
                 before, after = score_failure(before, failed), score_failure(after, failed)
                 changes.append(_change(before, after, step))
-        spent = dict(scoring.spent())
+        spent = {name: value - spent_before[name] for name, value in scoring.spent().items()}
     if not changes:
         raise DataError(f"{run.path} has no rollout{f' of mode {mode}' if mode else ''} to score")
     return (

@@ -18,6 +18,7 @@ from lightspan.capture.context_types import AgentContext, AttemptFactory, CallLi
 from lightspan.capture.generator_context import GeneratorSteps
 from lightspan.capture.import_hooks import ImportHook
 from lightspan.capture.patch import Patch
+from lightspan.schema.prompts import LearnedPrompt
 from lightspan.schema.system_prompts import Instructions
 
 
@@ -30,9 +31,17 @@ class ActivePrompts:
     """Whether it is an error in the app if a learned text cannot be used."""
     calls: int = 0
     """Number of model calls that were checked for a learned prompt."""
+    source: str = ""
+    """The run or file that they come from."""
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     """Agent or prompt → reason why the learned text was not used → requests. The reason is empty
     where it was used."""
+
+    @property
+    def targets(self) -> dict[tuple[str, str], LearnedPrompt]:
+        """Path of an agent and "", or "" and the name of another prompt → learned prompt."""
+        prompts = self.instructions.prompts.items()
+        return {(each.agent, "" if each.agent else name): each for name, each in prompts}
 
 
 @dataclass(slots=True)
@@ -78,7 +87,7 @@ class State:
     """Function that opens an attempt when an agent, function or model call begins outside every
     attempt. None if no such attempts are opened."""
     active_prompts: list[ActivePrompts] = field(default_factory=list)
-    """Prompts of `lightspan.apply_prompts`; the last ones apply."""
+    """Prompts of `lightspan.apply_prompts`. Of two with the same name the last one applies."""
     ambient: AgentContext | None = None
     """Context that applies outside every attempt. None unless the process is connected to a server,
     records or applies prompts."""

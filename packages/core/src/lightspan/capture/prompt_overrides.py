@@ -45,17 +45,21 @@ def prompt(name: str, text: str) -> str:
         text: the app's own text, the same in every call. If it has placeholders, written as for
             `str.format`, the app fills them in the returned text. If it has none, the app must not
             format the returned text.
+
+    Raises:
+        TypeError: `text` is no text.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"lightspan.prompt({name!r}, …) takes a text, such as TEMPLATE.template")
     try:
         current = current_agent()
-        instructions, active = _instructions_of(current)
+        instructions, active = _instructions_of(current, name=name)
         reading = None if instructions is None else instructions.text_of(name, text)
         _count(active, name, reading)
         if reading is None:
             return text
         if current is not None:
-            attributes: Attributes = {c.PROMPT_NAME: name, **reading_attributes(reading)}
-            record_prompt(current, attributes)
+            record_prompt(current, {c.PROMPT_NAME: name, **reading_attributes(reading)})
         return text if reading.sent is None else reading.sent
     except Exception as error:  # a capture error: the app gets its own text
         current = current_agent()
@@ -72,7 +76,7 @@ def prompt_argument(name: str) -> PromptTemplate | None:
     None unless `lightspan.apply_prompts` applies a prompt that was learned as an argument of this
     name.
     """
-    _, active = _instructions_of(current_agent())
+    _, active = _instructions_of(current_agent(), name=name)
     prompts = {} if active is None else active.instructions.prompts
     if name == "prompt" and len(prompts) == 1:  # as in a rollout
         [name] = prompts
@@ -90,11 +94,16 @@ def record_prompt(current: AgentContext, attributes: Attributes) -> None:
 
 
 def _instructions_of(
-    current: AgentContext | None,
+    current: AgentContext | None, *, agent: str = "", name: str = ""
 ) -> tuple[Instructions | None, ActivePrompts | None]:
     """Return the prompts that replace the app's own in the context `current`.
 
-    The context is None outside every attempt.
+    If several runs' prompts are applied, they are those of the last one that has the prompt.
+
+    Args:
+        current: the context; None outside every attempt.
+        agent: path of the agent whose instructions are meant; empty for another prompt.
+        name: name of the other prompt.
 
     Returns:
         The prompts; None if there are none. The `ActivePrompts` to which they belong; None if they
@@ -106,7 +115,8 @@ def _instructions_of(
     if not state.active_prompts or state.thread_patches:
         return None, None
     if current is None or current.scope.is_outside or current.scope.mode is Mode.PRODUCTION:
-        active = state.active_prompts[-1]
+        owners = [one for one in state.active_prompts if (agent, name) in one.targets]
+        active = (owners or state.active_prompts)[-1]
         return active.instructions, active
     return None, None
 
@@ -124,10 +134,10 @@ def reading_of(current: AgentContext, body: Body) -> Reading | None:
         PromptNotAppliedError: learned instructions cannot replace the app's, and
             `lightspan.apply_prompts` was called with `strict=True`.
     """
-    instructions, active = _instructions_of(current)
+    instructions, active = _instructions_of(current, agent=current.path)
     reading = None if instructions is None else instructions.read(current.path, body)
-    if active is not None:
-        active.calls += 1
+    for applied in () if active is None else state.active_prompts:
+        applied.calls += 1
     _count(active, current.path, reading)
     return reading
 
@@ -175,8 +185,7 @@ def reading_attributes(reading: Reading) -> Attributes:
 def with_text(options: Any, reading: Reading) -> Any:
     """Return a copy of the request `options` in which the instructions are `reading.sent`."""
     slot, text = reading.slot, reading.sent
-    assert slot is not None
-    assert text is not None
+    assert slot is not None and text is not None  # noqa: PT018
     sent = options.model_copy()
     for name in ("extra_json", "json_data"):  # the first overrides the second
         body = getattr(sent, name)

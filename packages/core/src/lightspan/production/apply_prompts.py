@@ -17,7 +17,7 @@ from typing import Final, Self
 import msgspec
 
 from lightspan.capture import context, sdk_instrumentation, sdks
-from lightspan.capture._globals import ActivePrompts
+from lightspan.capture._globals import ActivePrompts, state
 from lightspan.capture.prompt_overrides import PROMPTS_VARIABLE
 from lightspan.errors import ConfigError
 from lightspan.schema.prompts import LearnedPrompt, PromptPlace
@@ -32,12 +32,17 @@ PROMPTS: Final = "prompts.json"
 class AppliedPrompts:
     """The result of `apply_prompts`. In a `with` statement, prompts apply until the block ends."""
 
-    def __init__(self, prompts: Mapping[str, LearnedPrompt], *, strict: bool = False) -> None:
+    def __init__(self, prompts: Mapping[str, LearnedPrompt], *, strict: bool, source: str) -> None:
         self.prompts = dict(prompts)
         """Name → prompt: `applied.prompts["router"].template` is the learned text. Empty if nothing
         is applied."""
-        self._active = ActivePrompts(Instructions(prompts=self.prompts), strict)
+        self._active = ActivePrompts(Instructions(prompts=self.prompts), strict, source=source)
         self._is_open = bool(prompts)
+        text = "lightspan.apply_prompts: %r of %s is applied in place of that of %s, until closed"
+        for target, prompt in self._active.targets.items():
+            for other in state.active_prompts:
+                if other.targets.get(target, prompt) != prompt:
+                    log.warning(text, "".join(target), source, other.source)
         if prompts:
             context.push_prompts(self._active)
             atexit.register(self.close)
@@ -56,8 +61,7 @@ class AppliedPrompts:
         }
 
     def _counts(self) -> dict[str, Mapping[str, int]]:
-        counts = self._active.counts
-        return {name: counts.get(each.agent or name, {}) for name, each in self.prompts.items()}
+        return {n: self._active.counts.get(p.agent or n, {}) for n, p in self.prompts.items()}
 
     def close(self) -> None:
         """Stop applying the prompts. Idempotent.
@@ -72,14 +76,10 @@ class AppliedPrompts:
             self._warn()
 
     def _warn(self) -> None:
+        text = "lightspan.apply_prompts: %d of %d requests for %r got the app's own text"
         for name, counts in self._counts().items():
-            if counts.keys() - {""}:
-                log.warning(
-                    "lightspan.apply_prompts: %d of %d requests for %r got the app's own text",
-                    sum(counts.values()) - counts.get("", 0),
-                    sum(counts.values()),
-                    name,
-                )
+            if own := sum(counts.values()) - counts.get("", 0):
+                log.warning(text, own, sum(counts.values()), name)
             elif self._active.calls and self.prompts[name].agent and not counts:
                 log.warning(
                     "lightspan.apply_prompts: no model call of %r was seen, so its learned text "
@@ -100,6 +100,9 @@ def apply_prompts(
 ) -> AppliedPrompts:
     """Apply the prompts that a run learned, in this process until it ends.
 
+    The prompts of several runs can be applied together; of two with the same name the one that was
+    applied last is used, and a warning names both runs.
+
     Rollouts are not affected. If an agent's own text has changed since the training, that text is
     sent and a warning is logged once. Once the prompts are applied, no error reaches the app,
     unless `strict` is set.
@@ -117,7 +120,7 @@ def apply_prompts(
     """
     chosen = run or os.environ.get(PROMPTS_VARIABLE)
     if not chosen:
-        return AppliedPrompts({})
+        return AppliedPrompts({}, strict=strict, source="")
     prompts = read_prompts(Path(chosen))
     agents = [name for name, prompt in prompts.items() if prompt.place is PromptPlace.AGENT]
     if agents and not sdks.any_installed():
@@ -127,7 +130,7 @@ def apply_prompts(
         )
     if agents:
         sdk_instrumentation.install()
-    return AppliedPrompts(prompts, strict=strict)
+    return AppliedPrompts(prompts, strict=strict, source=str(chosen))
 
 
 def read_prompts(path: Path) -> dict[str, LearnedPrompt]:

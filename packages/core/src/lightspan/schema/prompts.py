@@ -69,14 +69,12 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
     def placeholders(self) -> tuple[str, ...]:
         """Names of the values that `format` needs, in the order of the placeholders, each once."""
         # A placeholder may contain others: {price:{width}}.
-        names = (name for field in self.fields for name in _OPENED.findall(field))
-        return tuple(dict.fromkeys(names))
+        return tuple(dict.fromkeys(n for field in self.fields for n in _OPENED.findall(field)))
 
     @property
     def fields(self) -> tuple[str, ...]:
         """Placeholders as they are written, such as `{price:.2f}`, each once."""
-        pieces = _pieces(self.template)
-        return tuple(dict.fromkeys(piece.text for piece in pieces if piece.is_placeholder))
+        return tuple(dict.fromkeys(p.text for p in _pieces(self.template) if p.is_placeholder))
 
     @property
     def text(self) -> str:
@@ -283,5 +281,4 @@ class LearnedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def diff(self) -> str:
         """Return the unified diff from `before` to `after`; empty if they are equal."""
         before, after = self.before.text.splitlines(), self.after.text.splitlines()
-        lines = difflib.unified_diff(before, after, "before", "after", lineterm="")
-        return "\n".join(lines)
+        return "\n".join(difflib.unified_diff(before, after, "before", "after", lineterm=""))

@@ -187,7 +187,7 @@ class TrainingLoop:
         """Evaluate the loaded weights and store the evaluation.
 
         It does nothing if `tasks` is None, or if a run before a restart already stored the
-        evaluation.
+        evaluation. An evaluation without any reward is done again.
 
         Args:
             kind: split of the tasks.
@@ -195,7 +195,7 @@ class TrainingLoop:
             weights: step of the loaded weights, if earlier than the current step; else None.
         """
         session, folder = self._session, self._folder
-        done = {(earlier.step, earlier.weights) for earlier in folder.evaluations(kind)}
+        done = {(one.step, one.weights) for one in folder.evaluations(kind) if one.rewards}
         if tasks is None or (self._state.step, weights) in done:
             return
         self._meter.charge()

@@ -49,7 +49,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """
     silent: int = 0
     """Number of tasks that the app finished without such a call: their rewards say nothing of the
-    policies.
+    policies. 0 without policies.
     """
     dimensions: dict[str, float] = {}
     """`dimension/NAME` → mean of a named reward."""
@@ -79,7 +79,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             failure_reward: reward of the episodes whose app failed; None if they are unscored.
         """
         rewards = {e.task_id: e.reward for e in episodes if e.reward is not None}
-        calls = [_policy_calls(episode, routing) for episode in episodes]
+        has_policies = any(rule.target.selected for rule in routing.rules)
+        calls = [_policy_calls(e, routing) if has_policies else len(e.calls) for e in episodes]
         return cls(
             step=step,
             rewards=rewards,
@@ -90,7 +91,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             clusters=dict(clusters or {}),
             policy_calls=sum(calls),
             silent=sum(
-                e.finished and not (count or app_failed(e))
+                has_policies and e.finished and not (count or app_failed(e))
                 for e, count in zip(episodes, calls, strict=True)
             ),
             dimensions=dimension_means(episodes),
@@ -187,12 +188,7 @@ SILENT: Final = "without a call of the policy"
 
 
 def _policy_calls(episode: Episode, routing: Routing) -> int:
-    """Return how many calls of an episode reached a trained policy.
-
-    If `routing` has no policy, as for a prompt search, all model calls count.
-    """
-    if not any(rule.target.selected for rule in routing.rules):
-        return len(episode.calls)
+    """Return how many calls of an episode reached a trained policy."""
     calls = [call for call in episode.calls if call.sequence_start is not None]
     return sum(routing.target(call.agent_path).selected for call in calls)
 

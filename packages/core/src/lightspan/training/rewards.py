@@ -94,9 +94,9 @@ class Scoring(Protocol):
         """
 
     def spent(self) -> Mapping[str, float]:
-        """Return the costs since the scorer was opened, by name, such as the number of calls.
+        """Return the costs of the run, those before a restart included, by name.
 
-        Empty if the scorer has no costs.
+        Such as the number of calls. Empty if the scorer has no costs.
         """
 
 
@@ -130,9 +130,7 @@ def as_scorer(reward: Scorer | Callable[..., Any] | str) -> Scorer:
     """
     if isinstance(reward, str):
         if not all(reward.partition(":")):
-            raise ConfigError(
-                f"reward={reward!r}: name a function or a Judge, as in my_rewards:exact"
-            )
+            raise ConfigError(f"reward={reward!r}: name a function or a Judge, as module:name")
         named = find(reward, "reward")
         if isinstance(named, str):
             raise ConfigError(f"reward={reward!r} is the text {named!r:.40}, and no function")
@@ -197,10 +195,6 @@ class FunctionScorer:
     def _title(self) -> str:
         return f"{getattr(self.function, '__qualname__', type(self.function).__name__)!r}"
 
-    @cached_property
-    def _is_async(self) -> bool:
-        return is_async(self.function)
-
     @property
     def name(self) -> str:
         name = str(getattr(self.function, "__name__", ""))
@@ -222,7 +216,7 @@ class FunctionScorer:
         Raises:
             RewardError: the function returned an invalid reward.
         """
-        slots = asyncio.Semaphore(MAX_CONCURRENT if self._is_async else 1)
+        slots = asyncio.Semaphore(MAX_CONCURRENT if is_async(self.function) else 1)
 
         async def score_group(group: Sequence[Member]) -> list[Scored]:
             async with slots:
@@ -261,7 +255,7 @@ class FunctionScorer:
 
     async def _call(self, arguments: Mapping[str, Any]) -> Any:
         chosen = {name: arguments[name] for name in self._parameters}
-        if self._is_async:
+        if is_async(self.function):
             return await self.function(**chosen)
         # A sync function would block the event loop of the gateway.
         return await asyncio.to_thread(self.function, **chosen)
@@ -346,13 +340,14 @@ class Rewards:
         name: name of the reward.
         scoring: open scorer.
         store: function that stores scores (by rollout id) under the name of the reward.
+        reported: metric → sum in the run's lines of metrics.
     """
 
     name: str
     scoring: Scoring
     store: Callable[[str, Mapping[str, Scored]], None]
+    reported: Mapping[str, float] = field(default_factory=dict)
     _unscored: int = 0
-    _reported: Mapping[str, float] = field(default_factory=dict)
 
     async def apply(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Episode]:
         """Score episodes and store their scores; return the episodes with their rewards, in order.
@@ -376,12 +371,12 @@ class Rewards:
     def metrics(self) -> dict[str, float]:
         """Return the number of unscored rollouts and the scorer's costs, as metrics.
 
-        Each metric is the increase since the previous call.
+        Each metric is the increase since the previous call, or since the run's last line.
         """
-        total = {"unscored": float(self._unscored), **self.scoring.spent()}
-        new = {f"{self.name}/{k}": v - self._reported.get(k, 0.0) for k, v in total.items()}
-        self._reported = total
-        return new
+        values = {"unscored": float(self._unscored), **self.scoring.spent()}
+        total = {f"{self.name}/{name}": value for name, value in values.items()}
+        before, self.reported = self.reported, total
+        return {name: value - before.get(name, 0.0) for name, value in total.items()}
 
 
 def check_reward_name(name: str) -> None:

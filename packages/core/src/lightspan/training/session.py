@@ -239,7 +239,9 @@ class Session:
         if scorer is not None:
             place = ScoringPosition(self.path, keeps=True, note=self.note)
             scoring = await self._stack.enter_async_context(scorer.opened(place))
-            self._rewards = Rewards(scorer.name, scoring, self.folder.add_rewards)
+            names, lines = [f"{scorer.name}/{k}" for k in scoring.spent()], self.folder.metrics()
+            counted = {name: sum(line.get(name, 0.0) for line in lines) for name in names}
+            self._rewards = Rewards(scorer.name, scoring, self.folder.add_rewards, counted)
 
     async def _restore(self, checkpoint: Path) -> None:
         if self._learner is not None:

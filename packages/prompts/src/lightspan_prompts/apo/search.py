@@ -23,8 +23,8 @@ from lightspan_prompts.search.candidates import (
     TooFewRolloutsError,
 )
 from lightspan_prompts.search.evaluator import Evaluator, Question, SpentError, Trial
-from lightspan_prompts.search.reflection import Unusable, proposed_template
-from lightspan_prompts.search.search_log import Evaluation, Reflection
+from lightspan_prompts.search.reflection import Refused, Unusable, proposed_template
+from lightspan_prompts.search.search_log import REFUSED, Evaluation, Reflection
 from lightspan_prompts.thoughts import without_thoughts
 
 LIBRARY: Final = "lightspan.APO 1"
@@ -286,8 +286,10 @@ class Search:
         for (slot, _), reflection in zip(open_slots, critiques, strict=True):
             if criticism := without_thoughts(reflection.answer):
                 criticised.append((slot, criticism))
+            elif reflection.finish_reason == REFUSED:
+                self._reject(slot, Refused("the question for a critique was refused"))
             else:
-                self._reject(slot, "the critique is empty")
+                self._reject(slot, Unusable("the critique is empty"))
         edits = await self._reflected(
             [
                 Question(
@@ -303,8 +305,8 @@ class Search:
         for (slot, _), reflection in zip(criticised, edits, strict=True):
             try:
                 fresh.append(self._add(self._changed(slot, reflection), slot))
-            except Unusable as why:
-                self._reject(slot, str(why))
+            except Unusable as problem:
+                self._reject(slot, problem)
         return fresh
 
     def _changed(self, slot: _Slot, reflection: Reflection) -> dict[str, str]:
@@ -324,9 +326,11 @@ class Search:
                 raise Unusable(f"it equals candidate {number}")
         return templates
 
-    def _reject(self, slot: _Slot, why: str) -> None:
-        self._trials.unusable += 1
-        why = f"reflection {slot.place} is unusable: {why}"
+    def _reject(self, slot: _Slot, problem: Unusable) -> None:
+        why = str(problem)
+        if not isinstance(problem, Refused):
+            self._trials.unusable += 1
+            why = f"reflection {slot.place} is unusable: {why}"
         made = Proposal(prompt=slot.prompt, parents=[slot.parent], why=why)
         self._trials.add_proposal(made, self._candidates)
 

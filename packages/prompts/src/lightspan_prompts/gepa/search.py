@@ -34,7 +34,7 @@ from lightspan_prompts.search.candidates import (
 )
 from lightspan_prompts.search.evaluator import Question, SpentError, Trial
 from lightspan_prompts.search.feedback import Evidence
-from lightspan_prompts.search.reflection import Unusable, proposed_template
+from lightspan_prompts.search.reflection import Refused, Unusable, proposed_template
 from lightspan_prompts.search.search_log import Evaluation, SearchLog
 
 if TYPE_CHECKING:
@@ -170,15 +170,20 @@ class Search:
         by the mean of both runs. The initial prompts are compared too, even without a second run.
         """
         candidates, selection = self._candidates, self._split.selection
+        self._trials.skip_finals()
         remaining = self._settings.max_rollouts - self._trials.rollouts
-        count = max(0, min(self._settings.finalists, remaining // len(selection)))
-        best = sorted(range(len(candidates)), key=lambda number: -candidates[number].mean)[:count]
+        best = sorted(range(len(candidates)), key=lambda number: -candidates[number].mean)
+        trials: list[Trial] = []
+        for n in best[: self._settings.finalists]:
+            trial = Trial("selection", candidates[n].templates, selection, "again", is_final=True)
+            if not self._trials.has_final(trial):
+                remaining -= len(selection)
+                if remaining < 0:
+                    break
+            trials.append(trial)
+        del best[len(trials) :]
         if best in ([], [0]) or self._trials.spent():
             return self._chosen
-        trials = [
-            Trial("selection", candidates[n].templates, selection, "again", is_final=True)
-            for n in best
-        ]
         if not self._trials.may_evaluate(trials):  # a budget was lowered: the log continued here
             return self._chosen
         for number, evaluation in zip(best, await self._trials.evaluate(trials), strict=True):
@@ -203,6 +208,13 @@ class Search:
 
     def _stops(self, state: Any) -> bool:
         """Return whether the search must end before another iteration (called by the library)."""
+        self._ended = ""
+        if not self._is_over() and self._trials.skip_finals():  # they ended a smaller budget
+            self._is_over()
+        return bool(self._ended)
+
+    def _is_over(self) -> bool:
+        """Return whether a budget or the perfect reward ends the search, and set `_ended`."""
         settings, trials, best = self._settings, self._trials, self._candidates[self._chosen]
         iteration = _iteration(settings, self._split)
         remaining = settings.max_rollouts - trials.rollouts - self._reserved
@@ -352,15 +364,13 @@ class Search:
                 self._proposed[whole] = f"the proposal of reflection {self._trials.reflections}"
                 self._open_proposals[whole] = made
                 texts[number] = changed.template
-            except Unusable as why:
-                self._trials.unusable += 1
-                self._add_proposal(
-                    Proposal(
-                        prompt=name,
-                        parents=[self._number_of(candidate)],
-                        why=f"reflection {self._trials.reflections} is unusable: {why}",
-                    )
-                )
+            except Unusable as problem:
+                why = str(problem)
+                if not isinstance(problem, Refused):
+                    self._trials.unusable += 1
+                    why = f"reflection {self._trials.reflections} is unusable: {why}"
+                parents = [self._number_of(candidate)]
+                self._add_proposal(Proposal(prompt=name, parents=parents, why=why))
         return texts
 
     def _number_of(self, texts: Texts) -> int:

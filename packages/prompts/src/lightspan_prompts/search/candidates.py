@@ -221,7 +221,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         if used:
             lines.append(f"tokens: {'; '.join(used)}")
         if self.cost is not None:
-            lines.append(f"this cost {self.cost:.4g}, by prices=")
+            of = ", for reflections alone: no call of the app was seen" if self.calls == 0 else ""
+            lines.append(f"this cost {self.cost:.4g}, by prices={of}")
         if self.unpriced:
             names = ", ".join(map(repr, self.unpriced))
             lines.append(f"prices= has no price for {names}, so the cost is without them")
@@ -254,6 +255,17 @@ class Split(NamedTuple):
     """Tasks that reflections show."""
     selection: list[Json]
     """Tasks by which candidates are compared."""
+
+
+def equal_tasks(tasks: Sequence[Json]) -> str:
+    """Describe how many of the training tasks are equal to others; empty if none are."""
+    count = len({task_id(task) for task in tasks})
+    if count == len(tasks):
+        return ""
+    return (
+        f"{plural(len(tasks), 'training task')}, of which {count} differ: equal tasks count once "
+        "while prompts are compared and shown"
+    )
 
 
 def split_tasks(tasks: Sequence[Json], share: float, seed: int) -> Split:

@@ -14,6 +14,7 @@ import msgspec
 
 from lightspan.errors import ConfigError, EngineError, RewardError
 from lightspan.lightning.episode import Episode
+from lightspan.progress import plural
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, Mode, task_id
 from lightspan.schema.resources import Resources
@@ -29,7 +30,15 @@ from lightspan_prompts.search.candidates import (
 )
 from lightspan_prompts.search.feedback import Evidence, estimated_tokens, evidence_of
 from lightspan_prompts.search.prompt_discovery import Surveyed, Text, survey
-from lightspan_prompts.search.search_log import E, Entry, Evaluation, Reflection, SearchLog, Survey
+from lightspan_prompts.search.search_log import (
+    REFUSED,
+    E,
+    Entry,
+    Evaluation,
+    Reflection,
+    SearchLog,
+    Survey,
+)
 from lightspan_prompts.search.selected_prompts import SelectedPrompts
 
 Prompts = Mapping[str, PromptTemplate]
@@ -128,6 +137,8 @@ class Evaluator:
         """Task → agents called in its first rollout of the run, which may be in an earlier search,
         because a cache of the app may outlast a search."""
         self._journal = journal
+        self._finals: dict[str, Evaluation] = {}
+        """Key → final evaluation that `skip_finals` has read and counted."""
         self._failure_reward = failure_reward
         self._modes = {"feedback": Mode.TRAIN, "selection": selection_mode}
         self._perfect_reward = perfect_reward
@@ -140,7 +151,7 @@ class Evaluator:
         self.failed = 0
         self.reflections = 0
         self.unusable = 0
-        """Number of unusable answers, counted by the search."""
+        """Number of unusable answers, counted by the search; refused questions have none."""
         self.tokens = 0
         """Tokens of the app's calls and of reflections, as far as endpoints count them."""
         self._max_tokens = max_tokens
@@ -155,6 +166,8 @@ class Evaluator:
         """Number of proposals that an earlier process recorded."""
         self._calls = 0
         self._applied = 0
+        self._is_checked = False
+        """Whether the first evaluation was checked for model calls."""
         self._kept: Counter[str] = Counter()
         self._unasked: Counter[str] = Counter()
 
@@ -234,7 +247,24 @@ class Evaluator:
         that, any trials are.
         """
         keys = [evaluation_key(trial) for trial in trials]
-        return self._journal is None or self._journal.may_continue_with(keys)
+        keys = [key for key in keys if key not in self._finals]
+        return self._journal is None or not keys or self._journal.may_continue_with(keys)
+
+    def has_final(self, trial: Trial) -> bool:
+        """Return whether `skip_finals` has read the results of `trial`, which needs no rollout."""
+        return evaluation_key(trial) in self._finals
+
+    def skip_finals(self) -> bool:
+        """Count and keep the final evaluations that come next in the log.
+
+        They were made when this budget or a smaller one ended the search. `evaluate` reuses those
+        that are requested at the end. Return whether there were any.
+        """
+        finals = [] if self._journal is None else self._journal.take_finals()
+        for final in finals:
+            self._finals[final.key] = final
+            self._count(final)
+        return bool(finals)
 
     async def evaluate(self, trials: Sequence[Trial]) -> list[Evaluation]:
         """Evaluate trials, which are prompts to run on some tasks.
@@ -250,7 +280,11 @@ class Evaluator:
             And the errors of rollouts.
         """
         keys = [evaluation_key(trial) for trial in trials]
-        evaluated = self._replayed(keys, Evaluation)
+        evaluated = [self._finals.get(key) for key in keys]
+        places = [place for place, evaluation in enumerate(evaluated) if evaluation is None]
+        logged = self._replayed([keys[place] for place in places], Evaluation)
+        for place, evaluation in zip(places, logged, strict=True):
+            evaluated[place] = evaluation
         missing = [place for place, evaluation in enumerate(evaluated) if evaluation is None]
         first, self._first = self._first, None
         surveyed = [] if first is None or 0 not in missing else [first.seen]
@@ -276,7 +310,8 @@ class Evaluator:
             evaluated[place] = evaluation
         evaluations = [evaluation for evaluation in evaluated if evaluation is not None]
         for evaluation in evaluations:
-            self._count(evaluation)
+            if evaluation.key not in self._finals:
+                self._count(evaluation)
         return evaluations
 
     async def reflect(self, questions: Sequence[Question], at_once: int = 1) -> list[Reflection]:
@@ -296,14 +331,14 @@ class Evaluator:
         answers = self._replayed(keys, Reflection)
         for answer, question in zip(answers, questions, strict=True):
             if answer is not None:
-                self._count_answer(answer, question)
+                self._count_answer(answer, question.reflector.model)
         slots = asyncio.Semaphore(at_once)
 
         async def ask(place: int) -> None:
             async with slots:
                 if not self.spent():  # requests in flight are paid for and awaited
                     answers[place] = answer = await self._ask(questions[place], keys[place])
-                    self._count_answer(answer, questions[place])
+                    self._count_answer(answer, questions[place].reflector.model)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -333,7 +368,7 @@ class Evaluator:
         except EngineError as error:
             if not is_refusal(error):
                 raise
-            answer, problem = Answer("", "refused", 0, 0), str(error)
+            answer, problem = Answer("", REFUSED, 0, 0), str(error)
         self._unanswered = self._unanswered + 1 if problem else 0
         if self._unanswered >= MAX_UNANSWERED:
             raise EngineError(
@@ -341,10 +376,10 @@ class Evaluator:
                 f"a text, the last with: {problem}; give another model or other sampling, and "
                 "continue with resume=True"
             )
-        if answer.finish_reason == "refused":
+        if answer.finish_reason == REFUSED:
             self._note(f"a question about {question.prompt!r} was refused: {problem}")
         tokens, is_counted = (answer.input_tokens, answer.output_tokens), True
-        if not any(tokens) and answer.finish_reason != "refused":
+        if not any(tokens) and answer.finish_reason != REFUSED:
             is_counted = False
             tokens = estimated_tokens(question.asked), estimated_tokens(answer.text)
         reflection = Reflection(
@@ -413,13 +448,26 @@ class Evaluator:
                 agents = [ANY_CALL] if evidence.calls else []
             before = self._asked_before.setdefault(evidence.task_id, agents)
             self._unasked.update(() if evidence.failed else set(before) - set(agents))
+        self._check_calls()
 
-    def _count_answer(self, answer: Reflection, question: Question) -> None:
-        if answer.finish_reason == "refused":
+    def _check_calls(self) -> None:
+        """Note once, after the first evaluation, if a budget does not see the app's calls."""
+        limits = {"max_tokens": self._max_tokens, "max_cost": self._max_cost}
+        names = [name for name, limit in limits.items() if limit is not None]
+        if names and not (self._is_checked or self._calls or self.is_replaying):
+            self._note(
+                "no model call of the app was seen, so reflections alone count for "
+                f"{' and '.join(names)}: lightspan sees the SDKs of OpenAI and Anthropic, and what "
+                "has an adapter"
+            )
+        self._is_checked = True
+
+    def _count_answer(self, answer: Reflection, asked_model: str = "") -> None:
+        if answer.finish_reason == REFUSED:
             return
         self.reflections += 1
         self.tokens += answer.input_tokens + answer.output_tokens
-        model = answer.model or question.reflector.model  # older logs have no model
+        model = answer.model or asked_model  # older logs have no model
         self._use({model: (answer.input_tokens, answer.output_tokens)})
         self.estimated += answer.is_estimated
 
@@ -541,6 +589,7 @@ class Evaluator:
             chosen: number of the best candidate.
             ended: reason why the search ended.
         """
+        self._count_unused()
         return SearchResult(
             candidates=list(candidates),
             chosen=chosen,
@@ -567,6 +616,23 @@ class Evaluator:
             asked=self._asked_before,
         )
 
+    def _count_unused(self) -> None:
+        """Count what was paid under a larger budget than this one, and note it."""
+        unused = [] if self._journal is None else self._journal.unused()
+        before = self.rollouts, self.reflections
+        for entry in unused:
+            if isinstance(entry, Evaluation):
+                self._count(entry)
+            elif isinstance(entry, Reflection):
+                self._count_answer(entry)
+        if unused:
+            self._note(
+                f"{plural(self.rollouts - before[0], 'rollout')} and "
+                f"{plural(self.reflections - before[1], 'reflection')} of an earlier, larger "
+                "budget are counted in rollouts, tokens and cost, and their candidates are left "
+                "out; a larger budget uses them again"
+            )
+
     def _resources(self, texts: Mapping[str, str]) -> Resources:
         """Return the resources that the app gets for a candidate's texts."""
         selected = SelectedPrompts(self._prompts, surveyed=self._surveyed, templates=texts)
@@ -584,9 +650,11 @@ def _check_scored(evidence: Sequence[Evidence]) -> None:
     This is checked before the rollouts are logged. So the user can correct the app and resume.
     """
     if all(one.reward is None for one in evidence):
+        why, text = evidence[0].unscored, evidence[0].text[-300:]
+        first = f"is unscored: {why}" if why else f"ended with {text!r}"
         raise RewardError(
             "no rollout of the initial prompts has a reward, so there is nothing to compare; the "
-            f"first one ended with {evidence[0].text[-300:]!r}"
+            f"first one {first}"
         )
 
 

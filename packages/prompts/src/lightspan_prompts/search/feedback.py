@@ -32,6 +32,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Reward of the rollout; None if it is unscored."""
     failed: bool = False
     """Whether the app failed."""
+    unscored: str = ""
+    """Why a scorer, such as a `Judge`, gave no reward; empty if it did, or if there is none."""
     tokens: int = 0
     """Tokens of its model calls, as far as endpoints count them."""
     estimated: int = 0
@@ -71,6 +73,7 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
         task_id=episode.task_id,
         reward=episode.reward,
         failed=app_failed(episode),
+        unscored=episode.unscored,
         tokens=sum(map(sum, usage.values())),
         estimated=estimated,
         usage={model: used for (model, policy), used in usage.items() if not policy},
@@ -96,9 +99,10 @@ def _usage(spans: Iterable[Span]) -> tuple[dict[tuple[str, bool], tuple[int, int
         counts = [count or 0 for count in c.usage_of(span.attributes)]
         is_policy = c.POLICY in span.attributes
         if not any(counts) and not is_policy and span.status is not SpanStatus.ERROR:
-            sent = (span.attributes.get(name) for name in (c.INPUT_MESSAGES, c.TOOL_DEFINITIONS))
-            received = span.attributes.get(c.OUTPUT_MESSAGES)
-            counts = [sum(map(estimated_tokens, sent)), estimated_tokens(received)]
+            tools = str(span.attributes.get(c.TOOL_DEFINITIONS, ""))
+            sent = _texts(genai_messages.input_messages_of(span.attributes))
+            received = _texts(genai_messages.output_messages_of(span.attributes))
+            counts = [estimated_tokens(tools + sent), estimated_tokens(received)]
             estimated += any(counts)
         if any(counts):
             key = c.model_of(span.attributes) or "", is_policy
@@ -107,13 +111,28 @@ def _usage(spans: Iterable[Span]) -> tuple[dict[tuple[str, bool], tuple[int, int
     return totals, estimated
 
 
-def estimated_tokens(text: object) -> int:
-    """Return an estimate of the number of tokens in a text; 0 for None.
+def estimated_tokens(text: str) -> int:
+    """Return an estimate of the number of tokens in a text.
 
     A token is taken to have four bytes. In most languages it has more, so the estimate is rather
     too high.
     """
-    return 0 if text is None else -(-len(str(text).encode("utf-8", "replace")) // 4)
+    return -(-len(text.encode("utf-8", "replace")) // 4)
+
+
+def _texts(messages: Iterable[Mapping[str, Any]]) -> str:
+    """Return the texts of messages: content, thoughts, and names and arguments of tool calls.
+
+    Roles, ids and JSON around the texts are left out, and references to images, sounds and files.
+    """
+    parts = []
+    for message in messages:
+        parts += [genai_messages.joined_text(message.get("content"))]
+        parts += [message.get("reasoning_content") or ""]
+        for call in message.get("tool_calls", ()):
+            function = call.get("function", {})
+            parts += [str(function.get(key) or "") for key in ("name", "arguments")]
+    return "".join(parts)
 
 
 def _lines(episode: Episode, task: Json) -> Iterator[str]:

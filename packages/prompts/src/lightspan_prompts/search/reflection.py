@@ -7,11 +7,16 @@ from typing import Final
 
 from lightspan.errors import ConfigError
 from lightspan.schema.prompts import PromptTemplate
+from lightspan_prompts.search.search_log import REFUSED
 from lightspan_prompts.thoughts import without_thoughts
 
 
 class Unusable(Exception):
     """Raised if an answer has no usable new text; the message is the reason."""
+
+
+class Refused(Unusable):
+    """Raised if there is no answer, because the endpoint refused the question."""
 
 
 _MARKED: Final = re.compile(r"^[ \t]*<prompt>(.*)</prompt>", re.DOTALL | re.MULTILINE)
@@ -27,7 +32,10 @@ def proposed_text(answer: str, finish_reason: str) -> str:
 
     Raises:
         Unusable: the answer proposes no text, or was cut off.
+        Refused: there is no answer.
     """
+    if finish_reason == REFUSED:
+        raise Refused("the question was refused, so there is no answer")
     if finish_reason == "length":
         raise Unusable("the answer was cut off (finish_reason=length)")
     answer = without_thoughts(answer)
@@ -42,6 +50,7 @@ def proposed_template(template: PromptTemplate, answer: str, finish_reason: str)
 
     Raises:
         Unusable: the answer proposes no text, or the text is unchanged or lacks a placeholder.
+        Refused: there is no answer.
     """
     text = proposed_text(answer, finish_reason)
     try:

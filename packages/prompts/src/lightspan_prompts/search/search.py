@@ -29,6 +29,7 @@ from lightspan_prompts.search.candidates import (
     NO_CALLS,
     SearchResult,
     Split,
+    equal_tasks,
     split_tasks,
     write_found,
 )
@@ -184,6 +185,8 @@ class PromptSearch(Algorithm):
         """
         split = self.split(trainer.tasks)
         self.check_budget(split)
+        if text := equal_tasks(trainer.tasks):
+            trainer.note(text)
         if self.patterns:
             evaluator = self.make_evaluator(trainer, self.open_log(trainer))
             await evaluator.begin(split.selection, self.patterns, trainer.note)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from lightspan.errors import CheckpointError
-from lightspan.training.jsonl_log import append, read, store_errors
+from lightspan.training.jsonl_log import append, read
 from lightspan_prompts.search.feedback import Evidence
 from lightspan_prompts.search.prompt_discovery import Surveyed
+
+REFUSED: Final = "refused"
+"""`Reflection.finish_reason` if the endpoint refused the question, so that there is no answer."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
@@ -38,8 +41,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation"):
     seen: list[Evidence]
     """Evidence per task, in order."""
     is_final: bool = False
-    """Whether only the end of the search follows. With a larger budget the search goes on instead,
-    and these results are dropped."""
+    """Whether only the end of the search follows. With a larger budget the search goes on instead;
+    a later end reuses these results if it asks for the same."""
 
 
 class Reflection(msgspec.Struct, frozen=True, kw_only=True, tag="reflection"):
@@ -116,11 +119,6 @@ class SearchLog:
             CheckpointError: the log has another request at this position.
         """
         answers: list[E | None] = [None] * len(keys)
-        rest = self._entries[self._place :]
-        if all(isinstance(one, Evaluation) and one.is_final for one in rest) and not (
-            {one.key for one in rest} & set(keys)
-        ):
-            self._drop_rest()
         while self.is_replaying and None in answers:
             entry = self._entries[self._place]
             open_places = (
@@ -136,16 +134,20 @@ class SearchLog:
             self._place += 1
         return answers
 
-    def _drop_rest(self) -> None:
-        """Delete the entries that have not been replayed, in memory and in the file."""
-        if not self.is_replaying:
-            return
-        del self._entries[self._place :]
-        with store_errors(self.path):
-            lines = self.path.read_bytes().splitlines(keepends=True)
-            shorter = self.path.with_suffix(".tmp")
-            shorter.write_bytes(b"".join(lines[: 1 + self._place]))
-            shorter.replace(self.path)
+    def take_finals(self) -> list[Evaluation]:
+        """Return the final evaluations that come next, and continue behind them."""
+        finals = []
+        while self.is_replaying:
+            entry = self._entries[self._place]
+            if not isinstance(entry, Evaluation) or not entry.is_final:
+                break
+            finals.append(entry)
+            self._place += 1
+        return finals
+
+    def unused(self) -> list[Entry]:
+        """Return the entries that no request has asked for."""
+        return self._entries[self._place :]
 
     def may_continue_with(self, keys: Sequence[str]) -> bool:
         """Return whether a request with one of `keys` may come next.

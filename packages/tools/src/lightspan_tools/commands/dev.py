@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ would be trained, frozen or rejected and why, rewards, rows, calls to tools and 
 memory. Nothing is trained.
 
 The model of --model answers the agents' calls in this process, which shows every token.
+
+A search for prompts (GEPA, APO) trains no model and has no options here: in Python,
+print(Trainer(GEPA(…)).dev(app, tasks)) reports what it would do.
 
 Exit status: 1 if all rollouts failed, or all calls of the trained agents, or nothing could be run;
 2 wrong arguments.
@@ -44,9 +48,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "tasks", type=Path, metavar="TASKS.jsonl", help="file with one JSON value per line"
     )
-    parser.add_argument(
-        "--model", required=True, metavar="NAME_OR_FOLDER", help="the model to train"
-    )
+    parser.add_argument("--model", metavar="NAME_OR_FOLDER", help="the model to train")
     parser.add_argument(
         "--optimize",
         action="append",
@@ -86,10 +88,15 @@ def add(commands: Any) -> None:
         metavar="PATH",
         help="write the report as JSON, to a file or in place of the text",
     )
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=partial(_run, parser))
 
 
-def _run(options: argparse.Namespace) -> str:
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:
+    if options.model is None:
+        parser.error(
+            "--model is missing: give the model that LightningRL would train. A search for prompts "
+            "(GEPA, APO) trains none: call Trainer(GEPA(…)).dev(app, tasks) in Python"
+        )
     try:
         report = _report(options)
     except KeyboardInterrupt:

@@ -32,7 +32,7 @@ from lightspan.progress import plural
 from lightspan.protocols.engine import EngineCapabilities
 from lightspan.schema import semconv as c
 from lightspan.schema.provenance import requests_of
-from lightspan.schema.records import Outcome
+from lightspan.schema.records import Json, Outcome, task_id
 from lightspan.schema.routing import Routing
 from lightspan.schema.semconv import UNNAMED_AGENT
 from lightspan.schema.spans import Span, SpanKind
@@ -104,6 +104,16 @@ def read_agents(
     ]
 
 
+def equal_tasks(tasks: Sequence[Json]) -> Iterator[str]:
+    """Yield a warning if some training tasks of a search for prompts are equal."""
+    count = len({task_id(task) for task in tasks})
+    if count < len(tasks):
+        yield (
+            f"{plural(len(tasks), 'training task')}, of which {count} differ: fit counts equal "
+            "tasks once while prompts are compared and shown"
+        )
+
+
 def _agent(
     path: str, entries: Sequence[CallCoverage], findings: Findings, *, acted: bool
 ) -> model.AgentReport:
@@ -114,7 +124,7 @@ def _agent(
     unseen = Counter(
         client_of(entry.call.span)
         for entry in entries
-        if entry.call.span is not None and is_uncaptured(entry.call)
+        if target.selected and entry.call.span is not None and is_uncaptured(entry.call)
     )
     return model.AgentReport(
         path=path,

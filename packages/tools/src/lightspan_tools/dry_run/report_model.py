@@ -56,7 +56,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     frozen: int
     rejected: list[Reason]
     unseen: list[str] = []
-    """Calls that bypassed the gateway, by client, each with a hint."""
+    """Calls of a trained agent that bypassed the gateway, by client, each with a hint."""
     retried: int = 0
     """Trained calls inside a block of the agent that ended in an error and was retried."""
     acted: bool = False
@@ -276,6 +276,9 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Return the report as text: warnings first, then the sections."""
         return render(self)
+
+    def __str__(self) -> str:
+        return self.text()
 
     def json(self) -> dict[str, Any]:
         """Return the report as plain values for `json.dumps`."""

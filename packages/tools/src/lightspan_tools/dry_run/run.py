@@ -265,6 +265,7 @@ class DryRun:
             *stops,
             *self._agent_warnings(findings, agents),
             *overlap_warnings(self._algorithm, Splits(self.tasks, self.selection, self.val)),
+            *(analysis.equal_tasks(self.tasks) if self._algorithm.searches else ()),
             *analysis.reward_warnings(rewards, trains=trains),
             *([] if stops or not trains else analysis.call_warnings(agents, uncaptured)),
             *analysis.other_warnings(agents, rows, costs, memory_report),
