@@ -17,6 +17,8 @@ __getattr__ = _refuse_names(__name__, reward=REWARD_DECORATOR)
 class _Module(ModuleType):
     """This module; Agent Lightning has a decorator of the same name."""
 
+    __module__ = ModuleType.__module__  # else the module would pass for a name of the package
+
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedError(f"@lightspan_agl.reward: {REWARD_DECORATOR}")
 
