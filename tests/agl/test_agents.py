@@ -192,7 +192,7 @@ def test_globals_that_only_the_main_block_sets_are_named(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
     as_app(Remembers(), LLM)
     assert capsys.readouterr().out == ""  # the agent is not the script's
     monkeypatch.setattr(Remembers, "__module__", "__main__")
