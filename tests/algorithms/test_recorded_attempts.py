@@ -137,6 +137,8 @@ def test_chats_with_pictures_are_no_demonstrations(url: str) -> None:
 # --- feedback -------------------------------------------------------------------------------
 def test_feedback_by_attempt_call_and_response(url: str) -> None:
     write(url, attempt(1, call(1), call(2)), attempt(2, call(3)))
+    rollout_id = at(1).replace("at-", "ro-")
+    assert lightspan.feedback(rollout_id, 0.5, store=url) == Rated(at(1), None)
     assert lightspan.feedback(at(1), 0.5, store=url) == Rated(at(1), None)
     assert lightspan.feedback(call_id(1, 2), True, store=url) == Rated(at(1), call_id(1, 2))
     assert lightspan.feedback("chatcmpl-theirs-3", 0.25, store=url) == Rated(at(2), call_id(2))
@@ -362,7 +364,7 @@ def test_feedback_on_a_response_counts_for_its_attempt(
 def test_feedback_by_a_short_id(url: str, part: str) -> None:
     write(url, attempt(7, call(1)), attempt(8, call(2)))
     assert lightspan.feedback(part, 1.0, store=url) == Rated(at(7), None)
-    with pytest.raises(NotFoundError, match=r"part of 2 attempts' ids: at-0+8, at-0+7"):
+    with pytest.raises(NotFoundError, match=r"stands for 2 attempts: at-0+8, at-0+7"):
         lightspan.feedback(at(7)[:9], 1.0, store=url)
     with pytest.raises(NotFoundError, match="has no attempt"):
         lightspan.feedback("7", 1.0, store=url)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextvars import copy_context
 from typing import Any
 
 import openai
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import StatusCode, Tracer
 
@@ -198,6 +200,27 @@ def test_a_run_is_an_attempt(tracer: Tracer, client: openai.OpenAI, url: str) ->
     assert first.rollout.task == {"messages": [{"role": "user", "content": "one"}]}
     assert second.tree() == "invoke_workflow other\n  invoke_agent other"
     assert (first.attempt.status, second.attempt.status) == ("succeeded", "succeeded")
+
+
+def test_a_task_that_goes_on_after_its_attempt_is_outside(
+    provider: TracerProvider, tracer: Tracer, server: ScriptedServer, url: str
+) -> None:
+    """Check a background task whose span began in the attempt, but whose calls come later."""
+    otel.instrument(provider)
+    with openai.OpenAI(base_url=server.url, api_key="k") as client, record(url):
+        with lightspan.operation("request"):
+            span = tracer.start_span("work")
+            with trace.use_span(span):
+                task = copy_context()
+        task.run(say, client)
+        with agent(tracer, "other"):
+            say(client)
+        span.end()
+    assert [one.tree() for one in read_recorded(url)] == [
+        "invoke_workflow request\n  request",
+        "chat m @app",
+        "invoke_workflow other\n  invoke_agent other\n    chat m @other",
+    ]
 
 
 def test_agents_of_a_workflow_are_one_attempt(

@@ -305,3 +305,14 @@ def test_another_instrumentation_that_puts_the_original_back(
                 assert WAYS["create"](client) == "from the gateway"
             monkeypatch.setattr(openai.OpenAI, "request", original)
     assert len(gateway.requests) == 2
+
+
+def test_a_version_older_than_the_tested_ones_is_logged_once(
+    elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(openai, "__version__", "1.109.1")
+    with client_of(elsewhere) as client:
+        for _ in range(2):
+            with acting_as(None, "writer"):
+                WAYS["create"](client)
+    assert caplog.messages == ["lightspan: openai 1.109.1 is untested: use version 2.0 or later"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -103,18 +104,64 @@ def test_an_app_that_raises(client: openai.OpenAI, url: str, kind: BaseException
     assert (root.status, root.attributes[c.EXCEPTION_TYPE]) == ("error", type(kind).__name__)
 
 
-def test_what_ends_later_is_kept_late(client: openai.OpenAI, url: str) -> None:
-    from contextvars import copy_context
+def test_code_in_the_context_of_an_ended_attempt_is_outside(
+    client: openai.OpenAI, url: str
+) -> None:
+    """Check what a background task does: each run after the attempt's end is its own attempt."""
+    with record(url):
+        with lightspan.operation("handle"):
+            say(client, "now")
+            copy = copy_context()
+        assert copy.run(lightspan.current_attempt_id) is None
+        copy.run(say, client, "later")
+        copy.run(lightspan.agent("writer")(say), client, "last")
+    found = read_recorded(url)
+    assert [[call.asked for call in one.answered] for one in found] == [
+        ["now"],
+        ["later"],
+        ["last"],
+    ]
+    assert [call.attributes[c.AGENT_PATH] for one in found for call in one.calls] == [
+        "app",
+        "app",
+        "writer",
+    ]
+    assert not any(span.late for one in found for span in one.spans)
+
+
+async def test_an_attempt_lasts_as_long_as_the_blocks_in_it(
+    client: openai.OpenAI, url: str
+) -> None:
+    """Check a response that is sent while its agent still runs, as with a middleware."""
+    started, sent = asyncio.Event(), asyncio.Event()
+
+    async def respond() -> str | None:
+        with lightspan.agent("boss"):
+            await asyncio.to_thread(say, client, "one")
+            started.set()
+            await sent.wait()
+            with lightspan.agent("expert"):
+                await asyncio.to_thread(say, client, "two")
+            return lightspan.current_attempt_id()
 
     with record(url) as made:
         with lightspan.operation("handle"):
-            say(client, "now")
-            context = copy_context()
-        assert made.flush()
-        context.run(say, client, "later")
-    [found] = read_recorded(url)
-    late = {call.asked: span.late for call, span in zip(found.answered, found.calls, strict=True)}
-    assert late == {"now": False, "later": True}
+            attempt_id = lightspan.current_attempt_id()
+            response = asyncio.create_task(respond())
+            await started.wait()
+        sent.set()
+        assert await response == attempt_id
+        assert await asyncio.to_thread(made.flush)
+    [found] = await asyncio.to_thread(read_recorded, url)
+    assert found.tree() == (
+        "invoke_workflow handle\n"
+        "  handle\n"
+        "    invoke_agent boss\n"
+        "      chat m @boss\n"
+        "      invoke_agent expert\n"
+        "        chat m @boss/expert"
+    )
+    assert not any(span.late for span in found.spans)
 
 
 def test_a_trace_of_the_apps_own_is_kept(client: openai.OpenAI, url: str) -> None:

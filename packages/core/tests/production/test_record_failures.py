@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from lightspan.errors import StoreError
 from lightspan.production.record import record
 from lightspan.schema import semconv as c
 from lightspan_testing.attempts import read_recorded
-from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.scripted import Request, ScriptedServer
 from packages.core.tests.production.chat import say
 
 
@@ -173,6 +176,39 @@ for later in range(0, 40, 2):  # objects that are made before the collector runs
     found = read_recorded(url)
     outcomes = [call.attributes[c.CALL_OUTCOME] for one in found for call in one.calls]
     assert outcomes == ["cancelled"] * 20
+
+
+@pytest.mark.parametrize("is_lone", [True, False])
+def test_calls_under_way_when_recording_ends(url: str, is_lone: bool) -> None:
+    arrived, released = threading.Event(), threading.Event()
+
+    def wait(request: Request) -> str:
+        arrived.set()
+        assert released.wait(20)
+        return "late"
+
+    def handle(client: openai.OpenAI) -> None:
+        with nullcontext() if is_lone else lightspan.agent("writer"):
+            say(client, "slow")
+
+    with (
+        ScriptedServer(wait) as slow,
+        openai.OpenAI(base_url=slow.url, api_key="k", max_retries=0) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        with record(url):
+            handled = pool.submit(handle, client)
+            assert arrived.wait(20)
+        released.set()
+        handled.result()
+    [found] = read_recorded(url)
+    [call] = found.calls
+    assert call.attributes[c.CALL_OUTCOME] == "cancelled"
+    assert [each.asked for each in found.answered] == ["slow"]
+    assert (found.attempt.status, found.attempt.capture_errors) == (
+        "cancelled",
+        ["the process ended first"],
+    )
 
 
 def test_a_program_that_ends_in_the_midst(server: ScriptedServer, url: str) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from typing import Any
 
 import anyio.to_thread
@@ -14,7 +16,7 @@ import openai
 import pytest
 
 import lightspan
-from lightspan.capture import context
+from lightspan.capture import context, emit
 from lightspan.capture._globals import state
 from lightspan.production.record import record
 from lightspan.schema import semconv as c
@@ -162,6 +164,105 @@ def test_a_block_around_generators(client: openai.OpenAI, url: str) -> None:
     [found] = read_recorded(url)
     paths = [str(call.attributes[c.AGENT_PATH]) for call in found.calls]
     assert paths == ["a", "b", "a", "b", "app"]
+
+
+# --- blocks that end in another context ------------------------------------------------------
+def in_a_thread(client: openai.OpenAI) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(copy_context().run, say, client, "in a thread").result()
+
+
+def take_each_in_a_copy(items: Iterator[Any]) -> None:
+    while copy_context().run(next, items, None) is not None:
+        pass
+
+
+def test_threads_of_a_later_item_belong_to_a_decorated_generator(
+    client: openai.OpenAI, url: str
+) -> None:
+    @lightspan.operation("ticket", input="hello")
+    def items() -> Iterator[Any]:
+        yield lightspan.current_attempt_id()
+        yield in_a_thread(client)
+
+    with record(url):
+        take_each_in_a_copy(items())
+    [found] = read_recorded(url)
+    assert [call.asked for call in found.answered] == ["in a thread"]
+    assert found.rollout.task == "hello"
+
+
+def in_a_generator(client: openai.OpenAI) -> None:
+    def items() -> Iterator[Any]:
+        with lightspan.operation("ticket"):
+            yield lightspan.current_attempt_id()
+            yield in_a_thread(client)
+
+    take_each_in_a_copy(items())
+
+
+def in_a_dependency(client: openai.OpenAI) -> None:
+    """Do what FastAPI does with a sync `yield` dependency."""
+    ticket = contextmanager(lightspan.operation("ticket")(dependency))()
+    copy_context().run(ticket.__enter__)
+    say(client, "in the handler")
+    copy_context().run(ticket.__exit__, None, None, None)
+
+
+def dependency() -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("run", [in_a_generator, in_a_dependency])
+def test_a_block_that_misses_its_calls_is_logged(
+    client: openai.OpenAI,
+    url: str,
+    run: Callable[[openai.OpenAI], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    emit._warn_of_context.cache_clear()
+    with record(url):
+        for _ in range(2):
+            run(client)
+    assert [len(one.calls) for one in read_recorded(url)] == [0, 1, 0, 1]
+    [line] = [line for line in caplog.messages if "another context" in line]
+    assert "'ticket'" in line
+
+
+def test_a_block_in_one_context_is_not_logged(
+    client: openai.OpenAI, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    emit._warn_of_context.cache_clear()
+    with record(url):
+        with lightspan.operation("empty"):
+            pass
+        items = block(client, "a")
+        take_each_in_a_copy(items)
+    assert caplog.messages == []
+
+
+def stream(client: openai.OpenAI) -> Iterator[Any]:
+    with lightspan.operation("ticket"):
+        yield "first"
+        yield from say(client, stream=True)
+        yield "last"
+
+
+@pytest.mark.parametrize(
+    ("taken", "status"), [(1, "succeeded"), (2, "failed"), (None, "succeeded")]
+)
+def test_a_stream_that_is_closed_in_an_answer_has_failed(
+    client: openai.OpenAI, url: str, taken: int | None, status: str
+) -> None:
+    """Check that a cut answer fails the attempt, as the cancellation of an async one does."""
+    with record(url):
+        items: Any = stream(client)
+        for place, item in enumerate(items, 1):
+            if place == taken or item == "last":
+                break
+        items.close()
+    [found] = read_recorded(url)
+    assert found.attempt.status == status
 
 
 # --- async ----------------------------------------------------------------------------------

@@ -117,8 +117,8 @@ def _in_attempt(acting: AgentContext, spans: Sequence[OpenSpan]) -> AgentContext
     for open_span in reversed(spans):
         open_span.settle(may_guess=True)
         open_span.open()
-        if open_span.agent is not None and not open_span.agent.scope.is_outside:
-            inside = open_span.agent.scope
+        inside = None if open_span.agent is None else open_span.agent.scope
+        if inside is not None and not inside.is_outside and not inside.is_over:
             return replace(acting, scope=inside, parent_span_id=inside.root_span_id)
     return acting
 

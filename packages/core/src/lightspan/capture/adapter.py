@@ -10,14 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from lightspan.capture._globals import state
-from lightspan.capture.context import (
-    AgentContext,
-    CallEnd,
-    CallListener,
-    agent_attributes,
-    make_span,
-    notify_call_start,
-)
+from lightspan.capture.context import agent_attributes, make_span, notify_call_start
+from lightspan.capture.context_types import AgentContext, CallEnd, CallListener
 from lightspan.capture.patch import Patch
 from lightspan.capture.recorder import Recorder
 from lightspan.errors import ConfigError

@@ -48,12 +48,13 @@ def current_context() -> AgentContext | None:
     """Return the current attempt with its frames; None outside every attempt.
 
     A frame stands for an agent that an adapter or `lightspan.agent` has begun. Resolvers are not
-    called.
+    called. In production, code that runs in the context of an attempt that has ended, such as a
+    background task, is outside every attempt.
     """
     entry = _agent.get()
     if state.steps or isinstance(entry, generator_context.GeneratorEntry):
         entry = _current_in_generators(entry)
-    return entry or state.ambient
+    return state.ambient if entry is None or entry.scope.is_over else entry
 
 
 def _current_in_generators(entry: generator_context.Entry) -> AgentContext | None:

@@ -54,6 +54,11 @@ class AttemptContext:
         """Whether a runner opened this attempt. False for an app in production."""
         return not self.is_outside and self.mode is not Mode.PRODUCTION
 
+    @property
+    def is_over(self) -> bool:
+        """Whether this is an attempt in production that has ended. False for a rollout's."""
+        return self.recorder.is_over and self.mode is Mode.PRODUCTION
+
 
 @dataclass(slots=True, unsafe_hash=True)
 class AgentContext:

@@ -8,29 +8,26 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ContextDecorator, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from lightspan.capture import context
+from lightspan.capture.recorder import Recorder
 from lightspan.errors import RewardError
-from lightspan.schema import semconv as c
+from lightspan.schema import semconv as c, spans
 from lightspan.schema.genai_messages import dump_json
+from lightspan.schema.records import Mode
 from lightspan.schema.redaction import clean_text
 from lightspan.schema.reward import parse_reward
 from lightspan.schema.semconv import exception_attributes
-from lightspan.schema.spans import (
-    Attributes,
-    AttributeValue,
-    Span,
-    SpanKind,
-    SpanStatus,
-    clean_attributes,
-    now_ns,
-    text_of,
-)
+from lightspan.schema.spans import Attributes, AttributeValue, Span, SpanKind, SpanStatus
+
+log = logging.getLogger(__name__)
 
 _Opened = tuple[context.AgentContext, Span, Callable[[], None], context.AttemptHandle | None]
 """An open block: the context around it, its span, a function that restores the context, and the
@@ -224,6 +221,9 @@ class _Block(ContextDecorator):
                 attempt.close()
             return None
         span = span.replace(attributes={**span.attributes, c.AGENT_PATH: clean_text(inside.path)})
+        if current.scope.mode is Mode.PRODUCTION:  # the attempt may end first
+            give_up = functools.partial(_record_end, current.scope.recorder, span)
+            current.scope.recorder.register_pending(span.span_id, give_up)
         leave = context.set_agent_in_block(inside, sys._getframe(1))
         self._open.append((current, span, leave, attempt))
         return span
@@ -232,19 +232,39 @@ class _Block(ContextDecorator):
         if not self._open:
             return
         current, span, leave, attempt = self._open.pop()
+        here = context.pushed_in(copy_context())
+        has_moved = here is None or here.scope is not current.scope
         leave()
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {"status": SpanStatus.OK}
         if isinstance(error, GeneratorExit):  # the reader stopped early, which is not an error
-            changes = {"status": SpanStatus.UNSET}
+            changes = {}
         elif error is not None:
-            changes = {
-                "status": SpanStatus.ERROR,
-                "status_message": text_of(error),
-                "attributes": clean_attributes({**span.attributes, **exception_attributes(error)}),
-            }
-        current.scope.recorder.add(span.replace(end_ns=now_ns(), **changes))
+            attributes = {**span.attributes, **exception_attributes(error)}
+            changes = {"status": SpanStatus.ERROR, "status_message": spans.text_of(error)}
+            changes["attributes"] = spans.clean_attributes(attributes)
+        _record_end(current.scope.recorder, span, **changes)
         if attempt is not None:
+            recorder = current.scope.recorder
+            if has_moved and error is None and recorder.keeps and not recorder.has_called:
+                _warn_of_context(self.name)
             attempt.close(error)
+
+
+def _record_end(recorder: Recorder, span: Span, **changes: Any) -> None:
+    """Record the span of a block with status UNSET, or with `changes`; the block is not pending."""
+    recorder.add(span.replace(end_ns=spans.now_ns(), **{"status": SpanStatus.UNSET, **changes}))
+    recorder.resolve_pending(span.span_id)
+
+
+@functools.lru_cache
+def _warn_of_context(name: str) -> None:
+    """Log, once, that calls may be missing from the attempts of a block, whose name is `name`."""
+    log.warning(
+        "lightspan: the block %r ended in another context than it began in, without a model call: "
+        "calls of threads, tasks and handlers in between are attempts of their own. Decorate such "
+        "a generator, `operation(…)(function)`; make a `yield` dependency of FastAPI's async",
+        name,
+    )
 
 
 class _BetweenSteps:

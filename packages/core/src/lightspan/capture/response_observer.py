@@ -62,12 +62,12 @@ def as_mapping(result: Any, fields: Mapping[str, Any] | None = None) -> Mapping[
 
 
 def _observe_whole(call: SdkCall, result: Any) -> None:
-    call.answered({} if call.is_recorded_elsewhere else as_mapping(result, ANSWER_FIELDS))
+    call.ended({} if call.is_recorded_elsewhere else as_mapping(result, ANSWER_FIELDS))
 
 
 def _observe_stream(call: SdkCall, stream: Any) -> None:
     if not hasattr(stream, "_iterator"):
-        call.answered({})
+        call.ended({})
         return
     answer = _ObservedAnswer(call)
     answer.register_pending(stream.response)
@@ -79,7 +79,7 @@ def _observe_raw(call: SdkCall, raw: Any, streamed: bool) -> None:
     response = raw.http_response
     is_read = response.is_stream_consumed  # then no byte passes through a stream any more
     if is_read and not streamed:
-        call.answered({} if call.is_recorded_elsewhere else _object_in(response.content))
+        call.ended({} if call.is_recorded_elsewhere else _object_in(response.content))
         return
     body = _Body(raw, call.new_answer if streamed else None)
     answer = _ObservedAnswer(call, body)

@@ -20,6 +20,7 @@ the newest versions of both SDKs.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
@@ -28,33 +29,15 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
-from lightspan.capture import misattributed_calls, uncaptured_http
+from lightspan.capture import gateway_clients, prompt_overrides, uncaptured_http
 from lightspan.capture._globals import state
-from lightspan.capture.context import (
-    AgentContext,
-    AttemptHandle,
-    CallEnd,
-    current_context,
-    make_span,
-    notify_call_start,
-    start_attempt,
-)
-from lightspan.capture.gateway_clients import (
-    aclose as aclose,
-    async_client,
-    close as close,
-    is_clean,
-    sync_client,
-)
+from lightspan.capture.context import current_context, make_span, notify_call_start, start_attempt
+from lightspan.capture.context_types import AgentContext, AttemptHandle, CallEnd
+from lightspan.capture.gateway_clients import aclose as aclose, close as close, sync_client
 from lightspan.capture.import_hooks import ImportHook
+from lightspan.capture.misattributed_calls import check_call
 from lightspan.capture.patch import Patch
-from lightspan.capture.prompt_overrides import (
-    PromptNotAppliedError,
-    reading_attributes,
-    reading_of,
-    record_prompt,
-    with_text,
-)
+from lightspan.capture.prompt_overrides import reading_of, record_prompt, with_text
 from lightspan.capture.response_observer import as_mapping, observe
 from lightspan.capture.sdks import ANTHROPIC, SDKS, Sdk
 from lightspan.schema import genai_attributes, semconv as c
@@ -66,6 +49,8 @@ from lightspan.schema.semconv import exception_attributes
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus, now_ns, text_of
 from lightspan.schema.system_prompts import Reading
 from lightspan.schema.token_records import CallOutcome
+
+log = logging.getLogger(__name__)
 
 _FORWARDED_HEADERS: Final = (
     "x-stainless-raw-response",
@@ -130,6 +115,9 @@ def _wrap(sdk: Sdk) -> None:
         for owner, wrapper in zip(classes, (_sync_wrapper, _async_wrapper), strict=True)
     ]
     state.import_hooks.pop(sdk.name, None)
+    version = str(getattr(sdk.module(), "__version__", ""))
+    if version.partition(".")[0] in ("0", "1"):
+        log.warning("lightspan: %s %s is untested: use version 2.0 or later", sdk.name, version)
 
 
 def uninstall() -> None:
@@ -181,7 +169,8 @@ def _async_wrapper(
         client, sent = self, call.with_instructions(options)
         if call.is_redirected:
             try:
-                client, sent = await async_client(sdk, call.origin), call.redirect(self, sent)
+                client = await gateway_clients.async_client(sdk, call.origin)
+                sent = call.redirect(self, sent)
             except Exception as error:
                 call.add_capture_error("redirected", error)
                 return await original(self, cast_to, options, **kwargs)
@@ -200,16 +189,16 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
             raised.
     """
     current, attempt = current_context(), None
-    if is_clean(client) or (current is None and not state.thread_patches):
+    if gateway_clients.is_clean(client) or (current is None and not state.thread_patches):
         return None
     try:
         if str(options.method).lower() != "post" or _model_path(sdk, options) is None:
             return None
         if current is None:
-            misattributed_calls.check_call(None)
+            check_call(None)
             return None
         current, attempt = start_attempt(current, None)
-        misattributed_calls.check_call(current)
+        check_call(current)
         notify_end = notify_call_start(current)
         add_client_key(getattr(client, "api_key", None))
         address = getattr(client, "base_url", None)
@@ -235,7 +224,7 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
             current.add_capture_error("a model call could not be captured", error)
         if attempt is not None:
             attempt.close()
-        if isinstance(error, PromptNotAppliedError):
+        if isinstance(error, prompt_overrides.PromptNotAppliedError):
             raise
         return None
 
@@ -294,6 +283,7 @@ class SdkCall:
     attempt: AttemptHandle | None
     """The attempt that was opened for this call alone; None if the call belongs to a larger
     attempt."""
+    has_ended: bool = False
 
     @property
     def is_redirected(self) -> bool:
@@ -313,11 +303,13 @@ class SdkCall:
         return str(self.context.scope.gateway_url)
 
     def __enter__(self) -> None:
-        pass
+        if self.context.scope.mode is Mode.PRODUCTION:  # a stop of the process may end it first
+            give_up = partial(self.guarded, self.ended, {}, GeneratorExit())
+            self.context.scope.recorder.register_pending(self.call_id, give_up)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            self.guarded(self.failed, error)
+            self.guarded(self.ended, None, error)
 
     def add_capture_error(self, action: str, error: Exception) -> None:
         """Record an error as a capture error of the attempt.
@@ -340,7 +332,7 @@ class SdkCall:
             is_changed = self.reading.sent not in (None, self.reading.original)
             sent = with_text(options, self.reading) if is_changed else options
             if self.is_recorded_elsewhere:  # the gateway's record has only the text that was sent
-                attributes = reading_attributes(self.reading)
+                attributes = prompt_overrides.reading_attributes(self.reading)
                 record_prompt(self.context, {c.PROMPT_CALL: self.call_id, **attributes})
             return sent
         except Exception as error:
@@ -406,14 +398,6 @@ class SdkCall:
         attributes |= exception_attributes(error)
         self.record(attributes, SpanStatus.ERROR, text_of(error) or "error")
 
-    def answered(self, answer: Mapping[str, Any]) -> None:
-        """Record that the whole answer has arrived, unless the gateway records the call."""
-        self.notify_end(True)
-        if not self.is_recorded_elsewhere:
-            self.record(
-                {c.CALL_OUTCOME: CallOutcome.OK.value, **genai_attributes.answer_attributes(answer)}
-            )
-
     def new_answer(self) -> genai_attributes.StreamedAnswer:
         """Return a collector for the chunks of the answer."""
         choices = genai_attributes.requested_choices(self.body)
@@ -432,36 +416,47 @@ class SdkCall:
             weakref.finalize(response, give_up).atexit = False
 
     def ended(
-        self, answer: Mapping[str, Any], error: BaseException | None, irregular_field: str
+        self,
+        answer: Mapping[str, Any] | None,
+        error: BaseException | None = None,
+        irregular_field: str = "",
     ) -> None:
-        """Record the end of a pending answer. Do nothing if its end was recorded before.
+        """Record the end of the call, unless the gateway records it. Only the first end counts.
 
         Args:
-            answer: the answer received so far.
+            answer: the answer received so far; None to take it from the error.
             error: the error that ended the answer; None if the answer is complete.
             irregular_field: name of a field whose streamed parts may have been put together wrong;
                 empty if there is none. If there is one, the attempt is not trained.
         """
-        if not self.context.scope.recorder.resolve_pending(self.call_id):
+        if self.has_ended:
             return
+        self.has_ended = True
         if irregular_field:
             self.context.scope.recorder.add_capture_error(
                 f"a model's answer may be recorded wrong: its streamed {irregular_field!r} is "
                 "irregular. The gateway repairs streams: freeze the agent to its endpoint there, "
                 "with frozen=LLM(…)"
             )
-        if error is None:
-            self.answered(answer)
-        else:
+        if error is not None:
             self.failed(error, answer)
+        else:
+            self.notify_end(True)
+            if not self.is_recorded_elsewhere:
+                end = {c.CALL_OUTCOME: CallOutcome.OK.value}
+                self.record({**end, **genai_attributes.answer_attributes(answer or {})})
+        self._close()
+
+    def _close(self) -> None:
+        # after the call's span was added: the attempt may be complete now
+        self.context.scope.recorder.resolve_pending(self.call_id)
+        if self.attempt is not None:
+            self.attempt.close()
 
     def record(
         self, attributes: Attributes, status: SpanStatus = SpanStatus.OK, message: str = ""
     ) -> None:
-        """Record the call's span.
-
-        If an attempt was opened for this call alone, close it.
-        """
+        """Record the call's span."""
         common: Attributes = {
             c.AGENT_PATH: self.path,
             c.CALL_ID: self.call_id,
@@ -471,7 +466,7 @@ class SdkCall:
             common |= self._server()
         common |= genai_attributes.request_attributes(self._sent_body())
         if self.reading is not None:
-            common |= reading_attributes(self.reading)
+            common |= prompt_overrides.reading_attributes(self.reading)
         span = make_span(
             self.context,
             f"{common[c.OPERATION_NAME]} {self.body.get('model', '')}".rstrip(),
@@ -482,8 +477,6 @@ class SdkCall:
             status_message=message,
         )
         self.context.scope.recorder.add(span)
-        if self.attempt is not None:
-            self.attempt.close()
 
     def _sent_body(self) -> Mapping[str, Any]:
         """Return the body of the request, with the replaced instructions."""
@@ -510,8 +503,7 @@ class SdkCall:
             function(*values)
         except Exception as error:
             self.add_capture_error("recorded", error)
-            if self.attempt is not None:
-                self.attempt.close()
+            self._close()
 
 
 _TRANSPORTS: Final = ("httpx", "httpx2", "httpcore", "httpcore2")

@@ -26,15 +26,8 @@ from lightspan.production.redact import Redactor
 from lightspan.schema import clock, genai_messages, semconv as c
 from lightspan.schema.records import AttemptRef, AttemptStatus, Json, Mode, Outcome
 from lightspan.schema.semconv import exception_attributes
-from lightspan.schema.spans import (
-    Span,
-    SpanKind,
-    SpanStatus,
-    new_span_id,
-    new_trace_id,
-    now_ns,
-    text_of,
-)
+from lightspan.schema.spans import Span, SpanKind, SpanStatus, new_span_id, new_trace_id, text_of
+from lightspan.schema.token_records import CallOutcome
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +55,7 @@ class OpenAttempt(Recorder):
         self._calls = 0
         self._started_at = clock.now()
         self._has_ended = self._has_failed = self._is_interrupted = False
-        self._is_queued = self._is_written = self._is_discarded = False
+        self._is_written = self._is_discarded = self.is_closed_early = False
         self._omitted = 0
         """Number of spans for which the hook returned None."""
         self._hook_failures: dict[str, int] = {}
@@ -145,9 +138,9 @@ class OpenAttempt(Recorder):
 
     def _queue_if_complete(self) -> None:
         with self._lock:
-            if not self._has_ended or self._pending or self._is_queued:
+            if not self._has_ended or self._pending or self.is_over:
                 return
-            self._is_queued = True
+            self.is_over = True
         self._owner.remove(self)
         self._owner.writer.put(self.take, self.size)
 
@@ -189,7 +182,9 @@ class OpenAttempt(Recorder):
         if self._is_interrupted:
             return AttemptStatus.CANCELLED, Outcome.CANCELLED
         call_failed = self.is_call and any(span.status is SpanStatus.ERROR for span in spans)
-        if self._has_failed or call_failed:
+        # a reader that stops after the last answer, or between two, has what it wanted
+        ends = [span.attributes.get(c.CALL_OUTCOME) for span in spans if self.is_closed_early]
+        if self._has_failed or call_failed or CallOutcome.CANCELLED in ends:
             return AttemptStatus.FAILED, Outcome.APP_ERROR
         return AttemptStatus.SUCCEEDED, Outcome.OK
 
@@ -234,7 +229,7 @@ class _Handle:
         self._attempt = attempt
         self._name = name
         self._input = input
-        self._start_ns = now_ns()
+        self._start_ns = clock.now_ns()
         self._lock = threading.RLock()
         self._is_closed = False
         self.context = AgentContext(scope, parent_span_id=scope.root_span_id)
@@ -249,7 +244,8 @@ class _Handle:
                 self._attempt.add(self._root_span(error))
         except Exception as failure:
             self._attempt.add_capture_error(f"the root could not be recorded: {failure!r}")
-        self._attempt.end(failed=error is not None and not isinstance(error, GeneratorExit))
+        self._attempt.is_closed_early = isinstance(error, GeneratorExit)
+        self._attempt.end(failed=error is not None and not self._attempt.is_closed_early)
 
     def close_unless_empty(self) -> None:
         with self._lock:

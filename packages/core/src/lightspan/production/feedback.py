@@ -168,12 +168,13 @@ async def _find(store: Store, id: str) -> tuple[Attempt, str | None]:
         if call is not None:
             return call
         if size >= MIN_ID_LENGTH:
-            similar += [a for a in attempts if id in (a.attempt_id[:size], a.attempt_id[-size:])]
+            parts = ((a, a.attempt_id[:size], a.attempt_id[-size:], a.rollout_id) for a in attempts)
+            similar += [attempt for attempt, *ids in parts if id in ids]
     if len(similar) == 1:
         return similar[0], None
     if similar:
         ids = ", ".join(attempt.attempt_id for attempt in similar[:5])
-        raise NotFoundError(f"{id!r} is part of {len(similar)} attempts' ids: {ids}")
+        raise NotFoundError(f"{id!r} stands for {len(similar)} attempts: {ids}")
     raise NotFoundError(
         f"store {store.url} has no attempt, call or response {id!r}. An attempt is stored when it "
         "has ended; while it runs, use emit_reward()"
