@@ -309,15 +309,25 @@ def score_failure(episode: Episode, failure_reward: float | Literal["lowest"] | 
 def dimension_means(episodes: Iterable[Episode]) -> dict[str, float]:
     """Return the mean of each named reward, over the scored episodes that have it.
 
-    The keys are `dimension/<name>`. The name "reward" is left out, because it repeats the reward
-    itself.
+    The keys are `dimension/<name>`; `dimension_n/<name>` is the number of these episodes, if some
+    scored episodes lack the name or have NaN there. The name "reward" is left out, because it
+    repeats the reward itself.
     """
     values: dict[str, list[float]] = defaultdict(list)
-    for episode in (each for each in episodes if each.reward is not None):
-        for name, value in episode.dimensions.items():
-            values[name].append(value)
-    values.pop("reward", None)
-    return {f"dimension/{name}": math.fsum(v) / len(v) for name, v in sorted(values.items())}
+    scored = [episode for episode in episodes if episode.reward is not None]
+    for name, value in ((n, v) for e in scored for n, v in e.dimensions.items() if n != "reward"):
+        values[name].append(value)
+    means = {f"dimension/{name}": math.fsum(v) / len(v) for name, v in sorted(values.items())}
+    sizes = {f"dimension_n/{name}": float(len(v)) for name, v in sorted(values.items())}
+    return means | {name: size for name, size in sizes.items() if size < len(scored)}
+
+
+def named_means(metrics: Mapping[str, Any]) -> str:
+    """Return the means in `metrics` of `dimension_means` as text, such as `, exact 0.5 (n=4)`."""
+    named = [key.partition("/")[2] for key in metrics if key.startswith("dimension/")]
+    sizes = {name: metrics.get(f"dimension_n/{name}") for name in named}
+    counts = {name: f" (n={size:g})" if size is not None else "" for name, size in sizes.items()}
+    return "".join(f", {name} {metrics[f'dimension/{name}']:.3g}{counts[name]}" for name in named)
 
 
 def lowest_reward(episodes: Iterable[Episode], lowest: float) -> float:

@@ -214,6 +214,11 @@ def app_failed(episode: Episode) -> bool:
     return episode.finished and episode.outcome is not Outcome.OK
 
 
+def failed_with_reward(episode: Episode) -> bool:
+    """Return whether the app failed after it had given a reward, which counts."""
+    return app_failed(episode) and episode.reward_source != "failure" and episode.reward is not None
+
+
 def _is_answered(episode: Episode) -> bool:
     return any(call.outcome is CallOutcome.OK for call in episode.calls)
 

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from lightspan.lightning.episode import Episode, dimension_means
-from lightspan.lightning.rollout_checks import app_failed
+from lightspan.lightning.episode import Episode, dimension_means, named_means
+from lightspan.lightning.rollout_checks import app_failed, failed_with_reward
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.prompts import LearnedPrompt
@@ -52,9 +52,11 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     policies.
     """
     dimensions: dict[str, float] = {}
-    """`dimension/NAME` → mean of a named reward."""
+    """`dimension/NAME` → mean of a named reward; `dimension_n/NAME` as `dimension_means` has it."""
     failures: list[str] = []
     """Ids of the tasks whose reward is `failure_reward`, because the app failed."""
+    failures_scored: list[str] = []
+    """Ids of the tasks on which the app failed after it had given a reward, which counts."""
     failure_reward: float | None = None
     """Reward of failures at the time; None if they were unscored."""
 
@@ -95,6 +97,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             ),
             dimensions=dimension_means(episodes),
             failures=[e.task_id for e in episodes if e.reward_source == "failure"],
+            failures_scored=[e.task_id for e in episodes if failed_with_reward(e)],
             failure_reward=failure_reward,
         )
 
@@ -117,8 +120,13 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def mean_without_failures(self) -> float:
         """The mean reward of the tasks on which the app did not fail; NaN if there are none."""
-        rewards = [reward for task, reward in self.rewards.items() if task not in self.failures]
-        return fmean(rewards) if rewards else math.nan
+        rewards = self.rewards.keys() - self._failures_counted
+        return fmean(self.rewards[task] for task in rewards) if rewards else math.nan
+
+    @property
+    def _failures_counted(self) -> list[str]:
+        """Ids of the tasks on which the app failed and whose reward counts in the mean."""
+        return [*self.failures, *self.failures_scored]
 
     @property
     def interval(self) -> Interval:
@@ -140,8 +148,10 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         numbers of tasks that are unscored, failed or without a call of the policy.
         """
         more: dict[str, Json] = {} if self.weights is None else {"weights": self.weights}
-        if self.failures:
+        if self._failures_counted:
             more["mean_without_failures"] = self.mean_without_failures
+        if self.failures_scored:
+            more["failed_scored"] = len(self.failures_scored)
         if self.policy_calls is not None:
             more["policy_calls"] = self.policy_calls
         if self.silent:
@@ -156,12 +166,11 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             metric: name of the reward.
             split: name of the split of the tasks.
         """
-        counts = counted(self.counts)
-        counts = f", {counts}" if counts else ""
-        counts += f" ({self.mean_without_failures:.3f} without these)" if self.failures else ""
-        counts += "".join(
-            f", {name.partition('/')[2]} {mean:.3g}" for name, mean in self.dimensions.items()
-        )
+        own = counted({"with a reward of their own; ": len(self.failures_scored)})
+        without = f" ({own}{self.mean_without_failures:.3f} without these)"
+        shown = without if self._failures_counted else ""
+        counts = counted({f"{k}{shown * (k == 'failed')}": n for k, n in self.counts.items()})
+        counts = (f", {counts}" if counts else "") + named_means(self.dimensions)
         of = "" if self.weights is None else f" with the weights of step {self.weights}"
         sampled = self._sampling_text()
         return f"step {self.step}: {split} {metric}{of} {self.interval}{counts}{sampled}"
@@ -323,7 +332,7 @@ def _problems(first: Evaluation, last: Evaluation) -> str:
     """
     before, after = first.counts, last.counts
     counts = {name: f"{name} {before[name]} -> {after[name]}" for name in before}
-    if first.failures or last.failures:
+    if first._failures_counted or last._failures_counted:
         means = [f"{each.mean_without_failures:.2f}" for each in (first, last)]
         counts["failed"] += f" ({' -> '.join(means)} without these)"
     shown = [text for name, text in counts.items() if before[name] or after[name]]

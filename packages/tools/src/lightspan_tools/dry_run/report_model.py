@@ -115,6 +115,8 @@ class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
     mean: float | None
     dimensions: dict[str, float]
     """Means of the named rewards."""
+    dimension_counts: dict[str, float]
+    """Numbers of the rollouts in these means, of those that some scored rollouts lack."""
     groups: list[GroupReport]
     failure_reward: float | str | None
     """Reward of failures: a number, `lowest`, or None if they are unscored."""
