@@ -22,8 +22,8 @@ memory. Nothing is trained.
 
 The model of --model answers the agents' calls in this process, which shows every token.
 
-Exit status: 1 if all rollouts failed, or all calls of the trained agents, or nothing could be run;
-2 wrong arguments.
+Exit status: 1 if fit would stop (such as by a pattern that matches no agent) or train no call, if
+all rollouts failed, or all calls of the trained agents, or nothing could be run; 2 wrong arguments.
 """
 
 
