@@ -343,6 +343,21 @@ def test_an_app_that_fails_once_and_never_scores_teaches_nothing() -> None:
         check_scored(episodes, set())
 
 
+def test_a_misspelt_agent_is_named_after_the_first_evaluation() -> None:
+    """Check that an evaluation, which comes first, stops only if no pattern matches any agent."""
+    held_out = [replace(episode(f"t{n}", 0, 1.0), mode=Mode.VAL) for n in range(4)]
+
+    def check(optimize: Any, agents: list[str] | None = None, count: int = 4) -> None:
+        routing = LightningRL(MODEL, optimize=optimize).routing()
+        RolloutChecks(routing, lambda text: None, agents).check(held_out[:count])
+
+    with pytest.raises(UnknownAgentError, match="no agent matches 'writter'"):
+        check("writter")
+    check(["writter", "writer"])  # the other may act in training only
+    check("critic", ["critic", "writer"])
+    check("writter", count=3)
+
+
 def failing(step: int, text: str, *, size: int = 2, tasks: int = 4, **more: Any) -> list[Any]:
     """Return a batch whose rollouts all failed, with the number of the rollout in the text."""
     failure: dict[str, Any] = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR} | more

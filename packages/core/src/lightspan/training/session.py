@@ -140,7 +140,8 @@ class Session:
         elif saved is not None and "resume=True" not in str(error):
             self.reporter.line(
                 f"ended by an error; {self.path} keeps {saved.name}: once that is mended, "
-                "go on with resume=True (--resume)"
+                "go on with resume=True (--resume), or in another folder if that changes a setting "
+                "of the run, such as optimize="
             )
 
     # --- opening --------------------------------------------------------------------------
