@@ -267,8 +267,7 @@ def test_held_out_tasks_that_are_training_tasks(
 def test_repeated_training_tasks_are_counted(tiny: Path) -> None:
     train: list[Any] = [{"id": str(n % 4), "q": "same"} for n in range(12)]
     assert list(overlap_warnings(LightningRL(tiny), Splits(train, None, None))) == [
-        "train has 12 tasks, of which 4 are distinct: a task that is repeated is trained on more "
-        "often; leave repetitions out if that is not meant"
+        "of 12 training tasks 4 are distinct: others repeat them"
     ]
 
 
