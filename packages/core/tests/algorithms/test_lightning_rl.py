@@ -190,6 +190,7 @@ def test_metrics_of_rollouts() -> None:
         "rollouts": 5,
         "scored": 2,
         "failed": 1,
+        "failed_scored": 0,
         "lost": 1,
         "damaged": 1,
         "calls": 5,

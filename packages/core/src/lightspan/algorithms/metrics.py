@@ -26,6 +26,7 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
         "rollouts": len(episodes),
         "scored": len(scored),
         "failed": sum(map(app_failed, episodes)),
+        "failed_scored": sum(map(failed_with_reward, episodes)),
         "lost": sum(not episode.finished for episode in episodes),
         "damaged": sum(bool(episode.capture_errors) for episode in episodes),
         "calls": sum(len(episode.calls) for episode in episodes),
@@ -34,8 +35,6 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
         metrics["reward"] = math.fsum(scored) / len(scored)
         metrics |= _reward_error(episodes, metrics["reward"])
     metrics |= dimension_means(episodes)
-    if count := sum(map(failed_with_reward, episodes)):
-        metrics["failed_scored"] = count
     own = [e.reward for e in episodes if e.reward is not None and not app_failed(e)]
     if own and len(own) < len(scored):
         metrics["reward_without_failures"] = math.fsum(own) / len(own)

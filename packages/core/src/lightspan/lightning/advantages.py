@@ -44,7 +44,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import StrEnum
 from statistics import fmean
-from typing import Final, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -233,17 +233,14 @@ def normalise(estimator: Estimator, observations: Sequence[Observation]) -> list
     check_choice("estimator", estimator, ESTIMATORS)
     if estimator == "reinforce++_baseline":
         return _apply(observations, lambda o: o.agent, _centre_by_group)
-    rules = {"dr_grpo": dr_grpo, "rloo": rloo}  # without a scale
+    rules: dict[str, Any] = {"dr_grpo": lambda v, _: dr_grpo(v), "rloo": lambda v, _: rloo(v)}
+    rule = rules.get(estimator, ppo if estimator == "ppo" else grpo)
     of_batch = estimator in BATCH_ESTIMATORS
-
-    def rule(population: Sequence[Observation]) -> list[BaselineScale]:
-        values = [o.value for o in population]
-        if estimator in rules:
-            return rules[estimator](values)
-        failed = [o.failed for o in population if o.failed is not None]
-        return (ppo if estimator == "ppo" else grpo)(values, failed)
-
-    return _apply(observations, lambda o: ("" if of_batch else o.group_id, o.agent), rule)
+    return _apply(
+        observations,
+        lambda o: ("" if of_batch else o.group_id, o.agent),
+        lambda p: rule([o.value for o in p], [o.failed for o in p if o.failed is not None]),
+    )
 
 
 def _apply(
@@ -275,14 +272,10 @@ def _centre_by_group(batch: Sequence[Observation]) -> list[BaselineScale]:
     """
     centred = _apply(batch, lambda o: o.group_id, lambda group: dr_grpo([o.value for o in group]))
     differences = [
-        statistics.advantage(usable(observation.value) or 0.0)
+        statistics.advantage(number)
         for statistics, observation in zip(centred, batch, strict=True)
-        if statistics.zero_reason is not ZeroReason.UNSCORED
-    ]
-    differences += [
-        statistics.advantage(observation.failed)
-        for statistics, observation in zip(centred, batch, strict=True)
-        if observation.failed is not None and statistics.zero_reason is None
+        for number in (usable(observation.value), observation.failed)
+        if number is not None
     ]
     squares = math.fsum(d * d for d in differences)
     scale = math.sqrt(squares / (len(differences) - 1)) if squares else 1.0

@@ -54,13 +54,7 @@ from lightspan.lightning.advantages import (
     normalise,
 )
 from lightspan.lightning.air import AIR, Shaping, check_air, shape, shaping_metrics
-from lightspan.lightning.credit import (
-    DEFAULT_PRIOR,
-    Credit,
-    baseline_of,
-    terminal,
-    unused_step_rewards,
-)
+from lightspan.lightning.credit import Credit, baseline_of, terminal, unused_step_rewards
 from lightspan.lightning.episode import CallKey, Episode
 from lightspan.lightning.gae import gae
 from lightspan.lightning.length_penalty import Overlong, overlong_metrics, overlong_penalties
@@ -479,13 +473,11 @@ def _statistics(
 ) -> _Statistics:
     observations = []
     for member in members:
-        rollout, group, calls = member.episode.rollout_id, member.episode.group_id, member.failed
-        paths = {c.agent_path: calls[c.key] for c in member.coverage.turns.calls if c.key in calls}
+        own, calls = member.coverage.turns.calls, member.failed
+        paths = {call.agent_path: calls[call.key] for call in own if call.key in calls}
         failed = {_unit(path, config): value for path, value in paths.items()}
-        observations += [
-            Observation(rollout, group, member.value, unit, failed.get(unit))
-            for unit in member.units
-        ]
+        key = member.episode.rollout_id, member.episode.group_id, member.value
+        observations += [Observation(*key, unit, failed.get(unit)) for unit in member.units]
     statistics = normalise(config.estimator, observations)
     counters.update(f"zero:{each.zero_reason}" for each in statistics if each.zero_reason)
     keys = [(observation.rollout_id, observation.agent) for observation in observations]
@@ -585,7 +577,8 @@ def _compare(
         case "rollout":
             return baselines.by_rollout(calls, estimator)
         case "anchor":
-            return baselines.by_state(calls, estimator, getattr(rule, "prior", DEFAULT_PRIOR))
+            prior = getattr(rule, "prior", baselines.DEFAULT_PRIOR)
+            return baselines.by_state(calls, estimator, prior)
         case "at_grpo":
             return baselines.at_grpo(calls)
         case "gigpo":

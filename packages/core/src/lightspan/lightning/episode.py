@@ -318,16 +318,15 @@ def dimension_means(episodes: Iterable[Episode]) -> dict[str, float]:
     for name, value in ((n, v) for e in scored for n, v in e.dimensions.items() if n != "reward"):
         values[name].append(value)
     means = {f"dimension/{name}": math.fsum(v) / len(v) for name, v in sorted(values.items())}
-    sizes = {f"dimension_n/{name}": float(len(v)) for name, v in sorted(values.items())}
-    return means | {name: size for name, size in sizes.items() if size < len(scored)}
+    sizes = {f"dimension_n/{n}": len(v) for n, v in sorted(values.items()) if len(v) < len(scored)}
+    return means | sizes
 
 
 def named_means(metrics: Mapping[str, Any]) -> str:
     """Return the means in `metrics` of `dimension_means` as text, such as `, exact 0.5 (n=4)`."""
-    named = [key.partition("/")[2] for key in metrics if key.startswith("dimension/")]
-    sizes = {name: metrics.get(f"dimension_n/{name}") for name in named}
-    counts = {name: f" (n={size:g})" if size is not None else "" for name, size in sizes.items()}
-    return "".join(f", {name} {metrics[f'dimension/{name}']:.3g}{counts[name]}" for name in named)
+    named = {k.partition("/")[2]: v for k, v in metrics.items() if k.startswith("dimension/")}
+    sizes = {k.partition("/")[2]: f" (n={n:g})" for k, n in metrics.items() if "dimension_n/" in k}
+    return "".join(f", {name} {mean:.3g}{sizes.get(name, '')}" for name, mean in named.items())
 
 
 def lowest_reward(episodes: Iterable[Episode], lowest: float) -> float:

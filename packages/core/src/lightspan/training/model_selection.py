@@ -116,10 +116,7 @@ def overlap_warnings(algorithm: Algorithm, splits: Splits) -> Iterator[str]:
     train = set(map(_content, splits.train))
     distinct = len(set(map(fingerprint, splits.train)))  # with their ids, which apps may look up
     if distinct < len(splits.train):
-        yield (
-            f"train has {len(splits.train)} tasks, of which {distinct} are distinct: a task that "
-            "is repeated is trained on more often; leave repetitions out if that is not meant"
-        )
+        yield f"of {len(splits.train)} training tasks {distinct} are distinct: others repeat them"
     selection, held_out = splits.selection or (), splits.held_out or ()
     if shared := sum(_content(task) in train for task in selection):
         yield (

@@ -147,17 +147,13 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         They are the mean reward with its interval, the number of the policies' calls, and the
         numbers of tasks that are unscored, failed or without a call of the policy.
         """
-        more: dict[str, Json] = {} if self.weights is None else {"weights": self.weights}
-        if self._failures_counted:
-            more["mean_without_failures"] = self.mean_without_failures
-        if self.failures_scored:
-            more["failed_scored"] = len(self.failures_scored)
-        if self.policy_calls is not None:
-            more["policy_calls"] = self.policy_calls
-        if self.silent:
-            more["silent"] = self.silent
-        counts = {"unscored": self.unscored, "failed": self.failed}
-        return {**msgspec.to_builtins(self.interval), **counts, **self.dimensions, **more}
+        without = self.mean_without_failures if self._failures_counted else None
+        more = {"weights": self.weights, "mean_without_failures": without}
+        more |= {"failed_scored": len(self.failures_scored) or None}
+        more |= {"policy_calls": self.policy_calls, "silent": self.silent or None}
+        counts = {"unscored": self.unscored, "failed": self.failed, **self.dimensions}
+        shown = {name: value for name, value in more.items() if value is not None}
+        return {**msgspec.to_builtins(self.interval), **counts, **shown}
 
     def text(self, metric: str, split: str = "held-out") -> str:
         """Describe the evaluation in one line.
