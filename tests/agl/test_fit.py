@@ -15,11 +15,11 @@ import pytest
 import lightspan_agl as agl
 from lightspan.lightning.selection import CallStatus, classify_calls
 from lightspan.schema.records import Mode
-from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan.training.results import FitResult
 from lightspan_gateway.serving.served_run import read_served
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_torch.learner.torch import TorchLearner
 
 pytestmark = pytest.mark.slow

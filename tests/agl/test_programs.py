@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from lightspan.schema.records import Mode
-from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan_testing.stored_episodes import stored_episodes
 
 SCRIPTS = Path(__file__).parents[1] / "apps" / "tutorial"
 

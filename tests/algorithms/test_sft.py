@@ -22,8 +22,8 @@ from lightspan.lightning.episode import build_episode
 from lightspan.lightning.rows import Row
 from lightspan.progress import SilentReporter
 from lightspan.schema.records import Mode
-from lightspan.training.collector import stored_episodes
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.learner.torch import TorchLearner

@@ -13,7 +13,7 @@ from app_environment import app_environment  # type: ignore[import-not-found]
 from lightspan import LightningRL, LocalRunners, Trainer
 from lightspan.lightning.episode import Episode
 from lightspan.progress import SilentReporter
-from lightspan.training.collector import stored_episodes
+from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_testing.tiny import tiny_model
 
 

@@ -18,7 +18,10 @@ PORT = "8000"
 """Port in the pages' commands, which is replaced by a free port."""
 _BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-TRAIN = "'./packages/core[train]' ./packages/gateway ./packages/tools ./packages/torch"
+TRAIN = (
+    "'./packages/core[train]' ./packages/gateway ./packages/tools ./packages/torch "
+    "./packages/testing"
+)
 """Packages that the pages install for training."""
 
 

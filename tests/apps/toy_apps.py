@@ -111,6 +111,8 @@ def odd(task: dict[str, Any]) -> Any:
     """Return the reward that `task["give"]` names, some of which are invalid."""
     with lightspan.agent("writer"):
         say(task["q"], max_tokens=1)
+    if "emit" in task:
+        lightspan.emit_reward(task["emit"])
     return REWARDS[task["give"]]
 
 

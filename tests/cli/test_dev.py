@@ -128,7 +128,8 @@ def test_what_apps_and_models_say_commands_no_terminal(
             "--group-size=1",
             "--folder=kept",
         )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1
+    assert "lightspan: fit would stop: no agent matches 'another'. Agents: " in done.stderr
     assert f"writer{WRITTEN_OUT}" in done.stdout
     assert f"error{WRITTEN_OUT}" in done.stdout
     attempts = re.findall(r"^(\S+) +(?:dev|train|val) ", inspected(), re.MULTILINE)

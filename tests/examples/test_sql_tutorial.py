@@ -24,9 +24,9 @@ from pyarrow import parquet
 
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import Route
-from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_testing.tiny import tiny_model
 from lightspan_torch.learner.torch import TorchLearner
 

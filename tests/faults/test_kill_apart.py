@@ -20,8 +20,8 @@ from lightspan.runners.discovery import Presence, make_peer
 from lightspan.schema.records import AttemptStatus, Mode, PeerRole, Rollout, RolloutStatus
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
+from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_testing.tiny import tiny_model
 
 APPS = Path(__file__).parents[1] / "apps"

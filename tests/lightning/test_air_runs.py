@@ -19,8 +19,8 @@ from lightspan.lightning.episode import Episode
 from lightspan.lightning.history import Trace
 from lightspan.protocols.engine import GenerationRequest
 from lightspan.schema.records import Mode
-from lightspan.training.collector import stored_episodes
 from lightspan_testing.scripted_engine import ScriptedEngine
+from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_tools.inspect import inspect_run
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from packages.core.tests.lightning.steps import raises, shaping

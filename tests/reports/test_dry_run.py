@@ -224,7 +224,8 @@ def test_failures_and_missing_rewards(rl: Callable[..., Any], dry_apps: Any) -> 
     assert failure.startswith("app_error: ")
     assert failure.endswith("(1 of 4 rollouts)")
     assert report.warnings[0] == (
-        f"1 of 4 rollouts failed, first of all: {failure}; fit scores them failure_reward='lowest'"
+        f"1 of 4 rollouts failed, first of all: {failure}; fit scores those without a reward "
+        "failure_reward='lowest'"
     )
     assert report.warnings[1].startswith("1 of 4 rollouts have no usable reward")
     [writer] = report.agents

@@ -62,9 +62,9 @@ def test_named_rewards_and_failures_are_shown(apps: Any, rl: Any, tmp_path: Path
     tasks = [{"q": give, "give": give} for give in ("named", "low", "gone")]
     Trainer(rl(tasks_per_step=3), steps=1, folder=folder).fit(apps.odd, tasks, tasks)
     text = inspect_run(folder)
-    assert "n=3, 1 failed, -1.125 without these), style 0.250" in text
-    assert "step 1: training reward -1.750, style 0.250" in text
-    assert "(33 %; 33 % in step 1, 33 % in step 1): scored failure_reward='lowest', now -3" in text
+    assert "n=3, 1 failed, -1.125 without these), style 0.25 (n=1)" in text
+    assert "step 1: training reward -1.750, style 0.25 (n=4)" in text
+    assert "of training (33 %): scored failure_reward='lowest', now -3" in text
     shown = "\n".join(inspect_run(folder, name) for name in _rollouts(folder))
     assert (shown.count("reward -3 (failure)"), shown.count("reward -3 (returned)")) == (4, 4)
     assert shown.count("\n  style: 0.25") == 4
@@ -72,6 +72,19 @@ def test_named_rewards_and_failures_are_shown(apps: Any, rl: Any, tmp_path: Path
     rows = [msgspec.json.decode(row) for row in out.read_text().splitlines()]
     named = {row["rollout_reward"]: row["reward_dimensions"] for row in rows}
     assert named == {0.75: {"style": 0.25, "reward": 0.75}, -3.0: {}}
+
+
+def test_failures_with_a_reward_of_their_own_are_told_apart(
+    apps: Any, rl: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    tasks = [{"q": "a", "give": "named"}, {"q": "b", "give": "gone", "emit": 0.25}]
+    Trainer(rl(tasks_per_step=2), steps=1, folder=folder).fit(apps.odd, tasks, tasks)
+    text = inspect_run(folder)
+    assert "of training (50 %): 4 with a reward of their own, which counts" in text
+    assert "failure_reward=" not in text
+    assert "n=2, 1 failed, 1 with a reward of their own, 0.750 without" in text
+    assert "1 failed (1 with a reward of their own; 0.750 without these)" in capsys.readouterr().out
 
 
 def test_printed_advantages_and_weights_are_those_the_learner_used(

@@ -17,9 +17,9 @@ from lightspan.cli import main
 from lightspan.errors import ConfigError
 from lightspan.lightning.episode import Episode
 from lightspan.progress import SilentReporter
-from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan.training.results import FitResult
+from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_tools.inspect import inspect_run
 from lightspan_torch.learner.torch import TorchLearner
 

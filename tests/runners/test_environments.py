@@ -22,7 +22,7 @@ from lightspan.schema.records import Mode, Rollout, RolloutStatus
 from lightspan.schema.semconv import PROTOCOL_VERSION
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan.training.collector import stored_episodes
+from lightspan_testing.stored_episodes import stored_episodes
 
 APART = Path(__file__).parents[1] / "apps" / "apart"
 

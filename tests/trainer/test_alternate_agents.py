@@ -23,10 +23,10 @@ from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
 from lightspan.schema.token_records import CallOutcome
 from lightspan.stores import open_store
-from lightspan.training.collector import stored_episodes
 from lightspan_prompts.search.candidates import read_searches
 from lightspan_prompts.search.prompt_discovery import texts_of
 from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_testing.stored_episodes import stored_episodes
 from tests.trainer.test_alternate_runs import tensors
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ import pytest
 from lightspan import Trainer
 from lightspan.progress import SilentReporter
 from lightspan.schema import semconv as c
-from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
+from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_torch.learner.torch import TorchLearner
 
 CALLS = {

@@ -11,9 +11,9 @@ import gepa_toy  # type: ignore[import-not-found]
 import pytest
 
 from lightspan.cli import main
-from lightspan.training.collector import stored_episodes
 from lightspan_prompts.search.candidates import SearchResult, read_found
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_tools.inspect import inspect_run
 
 LEARNED = {"rules": "SHOUT Speak.", "form": 'REVERSE As {"text": …}. Q: {q}'}

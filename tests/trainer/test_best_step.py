@@ -264,6 +264,13 @@ def test_held_out_tasks_that_are_training_tasks(
     assert found == (said if count else [])
 
 
+def test_repeated_training_tasks_are_counted(tiny: Path) -> None:
+    train: list[Any] = [{"id": str(n % 4), "q": "same"} for n in range(12)]
+    assert list(overlap_warnings(LightningRL(tiny), Splits(train, None, None))) == [
+        "of 12 training tasks 4 are distinct: others repeat them"
+    ]
+
+
 def test_dev_and_fit_say_that_held_out_tasks_are_trained_on(
     rl: Any, apps: Any, tmp_path: Path, ask: Any, lines: Any
 ) -> None:

@@ -15,9 +15,9 @@ pytest.importorskip("langgraph")
 
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
-from lightspan.training.collector import stored_episodes
 from lightspan_prompts.search.candidates import read_found
 from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_testing.stored_episodes import stored_episodes
 
 pytestmark = pytest.mark.slow
 

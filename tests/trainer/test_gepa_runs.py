@@ -17,9 +17,9 @@ from lightspan import GEPA, LLM, PromptTemplate, Trainer
 from lightspan.cli import main
 from lightspan.errors import ConfigError, DataError
 from lightspan.progress import SilentReporter
-from lightspan.training.collector import stored_episodes
 from lightspan_prompts.search.candidates import NO_CALLS, read_found
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_tools.inspect import inspect_run
 
 pytestmark = pytest.mark.slow

@@ -20,9 +20,9 @@ from lightspan.lightning.episode import Episode
 from lightspan.schema.records import Mode, RolloutStatus
 from lightspan.stores import open_store
 from lightspan.training.checkpoints import latest, load_state
-from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.stored_episodes import stored_episodes
 
 pytestmark = pytest.mark.slow
 

@@ -21,9 +21,9 @@ from lightspan.cli import main
 from lightspan.errors import AppError, ConfigError, EngineError, RewardError
 from lightspan.progress import SilentReporter
 from lightspan.schema.records import Outcome
-from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
+from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_tools.inspect import inspect_run
 
 APPS = Path(__file__).parents[1] / "apps"

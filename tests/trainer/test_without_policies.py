@@ -23,9 +23,9 @@ from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import SpanKind
 from lightspan.stores import open_store
 from lightspan.stores.sqlite import SQLiteStore
-from lightspan.training.collector import stored_episodes
 from lightspan_gateway import Gateway
 from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_testing.stored_episodes import stored_episodes
 from packages.gateway.tests.remote_store.served import serving
 
 Run = tuple[Path, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from lightspan import LightningRL
 from lightspan.algorithms.metrics import (
     approximate_kl,
+    batch_metrics,
     merge_updates,
     rollout_metrics,
 )
@@ -188,6 +190,7 @@ def test_metrics_of_rollouts() -> None:
         "rollouts": 5,
         "scored": 2,
         "failed": 1,
+        "failed_scored": 0,
         "lost": 1,
         "damaged": 1,
         "calls": 5,
@@ -289,12 +292,71 @@ def test_a_call_that_was_retried_does_not_get_the_credit_of_the_one_that_succeed
     assert first.counts() == {"rejected:retried": 2, "trained": 1}
 
 
+@pytest.mark.parametrize("credit", ["terminal", "discounted", "anchor", "at_grpo", "gigpo"])
+@pytest.mark.parametrize("unit", ["rollout", "agent"])
+@pytest.mark.parametrize("constant", [1.0, 10.0, 1000.0])
+def test_a_failed_try_weighs_no_more_when_rewards_are_far_above_zero(
+    credit: str, unit: Any, constant: float
+) -> None:
+    rewards = [0.1, 0.2, 0.15, 0.25]
+    episodes = [
+        score_failure(retried(n, constant + reward, 2 if n == 0 else 1), 0.0)
+        for n, reward in enumerate(rewards)
+    ]
+    batch = LightningRL(MODEL, group_size=4, credit=credit, unit=unit).build(episodes)
+    why = {key: each.advantage for key, each in batch.explanations.items()}
+    assert -3 < why.pop(("at-g-0", "c0", 0)) < 0
+    assert max(map(abs, why.values())) < 3
+    assert batch.counters["retried"] == 1
+    assert batch_metrics(batch)["batch/retried"] == 1
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        ("grpo", -10 / statistics.stdev([10, 9, 11, 0])),
+        ("reinforce++", -10 / statistics.stdev([10, 9, 11, 0])),
+        ("reinforce++_baseline", -10 / math.sqrt((1 + 1 + 100) / 3)),
+        ("dr_grpo", -10.0),
+        ("rloo", -10.0),
+    ],
+)
+def test_the_scale_includes_the_credit_of_failed_tries(estimator: Any, expected: float) -> None:
+    """Check that failed tries widen the scale of an estimator that has one, and move no mean."""
+    episodes = [score_failure(retried(n, (10, 9, 11)[n], 2 if n == 0 else 1), 0) for n in range(3)]
+    why = LightningRL(MODEL, group_size=3, estimator=estimator).build(episodes).explanations
+    assert why["at-g-0", "c0", 0].advantage == pytest.approx(expected)
+    final = [why["at-g-0", "c1", 0], why["at-g-1", "c0", 0], why["at-g-2", "c0", 0]]
+    assert sum(each.advantage for each in final) == pytest.approx(0)
+
+
+def test_gigpo_does_not_give_a_failed_try_the_return_of_its_rollout() -> None:
+    episodes = [score_failure(retried(n, float(n == 0), 2 if n == 0 else 1), 0) for n in range(2)]
+    why = LightningRL(MODEL, group_size=2, credit="gigpo").build(episodes).explanations
+    assert why["at-g-0", "c0", 0].advantage < 0 < why["at-g-0", "c1", 0].advantage
+
+
 def test_an_app_that_fails_once_and_never_scores_teaches_nothing() -> None:
     failure = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR}
     episodes = [score_failure(episode("f", 0, None, **failure), 0.0)]
     episodes += [episode(f"t{n}", 0, None) for n in range(4)]
     with pytest.raises(RewardError, match="no rollout has a reward"):
         check_scored(episodes, set())
+
+
+def test_a_misspelt_agent_is_named_after_the_first_evaluation() -> None:
+    """Check that an evaluation, which comes first, stops only if no pattern matches any agent."""
+    held_out = [replace(episode(f"t{n}", 0, 1.0), mode=Mode.VAL) for n in range(4)]
+
+    def check(optimize: Any, agents: list[str] | None = None, count: int = 4) -> None:
+        routing = LightningRL(MODEL, optimize=optimize).routing()
+        RolloutChecks(routing, lambda text: None, agents).check(held_out[:count])
+
+    with pytest.raises(UnknownAgentError, match="no agent matches 'writter'"):
+        check("writter")
+    check(["writter", "writer"])  # the other may act in training only
+    check("critic", ["critic", "writer"])
+    check("writter", count=3)
 
 
 def failing(step: int, text: str, *, size: int = 2, tasks: int = 4, **more: Any) -> list[Any]:

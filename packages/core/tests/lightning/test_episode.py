@@ -7,7 +7,7 @@ import pytest
 
 from lightspan.algorithms.metrics import rollout_metrics
 from lightspan.lightning import build_episode
-from lightspan.lightning.episode import dimension_means, lowest_reward, score_failure
+from lightspan.lightning.episode import dimension_means, lowest_reward, named_means, score_failure
 from lightspan.lightning.span_tree import build_tree, walk
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
@@ -317,10 +317,11 @@ def test_means_of_named_rewards_are_over_the_scored_episodes_that_have_them():
         return build_episode(returned, make_rollout(), [], [])
 
     episodes = [scored(1.0, reward=1.0, f1=0.5, s=2.0), scored(0.0, reward=0.0, f1=1.0)]
-    assert dimension_means([*episodes, scored(None, f1=9.0), build(reward=1.0)]) == {
-        "dimension/f1": 0.75,
-        "dimension/s": 2.0,
-    }
+    episodes += [scored(0.5, f1=0.75)]
+    means = dimension_means([*episodes, scored(None, f1=9.0)])
+    assert means == {"dimension/f1": 0.75, "dimension/s": 2.0, "dimension_n/s": 1.0}
+    assert named_means(means) == ", f1 0.75, s 2 (n=1)"
+    assert dimension_means([*episodes, build(reward=1.0)])["dimension_n/f1"] == 3.0
     assert rollout_metrics(episodes)["dimension/f1"] == 0.75
     assert Evaluation.of(0, episodes, routing=Routing()).metrics()["dimension/s"] == 2.0
 

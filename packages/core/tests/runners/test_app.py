@@ -120,7 +120,7 @@ def test_references(app: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_closures_objects_and_notebooks_cannot_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     def inner(task: Any) -> None: ...
 
-    with pytest.raises(AppError, match=r"defined inside a function: .* move it to the top level"):
+    with pytest.raises(AppError, match=r"move it to the top level .*functools\.wraps"):
         reference(inner)
     with pytest.raises(AppError, match=r"the app is a partial object: .* write a function"):
         _ = App(functools.partial(plain)).reference

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lightspan.algorithms.metrics import rollout_metrics
 from lightspan.lightning.episode import build_episode, score_failure
 from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.routing import Routing
@@ -143,9 +144,29 @@ def test_the_mean_is_over_failed_attempts_too() -> None:
     assert (found.failures, found.unscored, found.mean) == (["t1"], 0, 0.25)
 
 
+def test_failures_that_gave_a_reward_are_told_apart() -> None:
+    """Check that a reward given before the app failed counts, and not in the mean without these."""
+    failure = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR}
+    gave = replace(built([], reward=None, name="t1", **failure), task_id="t1")
+    gave = score_failure(replace(gave, reward=0.25, reward_source="emitted"), -0.5)
+    found = Evaluation.of(2, [built([]), gave], WRITER, failure_reward=-0.5)
+    assert (found.mean, found.mean_without_failures) == (0.625, 1.0)
+    assert (found.failures, found.failures_scored) == ([], ["t1"])
+    assert "1 failed (1 with a reward of their own; 1.000 without these)" in found.text("reward")
+    assert found.metrics()["mean_without_failures"] == 1.0
+    assert found.metrics()["failed_scored"] == 1
+    metrics = rollout_metrics([built([]), gave])
+    assert (metrics["failed"], metrics["failed_scored"]) == (1, 1)
+    assert metrics["reward_without_failures"] == 1.0
+    assert "failed 1 -> 1 (1.00 -> 1.00 without these)" in result(found, found).summary()
+
+
+NAMED = {"dimension/exact": 0.25, "dimension/s": 2.0, "dimension_n/s": 1.0}
+
+
 def test_named_rewards_are_told_with_their_means() -> None:
-    told = evaluation(3, [0.5, 0.5], dimensions={"dimension/exact": 0.25, "dimension/s": 2.0})
-    assert told.text("reward").endswith(", n=2), exact 0.25, s 2")
+    told = evaluation(3, [0.5, 0.5], dimensions=NAMED)
+    assert told.text("reward").endswith(", n=2), exact 0.25, s 2 (n=1)")
     assert told.metrics()["dimension/exact"] == 0.25
 
 

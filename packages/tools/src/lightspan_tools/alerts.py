@@ -255,8 +255,8 @@ def policy_is_silent(evaluation: Evaluation) -> str:
         return ""
     return (
         f"the evaluation of step {evaluation.step} asked the policy nothing, so its reward says "
-        "nothing of the weights or prompts. If a cache of the app answers, switch it off in "
-        "rollouts"
+        "nothing of the weights or prompts. Check that optimize= names agents that call a model; "
+        "if a cache of the app answers, switch it off in rollouts"
     )
 
 

@@ -17,7 +17,7 @@ from lightspan.algorithms.recorded_attempts import (
     score_of_attempt,
 )
 from lightspan.errors import NotFoundError, how_to_install
-from lightspan.lightning.episode import Call, Episode
+from lightspan.lightning.episode import Call, Episode, named_means
 from lightspan.lightning.selection import CallCoverage
 from lightspan.lightning.span_tree import walk
 from lightspan.schema import genai_messages, semconv as c
@@ -258,11 +258,11 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
                 f"step {line['step']}: {split} {config.get('metric', 'reward')}{of} "
                 f"{_mean(line, 'mean')} ({_bounds(line)}, n={line.get('n')}"
                 f"{_failure_count(line)}){_silent(line)}"
-                f"{_dimensions(line)}"
+                f"{named_means(line)}"
             )
-    trained = [line for line in metrics if line["kind"] == "train" and _dimensions(line)]
+    trained = [line for line in metrics if line["kind"] == "train" and named_means(line)]
     for line in trained[:: max(1, len(trained) - 1)]:  # the first and the last
-        yield f"step {line['step']}: training reward {_mean(line, 'reward')}{_dimensions(line)}"
+        yield f"step {line['step']}: training reward {_mean(line, 'reward')}{named_means(line)}"
     yield from _failure_lines(metrics, config)
     kept = (run.read_result() or {}).get("kept")
     if kept is not None:
@@ -280,22 +280,20 @@ def _failure_lines(
     if not failed:
         return
     total = sum(line["rollouts"] for line in lines)
-    shares = [100 * line.get("failed", 0) / line["rollouts"] for line in (lines[0], lines[-1])]
+    ends = [f"{100 * e.get('failed', 0) / e['rollouts']:.0f} % in step {e['step']}" for e in lines]
+    steps = f"; {ends[0]}, {ends[-1]}" if len(ends) > 1 else ""
+    own = sum(line.get("failed_scored", 0) for line in lines)
     setting = config.get("failure_reward")
     value = lines[-1].get("failure_reward")
     now = "" if value is None else f", now {value:g}"
     scored = "unscored" if setting is None else f"scored failure_reward={setting!r}{now}"
+    if own:
+        others = f", the other {failed - own} {scored}" if failed > own else ""
+        scored = f"{own} with a reward of their own, which counts{others}"
     yield (
         f"the app failed in {failed} of {total} rollouts of training ({100 * failed / total:.0f} "
-        f"%; {shares[0]:.0f} % in step {lines[0]['step']}, {shares[1]:.0f} % in step "
-        f"{lines[-1]['step']}): {scored}"
+        f"%{steps}): {scored}"
     )
-
-
-def _dimensions(line: Mapping[str, Any]) -> str:
-    """Describe the means of the named rewards in a line of metrics; "" if it has none."""
-    names = [key for key in line if key.startswith("dimension/")]
-    return "".join(f", {key.partition('/')[2]} {_mean(line, key)}" for key in names)
 
 
 def _failure_count(line: Mapping[str, Any]) -> str:
@@ -305,6 +303,8 @@ def _failure_count(line: Mapping[str, Any]) -> str:
     """
     key = "mean_without_failures"
     without = f", {_mean(line, key)} without these" if key in line else ""
+    own = line.get("failed_scored")
+    without = f", {own} with a reward of their own{without}" if own else without
     return f", {line['failed']} failed{without}" if line.get("failed") else ""
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from lightspan.algorithms.protocol import Metrics
 from lightspan.lightning.batch import Batch
 from lightspan.lightning.episode import Episode, dimension_means
-from lightspan.lightning.rollout_checks import app_failed
+from lightspan.lightning.rollout_checks import app_failed, failed_with_reward
 from lightspan.lightning.rows import Row
 
 LOG_RATIO_LIMIT: Final = 20.0
@@ -26,6 +26,7 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
         "rollouts": len(episodes),
         "scored": len(scored),
         "failed": sum(map(app_failed, episodes)),
+        "failed_scored": sum(map(failed_with_reward, episodes)),
         "lost": sum(not episode.finished for episode in episodes),
         "damaged": sum(bool(episode.capture_errors) for episode in episodes),
         "calls": sum(len(episode.calls) for episode in episodes),
@@ -34,7 +35,7 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
         metrics["reward"] = math.fsum(scored) / len(scored)
         metrics |= _reward_error(episodes, metrics["reward"])
     metrics |= dimension_means(episodes)
-    own = [e.reward for e in episodes if e.reward is not None and e.reward_source != "failure"]
+    own = [e.reward for e in episodes if e.reward is not None and not app_failed(e)]
     if own and len(own) < len(scored):
         metrics["reward_without_failures"] = math.fsum(own) / len(own)
     calls: Counter[str] = Counter()

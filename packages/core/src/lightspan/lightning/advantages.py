@@ -11,6 +11,10 @@ which groups have no variance, and they set the scale of the other groups. With 
 set the baseline too. Every other credit rule compares calls with calls
 (`lightspan.lightning.baselines`).
 
+The credit of failed tries (`Episode.retried`) counts in deviations, so that a constant added to all
+rewards cannot let one failed try outweigh the batch. It counts in no mean of returns, because other
+agents of the rollout had no part in it.
+
 | estimator | baseline | scale | population |
 |---|---|---|---|
 | `grpo` (2402.03300) | group mean | group standard deviation, ddof 1 | group |
@@ -40,7 +44,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import StrEnum
 from statistics import fmean
-from typing import Final, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -89,21 +93,27 @@ class Observation(msgspec.Struct, frozen=True):
     value: float | None
     agent: str = ""
     """Agent path with unit `agent`; empty with unit `rollout`."""
+    failed: float | None = None
+    """Credit of failed tries in the rollout, which counts in the scale only; None without any."""
 
 
 # --- one population ---------------------------------------------------------------------------
 
 
-def grpo(values: Sequence[float | None]) -> list[BaselineScale]:
+def grpo(values: Sequence[float | None], failed: Sequence[float] = ()) -> list[BaselineScale]:
     """Return for each value the mean of all as baseline, and their standard deviation as scale.
 
     This is GRPO (arXiv 2402.03300). The deviation has ddof 1.
+
+    Args:
+        values: values that are compared with each other; None, NaN and infinity are left out.
+        failed: credits of failed tries, which count in the scale only.
 
     Example:
         >>> [round(each.advantage(1.0), 3) for each in grpo([1, 0, 0, 0, 0, 0, 0, 0])][0]
         2.475
     """
-    return _fill(values, lambda scored: [(fmean(scored), spread(scored))] * len(scored))
+    return _fill(values, lambda scored: [(fmean(scored), spread([*scored, *failed]))] * len(scored))
 
 
 def dr_grpo(values: Sequence[float | None]) -> list[BaselineScale]:
@@ -128,7 +138,7 @@ def rloo(values: Sequence[float | None]) -> list[BaselineScale]:
     return _fill(values, others)
 
 
-def ppo(values: Sequence[float | None]) -> list[BaselineScale]:
+def ppo(values: Sequence[float | None], failed: Sequence[float] = ()) -> list[BaselineScale]:
     """Return for each value the mean of all as baseline, and their standard deviation as scale.
 
     The scale is 1 for fewer than two values, or if all are identical. With a critic only the scale
@@ -138,7 +148,7 @@ def ppo(values: Sequence[float | None]) -> list[BaselineScale]:
         statistics
         if statistics.zero_reason is ZeroReason.UNSCORED
         else msgspec.structs.replace(statistics, zero_reason=None)
-        for statistics in grpo(values)
+        for statistics in grpo(values, failed)
     ]
 
 
@@ -221,12 +231,13 @@ def normalise(estimator: Estimator, observations: Sequence[Observation]) -> list
     check_choice("estimator", estimator, ESTIMATORS)
     if estimator == "reinforce++_baseline":
         return _apply(observations, lambda o: o.agent, _centre_by_group)
-    rules = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "reinforce++": grpo, "ppo": ppo}
-    rule, of_batch = rules[estimator], estimator in BATCH_ESTIMATORS
+    rules: dict[str, Any] = {"dr_grpo": lambda v, _: dr_grpo(v), "rloo": lambda v, _: rloo(v)}
+    rule = rules.get(estimator, ppo if estimator == "ppo" else grpo)
+    of_batch = estimator in BATCH_ESTIMATORS
     return _apply(
         observations,
         lambda o: ("" if of_batch else o.group_id, o.agent),
-        lambda population: rule([o.value for o in population]),
+        lambda p: rule([o.value for o in p], [o.failed for o in p if o.failed is not None]),
     )
 
 
@@ -259,9 +270,10 @@ def _centre_by_group(batch: Sequence[Observation]) -> list[BaselineScale]:
     """
     centred = _apply(batch, lambda o: o.group_id, lambda group: dr_grpo([o.value for o in group]))
     differences = [
-        statistics.advantage(usable(observation.value) or 0.0)
+        statistics.advantage(number)
         for statistics, observation in zip(centred, batch, strict=True)
-        if statistics.zero_reason is not ZeroReason.UNSCORED
+        for number in (usable(observation.value), observation.failed)
+        if number is not None
     ]
     squares = math.fsum(d * d for d in differences)
     scale = math.sqrt(squares / (len(differences) - 1)) if squares else 1.0

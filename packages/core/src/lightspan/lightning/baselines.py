@@ -59,6 +59,8 @@ from lightspan.lightning.advantages import (
 
 Baseline = Literal["rollout", "turn", "anchor", "critic", "at_grpo", "gigpo"]
 BASELINES: Final[tuple[Baseline, ...]] = get_args(Baseline)
+DEFAULT_PRIOR: Final = 1.0
+"""Number of calls that the turn's mean counts for when it is averaged with the calls of a state."""
 LEAVE_ONE_OUT: Final[frozenset[Estimator]] = frozenset({"rloo", "ppo"})
 """Estimators whose baseline excludes the rollout itself."""
 

@@ -54,13 +54,7 @@ from lightspan.lightning.advantages import (
     normalise,
 )
 from lightspan.lightning.air import AIR, Shaping, check_air, shape, shaping_metrics
-from lightspan.lightning.credit import (
-    DEFAULT_PRIOR,
-    Credit,
-    baseline_of,
-    terminal,
-    unused_step_rewards,
-)
+from lightspan.lightning.credit import Credit, baseline_of, terminal, unused_step_rewards
 from lightspan.lightning.episode import CallKey, Episode
 from lightspan.lightning.gae import gae
 from lightspan.lightning.length_penalty import Overlong, overlong_metrics, overlong_penalties
@@ -261,6 +255,7 @@ class BatchBuilder:
         - `groups`, and `groups:<reason>` for groups whose advantages are all zero;
         - `zero:<reason>`, the number of observations with zero advantage;
         - `zero_advantage_rollouts`, the number of rollouts whose advantages are all zero;
+        - `retried`, the number of calls in failed tries, whose credit is at most the failure's;
         - `transitions` (trained calls) and `rejected:<reason>` (rejected calls);
         - `trained_tokens` and `rows`;
         - `unused_step_rewards`, the number of calls whose reward cannot be used.
@@ -427,6 +422,8 @@ class _Member(NamedTuple):
     shaping: Shaping
     penalties: Mapping[CallKey, float]
     """Length penalties of selected calls, at most 0."""
+    failed: Mapping[CallKey, float]
+    """Call in a failed try (`Episode.retried`) → number that stands for the rollout's return."""
 
 
 def _member(
@@ -444,9 +441,10 @@ def _member(
         key: credit + shaping.credits.get(key, 0.0) + penalties.get(key, 0.0)
         for key, credit in rule(episode, coverage).items()
     }
-    if episode.failure_reward is not None:
-        failed = credits.keys() & episode.retried
-        credits |= {key: min(credits[key], episode.failure_reward) for key in failed}
+    value, limit = return_of(episode, coverage, shaping.total), episode.failure_reward
+    retried = () if limit is None else credits.keys() & episode.retried
+    failed = {key: min(value, limit or 0.0) for key in retried}
+    credits |= {key: min(credits[key], limit or 0.0) for key in retried}
     usable, rejected = usable_transitions(trained_transitions(episode, coverage), config.max_length)
     agents = tuple(dict.fromkeys(call.agent_path for call in coverage.turns.calls))
     member = _Member(
@@ -455,9 +453,10 @@ def _member(
         [msgspec.structs.replace(t, reward=credits[t.call_key]) for t in usable],
         credits,
         agents if config.unit == "agent" else ("",),
-        return_of(episode, coverage, shaping.total),
+        value,
         shaping,
         penalties,
+        failed,
     )
     return member, {(call_id, choice): why for (_, call_id, choice), why in rejected.items()}
 
@@ -472,11 +471,13 @@ _Statistics = Mapping[tuple[str, str], BaselineScale]
 def _statistics(
     members: Sequence[_Member], config: BatchConfig, counters: Counter[str]
 ) -> _Statistics:
-    observations = [
-        Observation(member.episode.rollout_id, member.episode.group_id, member.value, unit)
-        for member in members
-        for unit in member.units
-    ]
+    observations = []
+    for member in members:
+        own, calls = member.coverage.turns.calls, member.failed
+        paths = {call.agent_path: calls[call.key] for call in own if call.key in calls}
+        failed = {_unit(path, config): value for path, value in paths.items()}
+        key = member.episode.rollout_id, member.episode.group_id, member.value
+        observations += [Observation(*key, unit, failed.get(unit)) for unit in member.units]
     statistics = normalise(config.estimator, observations)
     counters.update(f"zero:{each.zero_reason}" for each in statistics if each.zero_reason)
     keys = [(observation.rollout_id, observation.agent) for observation in observations]
@@ -511,7 +512,7 @@ def _comparisons(
                     credit=member.credits[call.key],
                     shaping=member.shaping.credits.get(call.key, 0.0) if has_potential else 0.0,
                     penalty=member.penalties.get(call.key, 0.0),
-                    value=member.value,
+                    value=member.failed.get(call.key, member.value),
                     statistics=statistics[episode.rollout_id, unit],
                     key=key_of(state_key, state) if state_key and state else None,
                 )
@@ -576,7 +577,8 @@ def _compare(
         case "rollout":
             return baselines.by_rollout(calls, estimator)
         case "anchor":
-            return baselines.by_state(calls, estimator, getattr(rule, "prior", DEFAULT_PRIOR))
+            prior = getattr(rule, "prior", baselines.DEFAULT_PRIOR)
+            return baselines.by_state(calls, estimator, prior)
         case "at_grpo":
             return baselines.at_grpo(calls)
         case "gigpo":
@@ -691,6 +693,7 @@ def _count(
     of_group: dict[str, list[float | None]] = {episode.group_id: [] for episode in episodes}
     for member in members:
         of_group[member.episode.group_id].append(member.value)
+    counters.update("retried" for member in members for _ in member.failed)
     counters["groups"] = len(of_group)
     counters.update(f"groups:{why}" for why in groups_without_variance(of_group).values())
     for coverage in coverages:

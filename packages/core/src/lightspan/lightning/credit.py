@@ -46,7 +46,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol, cast
 import msgspec
 
 from lightspan.errors import ConfigError
-from lightspan.lightning.baselines import BASELINES, Baseline
+from lightspan.lightning.baselines import BASELINES, DEFAULT_PRIOR, Baseline
 from lightspan.lightning.episode import Call, CallKey, Episode
 from lightspan.lightning.selection import Coverage
 from lightspan.lightning.states import StateKey, check_key, key_name, observation
@@ -55,8 +55,6 @@ from lightspan.schema.validation import check_number
 
 DEFAULT_GAMMA: Final = 1.0
 """Discount per turn."""
-DEFAULT_PRIOR: Final = 1.0
-"""Number of calls that the turn's mean counts for when it is averaged with the calls of a state."""
 
 
 class Credit(Protocol):

@@ -309,15 +309,24 @@ def score_failure(episode: Episode, failure_reward: float | Literal["lowest"] | 
 def dimension_means(episodes: Iterable[Episode]) -> dict[str, float]:
     """Return the mean of each named reward, over the scored episodes that have it.
 
-    The keys are `dimension/<name>`. The name "reward" is left out, because it repeats the reward
-    itself.
+    The keys are `dimension/<name>`; `dimension_n/<name>` is the number of these episodes, if some
+    scored episodes lack the name or have NaN there. The name "reward" is left out, because it
+    repeats the reward itself.
     """
     values: dict[str, list[float]] = defaultdict(list)
-    for episode in (each for each in episodes if each.reward is not None):
-        for name, value in episode.dimensions.items():
-            values[name].append(value)
-    values.pop("reward", None)
-    return {f"dimension/{name}": math.fsum(v) / len(v) for name, v in sorted(values.items())}
+    scored = [episode for episode in episodes if episode.reward is not None]
+    for name, value in ((n, v) for e in scored for n, v in e.dimensions.items() if n != "reward"):
+        values[name].append(value)
+    means = {f"dimension/{name}": math.fsum(v) / len(v) for name, v in sorted(values.items())}
+    sizes = {f"dimension_n/{n}": len(v) for n, v in sorted(values.items()) if len(v) < len(scored)}
+    return means | sizes
+
+
+def named_means(metrics: Mapping[str, Any]) -> str:
+    """Return the means in `metrics` of `dimension_means` as text, such as `, exact 0.5 (n=4)`."""
+    named = {k.partition("/")[2]: v for k, v in metrics.items() if k.startswith("dimension/")}
+    sizes = {k.partition("/")[2]: f" (n={n:g})" for k, n in metrics.items() if "dimension_n/" in k}
+    return "".join(f", {name} {mean:.3g}{sizes.get(name, '')}" for name, mean in named.items())
 
 
 def lowest_reward(episodes: Iterable[Episode], lowest: float) -> float:

@@ -79,7 +79,8 @@ class RolloutChecks:
             RewardError: all of the latest rollouts were lost, or have no reward for the same
                 reason.
             UnknownAgentError: in the first training batch, a pattern matches no agent that calls a
-                model.
+                model; or in an evaluation before it, of `ENOUGH_TASKS` tasks or more, no pattern of
+                `optimize=` matches any agent.
             UnsupportedError: in `ENOUGH_TASKS` tasks or in all tasks, the agents to train made no
                 call, or no call that can be trained (`check_trainable`).
         """
@@ -93,6 +94,11 @@ class RolloutChecks:
             self.agents_checked = check_patterns(
                 self._routing, self._declared, self._agents, self._callers, episodes
             )
+        is_val = len(episodes) >= ENOUGH_TASKS and all(e.mode is Mode.VAL for e in episodes)
+        if is_val and self._agents and not (self.agents_checked or self._declared):
+            selected = [rule.pattern for rule in self._routing.rules if rule.target.selected]
+            if selected and selected == self._routing.unmatched(self._agents):
+                check_agents(self._routing, self._agents)
         if any(episode.mode is Mode.DEV for episode in episodes):
             return  # a dry run reports untrainable calls and failures itself
         if not self._calls_checked:
@@ -212,6 +218,11 @@ class RolloutChecks:
 def app_failed(episode: Episode) -> bool:
     """Return whether the app failed; False for failures of the infrastructure."""
     return episode.finished and episode.outcome is not Outcome.OK
+
+
+def failed_with_reward(episode: Episode) -> bool:
+    """Return whether the app failed after it had given a reward, which counts."""
+    return app_failed(episode) and episode.reward_source != "failure" and episode.reward is not None
 
 
 def _is_answered(episode: Episode) -> bool:

@@ -22,14 +22,7 @@ from lightspan.errors import ConfigError
 from lightspan.schema import semconv as c
 from lightspan.schema.content import CONTENT
 from lightspan.schema.genai_messages import dump_json
-from lightspan.schema.spans import (
-    Attributes,
-    AttributeValue,
-    Span,
-    SpanEvent,
-    SpanLink,
-    clean_attributes,
-)
+from lightspan.schema.spans import Attributes, Span, SpanEvent, SpanLink, clean_attributes
 
 Redact = Callable[[Span], Span | None]
 """A function that takes a span and returns the span to keep, or None to keep nothing of it."""
@@ -97,7 +90,7 @@ def _changed(attributes: Attributes, change: Callable[[str], str]) -> Attributes
     return {key: _change_value(key, value, change) for key, value in attributes.items()}
 
 
-def _change_value(key: str, value: AttributeValue, change: Callable[[str], str]) -> Any:
+def _change_value(key: str, value: Any, change: Callable[[str], str]) -> Any:
     if key in _IDENTITY:
         return value
     if key == c.TOKEN_IDS:  # the text itself, as numbers

@@ -304,7 +304,7 @@ def reference(function: Callable[..., Any]) -> str:
     if "<" in name:
         raise AppError(
             f"the app {name!r} is defined inside a function: runners import it by name, so move it "
-            "to the top level of a module"
+            "to the top level of a module; a decorator needs functools.wraps"
         )
     main = sys.modules["__main__"]
     is_script = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,8 +23,6 @@ from lightspan.schema.records import (
     RolloutState,
     RolloutStatus,
 )
-from lightspan.stores import open_existing
-from lightspan.stores.aio import run_sync
 from lightspan.stores.protocol import Store
 from lightspan.training.in_flight import InFlight
 
@@ -222,28 +219,6 @@ async def read_episodes(store: Store, states: Sequence[RolloutState]) -> list[Ep
         )
         for state, attempt in zip(states, attempts, strict=True)
     ]
-
-
-def stored_episodes(
-    url: str | os.PathLike[str], *, run_id: str | None = None, mode: Mode | None = None
-) -> list[Episode]:
-    """Return the episodes in a store, such as the store of a run (`runs/<name>/store.db`).
-
-    Args:
-        url: URL or file of the store.
-        run_id: only episodes of this training run; None for all runs.
-        mode: only episodes of this mode; None for all modes.
-
-    Raises:
-        StoreError: the store cannot be read.
-    """
-
-    async def read() -> list[Episode]:
-        async with open_existing(url) as store:
-            states = await store.rollouts(run_id=run_id, mode=mode)
-            return await read_episodes(store, states)
-
-    return run_sync(read())
 
 
 async def last_attempts(store: Store, states: Sequence[RolloutState]) -> list[Attempt]:

@@ -109,11 +109,14 @@ def split_tasks(
 
 
 def overlap_warnings(algorithm: Algorithm, splits: Splits) -> Iterator[str]:
-    """Yield warnings about selection tasks or held-out tasks that are training tasks too.
+    """Yield warnings about tasks that occur more than once: in training, or in two splits.
 
-    Tasks are equal if all fields but `id` are.
+    Tasks of two splits are equal if all fields but `id` are; training tasks, if `id` is too.
     """
     train = set(map(_content, splits.train))
+    distinct = len(set(map(fingerprint, splits.train)))  # with their ids, which apps may look up
+    if distinct < len(splits.train):
+        yield f"of {len(splits.train)} training tasks {distinct} are distinct: others repeat them"
     selection, held_out = splits.selection or (), splits.held_out or ()
     if shared := sum(_content(task) in train for task in selection):
         yield (

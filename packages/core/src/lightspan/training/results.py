@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from lightspan.lightning.episode import Episode, dimension_means
-from lightspan.lightning.rollout_checks import app_failed
+from lightspan.lightning.episode import Episode, dimension_means, named_means
+from lightspan.lightning.rollout_checks import app_failed, failed_with_reward
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.prompts import LearnedPrompt
@@ -52,9 +52,11 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     policies. 0 without policies.
     """
     dimensions: dict[str, float] = {}
-    """`dimension/NAME` → mean of a named reward."""
+    """`dimension/NAME` → mean of a named reward; `dimension_n/NAME` as `dimension_means` has it."""
     failures: list[str] = []
     """Ids of the tasks whose reward is `failure_reward`, because the app failed."""
+    failures_scored: list[str] = []
+    """Ids of the tasks on which the app failed after it had given a reward, which counts."""
     failure_reward: float | None = None
     """Reward of failures at the time; None if they were unscored."""
 
@@ -96,6 +98,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             ),
             dimensions=dimension_means(episodes),
             failures=[e.task_id for e in episodes if e.reward_source == "failure"],
+            failures_scored=[e.task_id for e in episodes if failed_with_reward(e)],
             failure_reward=failure_reward,
         )
 
@@ -118,8 +121,13 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def mean_without_failures(self) -> float:
         """The mean reward of the tasks on which the app did not fail; NaN if there are none."""
-        rewards = [reward for task, reward in self.rewards.items() if task not in self.failures]
-        return fmean(rewards) if rewards else math.nan
+        rewards = self.rewards.keys() - self._failures_counted
+        return fmean(self.rewards[task] for task in rewards) if rewards else math.nan
+
+    @property
+    def _failures_counted(self) -> list[str]:
+        """Ids of the tasks on which the app failed and whose reward counts in the mean."""
+        return [*self.failures, *self.failures_scored]
 
     @property
     def interval(self) -> Interval:
@@ -140,15 +148,13 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         They are the mean reward with its interval, the number of the policies' calls, and the
         numbers of tasks that are unscored, failed or without a call of the policy.
         """
-        more: dict[str, Json] = {} if self.weights is None else {"weights": self.weights}
-        if self.failures:
-            more["mean_without_failures"] = self.mean_without_failures
-        if self.policy_calls is not None:
-            more["policy_calls"] = self.policy_calls
-        if self.silent:
-            more["silent"] = self.silent
-        counts = {"unscored": self.unscored, "failed": self.failed}
-        return {**msgspec.to_builtins(self.interval), **counts, **self.dimensions, **more}
+        without = self.mean_without_failures if self._failures_counted else None
+        more = {"weights": self.weights, "mean_without_failures": without}
+        more |= {"failed_scored": len(self.failures_scored) or None}
+        more |= {"policy_calls": self.policy_calls, "silent": self.silent or None}
+        counts = {"unscored": self.unscored, "failed": self.failed, **self.dimensions}
+        shown = {name: value for name, value in more.items() if value is not None}
+        return {**msgspec.to_builtins(self.interval), **counts, **shown}
 
     def text(self, metric: str, split: str = "held-out") -> str:
         """Describe the evaluation in one line.
@@ -157,12 +163,11 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             metric: name of the reward.
             split: name of the split of the tasks.
         """
-        counts = counted(self.counts)
-        counts = f", {counts}" if counts else ""
-        counts += f" ({self.mean_without_failures:.3f} without these)" if self.failures else ""
-        counts += "".join(
-            f", {name.partition('/')[2]} {mean:.3g}" for name, mean in self.dimensions.items()
-        )
+        own = counted({"with a reward of their own; ": len(self.failures_scored)})
+        without = f" ({own}{self.mean_without_failures:.3f} without these)"
+        shown = without if self._failures_counted else ""
+        counts = counted({f"{k}{shown * (k == 'failed')}": n for k, n in self.counts.items()})
+        counts = (f", {counts}" if counts else "") + named_means(self.dimensions)
         of = "" if self.weights is None else f" with the weights of step {self.weights}"
         sampled = self._sampling_text()
         return f"step {self.step}: {split} {metric}{of} {self.interval}{counts}{sampled}"
@@ -319,7 +324,7 @@ def _problems(first: Evaluation, last: Evaluation) -> str:
     """
     before, after = first.counts, last.counts
     counts = {name: f"{name} {before[name]} -> {after[name]}" for name in before}
-    if first.failures or last.failures:
+    if first._failures_counted or last._failures_counted:
         means = [f"{each.mean_without_failures:.2f}" for each in (first, last)]
         counts["failed"] += f" ({' -> '.join(means)} without these)"
     shown = [text for name, text in counts.items() if before[name] or after[name]]

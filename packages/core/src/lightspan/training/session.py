@@ -139,8 +139,8 @@ class Session:
             )
         elif saved is not None and "resume=True" not in str(error):
             self.reporter.line(
-                f"ended by an error; {self.path} keeps {saved.name}: once that is mended, "
-                "go on with resume=True (--resume)"
+                f"ended by an error; {self.path} keeps {saved.name}: once that is mended, go on "
+                "with resume=True (--resume); a changed setting (optimize=) needs another folder"
             )
 
     # --- opening --------------------------------------------------------------------------

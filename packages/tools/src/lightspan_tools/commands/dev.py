@@ -26,8 +26,8 @@ The model of --model answers the agents' calls in this process, which shows ever
 A search for prompts (GEPA, APO) trains no model and has no options here: in Python,
 print(Trainer(GEPA(…)).dev(app, tasks)) reports what it would do.
 
-Exit status: 1 if all rollouts failed, or all calls of the trained agents, or nothing could be run;
-2 wrong arguments.
+Exit status: 1 if fit would stop (such as by a pattern that matches no agent) or train no call, if
+all rollouts failed, or all calls of the trained agents, or nothing could be run; 2 wrong arguments.
 """
 
 

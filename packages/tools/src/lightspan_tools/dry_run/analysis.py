@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -279,7 +279,8 @@ def read_rewards(
         lost=sum(not episode.finished for episode in episodes),
         damaged=sum(bool(episode.capture_errors) for episode in episodes),
         mean=_mean(scored),
-        dimensions={k.partition("/")[2]: mean for k, mean in dimension_means(episodes).items()},
+        dimensions=_named(dimension_means(episodes), "dimension/"),
+        dimension_counts=_named(dimension_means(episodes), "dimension_n/"),
         groups=[
             model.GroupReport(
                 task_id=tasks[group],
@@ -298,6 +299,10 @@ def read_rewards(
 def _mean(values: Iterable[float | None]) -> float | None:
     numbers = _known(values)
     return math.fsum(numbers) / len(numbers) if numbers else None
+
+
+def _named(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
+    return {key.removeprefix(prefix): metrics[key] for key in metrics if key.startswith(prefix)}
 
 
 def _failures(episodes: Sequence[Episode]) -> list[str]:
@@ -453,7 +458,7 @@ def _failure_text(failure_reward: float | str | None) -> str:
             "; failure_reward=None leaves them unscored, so that an answer that makes the app fail "
             'costs less than a wrong one: use failure_reward="lowest"'
         )
-    return f"; fit scores them failure_reward={failure_reward!r}"
+    return f"; fit scores those without a reward failure_reward={failure_reward!r}"
 
 
 def call_warnings(

@@ -171,8 +171,9 @@ def _rewards(rewards: model.RewardReport, *, trains: bool) -> Iterator[str]:
         f"{others}; {groups}"
     )
     if rewards.dimensions:
-        means = ", ".join(f"{k} {_number(mean)}" for k, mean in rewards.dimensions.items())
-        yield f"  means of the named rewards: {means}"
+        sizes = {k: f" (n={count:g})" for k, count in rewards.dimension_counts.items()}
+        named = [f"{k} {_number(v)}{sizes.get(k, '')}" for k, v in rewards.dimensions.items()]
+        yield f"  means of the named rewards: {', '.join(named)}"
     by_batch = rewards.by_batch or not trains
     rows = [_group(group, by_batch=by_batch) for group in rewards.groups[:MAX_ITEMS]]
     yield from _table([["task", "mean", "", "rewards"], *rows], left=1, last=2)

@@ -13,6 +13,8 @@ from lightspan.lightning.selection import Rejection
 from lightspan.progress import print_line
 from lightspan_tools.dry_run.rendering import render
 
+STOPS: Final = ("fit would stop:", "no call would be trained")
+"""How the warnings begin after which `fit` would stop, or would train nothing."""
 STDOUT: Final = Path("-")
 """Path that prints the JSON in place of the text."""
 
@@ -115,6 +117,8 @@ class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
     mean: float | None
     dimensions: dict[str, float]
     """Means of the named rewards."""
+    dimension_counts: dict[str, float]
+    """Numbers of the rollouts in these means, of those that some scored rollouts lack."""
     groups: list[GroupReport]
     failure_reward: float | str | None
     """Reward of failures: a number, `lowest`, or None if they are unscored."""
@@ -254,8 +258,8 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
     def failure(self) -> str:
         """Return why the dry run is of no use; "" if it is of use.
 
-        It is of no use if all rollouts failed. It is also of no use if every call of the agents
-        that would be trained failed.
+        It is of no use if all rollouts failed, if every call of the agents that would be trained
+        failed, or if `fit` would stop or train no call.
         """
         rewards = self.rewards
         if rewards.failed + rewards.lost == rewards.rollouts:
@@ -271,7 +275,7 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
         ]
         if calls and calls == sum(reason.calls for reason in errors):
             return f"all {calls} calls of the agents that would be trained failed: {errors[0].text}"
-        return ""
+        return next((text for text in self.warnings if text.startswith(STOPS)), "")
 
     def text(self) -> str:
         """Return the report as text: warnings first, then the sections."""
