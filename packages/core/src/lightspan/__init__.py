@@ -104,8 +104,7 @@ def __getattr__(name: str) -> Any:
 
         remedy = how_to_install(extra_of("api", name) or "train")
         raise ModuleNotFoundError(
-            f"lightspan.{name} needs {error.name!r}: {remedy}",
-            name=error.name,
+            f"lightspan.{name} needs {error.name!r}: {remedy}", name=error.name
         ) from error
     globals()[name] = value
     return value
@@ -130,8 +129,7 @@ def _find(name: str) -> Any:
 
         # No AttributeError: `from lightspan import GEPA` would drop its message.
         raise ModuleNotFoundError(
-            f"lightspan.{name} is not installed: {how_to_install(extra)}",
-            name=f"lightspan.{name}",
+            f"lightspan.{name} is not installed: {how_to_install(extra)}", name=f"lightspan.{name}"
         )
     raise AttributeError(f"module 'lightspan' has no attribute {name!r}")
 

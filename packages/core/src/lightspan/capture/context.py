@@ -227,11 +227,7 @@ def _update_ambient() -> None:
 
 
 def start_attempt(
-    current: AgentContext,
-    name: str | None,
-    input: Any = None,
-    *,
-    before: Resolver | None = None,
+    current: AgentContext, name: str | None, input: Any = None, *, before: Resolver | None = None
 ) -> tuple[AgentContext, AttemptHandle | None]:
     """Open an attempt in production if none is open, and return the context of the acting agent.
 
