@@ -28,6 +28,7 @@ from lightspan.stores import open_store
 from lightspan.training.checkpoints import TrainerState, latest, load_state
 from lightspan.training.folder import RunFolder
 from lightspan_testing.tiny import tiny_model
+from lightspan_tools.rollout_view import training_steps
 
 SCRIPT = Path(__file__).parents[1] / "apps" / "train_toy.py"
 LONG = bool(os.environ.get("LIGHTSPAN_SEED"))
@@ -146,7 +147,7 @@ def test_groups_in_flight_are_trained_once(
     assert (state.in_flight, state.returned) == ({}, [])
     states = asyncio.run(_check_store(run, state))
     rollouts = [s.rollout for s in states if s.rollout.mode is Mode.TRAIN]
-    groups = run.training_steps()
+    groups = training_steps(run)
     trained = [each for each in rollouts if each.group_id in groups]
     assert Counter(each.group_id for each in trained) == dict.fromkeys(
         {each.group_id for each in trained}, 4

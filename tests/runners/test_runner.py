@@ -106,11 +106,13 @@ async def test_a_prompt_that_is_too_long_is_an_outcome(store: Store) -> None:
     assert attempt.message == "RuntimeError: the model does not answer"
 
 
-async def test_a_gateway_that_is_gone_is_infrastructure(store: Store) -> None:
+@pytest.mark.parametrize("app", ["catches_and_hides", "catches_and_goes_on"])
+async def test_a_gateway_that_is_gone_is_infrastructure(store: Store, app: str) -> None:
     timings = RunnerTimings(gateway_retry_s=0.1)
     routing = Routing(gateway_url="http://127.0.0.1:9", default=WRITER.target)
-    await enqueue(store, [{"text": "1"}], {"routing": routing}, max_infrastructure_tries=2)
-    async with running(store, apps.catches_and_hides, timings=timings):
+    task = {"text": "1", "times": 1}
+    await enqueue(store, [task], {"routing": routing}, max_infrastructure_tries=2)
+    async with running(store, getattr(apps, app), timings=timings):
         [state] = await finished(store)
     assert (state.status, state.infrastructure_tries) == (RolloutStatus.LOST, 2)
     attempts = await store.attempts(["ro-0"])

@@ -180,6 +180,23 @@ def test_other_machines_need_a_key(host: str) -> None:
         ServingGateway(make_engine(), ROUTING, host=host, key=" ")
 
 
+def test_the_url_for_others_names_an_address_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lightspan_gateway.http_server.own_address", lambda: "10.0.0.5")
+    for host, url in (
+        ("0.0.0.0", "http://10.0.0.5:8100"),
+        ("::", "http://10.0.0.5:8100"),
+        ("127.0.0.1", "http://127.0.0.1:8100"),
+        ("example.org", "http://example.org:8100"),
+    ):
+        server = ServingGateway(make_engine(), ROUTING, host=host, port=8100, key="secret")
+        assert server.public_url == url
+    monkeypatch.setattr("lightspan_gateway.http_server.own_address", lambda: "")
+    server = ServingGateway(make_engine(), ROUTING, host="0.0.0.0", port=8100, key="secret")
+    assert server.public_url == "http://0.0.0.0:8100"
+
+
 def test_what_loopback_is() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.8.0.1", "::1", "localhost")))
     assert not any(map(is_loopback, ("", "0.0.0.0", "::", "localhost.example.org", "10.0.0.1")))

@@ -23,6 +23,7 @@ from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.folder import RunFolder
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.stored_episodes import stored_episodes
+from lightspan_tools.rollout_view import training_steps
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +111,7 @@ def test_each_call_is_shown_with_the_step_that_trained_it(run: RunFolder, tmp_pa
     assert {row["verdict"] for row in transitions if row["mode"] == "train"} == {"trained"}
     of_step = Counter(row["step"] for row in transitions if row["mode"] == "train")
     assert of_step == dict.fromkeys(range(1, STEPS + 1), TASKS * GROUP * 2)
-    assert run.training_steps().keys() == {
+    assert training_steps(run).keys() == {
         row["group_id"] for row in transitions if row["mode"] == "train"
     }
 

@@ -7,13 +7,15 @@ import sys
 import time
 from collections.abc import Callable
 
+import psycopg
 import pytest
 
 from lightspan.errors import ConfigError
 from lightspan.schema import clock
 from lightspan.stores import names_store, open_store, public_url
+from lightspan.stores.timings import StoreTimings
 from lightspan_cluster.postgres.dsn import read_address
-from lightspan_cluster.postgres.server import Retry
+from lightspan_cluster.postgres.server import Link, Retry, Server
 
 SECRET = "hunter2"
 URL = f"postgresql://ada:{SECRET}@db.example:5433/agents?sslmode=require"
@@ -129,3 +131,20 @@ def test_patience_begins_with_the_first_pause(
     assert retry.pause()
     now = 1_031.0
     assert not retry.pause()
+
+
+def test_an_outage_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lightspan_cluster.postgres.server._WARN_FROM_S", 0.0)
+    server = Server(read_address("postgresql://127.0.0.1:9/agents"), StoreTimings())
+    link, retry = Link(server), Retry(30.0)
+    for _ in range(3):
+        with pytest.raises(psycopg.OperationalError) as raised:
+            assert link.db
+        assert link.recover(raised.value, retry)
+    [record] = caplog.records
+    assert record.getMessage().startswith(
+        "retrying for up to 30 s: store postgresql://127.0.0.1:9/agents: the server cannot be "
+        "reached: is it running, and is this its address? ("
+    )

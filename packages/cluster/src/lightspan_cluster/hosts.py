@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import socket
 import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
@@ -39,7 +38,7 @@ try:
     from lightspan_gateway.http_server import raise_file_limit
     from lightspan_gateway.limits import StoreServerLimits
     from lightspan_gateway.remote_store.roles import Role
-    from lightspan_gateway.serving.loopback import is_loopback
+    from lightspan_gateway.serving.loopback import is_loopback, own_address
     from lightspan_gateway.store_server.api_keys import Keys
     from lightspan_gateway.store_server.server import StoreServer
 except ImportError as error:
@@ -51,8 +50,6 @@ LEAVE_S: Final = 10.0
 """Maximum seconds for which a complete training waits until its runners have noticed."""
 _SHUTDOWN_S: Final = 1.0
 """Seconds for which requests may continue when the training ends."""
-_NOWHERE: Final = ("192.0.2.1", 9)
-"""An address for documentation (RFC 5737), to which no packet is sent."""
 
 
 class Hosts(ExternalRunners):
@@ -199,17 +196,8 @@ def _own_address() -> str:
     Raises:
         ConfigError: it has neither.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(_NOWHERE)  # asks the routing table
-            return str(probe.getsockname()[0])
-        except OSError:
-            pass
-    try:
-        address = socket.gethostbyname(socket.gethostname())
-    except OSError:
-        address = "127.0.0.1"
-    if is_loopback(address):
+    address = own_address()
+    if not address:
         raise ConfigError(
             "no route leads from this machine to others, so its address is not known: give it, "
             "such as Hosts(address='10.0.0.5') (`ip address` lists them)"

@@ -214,6 +214,33 @@ def test_a_gateway_that_breaks_off(elsewhere: ScriptedServer, way: str) -> None:
     assert elsewhere.requests == []
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_that_the_gateway_does_not_answer_is_lost_until_it_is_repeated(
+    elsewhere: ScriptedServer, way: str
+) -> None:
+    """Check every form of an answer, and that a call which began before the failure repeats none.
+
+    A stream breaks off in the middle.
+    """
+    replies = [Reply(text="a b c", drop=True), "fine", Reply(text="a b c", drop=True)]
+    with (
+        ScriptedServer(replies) as gateway,
+        client_of(elsewhere, max_retries=0) as client,
+        acting_as(gateway, "writer") as scope,
+    ):
+        lost = scope.recorder.lost_calls
+        with pytest.raises(Exception):  # noqa: B017 - of a stream httpx's or httpx2's, by version
+            WAYS[way](client)
+        [(request, _, _)] = lost
+        scope.recorder.settle_call(request, 0)
+        assert len(lost) == 1
+        assert WAYS[way](client) == "fine"
+        assert lost == []
+        with pytest.raises(Exception):  # noqa: B017
+            WAYS[way](client)
+    assert [call[0] for call in lost] == [request]
+
+
 # --- async, threads, loops ------------------------------------------------------------------
 async def test_32_concurrent_calls(elsewhere: ScriptedServer) -> None:
     async def one(client: openai.AsyncOpenAI, number: int) -> str:

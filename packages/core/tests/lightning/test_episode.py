@@ -231,6 +231,26 @@ def test_a_retry_that_fetched_the_answer_makes_the_call_good():
     assert build([again, retry, first]).calls[0].outcome is CallOutcome.UNDELIVERED
 
 
+def test_a_reward_without_an_answer_that_never_came_is_not_the_policys():
+    gone = make_record("c1", outcome=CallOutcome.UNDELIVERED, prompt=[1, 2])
+    fine = make_record("c2", prompt=[3])
+    episode = build([], [gone, fine], reward=1.0)
+    assert (episode.reward, episode.scored(), episode.scored(step_rewards=True)) == (
+        None,
+        False,
+        False,
+    )
+    assert episode.unscored == (
+        "an answer to writer never reached the app, which went on without it"
+    )
+    again = make_record("c3", prompt=[1, 2])
+    assert build([], [gone, fine, again], reward=1.0).reward == 1.0
+    # the app's own process saw the failure, so that its runner has decided
+    for outcome in ("undelivered", "cancelled"):
+        own = make_call_span("c1", span_id="app", attributes={c.CALL_OUTCOME: outcome})
+        assert build([own], [gone, fine], reward=1.0).reward == 1.0
+
+
 def test_a_call_that_was_sampled_anew_stays_so_whatever_became_of_it_later():
     again = make_call_span("c1", sequence=(1, 2), span_id="s1", attributes=RESAMPLED)
     retry = make_call_span("c1", sequence=(3, 4), span_id="s2", attributes={c.CALL_OUTCOME: "ok"})

@@ -20,6 +20,7 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Routing
 from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan.stores.protocol import Store
+from lightspan_testing.scripted import Reply, ScriptedServer
 from lightspan_testing.wait import until
 from packages.core.tests.runners.runs import (
     WRITER,
@@ -275,3 +276,30 @@ async def test_missing_resources_are_infrastructure(store: Store) -> None:
         (AttemptStatus.LOST, Outcome.INFRASTRUCTURE)
     ] * 2
     assert "re-gone" in attempts[0].message
+
+
+@pytest.mark.parametrize(
+    ("replies", "times", "status"),
+    [
+        ([Reply(drop=True)], 1, AttemptStatus.LOST),
+        ([Reply(text="busy", status=503)], 1, AttemptStatus.LOST),
+        ([Reply(drop=True), Reply(text="busy", status=503)], 2, AttemptStatus.LOST),
+        ([Reply(drop=True), Reply(text="busy", status=502), "fine"], 3, AttemptStatus.SUCCEEDED),
+        ([Reply(text="too long", status=400)], 1, AttemptStatus.SUCCEEDED),  # the app's own request
+    ],
+)
+async def test_an_app_that_goes_on_without_the_answer_of_a_gateway_that_failed(
+    store: Store, replies: list[Any], times: int, status: AttemptStatus
+) -> None:
+    with ScriptedServer(replies) as gateway:
+        resources = {"routing": Routing(gateway_url=gateway.origin, default=WRITER.target)}
+        task = {"text": "1", "times": times}
+        await enqueue(store, [task], resources, max_infrastructure_tries=1)
+        async with running(store, apps.catches_and_goes_on):
+            await finished(store)
+    [attempt] = await store.attempts(["ro-0"])
+    assert attempt.status is status
+    if status is AttemptStatus.LOST:
+        assert attempt.outcome is Outcome.INFRASTRUCTURE
+        assert attempt.reward is None
+        assert attempt.message.startswith("the app went on without the answer to a model call: ")

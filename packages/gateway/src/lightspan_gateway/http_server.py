@@ -16,6 +16,7 @@ from aiohttp.http import HttpProcessingError
 
 from lightspan.errors import ConfigError
 from lightspan_gateway.limits import ServerLimits
+from lightspan_gateway.serving.loopback import own_address
 
 BACKLOG: Final = 1_024
 """Maximum number of connections that wait to be accepted."""
@@ -101,7 +102,16 @@ class HttpServer(ABC):
     @property
     def url(self) -> str:
         """Origin of the server, such as `http://127.0.0.1:8123`."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
+        return self._url_of(self._host)
+
+    @property
+    def public_url(self) -> str:
+        """Origin of the server for other machines, if it listens at all addresses; else `url`."""
+        is_any = self._host in ("", "0.0.0.0", "::")
+        return self._url_of((own_address() if is_any else "") or self._host)
+
+    def _url_of(self, host: str) -> str:
+        host = f"[{host}]" if ":" in host else host
         return f"{'https' if self._tls else 'http'}://{host}:{self._port}"
 
     @property

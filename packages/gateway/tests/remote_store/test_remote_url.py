@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 
 import pytest
 
-from lightspan.errors import ConfigError
+from lightspan.errors import ConfigError, StoreUnreachableError
 from lightspan.schema.redaction import without_keys
 from lightspan.stores import names_store, open_existing, open_store, public_url
 from lightspan.stores.credentials import _secrets, secrets_of
-from lightspan_gateway.remote_store.url import read_address, take_key
+from lightspan_gateway.remote_store.url import keep_tunnel, read_address, take_key
 
 KEY = "a-key-of-this-test-0123456789"
 
@@ -98,3 +99,15 @@ def test_urls_of_nothing(url: str) -> None:
             work(url)
         assert KEY not in str(caught.value)
         assert "https://HOST:PORT" in str(caught.value) or "does not belong" in str(caught.value)
+
+
+async def test_a_tunnel_that_ended_is_named() -> None:
+    """Check a runner process whose parent, which kept the tunnel, was killed."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    keep_tunnel("https://db.example:5", f"http://127.0.0.1:{port}", KEY)
+    with pytest.raises(StoreUnreachableError) as raised:
+        await open_store("https://db.example:5").open()
+    text = str(raised.value)
+    assert "`lightspan runner --join` of this machine that led there has ended" in text
+    assert "serve --store" not in text

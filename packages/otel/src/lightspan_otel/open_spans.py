@@ -25,7 +25,7 @@ from opentelemetry.trace import Status, StatusCode
 
 from lightspan.capture import context
 from lightspan.capture._globals import state
-from lightspan.capture.adapter import add_capture_error, is_claimed
+from lightspan.capture.adapter import add_capture_error
 from lightspan.capture.context import AgentContext, Frame, agent_attributes, make_span
 from lightspan.capture.generator_context import current_flow, generator_of
 from lightspan.capture.recorder import Recorder
@@ -411,6 +411,14 @@ def _is_failure(span: Readable, error: BaseException) -> bool:
     name = type(error).__qualname__
     recorded = any(kind.endswith(name) for kind in _error_types(span))
     return recorded or not isinstance(error, Exception)
+
+
+def is_claimed(library: str) -> bool:
+    """Return whether an adapter records the agents of this OpenTelemetry scope itself.
+
+    Spans of such a scope are ignored (`lightspan.capture.adapter.claim_scope`).
+    """
+    return any(library in scopes for scopes in state.claims.values())
 
 
 # --- look-up of states ----------------------------------------------------------------------

@@ -17,9 +17,8 @@ from opentelemetry import trace
 from opentelemetry.environment_variables import OTEL_PYTHON_TRACER_PROVIDER
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
-from lightspan.capture.adapter import is_claimed
 from lightspan_otel import llm_spans
-from lightspan_otel.open_spans import OpenSpan, open_span_by_ids, open_span_in, register
+from lightspan_otel.open_spans import OpenSpan, is_claimed, open_span_by_ids, open_span_in, register
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

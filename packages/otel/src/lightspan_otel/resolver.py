@@ -20,12 +20,19 @@ from opentelemetry.context import get_current
 
 from lightspan.capture import context
 from lightspan.capture._globals import state
-from lightspan.capture.adapter import add_capture_error, is_claimed
+from lightspan.capture.adapter import add_capture_error
 from lightspan.capture.context import AgentContext, Frame
 from lightspan.capture.recorder import Recorder
 from lightspan.schema.routing import AgentPaths
 from lightspan_otel.frameworks import Switch
-from lightspan_otel.open_spans import NAME, OpenSpan, open_agents, open_here, open_span_of
+from lightspan_otel.open_spans import (
+    NAME,
+    OpenSpan,
+    is_claimed,
+    open_agents,
+    open_here,
+    open_span_of,
+)
 from lightspan_otel.processor import (
     accepts_processors,
     global_provider,

@@ -30,7 +30,13 @@ from lightspan.training.results import SILENT
 from lightspan.training.rewards import OWN
 from lightspan_tools.alerts import AlertMonitor
 from lightspan_tools.pagination import Page, TableRow, table_lines
-from lightspan_tools.rollout_view import RolloutView, read_views, trained_rewards, view_of
+from lightspan_tools.rollout_view import (
+    RolloutView,
+    read_views,
+    reward_names,
+    trained_rewards,
+    view_of,
+)
 from lightspan_tools.sampling_overrides import overrides_of
 
 _SPLITS: Final = {"eval": "held-out", "selection": "selection"}
@@ -219,7 +225,7 @@ def _run_lines(
     yield f"{len(views)} rollouts; calls by agent: {_counted(agents)}"
     yield from _pruned_lines(run, views)
     yield f"coverage of calls: {_counted(coverage)}"
-    for name in run.reward_names():
+    for name in reward_names(run):
         rewards = run.rewards(name).values()
         values = [reward.value for reward in rewards if reward.value is not None]
         mean = f"{math.fsum(values) / len(values):.3f} of {len(values)}" if values else "-"
@@ -425,7 +431,7 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
 
 def _reward_lines(run: RunFolder, episode: Episode) -> Iterator[str]:
     """Yield the score that each reward stored in the run gave to the rollout."""
-    for name in run.reward_names():
+    for name in reward_names(run):
         scored = run.rewards(name).get(episode.rollout_id)
         if scored is not None:
             why = f": {scored.why}" if scored.why else ""
@@ -445,7 +451,7 @@ def _span_line(span: Span, entry: CallCoverage | None) -> str:
         parts.append(f"-> {entry.status}")
     if span.status is SpanStatus.ERROR:
         parts.append(f"ERROR {span.status_message}")
-    parts.append(f"({1000 * span.duration_s:.1f} ms)")
+    parts.append(f"({(span.end_ns - span.start_ns) / 1e6:.1f} ms)")
     return " ".join(parts)
 
 

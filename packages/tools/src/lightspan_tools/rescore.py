@@ -37,7 +37,12 @@ from lightspan.training.rewards import (
     with_reward,
 )
 from lightspan_tools.pagination import short_ids
-from lightspan_tools.rollout_view import failure_rewards, trained_rewards
+from lightspan_tools.rollout_view import (
+    failure_rewards,
+    reward_names,
+    trained_rewards,
+    training_steps,
+)
 
 PORTION: Final = 256
 """Number of rollouts that are in memory at once; the last group may exceed it."""
@@ -139,7 +144,7 @@ def rescore(
     config = run.read_config()
     if write is not None:
         check_reward_name(write)
-        if write in run.reward_names():
+        if write in reward_names(run):
             raise ConfigError(
                 f"{folder} has a reward {write!r} already, and rescore replaces none: give "
                 "another name"
@@ -167,7 +172,7 @@ async def _rescore(
     failure_reward = failure_rewards(run, config)
     modes = (Mode.TRAIN, Mode.VAL) if mode is None else (mode,)
     trained = trained_rewards(run, config)
-    training_steps = run.training_steps()
+    trained_in = training_steps(run)
     changes: list[Change] = []
     scores: dict[str, Scored] = {}
     async with (
@@ -191,7 +196,7 @@ async def _rescore(
                     earlier = trained.get(rollout.rollout_id)
                     before = with_reward(episode, earlier)
                 after = with_reward(episode, scores.get(rollout.rollout_id))
-                step = training_steps.get(rollout.group_id or "", rollout.step)
+                step = trained_in.get(rollout.group_id or "", rollout.step)
                 failed = failure_reward(rollout.mode, step)
                 before, after = score_failure(before, failed), score_failure(after, failed)
                 changes.append(_change(before, after, step))

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from lightspan.algorithms.recorded_attempts import RecordedAttempt
+from lightspan.errors import ConfigError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Call, Episode, score_failure
 from lightspan.lightning.selection import Coverage, Rejection, classify_calls
@@ -16,7 +19,7 @@ from lightspan.schema.resources import routing_of
 from lightspan.schema.routing import make_routing
 from lightspan.stores.protocol import Store
 from lightspan.training.collector import read_episodes
-from lightspan.training.folder import RunFolder
+from lightspan.training.folder import EXPLANATIONS, REWARDS, TAKEN, RunFolder
 from lightspan.training.rewards import Scored, with_reward
 
 
@@ -116,11 +119,12 @@ async def read_views(
         resources_id: routing_of(await store.get_resources(resources_id) if resources_id else {})
         for resources_id in {state.rollout.resources_id for state in states}
     }
-    training_steps = run.training_steps()
-    steps = [training_steps.get(s.rollout.group_id or "", s.rollout.step) for s in states]
+    trained_in = training_steps(run)
+    steps = [trained_in.get(s.rollout.group_id or "", s.rollout.step) for s in states]
     by_step = {step: run.explanations(step) for step in set(steps)}
     mismatches = {step: run.mismatches(step) for step in by_step}
-    explained = {step for step in by_step if run.is_explained(step)}
+    folder = run.path / EXPLANATIONS  # a file of a step may hold no explanation
+    explained = {step for step in by_step if (folder / f"step-{step:06d}.json").exists()}
     views = []
     for state, episode, step in zip(states, episodes, steps, strict=True):
         rollout = state.rollout
@@ -137,7 +141,7 @@ async def read_views(
         explanations, unfit = by_step[step], mismatches[step]
         # With overlap, the step that began a group ends long before the group is trained.
         is_waiting = (
-            training_steps and rollout.mode is Mode.TRAIN and rollout.group_id not in training_steps
+            trained_in and rollout.mode is Mode.TRAIN and rollout.group_id not in trained_in
         )
         is_explained = step in explained and not is_waiting
         coverage = _trained_coverage(classify, explanations, unfit, is_explained=is_explained)
@@ -220,3 +224,27 @@ def _trained_coverage(
 
 def _key(attempt_id: str, call: Call) -> str:
     return f"{attempt_id}/{call.call_id}/{call.choice}"
+
+
+def training_steps(run: RunFolder) -> dict[str, int]:
+    """Return the step that trained each group of rollouts, by group id.
+
+    Only groups that were enqueued ahead are listed (`RunFolder.write_taken`). The result is empty
+    if there are none.
+
+    Raises:
+        ConfigError: a file of a step is damaged.
+    """
+    steps: dict[str, int] = {}
+    for path in sorted((run.path / TAKEN).glob("step-*.json")):
+        try:
+            groups = msgspec.json.decode(path.read_bytes(), type=list[str])
+        except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+            raise ConfigError(f"{path} is damaged: {error}") from error
+        steps |= dict.fromkeys(groups, int(path.stem.removeprefix("step-")))
+    return steps
+
+
+def reward_names(run: RunFolder) -> list[str]:
+    """Return the names of the rewards that judges and functions gave in a run."""
+    return sorted(path.stem for path in (run.path / REWARDS).glob("*.jsonl"))

@@ -8,6 +8,7 @@ setting do not affect the session.
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -28,11 +29,17 @@ from lightspan.schema import clock
 from lightspan.stores.timings import StoreTimings
 from lightspan_cluster.postgres.dsn import Address
 
+log = logging.getLogger(__name__)
+
 Connection = psycopg.Connection[Any]
 
 _OLDEST: Final = 120000
 _MIN_BACKOFF_S: Final = 0.02
 _MAX_BACKOFF_S: Final = 1.0
+_WARN_FROM_S: Final = 3.0
+"""Seconds of retries from which a warning is logged."""
+_WARN_INTERVAL_S: Final = 60.0
+"""Minimum seconds between two such warnings of a process."""
 _DEFAULTS: Final = {
     "application_name": "lightspan",
     "client_encoding": "utf8",
@@ -78,6 +85,7 @@ class Server:
         self.timings = timings
         self.patience_s = timings.database_retry_s
         """Seconds for which an operation is retried while the server is unreachable."""
+        self._warned_at = -_WARN_INTERVAL_S
         self._parameters = {**_DEFAULTS, **address.parameters}
         try:
             psycopg.conninfo.make_conninfo("", **self._parameters)
@@ -95,6 +103,13 @@ class Server:
         """
         limit_s = self.timings.database_retry_s
         return min(limit_s, self.patience_s) if is_closing else self.patience_s
+
+    def warn(self, error: psycopg.Error, retry: Retry) -> None:
+        """Log that an operation is retried because of `error`, if it has been for seconds."""
+        now = clock.monotonic()
+        if retry.waited_s >= _WARN_FROM_S and now - self._warned_at >= _WARN_INTERVAL_S:
+            self._warned_at = now
+            log.warning("retrying for up to %g s: %s", retry.timeout_s, self.explain(error))
 
     def connect(self) -> Connection:
         """Open a session in autocommit mode, with the store's schema as its search path.
@@ -252,7 +267,10 @@ class Link:
                 return isinstance(error, _ROLLED_BACK) and retry.pause()
         self.close()
         was_open = isinstance(error, psycopg.OperationalError) or db is not None
-        return was_open and isinstance(error, psycopg.Error) and retry.pause()
+        if not was_open or not isinstance(error, psycopg.Error):
+            return False
+        self.server.warn(error, retry)
+        return retry.pause()
 
     def close(self) -> None:
         if self._db is not None:
@@ -278,6 +296,16 @@ class Retry:
         self._timeout_s = timeout_s if callable(timeout_s) else lambda: timeout_s
         self._start: float | None = None
         self._backoff_s = _MIN_BACKOFF_S
+
+    @property
+    def timeout_s(self) -> float:
+        """The timeout in seconds."""
+        return self._timeout_s()
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the first pause."""
+        return 0.0 if self._start is None else clock.monotonic() - self._start
 
     def pause(self) -> bool:
         """Pause before a retry and return True. After the timeout, return False without a pause."""

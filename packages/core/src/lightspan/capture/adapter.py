@@ -257,14 +257,6 @@ def release_scope(adapter: str) -> None:
     state.claims.pop(adapter, None)
 
 
-def is_claimed(scope: str) -> bool:
-    """Return whether an adapter records the agents of this OpenTelemetry scope itself.
-
-    Spans of such a scope are ignored (`claim_scope`).
-    """
-    return any(scope in scopes for scopes in state.claims.values())
-
-
 # --- installing -----------------------------------------------------------------------------
 def patch_subclasses(base: Any, wrap: Callable[[type], None]) -> Patch:
     """Call `wrap` with the class `base` and each subclass, also with subclasses defined later.

@@ -104,9 +104,7 @@ class AgentContext:
             return False
         if scope.instructions is not None and scope.instructions.concerns(self.path):
             return True
-        if scope.gateway_url is None:
-            return False
-        return scope.routing.target(self.path).route is not Route.APP
+        return bool(scope.gateway_url) and scope.routing.target(self.path).route is not Route.APP
 
     def add_capture_error(self, problem: str, error: Exception) -> None:
         """Record an error of lightspan, which excludes the attempt from training.

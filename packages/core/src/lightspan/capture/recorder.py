@@ -11,7 +11,7 @@ from lightspan.schema.content import without_keys
 from lightspan.schema.provenance import Request
 from lightspan.schema.records import new_id
 from lightspan.schema.redaction import bounded_text, clean_text
-from lightspan.schema.spans import Span, SpanKind
+from lightspan.schema.spans import Span, SpanKind, now_ns
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,9 @@ class Recorder:
         self.uncaptured: Counter[Request] = Counter()
         """Request → how often it was sent to a model without an SDK. Requests are counted in a dry
         run only."""
+        self.lost_calls: list[tuple[str, int, str]] = []
+        """The calls that the gateway did not answer and the app has not repeated: agent path and
+        body, end in nanoseconds since the epoch, error."""
         self._limit = limit
         self._spans: list[Span] = []
         self._capture_errors: list[str] = []
@@ -73,6 +76,20 @@ class Recorder:
         """Record a capture error, so that the attempt is not trained."""
         with self._lock:
             self._capture_errors.append(bounded_text(reason))
+
+    def settle_call(self, request: str, start_ns: int, error: str | None = None) -> None:
+        """Record the end of a call to the gateway; forget one lost call that it repeats.
+
+        Args:
+            request: agent path and body of the call.
+            start_ns: start of the call, nanoseconds since the epoch.
+            error: why the gateway's answer did not come; None if it came.
+        """
+        with self._lock:
+            for lost in [x for x in self.lost_calls if x[0] == request and x[1] <= start_ns][:1]:
+                self.lost_calls.remove(lost)
+            if error is not None:
+                self.lost_calls.append((request, now_ns(), error))
 
     def register_pending(self, key: str, give_up: Callable[[], None]) -> None:
         """Register an operation that has begun and not ended, such as a stream.

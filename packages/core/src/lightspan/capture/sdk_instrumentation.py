@@ -23,7 +23,7 @@ import asyncio
 import logging
 import sys
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -31,6 +31,7 @@ from urllib.parse import quote
 
 from lightspan.capture import gateway_clients, prompt_overrides, uncaptured_http
 from lightspan.capture._globals import state
+from lightspan.capture.call_errors import is_unreachable
 from lightspan.capture.context import current_context, make_span, notify_call_start, start_attempt
 from lightspan.capture.context_types import AgentContext, AttemptHandle, CallEnd
 from lightspan.capture.gateway_clients import aclose as aclose, close as close, sync_client
@@ -159,9 +160,7 @@ def _sync_wrapper(sdk: Sdk, original: Callable[..., Any], patch: Patch) -> Calla
     return request
 
 
-def _async_wrapper(
-    sdk: Sdk, original: Callable[..., Awaitable[Any]], patch: Patch
-) -> Callable[..., Any]:
+def _async_wrapper(sdk: Sdk, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
     async def request(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
         call = _begin(sdk, self, options) if patch.on else None
         if call is None:
@@ -385,10 +384,13 @@ class SdkCall:
             outcome = CallOutcome.CANCELLED
         elif not self.is_recorded_elsewhere:
             outcome = CallOutcome.ERROR
-        elif _is_undelivered(error):
-            outcome = CallOutcome.UNDELIVERED
         else:
-            return  # the gateway recorded its answer
+            is_undelivered = _is_undelivered(error)
+            if is_undelivered or is_unreachable(error, self.origin):
+                self._settle(f"{type(error).__name__}: {text_of(error)}")
+            if not is_undelivered:
+                return  # the gateway recorded its answer
+            outcome = CallOutcome.UNDELIVERED
         if answer is None:
             answer = as_mapping(getattr(error, "completion", None))  # of LengthFinishReasonError
         attributes = {c.CALL_OUTCOME: outcome, **genai_attributes.answer_attributes(answer)}
@@ -397,6 +399,11 @@ class SdkCall:
             return
         attributes |= exception_attributes(error)
         self.record(attributes, SpanStatus.ERROR, text_of(error) or "error")
+
+    def _settle(self, error: str | None = None) -> None:
+        """Note that the gateway answered the call or, if there is an `error`, that it did not."""
+        request = f"{self.path} {self.body!r}"
+        self.context.scope.recorder.settle_call(request, self.start_ns, error)
 
     def new_answer(self) -> genai_attributes.StreamedAnswer:
         """Return a collector for the chunks of the answer."""
@@ -442,6 +449,8 @@ class SdkCall:
             self.failed(error, answer)
         else:
             self.notify_end(True)
+            if self.context.scope.recorder.lost_calls:
+                self._settle()
             if not self.is_recorded_elsewhere:
                 end = {c.CALL_OUTCOME: CallOutcome.OK.value}
                 self.record({**end, **genai_attributes.answer_attributes(answer or {})})
@@ -506,15 +515,15 @@ class SdkCall:
             self._close()
 
 
+_CUTS: Final = ("APIConnectionError", "EngineError", "OSError", "KeyboardInterrupt", "SystemExit")
+"""Names of exceptions that cut an answer off; `response_observer` makes the `EngineError`s."""
 _TRANSPORTS: Final = ("httpx", "httpx2", "httpcore", "httpcore2")
 
 
 def _is_undelivered(error: BaseException) -> bool:
     """Return whether the transport failed or was interrupted, so that the answer may be lost."""
-    if isinstance(error, OSError | asyncio.CancelledError | KeyboardInterrupt | SystemExit):
-        return True
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return "APIConnectionError" in names or type(error).__module__.split(".")[0] in _TRANSPORTS
+    is_cut = any(kind.__name__ in _CUTS for kind in type(error).__mro__)
+    return is_cut or type(error).__module__.split(".")[0] in _TRANSPORTS
 
 
 def _is_given(value: Any) -> bool:

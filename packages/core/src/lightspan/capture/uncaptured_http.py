@@ -74,10 +74,7 @@ def _aiohttp_request(original: Callable[..., Any], patch: Patch) -> Callable[...
 
 
 _PATCHES: Final = (
-    ("httpx", "Client", "send", _send),
-    ("httpx", "AsyncClient", "send", _send),
-    ("httpx2", "Client", "send", _send),
-    ("httpx2", "AsyncClient", "send", _send),
+    *((p, kind, "send", _send) for p in ("httpx", "httpx2") for kind in ("Client", "AsyncClient")),
     ("requests", "Session", "send", _send),
     ("aiohttp", "ClientSession", "_request", _aiohttp_request),
 )

@@ -50,6 +50,7 @@ _UNSCORED: Final = frozenset({AttemptStatus.LOST, AttemptStatus.CANCELLED})
 _LLM: Final = SpanKind.LLM
 _REWARD: Final = SpanKind.REWARD
 _OK: Final = CallOutcome.OK
+_UNDELIVERED: Final = CallOutcome.UNDELIVERED
 _CALL_ID: Final = semconv.CALL_ID
 _OUTCOMES: Final = {str(outcome): outcome for outcome in CallOutcome}
 _ROUTES: Final = {str(route): route for route in Route}
@@ -163,8 +164,8 @@ class Episode:
     failure_reward: float | None = None
     """Credit of the calls in `retried`; with None they are rejected."""
     unscored: str = ""
-    """Why a judge or reward function did not score the episode; empty if it did, or if there is
-    none.
+    """Why the episode is not scored, such as a judge's error or an answer that never reached the
+    app; empty if it is scored, or has no reward.
     """
     reasons: str = ""
     """A judge's reasons for the reward; empty without a judge."""
@@ -195,7 +196,7 @@ class Episode:
             return False
         if self.reward is not None:
             return True
-        if not step_rewards or self.reward_source is not None or not self.finished:
+        if not step_rewards or self.reward_source is not None or self.unscored or not self.finished:
             return False
         return any(call.reward is not None for call in self.calls)
 
@@ -282,7 +283,24 @@ def build_episode(
         notes=tuple(notes),
         spans=tuple(inputs.spans),
     )
+    if unscored := _lost_answer(calls, inputs.llm):
+        return replace(episode, reward=None, dimensions={}, unscored=unscored)
     return score_failure(episode, failure_reward)
+
+
+def _lost_answer(calls: Sequence[Call], llm: Mapping[str, list[Span]]) -> str:
+    """Return why a reward is not the policy's: the app went on without an answer of a call.
+
+    Empty if each answer reached the app, perhaps by a repeated request. Calls that the app's
+    process recorded are left out, because its runner knows whether the app repeated them.
+    """
+    lost = {c.record.prompt: c for c in calls if c.record and c.outcome is _UNDELIVERED}
+    answered = {c.record.prompt for c in calls if lost and c.record and c.outcome is _OK}
+    for prompt in lost.keys() - answered:
+        call = lost[prompt]
+        if all(span.sequence_start is not None for span in llm.get(call.call_id, ())):
+            return f"an answer to {call.agent_path} never reached the app, which went on without it"
+    return ""
 
 
 def score_failure(episode: Episode, failure_reward: float | Literal["lowest"] | None) -> Episode:
@@ -581,7 +599,7 @@ def _outcome(spans: list[Span]) -> CallOutcome:
 
 
 _GRAVITY: Final = (
-    CallOutcome.UNDELIVERED,
+    _UNDELIVERED,
     CallOutcome.RESAMPLED,
     CallOutcome.CANCELLED,
     CallOutcome.ERROR,

@@ -86,6 +86,10 @@ class AttemptRun:
         except asyncio.CancelledError:
             await asyncio.shield(self.finish(STOPPED))
             raise
+        lost = [] if self._scope is None else self._scope.recorder.lost_calls
+        if lost and ending.status is not AttemptStatus.LOST:  # the app caught the error
+            text = f"the app went on without the answer to a model call: {lost[0][2]}"
+            ending = AttemptResult(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, text)
         if ending.outcome is Outcome.INFRASTRUCTURE and self._endpoint is not None:
             self._runner.await_gateway(self.claim.rollout.run_id, self._endpoint)
         await self.finish(ending)
@@ -109,11 +113,6 @@ class AttemptRun:
         if scope is None or not scope.gateway_url:
             return None
         return GatewayEndpoint(scope.gateway_url, scope.call_token)
-
-    @property
-    def _is_cancelled(self) -> bool:
-        """Whether the runner has cancelled the attempt. If not, the app cancelled itself."""
-        return self._is_stopping or self._runner.is_leaving
 
     def stop(self) -> None:
         """Cancel the attempt, and requeue its rollout.
@@ -185,7 +184,8 @@ class AttemptRun:
             async with asyncio.timeout(timeout_s) as limit:
                 value = await (self._call_async if app.is_async else self._call_sync)(scope, inputs)
         except BaseException as error:  # SystemExit too, and what pytest.fail raises
-            if isinstance(error, asyncio.CancelledError) and self._is_cancelled:
+            is_cancelled = self._is_stopping or self._runner.is_leaving  # else by the app itself
+            if isinstance(error, asyncio.CancelledError) and is_cancelled:
                 raise
             if isinstance(error, TimeoutError) and limit.expired():
                 return self.timed_out()

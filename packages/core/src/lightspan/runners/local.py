@@ -248,8 +248,7 @@ class LocalRunners:
     @property
     def running(self) -> int:
         """Number of attempts under way. Only for processes with `RunnerPlan.joins`."""
-        alive = [worker for worker in self._workers if worker.process.is_alive()]
-        return sum(worker.latest.running for worker in alive)
+        return sum(each.latest.running for each in self._workers if each.process.is_alive())
 
     @property
     def pids(self) -> list[int]:

@@ -6,9 +6,10 @@ infrastructure failures are retried.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from lightspan.capture.call_errors import error_code, is_unreachable
 from lightspan.errors import RewardError
 from lightspan.runners.command.reward import ProgramError
 from lightspan.schema.records import AttemptStatus, Outcome
@@ -20,9 +21,6 @@ _STATUSES: Final = {
     Outcome.TIMEOUT: AttemptStatus.TIMEOUT,
     Outcome.INFRASTRUCTURE: AttemptStatus.LOST,
 }
-_MODEL_CLIENTS: Final = frozenset({"openai", "anthropic"})
-_REFUSALS: Final = frozenset({401, 403, 408, 429})
-"""Status codes of an endpoint that no text of a policy causes: the key, a limit, an overload."""
 _MAX_LEAVES: Final = 3
 """Maximum number of exceptions of an exception group that a message quotes."""
 
@@ -72,12 +70,12 @@ def classify(error: BaseException, gateway_url: str | None) -> AttemptResult:
     # An app may catch the gateway's error and raise its own, so the causes are searched.
     for cause in _causes(error):
         try:
-            code, is_unreachable = _error_code(cause), _is_unreachable(cause, gateway_url)
+            code, is_lost = error_code(cause), is_unreachable(cause, gateway_url)
         except BaseException:  # attributes of the app's exception may raise anything
             continue
         if isinstance(code, str) and code == CONTEXT_OVERFLOW:
             return AttemptResult(AttemptStatus.FAILED, Outcome.CONTEXT_OVERFLOW, message)
-        if is_unreachable:
+        if is_lost:
             return AttemptResult(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, message)
     return AttemptResult(AttemptStatus.FAILED, Outcome.APP_ERROR, message)
 
@@ -117,52 +115,3 @@ def _causes(error: BaseException) -> list[BaseException]:
         if isinstance(current, BaseExceptionGroup):
             queue += current.exceptions
     return causes
-
-
-def _error_code(error: BaseException) -> Any:
-    """Return the error code that an endpoint sent, in OpenAI's or Anthropic's format.
-
-    None if there is no code.
-    """
-    code = getattr(error, "code", None)
-    return _body_field(error, "details", "error_code") if code is None else code
-
-
-def _body_field(error: BaseException, *names: str) -> Any:
-    """Return a field of the JSON object "error" in the body of an API client's exception.
-
-    None if there is no such field.
-
-    Args:
-        names: keys of the nested objects, the field's key last.
-    """
-    value = getattr(error, "body", None)
-    for name in ("error", *names):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def _is_unreachable(error: BaseException, gateway_url: str | None) -> bool:
-    """Return whether a request to the gateway or another model server failed without an answer.
-
-    That is a connection error, a status of 500 or above, or a stream that broke off. For another
-    model server it is also a refusal because of the key or a limit (`_REFUSALS`).
-    """
-    try:
-        url = str(error.request.url)  # type: ignore[attr-defined]
-    except Exception:  # most exceptions have no request, and httpx raises where it knows none
-        return False
-    # the HTTP client's exception, from which the SDK's was raised, has its status in the response
-    sources = (error, getattr(error, "response", None))
-    status = next((s for x in sources if (s := getattr(x, "status_code", None)) is not None), None)
-    is_gateway = gateway_url is not None and url.startswith(f"{gateway_url}/")
-    if not is_gateway and type(error).__module__.partition(".")[0] not in _MODEL_CLIENTS:
-        return False
-    # Anthropic's client gives a stream that broke off the status with which the stream began
-    broken = _body_field(error, "type") if status is not None and status < 400 else None
-    return (
-        status is None
-        or status >= 500
-        or broken in ("api_error", "overloaded_error")
-        or (not is_gateway and status in _REFUSALS)
-    )

@@ -241,12 +241,9 @@ class _Parent:
         """
         runner = self._runner
         with self._lock:  # the last complete status counts when the process dies
+            claimed, running = (runner.claimed, runner.running) if runner else (0, 0)
             status = WorkerStatus(
-                beats=True,
-                leaves=leaves,
-                reason=reason,
-                claimed=runner.claimed if runner else 0,
-                running=runner.running if runner else 0,
+                beats=True, leaves=leaves, reason=reason, claimed=claimed, running=running
             )
             # A parent that is busy for minutes must not keep us from extending the leases.
             if self._writable.poll(0):

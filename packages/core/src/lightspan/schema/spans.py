@@ -103,11 +103,6 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return a copy with some fields changed."""
         return msgspec.structs.replace(self, **changes)
 
-    @property
-    def duration_s(self) -> float:
-        """Seconds between start and end."""
-        return (self.end_ns - self.start_ns) / 1e9
-
 
 _encoder = msgspec.msgpack.Encoder()
 _span_decoder = msgspec.msgpack.Decoder(Span)

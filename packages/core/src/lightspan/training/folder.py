@@ -257,10 +257,6 @@ class RunFolder:
         """
         return self._decode(_step_file(EXPLANATIONS, step), dict[str, Explanation]) or {}
 
-    def is_explained(self, step: int) -> bool:
-        """Return whether `write_explanations` was called for a step, even without explanations."""
-        return (self.path / _step_file(EXPLANATIONS, step)).exists()
-
     def write_taken(self, step: int, groups: Sequence[str]) -> None:
         """Store which groups of rollouts a step trained.
 
@@ -268,22 +264,6 @@ class RunFolder:
         that an earlier step enqueued.
         """
         self.write(_step_file(TAKEN, step), msgspec.json.encode(groups))
-
-    def training_steps(self) -> dict[str, int]:
-        """Return the step that trained each group of rollouts, by group id.
-
-        Only groups that were enqueued ahead by `submit` are listed. The result is empty if there
-        are none.
-
-        Raises:
-            ConfigError: a file written by `write_taken` is damaged.
-        """
-        steps = sorted(map(_step_of, (self.path / TAKEN).glob("step-*.json")))
-        return {
-            group: step
-            for step in steps
-            for group in self._decode(_step_file(TAKEN, step), list[str]) or ()
-        }
 
     def write_mismatches(self, step: int, mismatches: Mapping[str, str]) -> None:
         """Store the model calls of a step that could not be trained because of their grammar.
@@ -346,10 +326,6 @@ class RunFolder:
             ConfigError: the reward's file is damaged, or `name` is not a plain file name.
         """
         return {line.rollout_id: line for line in read(self._reward_file(name), RewardLine)}
-
-    def reward_names(self) -> list[str]:
-        """Return the names of the rewards that judges and functions gave in this run."""
-        return sorted(path.stem for path in (self.path / REWARDS).glob("*.jsonl"))
 
     def _reward_file(self, name: str) -> Path:
         # A name from an untrusted config.json could lead out of the folder.

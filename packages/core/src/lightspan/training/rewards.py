@@ -295,7 +295,7 @@ def with_reward(episode: Episode, scored: Scored | None) -> Episode:
         return replace(episode, reward=None, dimensions={}, reward_source=None)
     if scored is None:
         why = "its trace is damaged" if episode.capture_errors else "it was not scored"
-        scored = Scored(why=why)
+        scored = Scored(why=episode.unscored or why)
     return replace(
         episode,
         reward=scored.value,
@@ -309,7 +309,8 @@ def with_reward(episode: Episode, scored: Scored | None) -> Episode:
 async def scored_groups(scoring: Scoring, members: Sequence[Member]) -> dict[str, Scored]:
     """Score rollouts group by group; return the scores by rollout id.
 
-    Unfinished rollouts, rollouts whose app failed, and rollouts with a capture error are left out.
+    Left out are unfinished rollouts, rollouts whose app failed or went on without an answer, and
+    rollouts with a capture error.
 
     Raises:
         RewardError: the scorer returned an invalid reward.
@@ -319,7 +320,8 @@ async def scored_groups(scoring: Scoring, members: Sequence[Member]) -> dict[str
     groups: dict[str, list[Member]] = {}
     for member in members:
         episode = member.episode
-        if episode.finished and not app_failed(episode) and not episode.capture_errors:
+        reason = episode.unscored or episode.capture_errors
+        if episode.finished and not app_failed(episode) and not reason:
             groups.setdefault(episode.group_id, []).append(member)
     try:
         scores = await scoring.score(list(groups.values()))

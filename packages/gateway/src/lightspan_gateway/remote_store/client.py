@@ -297,9 +297,11 @@ class ServerConnection:
                     "for `lightspan serve` itself, or use the port of the TLS proxy in front of it"
                 ) from error
             reason = str(getattr(error, "os_error", error)) or type(error).__name__
+            check = "check that `lightspan serve --store …` runs there"
+            if self._address.is_joined:  # the tunnel answers for a server that is away
+                check = "the `lightspan runner --join` of this machine that led there has ended"
             raise StoreUnreachableError(
-                f"store {self._address.url} cannot be reached ({reason}): check that `lightspan "
-                "serve --store …` runs there"
+                f"store {self._address.url} cannot be reached ({reason}): {check}"
             ) from error
 
     def _read(self, name: str, response: Response) -> bytes:

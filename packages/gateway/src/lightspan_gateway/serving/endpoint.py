@@ -184,7 +184,7 @@ def serve(
             )
             async with gateway:
                 with stop_signals() as stopping:  # before the line that mentions Ctrl-C
-                    for line in describe(served, path, gateway.url, options):
+                    for line in describe(served, path, gateway.public_url, options):
                         lines.line(line)
                     if ready is not None:
                         ready(gateway)

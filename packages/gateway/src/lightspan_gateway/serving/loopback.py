@@ -1,14 +1,37 @@
-"""Detect loopback addresses, and refuse requests that web pages of other hosts send to a server
+"""Find this machine's addresses, and refuse requests that web pages of other hosts send to a server
 without a key."""
 
 from __future__ import annotations
 
 import ipaddress
+import socket
+from typing import Final
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from lightspan_gateway.api_errors import ApiError
+
+_NOWHERE: Final = ("192.0.2.1", 9)
+"""An address for documentation (RFC 5737), to which no packet is sent."""
+
+
+def own_address() -> str:
+    """Return the address from which this machine reaches other networks, or that of its name.
+
+    The result is empty if it has neither.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_NOWHERE)  # asks the routing table
+            return str(probe.getsockname()[0])
+        except OSError:
+            pass
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
+    return "" if is_loopback(address) else address
 
 
 def is_loopback(host: str) -> bool:

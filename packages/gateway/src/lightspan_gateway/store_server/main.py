@@ -81,7 +81,7 @@ def serve_store(
         server = StoreServer(store, keys, host=options.host, port=options.port)
         async with store, server:
             with stop_signals() as stopping:
-                for line in describe(options, store.url, server.url):
+                for line in describe(options, store.url, server.public_url):
                     lines.line(line)
                 if ready is not None:
                     ready(server)
