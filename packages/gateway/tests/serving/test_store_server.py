@@ -233,6 +233,16 @@ async def test_what_is_no_operation_is_refused_by_name(served: Served) -> None:
     assert (answer.status, "no such address" in answer.message) == (404, True)
 
 
+async def test_a_monitor_that_asks_for_metrics_is_answered_in_plain_text(served: Served) -> None:
+    headers = {"Authorization": f"Bearer {TRAINER}"}
+    question = request.Request(f"{served.url}/metrics", headers=headers)
+    with pytest.raises(refused.HTTPError) as raised:
+        await asyncio.to_thread(request.urlopen, question)
+    answer = raised.value
+    assert (answer.code, answer.headers.get_content_type()) == (404, "text/plain")
+    assert answer.read().startswith(b"no such address: GET /metrics. This is a lightspan store")
+
+
 @pytest.mark.parametrize("key", [TRACER, TRAINER])
 def test_traces_without_their_plugin_are_refused_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str

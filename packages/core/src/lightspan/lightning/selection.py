@@ -400,7 +400,7 @@ class Selection:
         try:
             return cls(make_routing(policies, frozen, default_policy, sampling))
         except ValueError as error:
-            raise ConfigError(str(error)) from error
+            raise ConfigError(str(error)) from None
 
     @property
     def policies(self) -> list[str]:

@@ -226,6 +226,12 @@ class StoreServer(HttpServer):
                 )
             if role is Role.TRACER:
                 raise ApiError(403, "a tracer's key may only send traces, to /v1/traces")
+            if HEADER_PROTOCOL not in request.headers and not request.path.startswith(rpc.PATH):
+                # a browser, curl or a monitor, which reads no MessagePack
+                raise web.HTTPNotFound(
+                    text=f"no such address: {request.method} {clean_text(request.path):.100}. This "
+                    "is a lightspan store; /health says whether it can be written\n"
+                )
             protocol = request.headers.get(HEADER_PROTOCOL, "none")
             if protocol != str(PROTOCOL_VERSION):
                 raise errors.StoreFormatError(
