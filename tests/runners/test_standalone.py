@@ -73,6 +73,7 @@ class Started:
                 stderr=file,
                 env=env,
                 cwd=APART,
+                process_group=0,
             )
 
     @property
@@ -308,6 +309,18 @@ async def test_a_runner_in_a_hurry_gives_attempts_back(
     assert runner.text.endswith("ended; attempts claimed: 2, finished: 1, given back: 1\n")
 
 
+async def test_a_signal_to_the_process_group_replaces_no_process(
+    start: Start, store: Store
+) -> None:
+    runner, names = await _at_work(start, store, {}, {"seconds": 100.0})
+    os.killpg(runner.process.pid, signal.SIGTERM)
+    assert await runner.ends() == 0
+    assert "is replaced" not in runner.text
+    [waiting_one] = await store.rollouts(names[1:])
+    assert waiting_one.status is RolloutStatus.QUEUED
+    assert waiting_one.infrastructure_tries == 0
+
+
 async def test_a_server_that_is_away_is_waited_for(start: Start, tmp_path: Path) -> None:
     """Check a runner that starts before the server, as after a reboot."""
     waiting = "waiting for the store's server: store http://127.0.0.1:"
@@ -363,6 +376,7 @@ async def test_a_gateway_out_of_reach_is_told_on_both_sides(
         watch.update(await store.peers(), 0.0)
         await asyncio.sleep(0.05)
     assert await store.attempts(names) == []
+    assert not any("joined" in line for line in lines.texts)
     await store.announce(msgspec.structs.replace(trainer, gateway=""))
     await succeeded(store, names)
     runner.process.send_signal(signal.SIGTERM)
@@ -489,12 +503,23 @@ def test_what_a_trainer_is_told_of_runners(lines: Any) -> None:
     joined = f"runner r1 joined: 8 attempts at once, lightspan {__version__}, {sys.executable}"
     assert printed(61, trainer, one) == [joined]
     assert printed(62, trainer, one) == []
+    other = msgspec.structs.replace(one, peer_id="r4", runs=["run-2"])  # it may not reach us
+    assert printed(62, trainer, one, other) == []
+    other = msgspec.structs.replace(other, runs=["run-2", "run-1"])
+    assert printed(62, trainer, one, other) == [joined.replace("r1", "r4")]
+    assert printed(62, trainer, one) == ["runner r4 is gone"]
     silent = msgspec.structs.replace(one, silent_s=20.0)
     assert printed(63, trainer, silent) == ["runner r1 is gone", waiting]
     runners.check()
     assert printed(150, trainer, one) == [joined]
     assert printed(151) == ["runner r1 is gone", waiting]
     runners.check()
+    runners.check()
+    cut = msgspec.structs.replace(one, runs=[], problem="no way to the gateway")
+    assert printed(152, cut) == ["runner r1 cannot join: no way to the gateway"]
+    assert printed(211, cut) == [
+        waiting.replace("runners:", "runners (runner r1 cannot join: no way to the gateway):")
+    ]
     watch.update([], 251.5)
     with pytest.raises(Exception, match="no runner for 100 s"):
         runners.check()

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S: Final = 1.0
 """Seconds between two polls of the store's peers."""
+JOIN_S: Final = 10.0
+"""Seconds for which a runner that is there may take to join."""
 REMIND_S: Final = 60.0
 """Seconds between two printed lines that runners are missing."""
 
@@ -112,8 +114,8 @@ class RunnerWatch:
     runners: ExternalRunners
     print_line: Callable[[str], None]
     _joined: dict[str, Peer] = field(default_factory=dict)
-    _rejected: set[str] = field(default_factory=set)
-    """Names of runners that cannot join and were printed already."""
+    _rejected: dict[str, str] = field(default_factory=dict)
+    """Name of a runner that cannot join → why, as printed last."""
     _alone_since: float | None = None
     _reminded: float | None = None
 
@@ -136,11 +138,17 @@ class RunnerWatch:
             return
         self._alone_since = now if self._alone_since is None else self._alone_since
         self.runners.missing_s = now - self._alone_since
+        present = [peer for peer in peers if _is_runner(peer)]
+        own = [peer for peer in present if is_runner_of(self.plan, peer)]
+        if any(not problem_of(peer) for peer in own) and self.runners.missing_s < JOIN_S:
+            return  # it is trying the gateway
         if self._reminded is None or now - self._reminded >= REMIND_S:
             self._reminded = now
-            present = filter(_is_runner, peers)
-            apps = sorted({peer.app for peer in present if not is_runner_of(self.plan, peer)})
+            apps = sorted({peer.app for peer in present if peer not in own})
             others = f" (those that are there run {', '.join(apps)})" if apps else ""
+            if problems := {problem: p.peer_id for p in own if (problem := problem_of(p))}:
+                reasons = (f"runner {name} cannot join: {why}" for why, name in problems.items())
+                others = f" ({'; '.join(reasons)})"
             self.print_line(
                 f"waiting for runners{others}: in the app's environment, "
                 f"`{self.runners.command(self.plan)}`"
@@ -159,10 +167,13 @@ class RunnerWatch:
         for peer in (peer for peer in peers if is_runner_of(self.plan, peer)):
             name = peer.peer_id
             if problem := problem_of(peer):
-                if name not in self._rejected:
-                    self._rejected.add(name)
+                if self._rejected.get(name) != problem:
+                    self._rejected[name] = problem
                     self.print_line(f"runner {name} cannot join: {problem}")
                 continue
+            if peer.runs is not None and self.plan.run_id not in peer.runs:
+                continue  # it has not tried the gateway
+            self._rejected.pop(name, None)
             joined[name] = peer
             if name not in self._joined:
                 self.print_line(

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightspan import __version__
-from lightspan.errors import AppError, ConfigError, StoreUnreachableError, UnsupportedError
+from lightspan.errors import (
+    AppError,
+    ConfigError,
+    LightspanError,
+    StoreUnreachableError,
+    UnsupportedError,
+)
+from lightspan.runners.crash_recovery import ProcessExit, requeue_attempts
 from lightspan.runners.discovery import Presence, make_peer
 from lightspan.runners.gateway_probe import GatewayEndpoint
 from lightspan.runners.local import LocalRunners
@@ -100,6 +107,7 @@ class _Joiner:
         self._print = print_line
         self._name = new_id("runner")
         self._interrupts = 0
+        self._draining: asyncio.Task[None] | None = None
         self._interrupted = asyncio.Event()
         self._joined: set[str] = set()
         """Ids of all runs that this runner has worked for."""
@@ -128,8 +136,23 @@ class _Joiner:
                 claimed, back = self._counts
         finally:
             await self._runners.stop()
+        if self._interrupts > 1:
+            await self._give_back()
         more = f", given back: {back}" if back else ""
         self._print(f"ended; attempts claimed: {claimed}, finished: {claimed - back}{more}")
+
+    async def _give_back(self) -> None:
+        """Requeue the attempts of processes that a signal to the process group ended too.
+
+        If the store does not answer, the attempts end when their leases expire.
+        """
+        ended = ProcessExit(runner=self._name, how="ended", is_blameless=True)
+        with contextlib.suppress(LightspanError, TimeoutError):
+            async with (
+                asyncio.timeout(LEAVE_TIMEOUT_S),
+                open_store(self._options.store_url) as store,
+            ):
+                await requeue_attempts(ended, store, self._options.run_id)
 
     async def _until_interrupted(self, work: Coroutine[Any, Any, bool]) -> bool:
         """Return the result of `work`; return True if a signal ends `work` before.
@@ -197,7 +220,7 @@ class _Joiner:
         options, file = self._options, _file_id(path)
         run_id = options.run_id or ""
         role = PeerRole.RUNNER
-        peer = make_peer(self._name, role, options.app, run_id=run_id, slots=options.slots)
+        peer = make_peer(self._name, role, options.app, run_id=run_id, slots=options.slots, runs=[])
         async with store, Presence(store, peer) as presence:
             while _file_id(path) == file:
                 current = trainings(await store.peers(), options.app, options.run_id)
@@ -205,7 +228,9 @@ class _Joiner:
                     await presence.stay()  # so that the trainer reports it too
                     raise ConfigError(incompatibility(current.incompatible[0]))
                 current = await self._without_unreachable(current, presence)
-                if self._follow(current) or await self._should_end():
+                is_over = self._follow(current)
+                await presence.update(runs=list(self._runs))
+                if is_over or await self._should_end():
                     return True
                 self._runners.check()
                 self._print_counts()
@@ -310,7 +335,7 @@ class _Joiner:
         """Wait until the running attempts have ended, or until the second SIGINT (Ctrl-C)."""
         if self._interrupts == 1 and self._runners.running:
             self._print(f"finishing {self._runners.running} attempts; Ctrl-C again gives them back")
-        draining = asyncio.create_task(self._runners.drain())
+        draining = self._draining or asyncio.create_task(self._runners.drain())
         while not draining.done() and self._interrupts < 2:
             await asyncio.wait([draining], timeout=0.1)
         draining.cancel()
@@ -329,6 +354,8 @@ class _Joiner:
 
     def _interrupt(self, times: int) -> None:
         self._interrupts += times
+        if self._draining is None:  # at once: a signal to the process group ends the processes too
+            self._draining = asyncio.create_task(self._runners.drain())
         self._interrupted.set()
 
 

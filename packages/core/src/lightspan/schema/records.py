@@ -340,6 +340,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     remote: bool = False
     """Whether a trainer's runners may be on other machines. Then the store's server, if it has one,
     must reach the gateway."""
+    runs: list[str] | None = None
+    """Ids of the runs for which a runner works; None if it does not tell."""
     problem: str = ""
     """Why a runner works for none of its app's trainings; empty if it does."""
     silent_s: float = 0.0
