@@ -116,8 +116,7 @@ def _wrap(sdk: Sdk) -> None:
         for owner, wrapper in zip(classes, (_sync_wrapper, _async_wrapper), strict=True)
     ]
     state.import_hooks.pop(sdk.name, None)
-    version = str(getattr(sdk.module(), "__version__", ""))
-    if version.partition(".")[0] in ("0", "1"):
+    if (version := str(getattr(sdk.module(), "__version__", ""))).startswith(("0.", "1.")):
         log.warning("lightspan: %s %s is untested: use version 2.0 or later", sdk.name, version)
 
 
@@ -402,8 +401,9 @@ class SdkCall:
 
     def _settle(self, error: str | None = None) -> None:
         """Note that the gateway answered the call or, if there is an `error`, that it did not."""
-        request = f"{self.path} {self.body!r}"
-        self.context.scope.recorder.settle_call(request, self.start_ns, error)
+        recorder = self.context.scope.recorder
+        if error is not None or recorder.lost_calls:  # the text of a long body takes time
+            recorder.settle_call(f"{self.path} {self.body!r}", self.start_ns, error)
 
     def new_answer(self) -> genai_attributes.StreamedAnswer:
         """Return a collector for the chunks of the answer."""
@@ -449,8 +449,7 @@ class SdkCall:
             self.failed(error, answer)
         else:
             self.notify_end(True)
-            if self.context.scope.recorder.lost_calls:
-                self._settle()
+            self._settle()
             if not self.is_recorded_elsewhere:
                 end = {c.CALL_OUTCOME: CallOutcome.OK.value}
                 self.record({**end, **genai_attributes.answer_attributes(answer or {})})

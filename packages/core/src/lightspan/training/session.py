@@ -132,16 +132,13 @@ class Session:
 
     def _print_checkpoint(self, error: BaseException) -> None:
         saved = checkpoints.latest(self.folder.checkpoints)
+        keeps = f"{self.path} keeps {'no checkpoint yet' if saved is None else saved.name}"
         if self._is_stopped:
-            name = saved.name if saved is not None else "no checkpoint yet"
-            self.reporter.line(
-                f"stopped; {self.path} keeps {name}: go on with resume=True (--resume)"
-            )
+            self.reporter.line(f"stopped; {keeps}: go on with resume=True (--resume)")
         elif saved is not None and "resume=True" not in str(error):
-            self.reporter.line(
-                f"ended by an error; {self.path} keeps {saved.name}: once that is mended, go on "
-                "with resume=True (--resume); a changed setting (optimize=) needs another folder"
-            )
+            advice = "once that is mended, go on with resume=True (--resume)"
+            setting = "a changed setting (optimize=) needs another folder"
+            self.reporter.line(f"ended by an error; {keeps}: {advice}; {setting}")
 
     # --- opening --------------------------------------------------------------------------
     def prepare(self, *, resume: bool, training: bool = True) -> FitResult | None:
