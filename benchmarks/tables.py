@@ -20,6 +20,8 @@ from _report import Figure, cells as figure_cells
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parent
+EXACT: Final = 1e-4
+"""Largest error of a log-probability, in nats, that counts as rounding."""
 _FIELDS: Final = Figure.__dataclass_fields__
 
 
@@ -143,8 +145,10 @@ def versions_table(results: dict[str, Any]) -> str:
                 differences["", "not there"].append(name)
             for kind, cell in (cells or {}).items():
                 before = (own.get(name) or {}).get(kind, {})
-                if ("error" in cell) != ("error" in before):
-                    remark = cell.get("refusal") or cell.get("failure") or "exact"
+                if _is_exact(cell) != _is_exact(before):
+                    wrong = f"**off by {cell['error']:.1f}**" if "error" in cell else ""
+                    remark = cell.get("refusal") or cell.get("failure") or wrong
+                    remark = "exact" if _is_exact(cell) else remark
                     differences[kind, _general(remark)].append(name)
         for (kind, remark), names in differences.items():
             version = f"{result['versions']['transformers']}, {len(result['families'])} run"
@@ -159,9 +163,13 @@ def _general(remark: str) -> str:
     return re.sub(names, lambda found: "" if found[0].startswith(" ") else "…", remark)
 
 
+def _is_exact(cell: dict[str, Any]) -> bool:
+    return bool(cell.get("error", 1.0) <= EXACT)
+
+
 def _outcome(cell: dict[str, Any]) -> str:
     if "error" in cell:
-        return f"{cell['error']:.0e}"
+        return f"{cell['error']:.0e}" if _is_exact(cell) else f"**off by {cell['error']:.0e}**"
     return "refused" if "refusal" in cell else "**failed**"
 
 
