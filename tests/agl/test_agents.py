@@ -544,7 +544,7 @@ def test_dev_says_that_no_agent_matches(capsys: pytest.CaptureFixture[str]) -> N
         )
         trainer.dev(Dev(), dev_dataset=[{"n": 1}])
     text = capsys.readouterr().out
-    assert "agent_match='^write' matches no agent's name: call " in text
+    assert "agent_match='^write' matches no agent's name: " in text
     assert "instrument()" in text
 
 
