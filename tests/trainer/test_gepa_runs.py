@@ -269,8 +269,8 @@ def test_a_dry_run_of_a_search_reads_as_one(
     report = trainer.dev(prompt_apps.styled, [*tasks, *tasks], held_out)
     text = report.text()
     assert report.warnings == [
-        "16 training tasks, of which 8 differ: fit counts equal tasks once while prompts are "
-        "compared and shown"
+        "of 16 training tasks 8 are distinct: others repeat them",
+        "fit counts equal training tasks once while prompts are compared and shown",
     ]
     assert [agent.unseen for agent in report.agents] == [[]]  # it uses the SDK
     assert "44 rollouts: 40 at most in 1 search phase + 2 x 2 evaluated" in text

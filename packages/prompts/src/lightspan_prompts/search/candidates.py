@@ -258,14 +258,10 @@ class Split(NamedTuple):
 
 
 def equal_tasks(tasks: Sequence[Json]) -> str:
-    """Describe how many of the training tasks are equal to others; empty if none are."""
-    count = len({task_id(task) for task in tasks})
-    if count == len(tasks):
+    """Describe how equal training tasks count; empty if there are none."""
+    if len({task_id(task) for task in tasks}) == len(tasks):
         return ""
-    return (
-        f"{plural(len(tasks), 'training task')}, of which {count} differ: equal tasks count once "
-        "while prompts are compared and shown"
-    )
+    return "equal training tasks count once while prompts are compared and shown"
 
 
 def split_tasks(tasks: Sequence[Json], share: float, seed: int) -> Split:

@@ -106,12 +106,8 @@ def read_agents(
 
 def equal_tasks(tasks: Sequence[Json]) -> Iterator[str]:
     """Yield a warning if some training tasks of a search for prompts are equal."""
-    count = len({task_id(task) for task in tasks})
-    if count < len(tasks):
-        yield (
-            f"{plural(len(tasks), 'training task')}, of which {count} differ: fit counts equal "
-            "tasks once while prompts are compared and shown"
-        )
+    if len({task_id(task) for task in tasks}) < len(tasks):
+        yield "fit counts equal training tasks once while prompts are compared and shown"
 
 
 def _agent(
