@@ -214,12 +214,12 @@ def main() -> int:
     torch.set_num_threads(1)
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     figures: list[Figure] = []
+    if "memory" in options.only:  # first: a process starts with the peak of the one that forks it
+        figures.append(growth_of_memory(options.in_flight))
     if "tiny" in options.only:
         figures.append(beside_transformers(options))
     if "shared" in options.only:
         figures += beside_no_sharing(options.in_flight, options.repeats)
-    if "memory" in options.only:
-        figures.append(growth_of_memory(options.in_flight))
     if options.vllm:
         rates = asyncio.run(beside_vllm(options.vllm, options.in_flight, options.repeats))
         figures += figures_of_vllm(rates)
