@@ -79,13 +79,17 @@ def main() -> int:
 
 def resolve(environment: Environment) -> tuple[dict[str, str], str]:
     """Return the versions of the packages, or an empty dict and why they do not agree."""
-    asked = ["torch==2.13.0", *map(ours, (*OURS, *environment.adapters)), *environment.packages]
+    requirements = [
+        "torch==2.13.0",
+        *map(ours, (*OURS, *environment.adapters)),
+        *environment.packages,
+    ]
     index = os.environ.get("LIGHTSPAN_TORCH_INDEX")
     source = ["--extra-index-url", index, "--index-strategy", "unsafe-best-match"] if index else []
     command = [sys.executable, "-m", "uv", "pip", "compile", "-", "-q", "--no-header"]
     done = subprocess.run(
         [*command, "--no-annotate", "--python-version", "3.11", *source],
-        input="\n".join(asked),
+        input="\n".join(requirements),
         capture_output=True,
         text=True,
         check=False,

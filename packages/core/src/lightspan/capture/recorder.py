@@ -86,8 +86,8 @@ class Recorder:
             error: why the gateway's answer did not come; None if it came.
         """
         with self._lock:
-            for lost in [x for x in self.lost_calls if x[0] == request and x[1] <= start_ns][:1]:
-                self.lost_calls.remove(lost)
+            for call in [x for x in self.lost_calls if x[0] == request and x[1] <= start_ns][:1]:
+                self.lost_calls.remove(call)
             if error is not None:
                 self.lost_calls.append((request, now_ns(), error))
 

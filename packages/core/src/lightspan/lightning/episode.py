@@ -294,10 +294,10 @@ def _lost_answer(calls: Sequence[Call], llm: Mapping[str, list[Span]]) -> str:
     Empty if each answer reached the app, perhaps by a repeated request. Calls that the app's
     process recorded are left out, because its runner knows whether the app repeated them.
     """
-    lost = {c.record.prompt: c for c in calls if c.record and c.outcome is _UNDELIVERED}
-    answered = {c.record.prompt for c in calls if lost and c.record and c.outcome is _OK}
-    for prompt in lost.keys() - answered:
-        call = lost[prompt]
+    by_prompt = {c.record.prompt: c for c in calls if c.record and c.outcome is _UNDELIVERED}
+    answered = {c.record.prompt for c in calls if by_prompt and c.record and c.outcome is _OK}
+    for prompt in by_prompt.keys() - answered:
+        call = by_prompt[prompt]
         if all(span.sequence_start is not None for span in llm.get(call.call_id, ())):
             return f"an answer to {call.agent_path} never reached the app, which went on without it"
     return ""

@@ -86,9 +86,9 @@ class AttemptRun:
         except asyncio.CancelledError:
             await asyncio.shield(self.finish(STOPPED))
             raise
-        lost = [] if self._scope is None else self._scope.recorder.lost_calls
-        if lost and ending.status is not AttemptStatus.LOST:  # the app caught the error
-            text = f"the app went on without the answer to a model call: {lost[0][2]}"
+        calls = [] if self._scope is None else self._scope.recorder.lost_calls
+        if calls and ending.status is not AttemptStatus.LOST:  # the app caught the error
+            text = f"the app went on without the answer to a model call: {calls[0][2]}"
             ending = AttemptResult(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, text)
         if ending.outcome is Outcome.INFRASTRUCTURE and self._endpoint is not None:
             self._runner.await_gateway(self.claim.rollout.run_id, self._endpoint)

@@ -285,8 +285,8 @@ class TransformersTokenizer(ChatTokenizer):
                     with contextlib.suppress(Exception):  # Jinja runs the model author's code
                         text = self._apply(messages, tools, add_generation_prompt=False)
                         shown.setdefault(kind, []).append(mark in text)
-            lost = frozenset(kind for kind, marks in shown.items() if not any(marks))
-            self._lost_kinds[with_tools] = lost
+            kinds = frozenset(kind for kind, marks in shown.items() if not any(marks))
+            self._lost_kinds[with_tools] = kinds
         return self._lost_kinds[with_tools]
 
     @property

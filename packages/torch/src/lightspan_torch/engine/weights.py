@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import logging as transformers_logging
 
 from lightspan.errors import ConfigError, ModelError, OutOfMemoryError
@@ -90,12 +89,14 @@ def _exact(model: Any) -> Any:
     if not getattr(model, "_supports_attention_backend", False):
         return model
     dropped: set[str] = set()
+    sdpa: Any = AttentionInterface()["sdpa"]  # type: ignore[no-untyped-call]
 
     def attention(*tensors: Any, **options: Any) -> tuple[Tensor, None]:
         for name in ("softcap", "s_aux"):
             if options.pop(name, None) is not None:
                 dropped.add(name)
-        return sdpa_attention_forward(*tensors, **options)
+        output: tuple[Tensor, None] = sdpa(*tensors, **options)
+        return output
 
     AttentionInterface.register("lightspan_probe", attention)
     try:
