@@ -21,6 +21,7 @@ from pages import blocks  # type: ignore[import-not-found]
 from lightspan import Trainer
 from lightspan.stores import open_store
 from lightspan_cluster import Hosts
+from lightspan_gateway.remote_store.client import SERVER_BACKOFF_S
 from lightspan_testing.tiny import tiny_model
 from packages.cluster.tests.test_hosts import join_of, plan_of
 
@@ -208,6 +209,7 @@ def test_a_runner_waits_for_a_killed_trainer(tmp_path: Path, programs: Programs)
     programs.says(first, "step 1")
     first.send_signal(signal.SIGKILL)
     first.wait()
+    time.sleep(sum(SERVER_BACKOFF_S) + 4.0)  # the runner is in a pause of the longest kind
     second = train(programs, model, "127.0.0.1")
     assert programs.says(second, LINE) == join
     programs.ends(second)

@@ -8,11 +8,13 @@ import os
 import re
 import stat
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from lightspan.errors import (
@@ -22,10 +24,13 @@ from lightspan.errors import (
     UnsupportedError,
     how_to_install,
 )
+from lightspan.runners.discovery import make_peer
 from lightspan.runners.protocol import RunnerPlan, WatchedRunners
+from lightspan.schema.records import PeerRole
 from lightspan.stores import open_store, relay_url
+from lightspan.stores.sqlite.store import SQLiteStore
 from lightspan.stores.timings import StoreTimings
-from lightspan_cluster.hosts import Hosts
+from lightspan_cluster.hosts import LEAVE_S, Hosts
 from lightspan_cluster.join_token import JoinToken, take_token
 from lightspan_cluster.tunnel import Tunnel
 from lightspan_gateway.remote_store.store import RemoteStore
@@ -192,6 +197,21 @@ async def test_a_resumed_run_keeps_its_line(tmp_path: Path) -> None:
     assert joins[0] == joins[1] == joins[2]
     for name in ("store.hosts.pem", "store.hosts.json"):
         assert stat.S_IMODE(os.stat(tmp_path / name).st_mode) == 0o600
+
+
+async def test_a_complete_training_waits_for_a_runner_that_was_silent(tmp_path: Path) -> None:
+    """Check that the trainer of a resumed run gives its runners time to see that it is complete."""
+    plan, hosts = plan_of(tmp_path), Hosts(address="127.0.0.1")
+    await hosts.start(plan)
+    async with SQLiteStore(tmp_path / "store.db", clock=lambda: time.time() - 60.0) as store:
+        trainer = make_peer(plan.run_id, PeerRole.TRAINER, plan.app, run_id=plan.run_id)
+        await store.announce(msgspec.structs.replace(trainer, complete=True))
+        await store.announce(make_peer("runner-1", PeerRole.RUNNER, plan.app))
+        stopping = asyncio.create_task(hosts.stop())
+        await asyncio.sleep(0.5)
+        assert not stopping.done()
+        await store.withdraw("runner-1")
+        await asyncio.wait_for(stopping, LEAVE_S / 2)
 
 
 async def test_another_run_has_another_line(tmp_path: Path) -> None:

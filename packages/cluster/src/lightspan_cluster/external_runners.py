@@ -21,7 +21,7 @@ from lightspan.schema import clock
 from lightspan.schema.records import Peer, PeerRole
 from lightspan.schema.validation import check_number, check_whole
 from lightspan.stores.protocol import Store
-from lightspan_cluster.peers import is_present, problem_of
+from lightspan_cluster.peers import GONE_S, is_present, problem_of
 
 log = logging.getLogger(__name__)
 
@@ -183,14 +183,18 @@ class RunnerWatch:
         return joined
 
 
-def is_runner_of(plan: RunnerPlan, peer: Peer) -> bool:
+def is_runner_of(plan: RunnerPlan, peer: Peer, within_s: float = GONE_S) -> bool:
     """Return whether `peer` is a runner that is present and works for the training of `plan`.
 
-    A peer is a runner or trainer that has announced itself in the store.
+    Args:
+        plan: the app and the training run.
+        peer: a runner or trainer that has announced itself in the store.
+        within_s: maximum seconds since the last announcement of a runner that is present.
     """
-    return peer.app == plan.app and peer.run_id in ("", plan.run_id) and _is_runner(peer)
+    is_of_plan = peer.app == plan.app and peer.run_id in ("", plan.run_id)
+    return is_of_plan and _is_runner(peer, within_s)
 
 
-def _is_runner(peer: Peer) -> bool:
+def _is_runner(peer: Peer, within_s: float = GONE_S) -> bool:
     # a server's check of its store announces one of no app
-    return peer.role is PeerRole.RUNNER and bool(peer.app) and is_present(peer)
+    return peer.role is PeerRole.RUNNER and bool(peer.app) and is_present(peer, within_s)

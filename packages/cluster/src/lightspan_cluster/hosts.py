@@ -48,6 +48,10 @@ VALID_DAYS: Final = 3_650
 """Days for which a certificate is valid. Runners check its fingerprint, not its dates."""
 LEAVE_S: Final = 10.0
 """Maximum seconds for which a complete training waits until its runners have noticed."""
+_AWAITED_S: Final = 120.0
+"""Maximum seconds since the last announcement of a runner for which a complete training waits.
+
+The runners of a resumed training were silent while there was no server."""
 _SHUTDOWN_S: Final = 1.0
 """Seconds for which requests may continue when the training ends."""
 
@@ -173,7 +177,7 @@ class Hosts(ExternalRunners):
             peers = await store.peers()
             if not any(peer.peer_id == plan.run_id and peer.complete for peer in peers):
                 return
-            if not any(is_runner_of(plan, peer) for peer in peers):
+            if not any(is_runner_of(plan, peer, _AWAITED_S) for peer in peers):
                 return
             await asyncio.sleep(0.1)
 

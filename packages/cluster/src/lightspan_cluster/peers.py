@@ -11,13 +11,13 @@ from lightspan.runners.foreign_python import mismatch
 from lightspan.schema.records import Peer
 from lightspan.schema.semconv import PROTOCOL_VERSION
 
-_GONE_S: Final = 20.0
+GONE_S: Final = 20.0
 """A peer counts as gone if it has not announced itself for this many seconds."""
 
 
-def is_present(peer: Peer) -> bool:
-    """Return whether a runner or trainer has announced itself in the store recently."""
-    return peer.silent_s < _GONE_S
+def is_present(peer: Peer, within_s: float = GONE_S) -> bool:
+    """Return whether a runner or trainer announced itself in the store in the last `within_s` s."""
+    return peer.silent_s < within_s
 
 
 def is_compatible(peer: Peer) -> bool:

@@ -2,7 +2,7 @@
 
 All operations are idempotent (`stores.protocol.Store`), so a lost answer, a restart of the server,
 a failing proxy and a busy server are all handled by a retry after the next pause of
-`RETRY_BACKOFF_S`.
+`SERVER_BACKOFF_S`.
 
 The sockets belong to an event loop in a separate thread, because a store may be used from several
 event loops, one after another.
@@ -50,12 +50,18 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S: Final = 10.0
 REQUEST_TIMEOUT_S: Final = 300.0
+SERVER_BACKOFF_S: Final = (*RETRY_BACKOFF_S[:3], 5.0)
+"""Pauses in seconds before the retries of a request; the last one is repeated.
+
+It is shorter than the time for which a complete training waits for its runners. A runner that
+paused for longer after a restart of the trainer would miss the end of a short training, and would
+then wait forever."""
 GREETING_BACKOFF_S: Final = RETRY_BACKOFF_S[:3]
 """Pauses in seconds before the retries of the first request (`greet`).
 
 They are few, because a mistyped address should fail within seconds.
 """
-_WARN_FROM_S: Final = 8.0
+_WARN_FROM_S: Final = 5.0
 """Minimum pause before a retry, in seconds, from which a warning is logged."""
 MAX_BATCHED_BYTES: Final = 2**14
 """Maximum bytes of the arguments of an operation in a batch.
@@ -216,7 +222,7 @@ class ServerConnection:
         self,
         name: str,
         send: Callable[[], Awaitable[Response]],
-        backoff_s: Sequence[float] = RETRY_BACKOFF_S,
+        backoff_s: Sequence[float] = SERVER_BACKOFF_S,
     ) -> bytes:
         """Call `send` until an answer arrives, for at most `server_retry_s` seconds; return its
         body.
