@@ -364,7 +364,7 @@ def controls(session: nox.Session, example: str) -> None:
 @nox.session(default=False)
 @nox.parametrize("adapter", envs.params(envs.SETTINGS["credit"]))
 def credit(session: nox.Session, adapter: str) -> None:
-    """Compare the rules of credit (docs/credit-comparison.md): hours; goes on where it stopped."""
+    """Compare the rules of credit (docs/evidence/credit-comparison.md): hours; goes on where it stopped."""
     for example in envs.SETTINGS["credit"][adapter]:
         envs.install_example(session, example)
     run_benchmark(session, "python", "benchmarks/credit.py", *session.posargs)
@@ -380,7 +380,7 @@ def tests_quickstart(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def gpu(session: nox.Session) -> None:
-    """Prove a GPU in ten minutes (docs/devices.md), after -- options of benchmarks/gpu.py: in an
+    """Prove a GPU in ten minutes (docs/guides/devices.md), after -- options of benchmarks/gpu.py: in an
     environment of its own, or with the interpreter that LIGHTSPAN_GPU_PYTHON names."""
     if not (python := os.environ.get("LIGHTSPAN_GPU_PYTHON", "")):
         envs.install_example(session, "router")

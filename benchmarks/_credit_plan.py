@@ -1,4 +1,7 @@
-"""What `benchmarks/credit.py` compares, as data; docs/credit-comparison.md gives the reasons."""
+"""What `benchmarks/credit.py` compares, as data.
+
+docs/evidence/credit-comparison.md gives the reasons.
+"""
 
 from __future__ import annotations
 

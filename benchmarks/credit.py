@@ -1,4 +1,4 @@
-"""Does any rule of credit train better than the final reward? The comparison of docs/credit.md.
+"""Does any rule of credit train better than the final reward? (docs/explain/credit.md)
 
     python benchmarks/credit.py                       all runs that are left and can be run here
     python benchmarks/credit.py --task quest --minutes 60     begin no run after an hour
@@ -9,7 +9,7 @@
                                                       rules with --task and --rule
 
 What is compared, why, and how it is judged was written before any run: see
-docs/credit-comparison.md, with the numbers in `_credit_plan.py`. Each run is a line of
+docs/evidence/credit-comparison.md, with the numbers in `_credit_plan.py`. Each run is a line of
 benchmarks/results/credit.jsonl, which is committed, so the same command continues where it stopped,
 also on another day. Each framework has an environment of its own (`nox -s credit` uses all of
 them); tasks whose framework is not installed are left out. Results of another design, of other

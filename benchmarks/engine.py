@@ -14,11 +14,11 @@
 - memory: highest resident memory of a process that makes the calls of `shared`, less that of one
   that only loads the model.
 
-With `--vllm PYTHON` a vLLM server of that interpreter (docs/vllm.md) is measured too, on the model
-and the calls of `shared`, in the same float type and with one thread to compute in. It compiles the
-model and keeps prefixes too, in blocks of 32 tokens, the least that its CPU kernels take. The unit
-is tokens of prompts and answers per second, of wall time and of CPU time. Each repeat has other
-prompts, so that no prefix is cached from the repeat before.
+With `--vllm PYTHON` a vLLM server of that interpreter (docs/guides/vllm.md) is measured too, on the
+model and the calls of `shared`, in the same float type and with one thread to compute in. It
+compiles the model and keeps prefixes too, in blocks of 32 tokens, the least that its CPU kernels
+take. The unit is tokens of prompts and answers per second, of wall time and of CPU time. Each
+repeat has other prompts, so that no prefix is cached from the repeat before.
 
 Runs alternate, and the best of each is kept.
 """

@@ -6,8 +6,8 @@ Each row is `lightspan[train]` of this checkout with other packages at their new
 agree; uv resolves them with torch 2.13.0, from LIGHTSPAN_TORCH_INDEX if that is set. It needs
 an index.
 The result is benchmarks/results/environments.json, from which `benchmarks/tables.py` makes the
-table of docs/environments.md. The exit status is 1 if a row that should resolve does not, or the
-reverse.
+table of docs/guides/environments.md. The exit status is 1 if a row that should resolve does not, or
+the reverse.
 """
 
 from __future__ import annotations

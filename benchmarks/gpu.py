@@ -10,8 +10,8 @@ uses the packages of this checkout, installed or not. A part whose modules are m
 
 Each part is a process of its own, so that a failure hides no other part. A table of them is
 printed, and a run of all parts writes benchmarks/results/gpu.json (gpu_rehearsal.json for a CPU),
-of which `python benchmarks/tables.py` makes the table in docs/devices.md. The exit status is 1 if
-a part failed.
+of which `python benchmarks/tables.py` makes the table in docs/guides/devices.md. The exit
+status is 1 if a part failed.
 """
 
 from __future__ import annotations

@@ -50,11 +50,11 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
             "figures": figures_table(results),
             "sessions": sessions_table(results),
         },
-        ROOT / "docs/environments.md": {
+        ROOT / "docs/guides/environments.md": {
             "environments": environments_table(results["environments"])
         },
-        ROOT / "docs/devices.md": {"gpu": parts_table(results)},
-        ROOT / "docs/families.md": {
+        ROOT / "docs/guides/devices.md": {"gpu": parts_table(results)},
+        ROOT / "docs/reference/families.md": {
             "families": families_table(results["families"]),
             "versions": versions_table(results),
         },

@@ -17,7 +17,7 @@ from tests.plugin_environment import plugin_environment
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs/adapters.md"
+PAGE = ROOT / "docs/guides/write-an-adapter.md"
 TOY = ROOT / "tests/plugins/toy_adapter"
 
 

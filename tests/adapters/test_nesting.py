@@ -1,4 +1,4 @@
-"""Test every framework inside every other one, and generate docs/nesting.md from the results.
+"""Test every framework inside every other one, and make docs/guides/nesting.md of the results.
 
 The outer agent `ask` calls its model, runs the inner agent `helper`, and calls its model again.
 There is one attempt with one tree, and the path is `ask/helper`, in training and in production.
@@ -36,7 +36,7 @@ from tests.adapters.layers import (
 
 pytestmark = MARKS
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "nesting.md"
+PAGE: Final = Path(__file__).parents[2] / "docs/guides/nesting.md"
 MODES: Final = ("async", "sync")
 PLACES: Final = ("training", "production")
 

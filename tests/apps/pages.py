@@ -16,7 +16,7 @@ from typing import Self
 DOCS = Path(__file__).parents[2] / "docs"
 PORT = "8000"
 """Port in the pages' commands, which is replaced by a free port."""
-_BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r'^```(\w+)(?: title="(\S+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 TRAIN = (
     "'./packages/core[train]' ./packages/gateway ./packages/tools ./packages/torch "

@@ -1,4 +1,4 @@
-"""Follow docs/any-language.md: write every file and run every command."""
+"""Follow docs/tutorials/any-language.md: write every file and run every command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
         pytest.skip("curl, which the page's shell program calls, is not on this machine")
     follower = OnThisMachine(tmp_path_factory.mktemp("newsroom"))
     try:
-        yield follower.follow("any-language.md")
+        yield follower.follow("tutorials/any-language.md")
     finally:
         follower.stop()
 

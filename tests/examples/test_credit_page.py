@@ -1,4 +1,4 @@
-"""Test docs/credit.md: its program runs, and it names every rule."""
+"""Test docs/explain/credit.md: its program runs, and it names every rule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightspan.lightning.states import State
 
 
 def test_its_program_makes_the_rules() -> None:
-    [(language, _, text)] = blocks("credit.md")
+    [(language, _, text)] = blocks("explain/credit.md")
     assert language == "python"
     made = re.sub(r"^(LightningRL\(.*?)( +#.*)?$", r"made.append(\1)", text, flags=re.MULTILINE)
     names: dict[str, list] = {"made": []}  # type: ignore[type-arg]
@@ -29,5 +29,7 @@ def test_its_program_makes_the_rules() -> None:
 
 
 def test_it_names_every_rule() -> None:
-    table = (DOCS / "credit.md").read_text().partition("| `credit=` |")[2].partition("\n\n")[0]
+    table = (
+        (DOCS / "explain/credit.md").read_text().partition("| `credit=` |")[2].partition("\n\n")[0]
+    )
     assert re.findall(r'`"(\w+)"`', table) == list(CREDITS)

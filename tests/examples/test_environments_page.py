@@ -1,4 +1,4 @@
-"""Follow docs/environments.md: run its commands in two environments."""
+"""Follow docs/guides/environments.md: run its commands in two environments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
     app_environment(follower.folder / ".venv-app", "openai")
     follower.make_programs(".venv-train/bin")
     try:
-        follower.follow("environments.md")
+        follower.follow("guides/environments.md")
         follower.finish()
         yield follower
     finally:

@@ -1,4 +1,4 @@
-"""Follow docs/policies.md: write every file and run every command."""
+"""Follow docs/guides/policies.md: write every file and run every command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.pages, pytest.mark.timeout(600)]
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
     follower = Follower(tmp_path_factory.mktemp("policies"))
     try:
-        yield follower.follow("policies.md")
+        yield follower.follow("guides/policies.md")
     finally:
         follower.stop()
 

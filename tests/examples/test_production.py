@@ -1,4 +1,4 @@
-"""Follow docs/production.md: write every file and run every command."""
+"""Follow docs/tutorials/production.md: write every file and run every command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def answer(request: Request) -> str:
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
     with ScriptedServer(answer) as server:
         environment = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "secret-key"}
-        yield Follower(tmp_path_factory.mktemp("desk"), **environment).follow("production.md")
+        yield Follower(tmp_path_factory.mktemp("desk"), **environment).follow(
+            "tutorials/production.md"
+        )
 
 
 def lines(followed: Follower, name: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Follow docs/prompts.md: write every file and run every command."""
+"""Follow docs/tutorials/prompts.md: write every file and run every command."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_page(tmp_path: Path) -> None:
     with ScriptedServer(says) as server:
         replace = {"https://api.openai.com/v1": server.url, **SMALLER}
         environment = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"}
-        followed = Follower(tmp_path, replace, **environment).follow("prompts.md")
+        followed = Follower(tmp_path, replace, **environment).follow("tutorials/prompts.md")
     learned, inspected, beam, both, by_agent, answered = followed.printed.values()
     assert "runs/both/model\n" in both
     assert "held-out reward: 0.00 -> " in both  # a random model knows no desk

@@ -1,4 +1,4 @@
-"""Follow docs/rewards.md: write every file and run every command."""
+"""Follow docs/guides/rewards.md: write every file and run every command."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_page(tmp_path: Path) -> None:
     with ScriptedServer(says) as server:
         environment = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"}
         replace = {"https://api.openai.com/v1": server.url}
-        followed = LearningFirst(tmp_path, replace, **environment).follow("rewards.md")
+        followed = LearningFirst(tmp_path, replace, **environment).follow("guides/rewards.md")
     _, exact, kind, short = followed.printed.values()
     learned = json.loads((tmp_path / "runs/kind/prompts.json").read_bytes())
     assert learned["router"]["after"]["template"] == "Answer kindly. {mail}"

@@ -1,4 +1,4 @@
-"""Follow docs/sft.md: write every file and run every command."""
+"""Follow docs/guides/sft.md: write every file and run every command."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Stopped(Follower):  # type: ignore[misc]
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
     with ScriptedServer(lambda request: f"About {request.last_text.split()[-1]}") as server:
         environment = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"}
-        yield Stopped(tmp_path_factory.mktemp("sft"), **environment).follow("sft.md")
+        yield Stopped(tmp_path_factory.mktemp("sft"), **environment).follow("guides/sft.md")
 
 
 def test_the_page_can_be_followed(followed: Follower) -> None:

@@ -1,4 +1,4 @@
-"""Run the commands of docs/stores.md for a store behind HTTP."""
+"""Run the commands of docs/guides/stores.md for a store behind HTTP."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ async def recorded(url: str) -> None:
 def test_what_is_old_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [command] = [text for _, _, text in blocks("stores.md") if text.startswith("lightspan prune ")]
+    [command] = [
+        text for _, _, text in blocks("guides/stores.md") if text.startswith("lightspan prune ")
+    ]
     monkeypatch.chdir(tmp_path)
     asyncio.run(recorded("sqlite:agents.db"))
     assert main([*shlex.split(command)[1:], "--yes"]) == 0
@@ -41,7 +43,7 @@ def test_what_is_old_is_forgotten(
 
 def test_a_file_in_use_is_copied(tmp_path: Path) -> None:
     """Check that the copy also has the data that are still in the write-ahead log."""
-    [command] = [text for _, _, text in blocks("stores.md") if text.startswith("python -c ")]
+    [command] = [text for _, _, text in blocks("guides/stores.md") if text.startswith("python -c ")]
 
     async def copied() -> None:
         async with open_store(f"sqlite:{tmp_path}/agents.db") as store:
@@ -58,7 +60,7 @@ def test_a_file_in_use_is_copied(tmp_path: Path) -> None:
 def test_a_store_behind_http(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = [text.splitlines() for _, _, text in blocks("stores.md")]
+    found = [text.splitlines() for _, _, text in blocks("guides/stores.md")]
     [served] = [lines for lines in found if lines[0].startswith("export TRAINER_KEY=")]
     [elsewhere] = [lines for lines in found if lines[0].startswith("export LIGHTSPAN_STORE_KEY=")]
     keys = {"TRAINER_KEY": "t" * 64, "RUNNER_KEY": "r" * 64}

@@ -1,4 +1,4 @@
-"""Follow docs/your-own-app.md: write every file and run every command."""
+"""Follow docs/start/your-own-app.md: write every file and run every command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.pages, pytest.mark.timeout(600)]
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
     follower = Follower(tmp_path_factory.mktemp("newsroom"))
     try:
-        yield follower.follow("your-own-app.md")
+        yield follower.follow("start/your-own-app.md")
     finally:
         follower.stop()
 

@@ -1,7 +1,7 @@
 """Frameworks × scenarios: which of them are tested, and why the others are not.
 
-The test files take their scenarios from here. Run this file to print the table of docs/otel.md. No
-framework is imported.
+The test files take their scenarios from here. Run this file to print the table of
+docs/guides/opentelemetry.md. No framework is imported.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ DISTRIBUTIONS: Final[Mapping[str, str]] = {
 
 
 def table() -> str:
-    """Return the table of docs/otel.md: a row per framework, then a line per gap."""
+    """Return the table of the page: a row per framework, then a line per gap."""
     names = [*covers(Row())]
     lines = [f"| | {' | '.join(names)} | versions |", "|---" * (len(names) + 2) + "|"]
     for name, row in MATRIX.items():

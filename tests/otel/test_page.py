@@ -1,4 +1,4 @@
-"""Tests of docs/otel.md: its program runs, and its names exist."""
+"""Tests of docs/guides/opentelemetry.md: its program runs, and its names exist."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from lightspan_testing.attempts import read_recorded
 from lightspan_testing.scripted import ScriptedServer
 from tests.packaging import environments
 
-PAGE = (DOCS / "otel.md").read_text()
-[PROGRAM] = (text for _, name, text in blocks("otel.md") if name == "own_framework.py")
+PAGE = (DOCS / "guides/opentelemetry.md").read_text()
+[PROGRAM] = (
+    text for _, name, text in blocks("guides/opentelemetry.md") if name == "own_framework.py"
+)
 
 
 def test_a_framework_of_ones_own(tmp_path: Path, server: ScriptedServer) -> None:

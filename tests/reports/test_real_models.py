@@ -1,4 +1,4 @@
-"""Compare the table of docs/real-models.md with the memory estimate.
+"""Compare the table of docs/guides/gpu.md with the memory estimate.
 
 `python -m tests.reports.test_real_models` prints the table.
 """
@@ -14,7 +14,7 @@ from lightspan_torch.engine.parameter_count import ModelSize, size_of_config
 from lightspan_torch.engine.transformers import GPU_CACHE_TOKENS
 
 ROOT = Path(__file__).parents[2]
-DOC = ROOT / "docs" / "real-models.md"
+DOC = ROOT / "docs/guides/gpu.md"
 RANK = 16
 
 # hidden, layers, heads, key-value heads, MLP, vocabulary, tied: of the published configurations

@@ -239,7 +239,7 @@ async def test_a_wrong_token_ends_the_runner(
 
 # --- the page ---------------------------------------------------------------------------------
 def test_a_gpu_box_and_four_cpu_boxes_take_fifteen_commands() -> None:
-    gpu, cpu = [text for kind, _, text in blocks("runners.md") if kind == "sh"]
+    gpu, cpu = [text for kind, _, text in blocks("guides/runners.md") if kind == "sh"]
     assert len(gpu.splitlines()) + 4 * len(cpu.splitlines()) == 15
     assert ".venv/bin/lightspan runner --join 10.0.0.5:41234/" in cpu
 
@@ -250,7 +250,9 @@ def test_messages_on_the_page_are_those_that_are_printed() -> None:
         *ROOT.glob("packages/gateway/src/**/*.py"),
     ]
     texts = "".join(re.sub(r'"\s*f?"', "", path.read_text()) for path in sources)
-    rows = re.findall(r"^\| `(.*?)` \|", (ROOT / "docs/runners.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(.*?)` \|", (ROOT / "docs/guides/runners.md").read_text(), re.MULTILINE
+    )
     assert len(rows) == 5
     for row in rows:
         assert row.replace("HOST:PORT", "{join.place}").removesuffix("…") in texts, row

@@ -77,7 +77,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def start(python: str, served: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Return a function that starts servers by hand, as docs/vllm.md says.
+    """Return a function that starts servers by hand, as docs/guides/vllm.md says.
 
     The servers end with the module's tests.
     """

@@ -33,12 +33,12 @@ def add_options(
     parser.add_argument(
         "--vllm",
         metavar="PYTHON",
-        help="sample with vLLM servers, by the interpreter of their environment (docs/vllm.md)",
+        help="sample with vLLM servers, by their environment's interpreter (docs/guides/vllm.md)",
     )
     parser.add_argument(
         "--verl",
         metavar="PYTHON",
-        help="learn with verl, by the interpreter of its environment (docs/verl.md)",
+        help="learn with verl, by the interpreter of its environment (docs/guides/verl.md)",
     )
     parser.add_argument("--lora", action="store_true", help="train adapters, not the full weights")
     if data_help:

@@ -223,7 +223,7 @@ async def test_an_error_of_ours_damages_the_attempt_and_never_reaches_the_app(
 # The OpenAI SDK's own: its parsed answers are dumped by a field of another type.
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
 async def test_what_json_output_asks_for(asked: Any) -> None:
-    """Check AutoGen's part of the table in `docs/structured-output.md`."""
+    """Check AutoGen's part of the table in `docs/guides/structured-output.md`."""
     with ScriptedServer('{"color":"red"}') as server:
         client = OpenAIChatCompletionClient(
             model="m", base_url=server.url, api_key="key", model_info=INFO, max_retries=0

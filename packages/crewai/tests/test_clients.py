@@ -189,7 +189,7 @@ class Paint(pydantic.BaseModel):
 
 @pytest.mark.parametrize("field", ["output_json", "output_pydantic"])
 def test_what_structured_tasks_ask_for(field: str) -> None:
-    """Check CrewAI's part of the table in `docs/structured-output.md`."""
+    """Check CrewAI's part of the table in `docs/guides/structured-output.md`."""
     with ScriptedServer('{"color":"red"}') as server:
         painter = an_agent(server, "painter")
         Crew(agents=[painter], tasks=[a_task(painter, **{field: Paint})]).kickoff()

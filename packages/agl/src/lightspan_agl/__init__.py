@@ -4,7 +4,7 @@
 
 Modules have the same paths: `lightspan_agl.adapter` was `agentlightning.adapter`. Other public
 names of Agent Lightning raise an ImportError with a hint (`_unsupported`). See
-`docs/from-agent-lightning.md`.
+`docs/guides/agent-lightning.md`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The API for adapters of agent frameworks. docs/adapters.md explains how to write an adapter.
+"""The API for adapters of agent frameworks.
 
-An adapter sets the acting agent while the framework's code runs, and records AGENT and TOOL spans.
-It imports only this module, `lightspan` itself and `lightspan.errors`, nothing else of lightspan.
+docs/guides/write-an-adapter.md explains how to write an adapter. An adapter sets the acting agent
+while the framework's code runs, and records AGENT and TOOL spans. It imports only this module,
+`lightspan` itself and `lightspan.errors`, nothing else of lightspan.
 """
 
 from __future__ import annotations

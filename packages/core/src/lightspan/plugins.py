@@ -17,8 +17,8 @@ implementation. Kinds:
     readers    runner id → a callable that takes (rollout, attempt, spans) and returns (rollout,
                spans); it reads attempts whose spans were received from another program
     frameworks top-level module of a framework → the adapter's module, which has `instrument`,
-               `uninstrument` and `agents` (docs/adapters.md); for the adapters of other
-               frameworks, objects of this framework may add agents
+               `uninstrument` and `agents` (docs/guides/write-an-adapter.md); for the adapters
+               of other frameworks, objects of this framework may add agents
     store_routes
                name → a callable that takes a store and returns an object with `PATH` and
                `answer(request, role)`: a path that `lightspan serve --store` answers

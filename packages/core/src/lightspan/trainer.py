@@ -60,8 +60,8 @@ class Trainer:
             `VLLM(python=…)` for vLLM servers that start and end with the run; the name of a plugin
             (entry point of `lightspan.engines`); or your own engine.
         learner: None for torch in this process, `Torch(…)` for its settings; `Verl(python=…)` for
-            verl's FSDP2 in another environment, on several devices (`docs/verl.md`); the name of a
-            plugin (entry point of `lightspan.learners`); or your own learner.
+            verl's FSDP2 in another environment, on several devices (`docs/guides/verl.md`); the
+            name of a plugin (entry point of `lightspan.learners`); or your own learner.
         store: URL of the store; None for a SQLite file in the folder.
         device: device of engine and learner, such as `"cuda"`; `Torch(device=…)` overrides it.
         metric: name of the reward in reports and plots.
@@ -78,9 +78,9 @@ class Trainer:
             unreachable (a PostgreSQL or served store). Then training ends, and `resume=True`
             continues it.
         reward: what scores rollouts in place of the app: a `Judge`, a function of `task`, `answer`,
-            `episode` or `episodes` (`docs/rewards.md`), or the name of a function (`module:name`),
-            which this process imports. The app's reward is stored too. None: the app's reward is
-            used.
+            `episode` or `episodes` (`docs/guides/rewards.md`), or the name of a function
+            (`module:name`), which this process imports. The app's reward is stored too. None: the
+            app's reward is used.
         gateway: address of this machine on which the gateway listens, `"HOST"` or `"HOST:PORT"`. If
             the store's server is on another machine, it must be able to reach the address. None: a
             loopback address.

@@ -376,7 +376,7 @@ def test_turn_and_state_are_unbiased(phase: Any, name: str) -> None:
 def test_silence_of_identical_groups_costs_a_potential_a_little(
     phase: Any, size: int, expected: float
 ) -> None:
-    """Check the bias that remains because groups of equal returns are skipped (docs/credit.md)."""
+    """Check the bias that remains because groups of equal returns are skipped."""
     process = Process(phase)
     rule = on_process(rules("rloo")["turn"], "rloo", potential_of)
     found = bias(process.expected(rule, size=size), process.gradient)

@@ -70,8 +70,8 @@ CAPABILITIES: Final = EngineCapabilities(
 same tokens as the learner."""
 INSTALL_HINT: Final = (
     "make vLLM's environment first, such as with `python3 -m venv .venv-vllm && "
-    ".venv-vllm/bin/pip install vllm`, on a machine without a GPU as docs/vllm.md says, and give "
-    "the path of its interpreter"
+    ".venv-vllm/bin/pip install vllm`, on a machine without a GPU as docs/guides/vllm.md says, and "
+    "give the path of its interpreter"
 )
 MAX_STEM: Final = 100
 """Maximum length of the part of a log's file name that names policies; file systems allow 255

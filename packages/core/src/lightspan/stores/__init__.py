@@ -33,7 +33,7 @@ _POWER_LOSS: Final = "power_loss=true"
 _ALTERNATIVES: Final = (
     "use 'memory:' (this process only), 'sqlite:///absolute/path.db', 'sqlite:relative/path.db', "
     "a path that ends in .db or .sqlite, 'postgresql://user@host/database', 'https://host:port', "
-    "or the scheme of an installed plugin (docs/plugins.md)"
+    "or the scheme of an installed plugin (docs/reference/plugins.md)"
 )
 
 

@@ -174,7 +174,7 @@ def _too_large(name: str, device: str | torch.device, error: BaseException) -> s
     return (
         f"the weights of {name} do not fit into the memory of {device}{allocation(error)}: use a "
         "smaller model, another device, or lora=LoRA() so that the learner holds less "
-        "(docs/real-models.md says what fits where)"
+        "(docs/guides/gpu.md says what fits where)"
     )
 
 
