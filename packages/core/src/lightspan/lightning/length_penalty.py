@@ -67,8 +67,8 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True):
         """Return the penalty of an answer of `tokens` tokens, from 0 down to -`penalty`.
 
         Example:
-            >>> [Overlong(max_tokens=10, buffer=4).of(tokens) for tokens in (6, 7, 10, 11)]
-            [0.0, -0.25, -1.0, -1.0]
+            >>> Overlong(max_tokens=10, buffer=4).of(7)
+            -0.25
         """
         over = min(max(tokens - self.free, 0), self.buffer)
         return -self.penalty * (over / self.buffer) if over else 0.0
