@@ -92,7 +92,9 @@ def documents() -> list[str]:
 @pytest.mark.parametrize("name", documents())
 def test_code_in_documents_compiles(name: str) -> None:
     """Check that every Python block in a document can be parsed."""
-    for block in re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.M | re.S):
+    for block in re.findall(
+        r"^```python(?: title=\S+)?\n(.*?)^```", (ROOT / name).read_text(), re.M | re.S
+    ):
         compile(block, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
