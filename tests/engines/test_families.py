@@ -224,6 +224,7 @@ def test_parsers_of_published_templates(tmp_path: Path, name: str, parser: str) 
         ("glm4moe", "writes tool calls as .*<arg_key>"),
         ("gemma4", r"writes tool calls as '<\|tool_call>call:"),
         ("qwen3_5_nothink", "writes tool calls as .*<function="),
+        ("nemotron_3_nano", "writes tool calls as .*<parameter=key>"),
         ("gptoss", r"writes tool calls as ' to=functions\."),
     ],
 )
@@ -234,6 +235,8 @@ def test_tools_that_would_go_nowhere_are_refused(
     tokenizer = load_tokenizer(folder)
     warned = [text for text in caplog.messages if re.search(message, text)]
     assert len(warned) == (name != "phi3")
+    assert all("There are hermes, llama, json" in text for text in warned)
+    assert all("use a model whose template writes one of these" in text for text in warned)
     tokenizer.render([QUESTION])
     with pytest.raises(ModelError, match=message):
         tokenizer.render([QUESTION], [TOOL])

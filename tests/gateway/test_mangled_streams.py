@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import openai
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from hypothesis import given, strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -16,6 +22,7 @@ from lightspan.schema.genai_attributes import StreamedAnswer, answer_attributes
 from lightspan.schema.llm import LLM
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores.protocol import Store
+from lightspan_gateway.half_characters import HalfCharacters
 from lightspan_gateway.stream_repair import StreamRepair
 from lightspan_testing.gateway_suite import MESSAGES, make_rig
 from lightspan_testing.scripted import Reply, ScriptedServer
@@ -250,3 +257,124 @@ async def test_thoughts_that_are_parts_of_content(store: Store, stream: bool) ->
         {"type": "reasoning", "content": "Hm."},
         {"type": "text", "content": "Hi you"},
     ]
+
+
+# --- half a character -----------------------------------------------------------------------
+def halves_of(text: str, *, escaped: bool) -> list[bytes]:
+    """Return the halves of a text in two JSON strings: escapes, or bytes of UTF-8."""
+    if not escaped:
+        data = text.encode()
+        return [data[:2], data[2:]]
+    return [json.dumps(half).strip('"').encode() for half in split(text)]
+
+
+def split(text: str) -> list[str]:
+    data = text.encode("utf-16-le")
+    return [data[n : n + 2].decode("utf-16-le", "surrogatepass") for n in (0, 2)]
+
+
+HALVES = [halves_of("🙂", escaped=escaped) for escaped in (True, False)]
+SMILE = "🙂"
+
+
+class RawEndpoint:
+    """An endpoint whose answer is bytes that no JSON encoder writes."""
+
+    def __init__(self, answers: list[bytes]) -> None:
+        self.answers = answers
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        stream = json.loads(await request.read()).get("stream")
+        if not stream:
+            return web.Response(body=self.answers[0], content_type="application/json")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for answer in [*self.answers, b"[DONE]"]:
+            await response.write(b"data: " + answer + b"\n\n")
+        return response
+
+    @asynccontextmanager
+    async def routing(self) -> AsyncIterator[Routing]:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self.serve)
+        async with TestServer(app) as server:
+            url = f"http://127.0.0.1:{server.port}/v1"
+            yield Routing(
+                default=Target(route=Route.ENDPOINT, endpoint=LLM(base_url=url, model="m"))
+            )
+
+
+def raw(delta: bytes, reason: bytes = b"null", kind: bytes = b"delta") -> bytes:
+    """Return a chunk or, of the kind `message`, a whole answer; its log-probabilities have half."""
+    head = json.dumps(HEAD).encode().removesuffix(b"}")
+    tokens = b'{"content": [{"token": "%s", "logprob": NaN}]}' % HALVES[0][0]
+    fields = b'"index": 0, "%s": %s, "finish_reason": %s, "logprobs": %s'
+    return head + b', "choices": [{' + fields % (kind, delta, reason, tokens) + b"}]}"
+
+
+@pytest.mark.parametrize("halves", HALVES, ids=["escapes", "bytes"])
+async def test_half_a_character_is_joined(store: Store, halves: list[bytes]) -> None:
+    first, last = halves
+    calls = b'{"tool_calls": [{"index": 0, %s"function": {%s"arguments": "%s"}}]}'
+    chunks = [
+        raw(b'{"reasoning_content": "Hm%s"}' % first),
+        raw(b'{"reasoning_content": "%s."}' % last),
+        raw(b'{"content": "a%s"}' % first),
+        raw(b'{"content": "%sb%s"}' % (last, first)),
+        raw(calls % (b'"id": "c", ', b'"name": "f", ', b"\\" + b'"' + first)),
+        raw(calls % (b"", b"", last + b"\\" + b'"')),
+        raw(b"{}", b'"stop"'),
+    ]
+    async with (
+        RawEndpoint(chunks).routing() as routing,
+        make_rig(store, [], routing=routing) as rig,
+    ):
+        reading = await rig.ask(stream=True)
+        [span] = await rig.spans()
+    assert reading.choices[0].content == f"a{SMILE}b\ufffd"
+    [kept] = genai_messages.output_messages_of(span.attributes)
+    assert plain(kept) == {
+        "content": f"a{SMILE}b\ufffd",
+        "thought": f"Hm{SMILE}.",
+        "calls": [("c", "f", f'"{SMILE}"')],
+    }
+
+
+@pytest.mark.parametrize("half", [HALVES[0][0], HALVES[1][0]], ids=["escape", "bytes"])
+async def test_half_a_character_of_a_whole_answer(store: Store, half: bytes) -> None:
+    message = b'{"role": "assistant", "content": "a%s"}' % half
+    async with (
+        RawEndpoint([raw(message, b'"stop"', b"message")]).routing() as routing,
+        make_rig(store, [], routing=routing) as rig,
+    ):
+        reading = await rig.ask()
+        [span] = await rig.spans()
+    [kept] = genai_messages.output_messages_of(span.attributes)
+    assert reading.choices[0].content == plain(kept)["content"]
+    assert reading.choices[0].content.rstrip("\ufffd") == "a"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("body", [b"<html>", b"[1]", b'"\\ud83d"', b"[" * 10**5])
+async def test_what_is_no_object_is_refused(store: Store, body: bytes, stream: bool) -> None:
+    async with (
+        RawEndpoint([body]).routing() as routing,
+        make_rig(store, [], routing=routing) as rig,
+    ):
+        with pytest.raises(openai.APIError, match="answered with no JSON object: b"):
+            await rig.ask(stream=stream)
+
+
+@given(st.text(st.sampled_from("aé漢" + SMILE), max_size=12), st.data(), st.booleans())
+def test_every_cut_is_joined(text: str, data: st.DataObject, escaped: bool) -> None:
+    """Check that texts cut at any byte, or at any half of UTF-16, are put together again."""
+    code = "utf-16-le" if escaped else "utf-8"
+    errors, unit = ("surrogatepass", 2) if escaped else ("surrogateescape", 1)
+    encoded = text.encode(code)
+    cuts = data.draw(st.lists(st.integers(0, len(encoded) // unit), max_size=6))
+    places = [0, *sorted(unit * cut for cut in cuts), len(encoded)]
+    halves = HalfCharacters()
+    parts = [encoded[a:b].decode(code, errors) for a, b in itertools.pairwise(places)]
+    joined = [halves.join("content", part) for part in parts]
+    assert "".join(joined) == text
+    assert list(halves.end()) == []

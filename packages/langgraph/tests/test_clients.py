@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.request import Request as HTTPRequest, urlopen
 
@@ -20,10 +23,12 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
 from pydantic import SecretStr
 
+import lightspan
 from lightspan.capture import sdk_instrumentation
+from lightspan.production.record import record
 from lightspan.schema.routing import make_routing
 from lightspan_langgraph import instrument, uninstrument
-from lightspan_testing.attempts import captured, path_of
+from lightspan_testing.attempts import captured, path_of, read_recorded
 from lightspan_testing.scripted import ScriptedServer
 from packages.langgraph.tests.langgraph_apps import (
     USER,
@@ -91,6 +96,48 @@ def test_a_client_that_bypasses_the_sdk_is_recorded_as_structure() -> None:
         "lightspan.client": "packages.langgraph.tests.test_clients.Own",
         "lightspan.client.fix": "use langchain_openai.ChatOpenAI in its place",
     }
+
+
+class Waiting(Own):
+    """A model client whose answer comes late."""
+
+    seconds: float = 60
+
+    async def _agenerate(self, messages: Any, *args: Any, **more: Any) -> ChatResult:
+        await asyncio.sleep(self.seconds)
+        raise AssertionError("it was not cancelled")
+
+
+async def test_a_cancelled_call_that_bypasses_the_sdk_is_recorded() -> None:
+    """Check a call whose end LangChain does not report."""
+
+    async def work(state: Any) -> dict[str, Any]:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(Waiting().ainvoke("go"), 0.05)
+        return {"messages": [await Own().ainvoke("again")]}
+
+    with captured() as run:
+        await graph_of(("writer", work)).ainvoke(USER)
+    assert run.one("chat Waiting").attributes["lightspan.call.outcome"] == "cancelled"
+    assert run.tree == [
+        "invoke_agent writer @writer",
+        "  chat Waiting @writer error",
+        "  chat Own @writer",
+    ]
+
+
+async def test_a_cancelled_call_does_not_keep_its_attempt_open(tmp_path: Path) -> None:
+    with record(f"sqlite:{tmp_path / 'production.db'}") as made:
+        for _ in range(2):
+            with suppress(TimeoutError), lightspan.operation("ticket"):
+                await asyncio.wait_for(Waiting().ainvoke("go"), 0.05)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(Waiting().ainvoke("go"), 0.05)
+        assert await asyncio.to_thread(made.flush)
+        found = await asyncio.to_thread(read_recorded, f"sqlite:{tmp_path / 'production.db'}")
+    assert [one.attempt.status for one in found] == ["failed", "failed", "failed"]
+    outcomes = [[call.attributes["lightspan.call.outcome"] for call in one.calls] for one in found]
+    assert outcomes == [["cancelled"]] * 3
 
 
 class Posts(Own):

@@ -30,6 +30,7 @@ class TestSuite(AdapterSuite):
         "bypassing": "toyframe asks by the OpenAI SDK only",
         "fallback": "toyframe asks by the OpenAI SDK only",
         "recovered": "toyframe asks by the OpenAI SDK only",
+        "stopped": "toyframe asks by the OpenAI SDK only",
     }
     notes_starts: ClassVar = (context, "make_span")
     program = """

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from autogen_core import Image
@@ -44,6 +45,12 @@ class ModelCall:
     tools: Iterable[Any]
     call: FrameworkCall
     start_ns: int = field(default_factory=time.time_ns)
+    has_ended: bool = False
+
+    @property
+    def key(self) -> str:
+        """Key by which the attempt's recorder holds the call while it is open."""
+        return f"{adapter.name} {id(self)}"
 
     @property
     def inside(self) -> AgentContext:
@@ -97,11 +104,14 @@ def begin(
     if not context.scope.recorder.keeps:
         return None
     messages = list(kwargs["messages"] if "messages" in kwargs else args[0])
-    return ModelCall(context, pushed, client, messages, list(kwargs.get("tools", ())), call)
+    model_call = ModelCall(context, pushed, client, messages, list(kwargs.get("tools", ())), call)
+    give_up = partial(guarded, end, context, model_call, None, GeneratorExit())
+    context.scope.recorder.register_pending(model_call.key, give_up)
+    return model_call
 
 
 def end(model_call: ModelCall, result: Any, error: BaseException | None) -> None:
-    """End a model call, and record it if nothing else has recorded it.
+    """End a model call, and record it if nothing else has recorded it. Only the first end counts.
 
     The client may make its request by an SDK that lightspan records itself.
 
@@ -110,9 +120,18 @@ def end(model_call: ModelCall, result: Any, error: BaseException | None) -> None
         result: the last value that the client returned or streamed; None if there is none.
         error: exception that ended the call; None if it succeeded.
     """
-    model_call.call.end(is_answered=error is None or isinstance(error, GeneratorExit))
-    if not model_call.call.needs_record(is_ok=error is None):
+    if model_call.has_ended:
         return
+    model_call.has_ended = True
+    try:
+        model_call.call.end(is_answered=error is None or isinstance(error, GeneratorExit))
+        if model_call.call.needs_record(is_ok=error is None):
+            _record(model_call, result, error)
+    finally:  # after the span was added: the attempt may be complete now
+        model_call.context.scope.recorder.resolve_pending(model_call.key)
+
+
+def _record(model_call: ModelCall, result: Any, error: BaseException | None) -> None:
     record_call(
         model_call.context,
         _request(model_call),

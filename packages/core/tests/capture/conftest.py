@@ -13,7 +13,8 @@ from lightspan_testing.scripted import Reply, ScriptedServer
 
 @pytest.fixture
 def unwrapped() -> Iterator[None]:
-    """Check after the test that the OpenAI client is no longer wrapped."""
+    """Undo the wrapping of SDKs after the test, and that of earlier tests (`record`) before it."""
+    sdk_instrumentation.uninstall()
     yield
     sdk_instrumentation.uninstall()
     sdk_instrumentation.close()

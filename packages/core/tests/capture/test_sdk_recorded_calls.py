@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import gc
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 import openai
@@ -15,7 +18,7 @@ import pytest
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import input_messages_of, output_messages_of
 from lightspan.schema.spans import SpanStatus
-from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 from lightspan_testing.wait import until
 from packages.core.tests.capture.clients import (
     MESSAGES,
@@ -369,6 +372,37 @@ def test_a_stream_that_is_left_open(gateway: ScriptedServer) -> None:
         gc.collect()
         assert llm_spans(scope) == []
     assert said_of(span) == saying("chat", "one two", "cancelled")
+
+
+@pytest.mark.parametrize("name", ["writer", "checker"])
+def test_a_call_under_way_when_the_attempt_ends(name: str) -> None:
+    """Check a synchronous call of an app that ran past its time limit, at each of its endpoints."""
+    arrived, released = threading.Event(), threading.Event()
+
+    def wait(request: Request) -> str:
+        arrived.set()
+        assert released.wait(20)
+        return "late"
+
+    def ask(client: openai.OpenAI) -> str:
+        return str(client.chat.completions.create(**ASKED["chat"]).choices[0].message.content)
+
+    with (
+        ScriptedServer(wait) as slow,
+        client_of(slow, max_retries=0) as client,
+        acting_as(slow, name) as scope,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        call = pool.submit(copy_context().run, ask, client)
+        assert arrived.wait(20)
+        scope.recorder.cancel_pending()
+        [span] = llm_spans(scope)
+        released.set()
+        assert call.result() == "late"
+        assert llm_spans(scope) == []
+    assert scope.recorder.capture_errors() == []
+    assert (span.attributes[c.CALL_OUTCOME], span.status) == ("cancelled", SpanStatus.UNSET)
+    assert input_messages_of(span.attributes)[-1]["content"] == "hi"
 
 
 # --- left at the end ------------------------------------------------------------------------

@@ -227,6 +227,24 @@ def test_a_block_that_misses_its_calls_is_logged(
     assert [len(one.calls) for one in read_recorded(url)] == [0, 1, 0, 1]
     [line] = [line for line in caplog.messages if "another context" in line]
     assert "'ticket'" in line
+    assert "use the ASGI middleware of docs/production.md" in line
+
+
+@pytest.mark.parametrize("run", [in_a_generator, in_a_dependency])
+def test_a_block_inside_the_requests_operation_is_not_torn(
+    client: openai.OpenAI,
+    url: str,
+    run: Callable[[openai.OpenAI], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Check the remedy that the log names: an operation around the request."""
+    emit._warn_of_context.cache_clear()
+    with record(url), lightspan.operation("request", input="/"):
+        run(client)
+    [found] = read_recorded(url)
+    assert [len(found.calls), found.rollout.task] == [1, "/"]
+    assert "ticket" in found.tree()
+    assert caplog.messages == []
 
 
 def test_a_block_in_one_context_is_not_logged(

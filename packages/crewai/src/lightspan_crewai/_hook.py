@@ -224,8 +224,8 @@ def _opened(current: AgentContext) -> _Open:
 
 
 def _register_pending(scope: AttemptContext, entry: Entry) -> None:
-    """Register an open entry, so that its span is recorded even if CrewAI never reports its end."""
-    if entry.has_span:
+    """Register an open entry, so that it is recorded even if CrewAI never reports its end."""
+    if _is_recorded(entry):
         scope.recorder.register_pending(
             _pending_key(entry), lambda: _record(scope, entry, abandoned_end(entry))
         )
@@ -233,11 +233,8 @@ def _register_pending(scope: AttemptContext, entry: Entry) -> None:
 
 def _record(scope: AttemptContext, entry: Entry, event: End) -> None:
     needs_record = entry.end_call(event)
-    if entry.has_span:
-        if not scope.recorder.resolve_pending(_pending_key(entry)):
-            return
-    elif entry.start.kind is not Kind.CALL:
-        return  # most entries have no span
+    if not (_is_recorded(entry) and scope.recorder.resolve_pending(_pending_key(entry))):
+        return
     if needs_record:
         record_call(
             entry.inside.within(scope),
@@ -252,8 +249,12 @@ def _record(scope: AttemptContext, entry: Entry, event: End) -> None:
         scope.recorder.add(span_of(entry, event, scope))
 
 
+def _is_recorded(entry: Entry) -> bool:
+    return entry.has_span or entry.start.kind is Kind.CALL
+
+
 def _pending_key(entry: Entry) -> str:
-    return f"lightspan_crewai {entry.inside.span_id}"
+    return f"{_NAME} {id(entry)}"
 
 
 # --- readers of events ----------------------------------------------------------------------

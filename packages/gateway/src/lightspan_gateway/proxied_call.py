@@ -18,12 +18,12 @@ from lightspan.schema.spans import Attributes, Span
 from lightspan_gateway.api_errors import ApiError
 from lightspan_gateway.calls import CallInfo, CallLog, ServedCall
 from lightspan_gateway.dialects.sse import DONE, event_of
+from lightspan_gateway.half_characters import decode_object, encode_object
 from lightspan_gateway.stream_repair import StreamRepair
 
 log = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
-_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class ProxiedCall(ServedCall):
@@ -87,10 +87,12 @@ class ProxiedCall(ServedCall):
         answer = await self._engine.chat(self._request)
         if answer.status != 200:
             raise self._api_error(answer.status, answer.body)
-        decoded = self._decode(answer.body)
+        decoded, is_valid = self._decode(answer.body)
+        if not is_valid:
+            decoded, _ = self._decode(encode_object(decoded))
         self._answer = StreamRepair().repaired_answer(decoded)
         self._body = answer.body
-        if self._answer is not decoded:
+        if self._answer is not decoded or not is_valid:
             _warn_of_repair(self._name)
             self._body = _encode(self._answer)
 
@@ -98,10 +100,12 @@ class ProxiedCall(ServedCall):
         streamed, repair = StreamedAnswer(), StreamRepair()
         try:
             async for payload in self._engine.stream(self._request):
-                chunk = self._decode(payload)
+                chunk, is_valid = self._decode(payload)
                 if chunk.get("error"):
                     raise EngineError(f"{self._name} aborted: {_error_text(payload)}")
                 repaired = repair.repaired(chunk)
+                if not is_valid:
+                    repaired, _ = self._decode(encode_object(repaired))
                 streamed.add(repaired)
                 if repaired is not chunk:
                     _warn_of_repair(self._name)
@@ -116,10 +120,11 @@ class ProxiedCall(ServedCall):
     def _api_error(self, status: int, body: bytes) -> ApiError:
         return ApiError(status, f"{self._name} answered {status}: {_error_text(body)}")
 
-    def _decode(self, body: bytes) -> Mapping[str, Any]:
+    def _decode(self, body: bytes) -> tuple[Mapping[str, Any], bool]:
+        """Return a JSON object, and whether it is valid JSON (`decode_object`)."""
         try:
-            return _decoder.decode(body)
-        except msgspec.DecodeError as error:
+            return decode_object(body)
+        except ValueError as error:
             raise EngineError(
                 f"{self._name} answered with no JSON object: {body[:200]!r}"
             ) from error

@@ -3,19 +3,21 @@
 OpenAI's SDK appends the texts of one field, and the parts of tool calls with the same index. Some
 endpoints repeat ids and names in every chunk, give wrong indices to calls, or send lists and
 objects where the API has texts. Mistral sends thoughts as parts of the content: they become
-`reasoning_content`.
+`reasoning_content`. Others cut texts inside a character (`half_characters`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any, Final, TypeGuard
 
 import msgspec
 
 from lightspan.schema.genai_messages import MAPPING, dump_json, joined_text, mappings_in, to_genai
+from lightspan_gateway.half_characters import REPLACEMENT, HalfCharacters
 
+_TEXTS: Final = ("content", "refusal", "reasoning_content", "reasoning")
 Json = dict[str, Any]
 
 
@@ -30,11 +32,13 @@ class _Call:
 
 @dataclass(slots=True)
 class _Calls:
-    """The tool calls that have arrived for one choice of an answer."""
+    """The tool calls, and halves of characters, that have arrived for one choice of an answer."""
 
     calls: list[_Call] = field(default_factory=list)
     places: dict[int, int] = field(default_factory=dict)
     """The endpoint's index → place in `calls` of the last call with this index."""
+    halves: HalfCharacters = field(default_factory=HalfCharacters)
+    """Halves of characters in the texts of the choice, and in the arguments of the calls."""
 
 
 class StreamRepair:
@@ -78,14 +82,20 @@ class StreamRepair:
         if "delta" in choice:
             repaired["delta"] = self._delta(calls, choice["delta"])
         if "text" in choice:
-            repaired["text"] = text_of(choice["text"])
+            repaired["text"] = calls.halves.join("text", text_of(choice["text"]))
         reason = choice.get("finish_reason")
         if reason is not None and not isinstance(reason, str):
             repaired["finish_reason"] = dump_json(reason)
+        if reason:
+            for name in calls.halves.end():
+                _append(repaired, name)
         return repaired
 
     def _delta(self, calls: _Calls, delta: Any) -> Json:
         repaired = _texts(delta)
+        for key in _TEXTS:
+            if repaired.get(key):
+                repaired[key] = calls.halves.join(key, repaired[key])
         if repaired.get("tool_calls") is not None:
             repaired["tool_calls"] = [
                 _call(calls, call) for call in mappings_in(repaired["tool_calls"])
@@ -105,7 +115,7 @@ def _texts(message: Any) -> Json:
         own = text_of(repaired.get("reasoning_content") or repaired.get("reasoning"))
         if thought := own or _thoughts_in(parts):
             repaired["reasoning_content"] = thought
-    for key in ("content", "refusal", "reasoning_content", "reasoning"):
+    for key in _TEXTS:
         if repaired.get(key) is not None:
             repaired[key] = text_of(repaired[key])
     return repaired
@@ -119,6 +129,21 @@ def _thoughts_in(parts: list[Any]) -> str:
     """Return the thoughts among parts of content, as one text."""
     [message] = to_genai([{"role": "assistant", "content": parts}])
     return joined_text([p for p in message["parts"] if p.get("type") == "reasoning"], "content")
+
+
+def _append(choice: Json, name: str | int) -> None:
+    """Append U+FFFD, for half a character, to a text of a choice's last chunk.
+
+    Args:
+        choice: the choice in the chunk.
+        name: field of the text, or the place of the tool call whose arguments it is.
+    """
+    delta = choice if name == "text" else choice.setdefault("delta", {})
+    if isinstance(name, str):
+        delta[name] = (delta.get(name) or "") + REPLACEMENT
+    else:
+        part = {"index": name, "function": {"arguments": REPLACEMENT}}
+        delta["tool_calls"] = [*(delta.get("tool_calls") or ()), part]
 
 
 def _whole_call(call: Mapping[str, Any]) -> Json:
@@ -140,6 +165,8 @@ def _call(choice: _Calls, part: Mapping[str, Any]) -> Json:
     if place == len(choice.calls):
         choice.calls.append(_Call())
         repaired = {**repaired, "type": part.get("type") or "function"}
+    if changed.get("arguments"):
+        changed["arguments"] = choice.halves.join(place, changed["arguments"])
     call = choice.calls[place]
     if call.call_id:  # the SDK would join the ids
         repaired.pop("id", None)

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, Final
 from uuid import UUID
 
+from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import BaseMessage, convert_to_openai_messages
 
@@ -156,11 +157,24 @@ def _running_model() -> Any:
 
     LangChain does not pass the model to callbacks.
     """
+    return _owner_on_stack(BaseLanguageModel)
+
+
+def running_manager() -> Any:
+    """Return the callback manager that reports the beginning run; None if there is none.
+
+    It is freed when the model's method returns.
+    """
+    return _owner_on_stack(BaseCallbackManager)
+
+
+def _owner_on_stack(kind: type) -> Any:
+    """Return the innermost object of a class whose method is on the call stack, or None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_varnames[:1] == ("self",):
             owner = frame.f_locals.get("self")
-            if isinstance(owner, BaseLanguageModel):
+            if isinstance(owner, kind):
                 return owner
         frame = frame.f_back
     return None

@@ -11,6 +11,7 @@ Errors never reach the app: they are recorded as capture errors of the attempt.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -222,6 +223,12 @@ def _record_start(
     if kind is RunKind.MODEL:
         start_call = partial(_adapter.start_call, current)
         attempt.calls[run_id] = _bypass.begin(run_id, input, name, event, start_call, attempt.calls)
+        manager = _bypass.running_manager()
+        if manager is not None:
+            current.scope.recorder.register_pending(f"{run_id}", partial(_stop, run_id))
+            # LangChain reports no end of a cancelled `ainvoke`, which then frees the manager
+            cancel = partial(_end, run_id, _failed, asyncio.CancelledError())
+            weakref.finalize(manager, cancel).atexit = False
 
 
 def _end(run_id: UUID, describe: Callable[[UUID, Any], End], result: Any) -> None:
@@ -232,6 +239,16 @@ def _end(run_id: UUID, describe: Callable[[UUID, Any], End], result: Any) -> Non
     if handle is not None:
         is_error = isinstance(result, BaseException) and not isinstance(result, _NO_ERRORS)
         handle.close(result if is_error else None)
+
+
+def _stop(run_id: UUID) -> None:
+    """Record, at the end of an attempt, a model run that is open, and the runs around it."""
+    attempt = _state.owners.get(run_id)
+    recorder = attempt.recorder() if attempt is not None else None
+    if attempt is not None and recorder is not None:
+        for open_run in attempt.tree.around(run_id):
+            _state.owners.pop(open_run, None)  # what LangChain reports of it later is ignored
+            _record_end(attempt, recorder, open_run, _failed, GeneratorExit())
 
 
 def _record_end(
@@ -252,6 +269,7 @@ def _record_end(
             recorder.add(span)
     except Exception as error:
         _adapter.add_capture_error(recorder, error)
+    recorder.resolve_pending(f"{run_id}")
 
 
 def _record_bypassing(

@@ -218,6 +218,19 @@ class RunTree:
                 return None
             return _place_in(max(candidates, key=lambda run: run.order), pushed)
 
+    def around(self, run_id: UUID) -> list[UUID]:
+        """Return the ids of a run and of the open runs around it, innermost first.
+
+        The result is empty if no run with this id is open.
+        """
+        with self._lock:
+            runs, run = [], self._open.get(run_id)
+            while run is not None:
+                runs.append(run.start.run_id)
+                parent = run.start.parent_id
+                run = None if parent is None else self._open.get(parent)
+            return runs
+
     def inside(self, run_id: UUID) -> Place:
         """Return the place (agent path and span) of code inside the run `run_id`.
 

@@ -261,8 +261,8 @@ def _warn_of_context(name: str) -> None:
     """Log, once, that calls may be missing from the attempts of a block, whose name is `name`."""
     log.warning(
         "lightspan: the block %r ended in another context than it began in, without a model call: "
-        "calls of threads, tasks and handlers in between are attempts of their own. Decorate such "
-        "a generator, `operation(…)(function)`; make a `yield` dependency of FastAPI's async",
+        "calls of threads, tasks and handlers are attempts of their own. Decorate the generator, "
+        "make FastAPI's dependency async, or use the ASGI middleware of docs/production.md",
         name,
     )
 

@@ -301,9 +301,9 @@ class SdkCall:
         return str(self.context.scope.gateway_url)
 
     def __enter__(self) -> None:
-        if self.context.scope.mode is Mode.PRODUCTION:  # a stop of the process may end it first
-            give_up = partial(self.guarded, self.ended, {}, GeneratorExit())
-            self.context.scope.recorder.register_pending(self.call_id, give_up)
+        # the attempt, or the process, may end first
+        give_up = partial(self.guarded, self.ended, {}, GeneratorExit())
+        self.context.scope.recorder.register_pending(self.call_id, give_up)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:

@@ -19,6 +19,7 @@ from lightspan_testing.adapter_suite.checks import (
     check_bypassing,
     check_calls,
     check_names,
+    check_stopped,
     check_tokens,
 )
 from lightspan_testing.adapter_suite.scenario_runner import inside_root, part_of, play
@@ -176,12 +177,14 @@ class AdapterTests:
         assert lines == expected, "\n".join(["recorded:", *lines, "expected:", *expected])
         check_names(played, app)
         check_attributes(played)
-        if SCENARIOS[scenario].bypassing:
+        if SCENARIOS[scenario].stopped:
+            check_stopped(played)
+        elif SCENARIOS[scenario].bypassing:
             check_bypassing(played, stage)
-            return
-        check_calls(played, stage)
-        if played.through_gateway:
-            check_tokens(played, stage)
+        else:
+            check_calls(played, stage)
+            if played.through_gateway:
+                check_tokens(played, stage)
 
     def check_program(
         self,

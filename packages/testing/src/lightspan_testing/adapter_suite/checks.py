@@ -14,6 +14,7 @@ from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptStatus, Rollout
 from lightspan.schema.routing import Route, agent_name, split_path
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.schema.token_records import CallOutcome
 from lightspan_testing.adapter_harness import POLICY, Part, Played, Stage, sampled_text
 from lightspan_testing.adapter_suite.scenarios import BYPASSED, App, Impossible
 from lightspan_testing.attempts import Captured, path_of
@@ -177,6 +178,17 @@ def answers_of(played: Played, stage: Stage) -> list[tuple[list[int], list[int]]
         for call in calls
         if not call.turn.delay_s or complete == len(played.llm_spans)
     ]
+
+
+def check_stopped(played: Played) -> None:
+    """Check that a call of the app's own client, under way at the stop, is recorded as cancelled.
+
+    Its answer came after the attempt's end, so it is not recorded.
+    """
+    [call] = played.llm_spans
+    assert call.attributes[c.CALL_OUTCOME] == CallOutcome.CANCELLED
+    assert played.tag in str(call.attributes[c.INPUT_MESSAGES])
+    assert c.OUTPUT_MESSAGES not in call.attributes
 
 
 # --- the framework --------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import openai
 
+from lightspan.capture.context import current_context
 from lightspan.capture.emit import current_attempt_id, emit_message, operation
 from lightspan_testing.adapter_harness import Says, Turn
 
@@ -71,9 +72,16 @@ def by_other_means(scenario: str, model: Model) -> Callable[[Any], str]:
 
     The function first makes up to `Scenario.asks_first` calls with the OpenAI SDK. It returns the
     answer of the first of them that succeeds. If none succeeds, it returns `BYPASSED`.
+
+    If the scenario is `stopped`, the function ends the attempt before, as a runner does, and as the
+    end of a process does in production.
     """
 
     def answer(prompt: Any) -> str:
+        current = current_context()
+        if SCENARIOS[scenario].stopped and current is not None:
+            current.scope.recorder.cancel_pending()
+            return BYPASSED
         for _ in range(SCENARIOS[scenario].asks_first):
             with suppress(openai.OpenAIError):
                 return _call_sdk(model, str(prompt))
@@ -111,6 +119,10 @@ OTHER_MEANS: Final = {
         invoke_agent writer @writer
           chat @writer error
           chat @writer
+    """,
+    "stopped": """
+        invoke_agent writer @writer unset
+          chat @writer unset
     """,
 }
 """Scenario with a custom model client → expected span tree."""
@@ -159,6 +171,8 @@ class Scenario:
     """Whether the app's model client bypasses the OpenAI SDK."""
     asks_first: int = 0
     """Maximum number of OpenAI SDK calls that a custom client tries before it answers itself."""
+    stopped: bool = False
+    """Whether the attempt ends while a custom client is under way."""
 
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {
@@ -263,6 +277,12 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         about="`writer`'s own model client asks the OpenAI SDK twice, which fails once (400)",
         says={"writer": [Turn(text="refused", status=400), "A draft of {task}."]},
         asks_first=2,
+    ),
+    "stopped": Scenario(
+        about="the attempt ends while `writer`'s own model client is thinking: one cancelled call",
+        says={},
+        bypassing=True,
+        stopped=True,
     ),
 }
 """Scenario name → scenario. Every framework plays each of them in every mode and on every route."""

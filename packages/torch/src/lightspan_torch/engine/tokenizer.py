@@ -313,8 +313,9 @@ class TransformersTokenizer(ChatTokenizer):
         written = self._sample.text or next(mark for mark in _FOREIGN_FORMATS if mark in template)
         return (
             f"{self.name} writes tool calls as {written[:120]!r}, which no tool parser here reads: "
-            f"they would stay text. There are {', '.join(get_args(ToolParserName))}; choose one "
-            "with tool_parser= if the model was trained to write that"
+            f"they would stay text. There are {', '.join(get_args(ToolParserName))}: use a model "
+            "whose template writes one of these, choose one with tool_parser= if the model was "
+            "trained to write it, or describe the tools in the messages and leave `tools` out"
         )
 
     def encode(self, text: str, *, most: int | None = None) -> list[int]:
