@@ -59,6 +59,17 @@ def test_an_evaluation_of_one_task_has_no_interval() -> None:
     assert json.loads(msgspec.json.encode(one.metrics()))["low"] is None
 
 
+def test_the_lowest_reward_of_the_run_widens_intervals_of_equal_rewards() -> None:
+    """Check tasks that all got 1, in a run that has given -1."""
+    plain = evaluation(3, [1.0] * 4)
+    wide = evaluation(5, [1.0] * 4, lowest_reward=-1.0)
+    assert plain.interval.low == pytest.approx(0.025**0.25)
+    assert wide.interval.low == pytest.approx(2 * 0.025**0.25 - 1)
+    gain = result(plain, wide).gain
+    assert gain is not None
+    assert (gain.low, gain.high) == pytest.approx((-2 * (1 - 0.025**0.25), 2 * (1 - 0.025**0.25)))
+
+
 def test_calls_of_the_policy_are_counted() -> None:
     """Check a rollout that asks the policy twice, one that only a frozen agent answers, one
     without any call, one whose call bypassed the gateway, and one that failed before its call.

@@ -59,6 +59,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of the tasks on which the app failed after it had given a reward, which counts."""
     failure_reward: float | None = None
     """Reward of failures at the time; None if they were unscored."""
+    lowest_reward: float = 0.0
+    """Lowest reward of the run so far, of training too; 0 if none was negative."""
 
     @classmethod
     def of(
@@ -69,6 +71,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         weights: int | None = None,
         clusters: Mapping[str, str] | None = None,
         failure_reward: float | None = None,
+        lowest_reward: float = 0.0,
     ) -> Evaluation:
         """Return the evaluation of episodes, one per task.
 
@@ -79,6 +82,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             weights: step of the evaluated weights, if earlier than `step`; else None.
             clusters: cluster of correlated tasks, by task id; None if tasks are independent.
             failure_reward: reward of the episodes whose app failed; None if they are unscored.
+            lowest_reward: lowest reward of the run so far; 0 if none was negative.
         """
         rewards = {e.task_id: e.reward for e in episodes if e.reward is not None}
         has_policies = any(rule.target.selected for rule in routing.rules)
@@ -100,6 +104,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             failures=[e.task_id for e in episodes if e.reward_source == "failure"],
             failures_scored=[e.task_id for e in episodes if failed_with_reward(e)],
             failure_reward=failure_reward,
+            lowest_reward=lowest_reward,
         )
 
     def restated(self, failure_reward: float | None) -> Evaluation:
@@ -132,7 +137,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def interval(self) -> Interval:
         """The mean reward with its 95 % confidence interval, which takes clusters into account."""
-        return clustered_interval(self.rewards, self.clusters)
+        return clustered_interval(self.rewards, self.clusters, self.lowest_reward)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -287,7 +292,7 @@ class FitResult:
         if len(self.evaluations) < 2:
             return None
         first, last = self.evaluations[0], self.evaluations[-1]
-        gain = paired_gain(first.rewards, last.rewards, last.clusters)
+        gain = paired_gain(first.rewards, last.rewards, last.clusters, last.lowest_reward)
         return gain if gain.n else None
 
     def summary(self, metric: str = "reward") -> str:

@@ -249,7 +249,7 @@ class Session:
         self.state.return_in_flight()
         self._rollout_checks.agents_checked = self.state.step > 0
         evaluations = [*self.folder.evaluations(), *self.folder.evaluations("selection")]
-        lowest = [each.failure_reward or 0.0 for each in evaluations]  # after the checkpoint too
+        lowest = [each.lowest_reward for each in evaluations]  # after the checkpoint too
         self.state.lowest_reward = min([self.state.lowest_reward, *lowest])
         states = await self.store.rollouts(run_id=self.state.run_id)
         await self.store.cancel([s.rollout.rollout_id for s in states if not s.status.final])
@@ -349,7 +349,8 @@ class Session:
         episodes = await self.rollouts(tasks, 1, Mode.VAL)
         clusters = clusters_of(tasks, self.settings.cluster)
         step, failed = self.state.step, self._failure_reward
-        return Evaluation.of(step, episodes, self._routing, weights, clusters, failed)
+        lowest = min(self.state.lowest_reward, failed or 0.0)
+        return Evaluation.of(step, episodes, self._routing, weights, clusters, failed, lowest)
 
     @property
     def _failure_reward(self) -> float | None:
