@@ -182,15 +182,16 @@ class Session:
             return None
         step = self.state.step
         has_ended = self.settings.has_ended(step, self.last_step, standing.since_best)
-        if self.checkpoint is None or not has_ended:
-            self._is_resumable = True
-            return None
-        result = finished_result(self.folder, step, best)
-        if result is not None:
-            early = f" (patience={self.settings.patience} has ended it after step {step})"
-            why = early if step < self.last_step else ""
-            self.reporter.line(f"{self.path} is complete: nothing is left to train{why}")
-        return result
+        if self.checkpoint is not None and has_ended:
+            result = finished_result(self.folder, step, best)
+            if result is not None:
+                early = f" (patience={self.settings.patience} has ended it after step {step})"
+                why = early if step < self.last_step else ""
+                self.reporter.line(f"{self.path} is complete: nothing is left to train{why}")
+                return result
+        self._is_resumable = True
+        self.folder.delete_unscored(step)
+        return None
 
     async def open(self) -> None:
         """Open the store, the learner, the engine, the gateway and the runners, in that order."""
