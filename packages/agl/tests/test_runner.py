@@ -237,11 +237,31 @@ async def test_emitters_return_their_span() -> None:
         spans.append(agl.emit_reward(0.5))
         spans.append(agl.emit_annotation({"a": 1}))
         spans.append(agl.emit_object(b"x"))
-        assert agl.emit_reward(0.5, propagate=False) is None
+        unrecorded.extend(emitted(False))
+        spans.append(agl.emit_object("last"))
 
+    def emitted(propagate: bool) -> list[Any]:
+        return [
+            agl.emit_reward({"a": 0.5, "b": 1.0}, primary_key="b", propagate=propagate),
+            agl.emit_annotation({"tag": {"of": 1}}, propagate=propagate),
+            agl.emit_annotation({"reward": 0.25}, propagate),
+            agl.emit_object({"c": 1}, {"d": 2}, propagate),
+        ]
+
+    unrecorded: list[Any] = []
     recorded = await spans_of(emit)
     assert all(span in recorded for span in spans)
-    assert agl.emit_annotation({"a": 1}) is None  # outside a rollout
+    assert not any(span in recorded for span in unrecorded)
+    assert len({span.attempt_id for span in [*spans, *unrecorded]}) == 1
+    # outside a rollout
+    assert emitted(True) == [None] * 4
+    alone = emitted(False)
+    assert [span.attempt_id for span in alone] == [""] * 4
+    for span, other in zip(unrecorded, alone, strict=True):
+        assert (span.name, span.kind) == (other.name, other.kind)
+        same = {**other.attributes, "lightspan.agent.path": ""}
+        assert {**span.attributes, "lightspan.agent.path": ""} == same
+    assert agl.find_final_reward(alone) == 0.25
 
 
 async def test_the_first_of_several_resources_is_used_with_one_warning(
