@@ -14,7 +14,7 @@ import openai
 import pytest
 
 import lightspan_agl as agl
-from lightspan.errors import ConfigError, RewardError, UnsupportedError
+from lightspan.errors import ConfigError, DataError, RewardError, UnsupportedError
 from lightspan.production.redact import map_text
 from lightspan.schema.spans import SpanKind
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
@@ -168,6 +168,28 @@ async def test_emitted_rewards_and_failures() -> None:
     assert agl.find_final_reward(await store.query_spans(rollout.rollout_id)) is None
     with pytest.raises(ConfigError, match="run_context"):
         await runner.step({"n": 1})
+
+
+async def test_tasks_are_json_as_in_training() -> None:
+    """Check a task with keys that are no text, and tasks that no training accepts."""
+
+    @agl.rollout
+    def agent(task: Any) -> float:
+        seen.append(task)
+        return 1.0
+
+    seen: list[Any] = []
+    runner, store = agl.LitAgentRunner[Any](max_rollouts=1), agl.InMemoryLightningStore()
+    with runner.run_context(agent=agent, store=store):  # type: ignore[arg-type]
+        rollout = await runner.step({1: "a", "b": {2: (3, 4)}})
+        await store.enqueue_rollout({1: "a"})
+        await runner.iter()
+        for task in ({"a": math.nan}, {(1, 2): 3}, object()):
+            with pytest.raises(DataError, match=r"^input is not JSON: .*A task is made of dicts"):
+                await runner.step(task)
+    assert seen == [{"1": "a", "b": {"2": [3, 4]}}, {"1": "a"}]
+    assert rollout.input == seen[0]
+    assert [each.status for each in await store.query_rollouts()] == ["succeeded"] * 2
 
 
 async def spans_of(function: Callable[[], Any], returned: float | None = None) -> list[agl.Span]:
