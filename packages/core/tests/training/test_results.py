@@ -125,6 +125,10 @@ def test_the_last_line_counts_what_was_not_scored_and_what_failed() -> None:
     assert result(outcomes=outcomes).summary() == (
         "trained for 5 steps; of 2,560 rollouts in training 3 unscored, 1,040 failed: runs/x"
     )
+    undelivered = Outcomes(rollouts=32, undelivered=2)
+    assert result(outcomes=undelivered).summary() == (
+        "trained for 5 steps; of 32 rollouts in training 2 undelivered answers: runs/x"
+    )
 
 
 def test_failures_count_and_the_mean_without_them_is_told() -> None:
@@ -193,8 +197,9 @@ def test_the_gain_is_over_clusters_too() -> None:
 
 def test_outcomes_are_those_of_the_training_steps() -> None:
     step = {"kind": "train", "rollouts": 16, "scored": 12.0, "failed": 3}
-    lines = [step, {"kind": "eval", "unscored": 9}, {**step, "scored": 16, "failed": 0}]
+    missed = {"calls/rejected:undelivered": 2.0}
+    lines = [step, {"kind": "eval", "unscored": 9}, {**step, "scored": 16, "failed": 0, **missed}]
     # an algorithm of one's own may count nothing, or say anything
     lines += [{"kind": "train"}, {**step, "scored": "all"}, {**step, "rollouts": float("nan")}]
-    assert Outcomes.of(lines) == Outcomes(rollouts=32, unscored=4, failed=3)
+    assert Outcomes.of(lines) == Outcomes(32, unscored=4, failed=3, undelivered=2)
     assert Outcomes.of([]) == Outcomes()

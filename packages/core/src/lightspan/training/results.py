@@ -228,6 +228,8 @@ class Outcomes(NamedTuple):
     """Rollouts without a valid reward; they are neither trained nor part of a mean reward."""
     failed: int = 0
     """Rollouts on which the app failed, scored or not."""
+    undelivered: int = 0
+    """Calls of agents to train whose answers never reached the app; they are not trained."""
 
     @classmethod
     def of(cls, metrics: Sequence[Mapping[str, Any]]) -> Outcomes:
@@ -243,12 +245,17 @@ class Outcomes(NamedTuple):
         train = [line for line in metrics if line["kind"] == "train"]
         lines = [line for line in train if all(is_number(line.get(name)) for name in names)]
         rollouts, scored, failed = (int(sum(line[name] for line in lines)) for name in names)
-        return cls(rollouts=rollouts, unscored=rollouts - scored, failed=failed)
+        undelivered = int(sum(line.get("calls/rejected:undelivered") or 0 for line in lines))
+        return cls(rollouts, rollouts - scored, failed, undelivered)
 
     @property
     def problems(self) -> str:
-        """Numbers of unscored and failed rollouts as text; empty if both are 0."""
-        return counted({"unscored": self.unscored, "failed": self.failed})
+        """Numbers of unscored and failed rollouts and of undelivered answers as text.
+
+        Numbers of 0 are left out, so the text may be empty.
+        """
+        counts = {"unscored": self.unscored, "failed": self.failed}
+        return counted({**counts, "undelivered answers": self.undelivered})
 
     def __str__(self) -> str:
         rollouts = plural(self.rollouts, "rollout")

@@ -39,6 +39,7 @@ from lightspan.training.backends import check_chat_templates, check_parts, make_
 from lightspan.training.call_budget import CallBudget
 from lightspan.training.checkpoints import TrainerState
 from lightspan.training.collector import Collector
+from lightspan.training.cpu_meter import last_seconds
 from lightspan.training.data import clusters_of
 from lightspan.training.manifest import data_config, finished_result
 from lightspan.training.model_selection import BestSoFar
@@ -190,6 +191,7 @@ class Session:
                 self.reporter.line(f"{self.path} is complete: nothing is left to train{why}")
                 return result
         self._is_resumable = True
+        self.state.seconds |= last_seconds(self.folder)  # of evaluations after the checkpoint too
         self.folder.delete_unscored(step)
         return None
 
