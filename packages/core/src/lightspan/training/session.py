@@ -182,14 +182,13 @@ class Session:
                 self.state = checkpoints.load_state(self.checkpoint)
             return None
         step = self.state.step
-        has_ended = self.settings.has_ended(step, self.last_step, standing.since_best)
-        if self.checkpoint is not None and has_ended:
-            result = finished_result(self.folder, step, best)
-            if result is not None:
-                early = f" (patience={self.settings.patience} has ended it after step {step})"
-                why = early if step < self.last_step else ""
-                self.reporter.line(f"{self.path} is complete: nothing is left to train{why}")
-                return result
+        ends = self.settings.has_ended(step, self.last_step, standing.since_best)
+        result = finished_result(self.folder, step, best) if self.checkpoint and ends else None
+        if result is not None:
+            early = f" (patience={self.settings.patience} has ended it after step {step})"
+            why = early if step < self.last_step else ""
+            self.reporter.line(f"{self.path} is complete: nothing is left to train{why}")
+            return result
         self._is_resumable = True
         self.state.seconds |= last_seconds(self.folder)  # of evaluations after the checkpoint too
         self.folder.delete_unscored(step)
@@ -393,8 +392,7 @@ class Session:
         return {group: self._published - number for group, number in self._submitted.items()}
 
     def next_tasks(self, count: int) -> list[Json]:
-        returned = self.state.returned[:count]
-        self.state.returned = self.state.returned[count:]
+        returned, self.state.returned = self.state.returned[:count], self.state.returned[count:]
         missing = count - len(returned)
         tasks = self._sampler.take(self.state.cursor, missing)
         self.state.cursor += missing
@@ -527,16 +525,12 @@ class Session:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     async def publish(self) -> None:
-        if self._engine is None:
-            raise self._missing("engine to publish to")
-        versions = {
-            policy: await next_version(self.store, policy, self.state)
-            for policy in self.algorithm.policies()
-        }
-        await self.learner.publish(self.engine, versions)
-        if isinstance(self.engine, ProbedEngine):
+        engine, policies = self.engine, self.algorithm.policies()  # raises without an engine
+        versions = {name: await next_version(self.store, name, self.state) for name in policies}
+        await self.learner.publish(engine, versions)
+        if isinstance(engine, ProbedEngine):
             for policy, version in versions.items():
-                probes = await self.engine.probes(policy)
+                probes = await engine.probes(policy)
                 await self.learn(partial(check_probes, probes, policy, version, self.learner))
         self.state.versions = versions
         self._published += 1

@@ -179,9 +179,7 @@ class TrainerSettings:
             "validate_temperature": self.validate_temperature,
             "keep": self.keep if self.keep != "last" else None,
         }
-        refused = [
-            f"{name}={value!r:.80}" for name, value in weights_only.items() if value is not None
-        ]
+        refused = [f"{k}={value!r:.80}" for k, value in weights_only.items() if value is not None]
         if refused:
             raise ConfigError(
                 f"{', '.join(refused)}: {self.algorithm.name} trains no policy, so there is "
