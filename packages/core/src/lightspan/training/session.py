@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from lightspan.algorithms.protocol import Metrics
 from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.lightning.advantages import Explanation
@@ -516,10 +517,9 @@ class Session:
         ]
 
     def _title(self, mode: Mode) -> str:
-        if mode is Mode.DEV:
-            return "dry run"
-        step = self.state.step
-        return f"step {step}: evaluating" if mode is Mode.VAL else f"step {step}/{self.last_step}"
+        step = f"step {self.state.step}"
+        titles = {Mode.DEV: "dry run", Mode.VAL: f"{step}: evaluating"}
+        return titles.get(mode, f"{step}/{self.last_step}")
 
     async def learn(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
@@ -537,6 +537,9 @@ class Session:
 
     def note(self, text: str) -> None:
         self.reporter.line(f"step {self.state.step}: {text}")
+
+    def record(self, kind: str, metrics: Metrics) -> None:
+        self.folder.add_metrics({"kind": kind, "step": self.state.step, **metrics})
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
         if self._span_export is not None:

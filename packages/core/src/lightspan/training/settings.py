@@ -39,11 +39,8 @@ RECORDED: Final = (
 """Settings that `config.json` contains with unchanged values."""
 
 _MIN_VALUES: Final = {
-    "steps": 0,
-    "checkpoint_every": 1,
-    "validate_every": 1,
-    "patience": 1,
-    "max_frozen_calls": 0,
+    **dict.fromkeys(("steps", "max_frozen_calls"), 0),
+    **dict.fromkeys(("checkpoint_every", "validate_every", "patience"), 1),
 }
 _PARTS: Final = {
     "engine": (("build", "generate"), "Transformers(…) or VLLM(…) or an engine"),
