@@ -13,6 +13,7 @@ import pytest
 
 from lightspan.errors import StoreError
 from lightspan.runners.app import App
+from lightspan.runners.gateway_probe import GatewayEndpoint
 from lightspan.runners.outcome import _causes, classify
 from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import Runner
@@ -186,6 +187,24 @@ async def test_a_gateway_that_is_gone_concerns_its_own_run_only(store: Store) ->
         attempts = await store.attempts(gone)
         assert [attempt.outcome for attempt in attempts] == [Outcome.INFRASTRUCTURE]
         assert len(await store.attempts(live)) == len(live)
+
+
+async def test_whether_a_gateway_answers_is_checked_for_each_run(store: Store) -> None:
+    """Check that a run's gateway is asked only after an attempt of that run could not reach it."""
+    gone = GatewayEndpoint("http://127.0.0.1:9", "token")
+    async with gateway(store, "7") as (url, _), running(store, apps.asks) as runner:
+        live = GatewayEndpoint(url, "token")
+        runner.work_for(["gone", "live"])
+        runner.await_gateway("gone", gone)
+        assert not await runner.can_reach("gone", gone)
+        # asked, this address would not answer
+        assert await runner.can_reach("live", gone)
+        runner.await_gateway("live", live)
+        assert await runner.can_reach("live", live)
+        assert not await runner.can_reach("gone", gone)
+        assert await runner.can_reach("live", gone)
+        runner.work_for(["live"])
+        assert await runner.can_reach("gone", gone)
 
 
 async def test_a_gateway_that_stays_away_fails_attempts_without_the_app(store: Store) -> None:

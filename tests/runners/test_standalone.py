@@ -35,6 +35,7 @@ from lightspan.schema.semconv import PROTOCOL_VERSION
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 from lightspan.stores.sqlite import SQLiteStore
+from lightspan_cluster import external_runners
 from lightspan_cluster.external_runners import RunnerWatch
 from lightspan_cluster.standalone import Trainings, trainings
 from packages.gateway.tests.remote_store.served import serving
@@ -523,3 +524,39 @@ def test_what_a_trainer_is_told_of_runners(lines: Any) -> None:
     watch.update([], 251.5)
     with pytest.raises(Exception, match="no runner for 100 s"):
         runners.check()
+
+
+@pytest.mark.parametrize(
+    ("ahead", "late", "line"),
+    [
+        (100.5, (0, 0, 0), "the clock of runner r1 is 100 s ahead of this machine's: times of"),
+        (-40.5, (9, 0, 60), "the clock of runner r1 is 40 s behind this machine's: times of"),
+        (0.0, (30, 0, 30), ""),  # announcements that were sent again
+        (4.0, (0, 0, 0), ""),
+    ],
+)
+def test_a_clock_that_differs_is_told_once(
+    lines: Any, monkeypatch: pytest.MonkeyPatch, ahead: float, late: tuple[int, ...], line: str
+) -> None:
+    """Check five announcements, each of which is read twice."""
+    own = 1e9
+    monkeypatch.setattr(external_runners.clock, "now", lambda: own)
+    plan = RunnerPlan(store_url="sqlite:////x.db", app="a:b", run_id="run-1")
+    watch = RunnerWatch(plan, ExternalRunners(), lines.line)
+    peer = make_peer("r1", PeerRole.RUNNER, "a:b", slots=8)
+    watch.update([peer], 0.0)  # of an older version, without its clock
+    for delay in (*late, 0, 0):
+        sent = own + ahead
+        for silent_s in (0.0, 1.0):
+            own += silent_s + delay * (silent_s == 0.0)
+            watch.update([msgspec.structs.replace(peer, clock=sent, silent_s=silent_s)], 0.0)
+    told = [text for text in lines.texts if "joined" not in text]
+    assert [text[: len(line)] for text in told] == [line] * bool(line)
+
+
+async def test_a_peer_announces_its_clock(store: Store) -> None:
+    async with Presence(store, make_peer("r1", PeerRole.RUNNER, "a:b")) as presence:
+        [first] = await store.peers()
+        await presence.update(slots=2)
+        [second] = await store.peers()
+    assert 0 < first.clock < second.clock

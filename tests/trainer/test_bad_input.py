@@ -94,7 +94,12 @@ def test_missing_rewards_are_counted_and_told_once_per_task(
     )
     saved = json.loads((result.folder / "result.json").read_text())
     assert saved["summary"] == result.summary()
-    assert saved["training"] == {"rollouts": 32, "unscored": 24, "failed": 0}
+    assert saved["training"] == {
+        "rollouts": 32,
+        "unscored": 24,
+        "failed": 0,
+        "undelivered": 0,
+    }
     assert [found["unscored"] for found in saved["evaluations"]] == [3, 3, 3]
     assert line["calls/rejected:unscored"] == 12
 

@@ -17,6 +17,7 @@ from lightspan import GEPA, LLM, PromptTemplate, Trainer
 from lightspan.cli import main
 from lightspan.errors import ConfigError, DataError
 from lightspan.progress import SilentReporter
+from lightspan.training.folder import RunFolder
 from lightspan_prompts.search.candidates import NO_CALLS, read_found
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.stored_episodes import stored_episodes
@@ -228,6 +229,10 @@ def test_a_finished_search_goes_on_with_a_larger_budget(
     log = (folder / "journal" / "gepa.jsonl").read_text().splitlines()
     runs = [len(json.loads(line).get("seen", ())) for line in log]
     assert found.rollouts == sum(runs)
+    lines = [line for line in RunFolder(folder).metrics() if line["kind"] == "search"]
+    assert [(line["step"], line["rollouts"]) for line in lines] == [
+        (1, proposal.rollouts) for proposal in found.proposals
+    ]
     whole = toy.train(tmp_path / "whole", model.url, thinker.url, max_rollouts=60)
     assert {name: each.after for name, each in whole.prompts.items()} == {
         name: each.after for name, each in result.prompts.items()

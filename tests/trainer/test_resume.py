@@ -124,6 +124,7 @@ def test_the_lowest_reward_survives(apps: Any, tiny: Path, tmp_path: Path, lines
     trainer = Trainer(Drill(tiny), steps=3, folder=folder, reporter=lines)
     result = trainer.fit(apps.odd, train, val, resume=True)
     assert [each.failure_reward for each in result.evaluations] == [-3.0, -3.0]
+    assert [each.lowest_reward for each in result.evaluations] == [-3.0, -3.0]
     assert {line["failure_reward"] for line in trainer.folder.metrics()} == {-3.0}
     assert [list(each.rewards.values()) for each in result.evaluations] == [[-3.0, -3.0]] * 2
     assert "failed 1 -> 1 (-3.00 -> -3.00 without these)" in result.summary()

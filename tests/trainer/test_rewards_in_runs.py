@@ -120,11 +120,17 @@ def test_a_judge_that_was_mended_scores_what_it_had_left_out(
         trainer(folder, judge).fit(judged.counts, tasks, judged.tasks(model.url, 5))
     [earlier] = RunFolder(folder).evaluations()
     assert (earlier.rewards, earlier.unscored) == ({}, 1)
+    [line] = RunFolder(folder).metrics()
+    spent = {**line, "cpu_s/engine_evaluation": 1000.0}
+    (folder / "metrics.jsonl").write_text(f"{json.dumps(spent)}\n")
     wise.script = mended
     result = trainer(folder, judge).fit(
         judged.counts, tasks, judged.tasks(model.url, 5), resume=True
     )
     assert [[*each.rewards.values()] for each in result.evaluations] == [[0.5], [0.5]]
+    held_out = [line for line in RunFolder(folder).metrics() if line["kind"] == "eval"]
+    assert [(line["step"], line["mean"]) for line in held_out] == [(0, 0.5), (1, 0.5)]
+    assert held_out[0]["cpu_s/engine_evaluation"] >= 1000.0
     answers = [
         json.loads(line) for line in (folder / "journal" / "judge.jsonl").read_text().splitlines()
     ]

@@ -187,7 +187,7 @@ def test_there_is_no_engine_and_no_learner(server: ScriptedServer, tmp_path: Pat
                 with pytest.raises(ConfigError) as refused:
                     getattr(world, name)
                 found.append(str(refused.value))
-            with pytest.raises(ConfigError, match="no engine to publish to"):
+            with pytest.raises(ConfigError, match="no engine: give it policies"):
                 await world.publish()
             return {}
 

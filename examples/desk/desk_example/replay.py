@@ -66,6 +66,9 @@ class Replay:
     def note(self, text: str) -> None:
         """Ignore a message for the run's output."""
 
+    def record(self, kind: str, metrics: Mapping[str, float]) -> None:
+        """Ignore the numbers of a proposal."""
+
 
 def replayed(order: int, begins: str, answers: Mapping[str, Answers]) -> Search:
     """Run the search with seed `order` from the prompt `begins`, and return its result."""

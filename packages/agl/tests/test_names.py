@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import lightspan_agl as agl
-from lightspan.errors import UnsupportedError
+from lightspan.errors import ConfigError, UnsupportedError
 from lightspan_agl._modules import MODULES
 from lightspan_agl._unsupported import HINTS
 
@@ -105,3 +105,12 @@ def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_MANAGED_STORE", "maybe")
     with pytest.raises(ValueError, match="AGL_MANAGED_STORE='maybe' must be one of"):
         agl.resolve_bool_env_var(variable)
+
+
+def test_a_proxy_llm_of_the_users_own_takes_any_ids() -> None:
+    own = agl.ProxyLLM(endpoint="http://host/v1", model="m")
+    assert own.get_base_url() == own.get_base_url("r", "a") == "http://host/v1"
+    of_attempt = agl.ProxyLLM(endpoint="http://host/v1", model="m", rollout_id="r", attempt_id="a")
+    assert of_attempt.get_base_url("r", "a") == of_attempt.get_base_url() == "http://host/v1"
+    with pytest.raises(ConfigError, match=r"\('r', 'b'\): this attempt is \('r', 'a'\)"):
+        of_attempt.get_base_url("r", "b")

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 import lightspan_agl as agl
-from lightspan.errors import ConfigError, RewardError, UnsupportedError
+from lightspan.errors import ConfigError, DataError, RewardError, UnsupportedError
 from lightspan.production.redact import map_text
 from lightspan.schema.spans import SpanKind
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
@@ -170,6 +170,28 @@ async def test_emitted_rewards_and_failures() -> None:
         await runner.step({"n": 1})
 
 
+async def test_tasks_are_json_as_in_training() -> None:
+    """Check a task with keys that are no text, and tasks that no training accepts."""
+
+    @agl.rollout
+    def agent(task: Any) -> float:
+        seen.append(task)
+        return 1.0
+
+    seen: list[Any] = []
+    runner, store = agl.LitAgentRunner[Any](max_rollouts=1), agl.InMemoryLightningStore()
+    with runner.run_context(agent=agent, store=store):  # type: ignore[arg-type]
+        rollout = await runner.step({1: "a", "b": {2: (3, 4)}})
+        await store.enqueue_rollout({1: "a"})
+        await runner.iter()
+        for task in ({"a": math.nan}, {(1, 2): 3}, object()):
+            with pytest.raises(DataError, match=r"^input is not JSON: .*A task is made of dicts"):
+                await runner.step(task)
+    assert seen == [{"1": "a", "b": {"2": [3, 4]}}, {"1": "a"}]
+    assert rollout.input == seen[0]
+    assert [each.status for each in await store.query_rollouts()] == ["succeeded"] * 2
+
+
 async def spans_of(function: Callable[[], Any], returned: float | None = None) -> list[agl.Span]:
     """Return the spans of a rollout that calls a function."""
 
@@ -237,11 +259,31 @@ async def test_emitters_return_their_span() -> None:
         spans.append(agl.emit_reward(0.5))
         spans.append(agl.emit_annotation({"a": 1}))
         spans.append(agl.emit_object(b"x"))
-        assert agl.emit_reward(0.5, propagate=False) is None
+        unrecorded.extend(emitted(False))
+        spans.append(agl.emit_object("last"))
 
+    def emitted(propagate: bool) -> list[Any]:
+        return [
+            agl.emit_reward({"a": 0.5, "b": 1.0}, primary_key="b", propagate=propagate),
+            agl.emit_annotation({"tag": {"of": 1}}, propagate=propagate),
+            agl.emit_annotation({"reward": 0.25}, propagate),
+            agl.emit_object({"c": 1}, {"d": 2}, propagate),
+        ]
+
+    unrecorded: list[Any] = []
     recorded = await spans_of(emit)
     assert all(span in recorded for span in spans)
-    assert agl.emit_annotation({"a": 1}) is None  # outside a rollout
+    assert not any(span in recorded for span in unrecorded)
+    assert len({span.attempt_id for span in [*spans, *unrecorded]}) == 1
+    # outside a rollout
+    assert emitted(True) == [None] * 4
+    alone = emitted(False)
+    assert [span.attempt_id for span in alone] == [""] * 4
+    for span, other in zip(unrecorded, alone, strict=True):
+        assert (span.name, span.kind) == (other.name, other.kind)
+        same = {**other.attributes, "lightspan.agent.path": ""}
+        assert {**span.attributes, "lightspan.agent.path": ""} == same
+    assert agl.find_final_reward(alone) == 0.25
 
 
 async def test_the_first_of_several_resources_is_used_with_one_warning(

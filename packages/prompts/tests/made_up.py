@@ -38,6 +38,7 @@ class World:
         self.rollouts_done = 0
         """Number of rollouts."""
         self.notes: list[str] = []
+        self.recorded: list[dict[str, Any]] = []
         self.unscored = ""
         """Why a scorer gave no reward."""
         self.batches: list[int] = []
@@ -67,6 +68,9 @@ class World:
                 )
             )
         return episodes
+
+    def record(self, kind: str, metrics: dict[str, float]) -> None:
+        self.recorded.append({"kind": kind, **metrics})
 
     def note(self, text: str) -> None:
         self.notes.append(text)

@@ -176,3 +176,21 @@ async def test_finalists_of_a_smaller_budget_are_paid_for(
     back = await search(gepa(server), smaller)
     assert (smaller.rollouts_done, pool(back), back.chosen) == (0, pool(less), less.chosen)
     assert back.rollouts == found.rollouts
+
+
+async def test_finalists_that_are_paid_for_need_no_rollouts(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    """Raise a budget by one candidate: it takes 11 rollouts, and 5 more if it is a finalist."""
+    world = World(tmp_path)
+    less = await search(gepa(server), world)
+    assert sum(bool(each.again) for each in less.candidates) == gepa(server).finalists == 2
+    too_small = await search(gepa(server, max_rollouts=less.rollouts + 15), World(tmp_path))
+    assert (too_small.reflections, too_small.rollouts) == (less.reflections, less.rollouts)
+    assert too_small.ended.endswith("another candidate may take 11; 5 are for the finalists")
+    found = await search(gepa(server, max_rollouts=less.rollouts + 16), World(tmp_path))
+    assert found.reflections > less.reflections
+    assert less.rollouts < found.rollouts <= less.rollouts + 16
+    again = World(tmp_path)
+    assert pool(await search(gepa(server, max_rollouts=less.rollouts + 16), again)) == pool(found)
+    assert again.rollouts_done == 0

@@ -201,6 +201,9 @@ async def test_every_proposal_has_a_line(
     assert list(map(msgspec.to_builtins, proposals)) == [
         json.loads(line) for line in (tmp_path / "proposals.jsonl").read_text().splitlines()
     ]
+    assert world.recorded == [{"kind": "search", **each.metrics()} for each in proposals]
+    assert {"rollouts", "reflections", "tokens", "tasks", "best"} <= world.recorded[0].keys()
+    assert not any(None in line.values() for line in world.recorded)
     usable = [each for each in proposals if each.text]
     assert len(proposals) - len(usable) == found.unusable > 0
     dropped = [each for each in usable if each.candidate is None]
@@ -223,6 +226,7 @@ async def test_every_proposal_has_a_line(
     again = World(tmp_path, world.reward)
     assert (await search(make(**numbers), again)).proposals == proposals
     assert not any("in place of" in note for note in again.notes)
+    assert again.recorded == world.recorded  # `metrics.jsonl` begins anew with the step
     assert len((tmp_path / "proposals.jsonl").read_text().splitlines()) == len(proposals)
 
 

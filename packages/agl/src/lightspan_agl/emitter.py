@@ -1,6 +1,6 @@
 """Functions `emit_*` with the arguments of Agent Lightning.
 
-Outside a rollout they do nothing.
+Outside a rollout they record nothing.
 """
 
 from __future__ import annotations
@@ -8,9 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
-from lightspan.capture import emit
+from lightspan.capture import context, emit
+from lightspan.capture.context_types import AgentContext, AttemptContext, Place
+from lightspan.capture.recorder import NullRecorder
 from lightspan.errors import RewardError
 from lightspan.schema.genai_messages import dump_json
 from lightspan.schema.semconv import REWARD_VALUE
@@ -47,29 +51,30 @@ def emit_reward(
             trained; the others are only recorded.
         primary_key: name of the number that is trained; required for a mapping.
         attributes: further attributes of the reward's span; None for none.
-        propagate: False records nothing.
+        propagate: False records nothing, and returns the span that would be recorded.
 
     Returns:
-        The span; None outside a rollout, and if nothing is recorded.
+        The span; None outside a rollout, unless `propagate` is False.
 
     Raises:
         RewardError: `reward` is not a number or mapping of numbers, or lacks `primary_key`.
     """
     if isinstance(reward, Mapping) and primary_key is None:
         raise RewardError(f"emit_reward({dict(reward)!r:.100}): name the reward by primary_key=")
-    if not propagate:
-        return None
-    return emit.emit_reward(reward, primary=primary_key, attributes=dict(_flat(attributes or {})))
+    with _recorded(propagate):
+        return emit.emit_reward(
+            reward, primary=primary_key, attributes=dict(_flat(attributes or {}))
+        )
 
 
 def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> Span | None:
-    """Record named values; record nothing if `propagate` is False.
+    """Record named values, or only return their span if `propagate` is False.
 
     The names in nested mappings are joined by dots. A number named `reward`, or the attributes
     `agentlightning.reward.0.value` and so on, are recorded as the reward of the rollout.
 
     Returns:
-        The span; None outside a rollout, and if nothing is recorded.
+        The span; None outside a rollout, unless `propagate` is False, and for no values.
 
     Raises:
         ValueError: a name is no text, or a value is no text, number or boolean, or a list or
@@ -77,17 +82,19 @@ def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> Sp
     """
     _check_annotation(annotation, "")
     values = dict(_flat(annotation))
-    if not values or not propagate:
+    if not values:
         return None
     rewards = dict(_rewards(annotation))
     if not rewards:
-        return emit.emit_annotation(values)
+        with _recorded(propagate):
+            return emit.emit_annotation(values)
     others = {
         name: value
         for name, value in values.items()
         if name != _OLD_REWARD and not name.startswith(f"{_REWARD}.") and name != _REWARD
     }
-    return emit.emit_reward(rewards, primary=next(iter(rewards)), attributes=others)
+    with _recorded(propagate):
+        return emit.emit_reward(rewards, primary=next(iter(rewards)), attributes=others)
 
 
 def _rewards(annotation: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -131,10 +138,10 @@ def emit_object(
     Args:
         object: the object.
         attributes: further attributes of the span; None for none.
-        propagate: False records nothing.
+        propagate: False records nothing, and returns the span that would be recorded.
 
     Returns:
-        The span; None outside a rollout, and if nothing is recorded.
+        The span; None outside a rollout, unless `propagate` is False.
 
     Raises:
         RuntimeError: JSON cannot express `object`.
@@ -146,9 +153,8 @@ def emit_object(
             raise RuntimeError(f"emit_object({object!r:.100}) takes values of JSON: {error}") from (
                 error
             )
-    if not propagate:
-        return None
-    return emit.emit_object(object, dict(_flat(attributes or {})))
+    with _recorded(propagate):
+        return emit.emit_object(object, dict(_flat(attributes or {})))
 
 
 def emit_exception(
@@ -168,6 +174,24 @@ def emit_exception(
         raise TypeError(f"emit_exception({exception!r:.100}) takes an exception")
     if propagate:
         emit.emit_exception(exception, dict(_flat(attributes or {})))
+
+
+@contextmanager
+def _recorded(propagate: bool) -> Iterator[None]:
+    """Record what is emitted in the `with` block, or nothing if `propagate` is False.
+
+    In the second case a span is made outside a rollout too, without ids of a rollout.
+    """
+    if propagate:
+        yield
+        return
+    current = context.current_agent() or AgentContext(AttemptContext())
+    scope = replace(current.scope, recorder=NullRecorder())
+    leave = context.set_agent(Place.of(current).within(scope))
+    try:
+        yield
+    finally:
+        leave()
 
 
 def find_final_reward(spans: Sequence[Span]) -> float | None:

@@ -104,7 +104,7 @@ class LitAgentRunner(Generic[T]):
         """Run the agent on one task and store its spans.
 
         Args:
-            input: the task.
+            input: the task, of JSON values (see `enqueue_rollout` of the store).
             resources: the agent's resources; None for the latest of the store, if any.
             mode: mode of the rollout; the agent's `validation_rollout` runs unless it is `train`.
             event: ignored, as in Agent Lightning.
@@ -114,6 +114,7 @@ class LitAgentRunner(Generic[T]):
 
         Raises:
             ConfigError: `step` was called outside `run_context`.
+            DataError: `input` is not JSON.
             RewardError: the agent returned an invalid reward.
         """
         agent, store, hooks = self._entered("step")

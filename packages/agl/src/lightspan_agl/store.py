@@ -11,6 +11,7 @@ from typing import Any, Final
 from lightspan.errors import NotFoundError, UnsupportedError
 from lightspan.schema.records import new_id
 from lightspan.schema.spans import Span
+from lightspan.training.data import json_task
 from lightspan_agl._unsupported import RefusesNames, refuse_names as _refuse_names
 from lightspan_agl.types import (
     Attempt,
@@ -109,7 +110,8 @@ class LightningStore(RefusesNames):
         """Queue a rollout for the runners.
 
         Args:
-            input: the task.
+            input: the task, of JSON values. As in training, the agent gets it as JSON keeps it:
+                keys of mappings are text.
             mode: mode of the rollout; the agent's `validation_rollout` runs unless it is `train`.
             resources_id: id of the resources of the rollout. None for the latest resources at the
                 time when the rollout begins.
@@ -118,6 +120,7 @@ class LightningStore(RefusesNames):
 
         Raises:
             ConfigError: `mode` is unknown.
+            DataError: `input` is not JSON.
             NotFoundError: `resources_id` is unknown.
             UnsupportedError: `config` is not None.
         """
@@ -155,7 +158,7 @@ class LightningStore(RefusesNames):
             raise NotFoundError(f"the store has no resources {resources_id!r}: add them first")
         rollout = Rollout(
             rollout_id=new_id("rollout"),
-            input=input,
+            input=json_task(input, "input"),
             start_time=time.time(),
             mode=mode,
             status=status,

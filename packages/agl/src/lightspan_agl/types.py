@@ -67,8 +67,9 @@ class ProxyLLM(LLM):
     A client of the OpenAI SDK needs no key; other clients need `api_key`.
     """
 
-    rollout_id: str
-    attempt_id: str
+    rollout_id: str | None = None
+    """None, as is `attempt_id`, if the user constructed the object; then any ids are accepted."""
+    attempt_id: str | None = None
     resource_type: str = "proxy_llm"
 
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
@@ -77,11 +78,11 @@ class ProxyLLM(LLM):
         Raises:
             ConfigError: `rollout_id` and `attempt_id` are not those of this endpoint's attempt.
         """
-        ids = rollout_id, attempt_id
-        if ids not in ((None, None), (self.rollout_id, self.attempt_id)):
+        ids, own = (rollout_id, attempt_id), (self.rollout_id, self.attempt_id)
+        if (None, None) not in (ids, own) and ids != own:
             raise ConfigError(
-                f"get_base_url{ids}: this attempt is {(self.rollout_id, self.attempt_id)}; take "
-                "both ids from the `rollout` argument"
+                f"get_base_url{ids}: this attempt is {own}; take both ids from the `rollout` "
+                "argument"
             )
         return self.endpoint
 

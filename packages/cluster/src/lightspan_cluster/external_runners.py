@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,10 @@ JOIN_S: Final = 10.0
 """Seconds for which a runner that is there may take to join."""
 REMIND_S: Final = 60.0
 """Seconds between two printed lines that runners are missing."""
+MAX_CLOCK_ERROR_S: Final = 5.0
+"""Maximum difference between a runner's clock and the trainer's of which nothing is printed."""
+CLOCK_CHECKS: Final = 3
+"""Number of announcements by which the clocks are compared."""
 
 
 class ExternalRunners:
@@ -104,6 +109,8 @@ class ExternalRunners:
 class RunnerWatch:
     """Prints which runners join a training, which are incompatible, and when no runner is left.
 
+    Also prints, once per runner, that its clock differs from the clock of the trainer's machine.
+
     Args:
         plan: the app and the training run for which runners are needed.
         runners: the trainer's runners. Their `missing_s` is set to the seconds without a runner.
@@ -116,6 +123,9 @@ class RunnerWatch:
     _joined: dict[str, Peer] = field(default_factory=dict)
     _rejected: dict[str, str] = field(default_factory=dict)
     """Name of a runner that cannot join → why, as printed last."""
+    _ahead: dict[str, dict[float, float]] = field(default_factory=dict)
+    """Name of a runner → time of an announcement by its clock → how many seconds its clock seemed
+    to be ahead then."""
     _alone_since: float | None = None
     _reminded: float | None = None
 
@@ -174,6 +184,7 @@ class RunnerWatch:
             if peer.runs is not None and self.plan.run_id not in peer.runs:
                 continue  # it has not tried the gateway
             self._rejected.pop(name, None)
+            self._check_clock(peer)
             joined[name] = peer
             if name not in self._joined:
                 self.print_line(
@@ -181,6 +192,27 @@ class RunnerWatch:
                     f"{peer.lightspan}, {peer.python}"
                 )
         return joined
+
+    def _check_clock(self, peer: Peer) -> None:
+        """Compare the clock of a runner with the trainer's, at its first few announcements.
+
+        A runner seems to be behind by the time that its announcement takes. So the largest of
+        several differences counts.
+        """
+        ahead = self._ahead.setdefault(peer.peer_id, {})
+        if not peer.clock or len(ahead) == CLOCK_CHECKS:
+            return
+        ahead[peer.clock] = max(
+            peer.clock + peer.silent_s - clock.now(), ahead.get(peer.clock, -math.inf)
+        )
+        seconds = max(ahead.values())
+        if len(ahead) == CLOCK_CHECKS and abs(seconds) > MAX_CLOCK_ERROR_S:
+            self.print_line(
+                f"the clock of runner {peer.peer_id} is {abs(seconds):.0f} s "
+                f"{'ahead of' if seconds > 0 else 'behind'} this machine's: times of its spans in "
+                "inspect and exports are off by as much, and air= places tool calls less exactly; "
+                "set both clocks, as by NTP"
+            )
 
 
 def is_runner_of(plan: RunnerPlan, peer: Peer, within_s: float = GONE_S) -> bool:

@@ -106,6 +106,12 @@ def test_annotations_messages_objects(scope: AttemptContext) -> None:
         c.ANNOTATION + "b": ["x"],
         c.ANNOTATION + "c": "<class 'object'>",
     }
+    emit.emit_annotation({1: "a", None: 2})  # type: ignore[dict-item]
+    assert only(scope).attributes == {
+        c.AGENT_PATH: "app",
+        c.ANNOTATION + "1": "a",
+        c.ANNOTATION + "None": 2,
+    }
     emit.emit_message("half a \ud83d pair")
     assert only(scope).attributes[c.MESSAGE_BODY] == "half a \N{REPLACEMENT CHARACTER} pair"
     emit.emit_object({"a": [1, None]})

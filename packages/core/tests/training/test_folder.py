@@ -95,6 +95,25 @@ def test_evaluation_counts_once_its_line_is_there(folder: RunFolder) -> None:
     assert (line["mean"], line["n"], line["unscored"], line["failed"]) == (0.75, 2, 1, 0)
 
 
+def test_evaluations_without_a_reward_are_deleted_to_be_done_again(folder: RunFolder) -> None:
+    for step in (0, 5):
+        folder.add_metrics({"kind": "train", "step": step, "n": 0})
+        for kind in ("selection", "eval"):
+            none = Evaluation(step=step, rewards={})
+            folder.add_evaluation(none, {"kind": kind, "step": step, **none.metrics()})
+    scored = Evaluation(step=5, rewards={"a": 0.5})
+    folder.add_evaluation(scored, {"kind": "eval", "step": 5, **scored.metrics()})
+    folder.delete_unscored(5)
+    assert [(line["kind"], line["step"], line["n"]) for line in folder.metrics()] == [
+        ("train", 0, 0),
+        ("selection", 0, 0),
+        ("eval", 0, 0),
+        ("train", 5, 0),
+        ("eval", 5, 1),
+    ]
+    assert [each.step for each in folder.evaluations()] == [0, 5]
+
+
 def test_explanations_come_back_with_their_advantage(folder: RunFolder) -> None:
     assert folder.explanations(1) == {}
     folder.write_explanations(1, [("at/call/0", WHY)])

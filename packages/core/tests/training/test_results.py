@@ -59,6 +59,17 @@ def test_an_evaluation_of_one_task_has_no_interval() -> None:
     assert json.loads(msgspec.json.encode(one.metrics()))["low"] is None
 
 
+def test_the_lowest_reward_of_the_run_widens_intervals_of_equal_rewards() -> None:
+    """Check tasks that all got 1, in a run that has given -1."""
+    plain = evaluation(3, [1.0] * 4)
+    wide = evaluation(5, [1.0] * 4, lowest_reward=-1.0)
+    assert plain.interval.low == pytest.approx(0.025**0.25)
+    assert wide.interval.low == pytest.approx(2 * 0.025**0.25 - 1)
+    gain = result(plain, wide).gain
+    assert gain is not None
+    assert (gain.low, gain.high) == pytest.approx((-2 * (1 - 0.025**0.25), 2 * (1 - 0.025**0.25)))
+
+
 def test_calls_of_the_policy_are_counted() -> None:
     """Check a rollout that asks the policy twice, one that only a frozen agent answers, one
     without any call, one whose call bypassed the gateway, and one that failed before its call.
@@ -113,6 +124,10 @@ def test_the_last_line_counts_what_was_not_scored_and_what_failed() -> None:
     )
     assert result(outcomes=outcomes).summary() == (
         "trained for 5 steps; of 2,560 rollouts in training 3 unscored, 1,040 failed: runs/x"
+    )
+    undelivered = Outcomes(rollouts=32, undelivered=2)
+    assert result(outcomes=undelivered).summary() == (
+        "trained for 5 steps; of 32 rollouts in training 2 undelivered answers: runs/x"
     )
 
 
@@ -182,8 +197,9 @@ def test_the_gain_is_over_clusters_too() -> None:
 
 def test_outcomes_are_those_of_the_training_steps() -> None:
     step = {"kind": "train", "rollouts": 16, "scored": 12.0, "failed": 3}
-    lines = [step, {"kind": "eval", "unscored": 9}, {**step, "scored": 16, "failed": 0}]
+    missed = {"calls/rejected:undelivered": 2.0}
+    lines = [step, {"kind": "eval", "unscored": 9}, {**step, "scored": 16, "failed": 0, **missed}]
     # an algorithm of one's own may count nothing, or say anything
     lines += [{"kind": "train"}, {**step, "scored": "all"}, {**step, "rollouts": float("nan")}]
-    assert Outcomes.of(lines) == Outcomes(rollouts=32, unscored=4, failed=3)
+    assert Outcomes.of(lines) == Outcomes(32, unscored=4, failed=3, undelivered=2)
     assert Outcomes.of([]) == Outcomes()

@@ -17,8 +17,8 @@ from lightspan.training.statistics import (
 )
 
 
-def mean_interval(values: Sequence[float]) -> Interval:
-    return clustered_interval({str(index): value for index, value in enumerate(values)}, {})
+def mean_interval(values: Sequence[float], lowest: float = 0.0) -> Interval:
+    return clustered_interval({str(index): value for index, value in enumerate(values)}, {}, lowest)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,8 @@ def test_the_interval_of_a_share_is_the_textbook_one(
     assert (interval.mean, interval.n) == (ones / n, n)
     assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-4)
     scaled = mean_interval([3.0] * ones + [1.0] * (n - ones))
+    signed = mean_interval([1.0] * ones + [-1.0] * (n - ones), -1.0)
+    assert (signed.low, signed.high) == pytest.approx((2 * low - 1, 2 * high - 1), abs=2e-4)
     if 0 < ones < n and n >= 8:
         assert (scaled.low, scaled.high) == pytest.approx((1 + 2 * low, 1 + 2 * high), abs=2e-4)
 
@@ -85,6 +87,10 @@ def test_equal_values_may_hide_rare_others() -> None:
     assert none_changed == Interval(0.0, -share, share, 4)
     half = mean_interval([0.5] * 4)
     assert (half.low, half.high) == pytest.approx((0.5 - share / 2, 0.5 + share / 2))
+    # of a run that has had negative rewards, rewards of 1 have -1 for an opposite
+    assert mean_interval([1.0] * 4).low == pytest.approx(1 - share)
+    assert mean_interval([1.0] * 4, -0.5).low == pytest.approx(1 - 2 * share)
+    assert paired_gain({"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 1.0}, None, -1.0).low < -1
     # nothing bounds what other rewards would be
     assert not mean_interval([7.0] * 4).is_known
 
@@ -120,6 +126,20 @@ def test_intervals_of_shares_cover(n: int, share: float) -> None:
         return interval
 
     assert coverage(make, share) >= 0.94
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 7, 20])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.75, 0.9])
+def test_intervals_of_rewards_of_minus_one_and_one_cover(n: int, share: float) -> None:
+    """Check samples of a run that has had a reward of -1, which may all be 1 by chance."""
+
+    def make(rng: random.Random) -> Interval:
+        values = [1.0 if rng.random() < share else -1.0 for _ in range(n)]
+        interval = mean_interval(values, -1.0)
+        assert -1 <= interval.low <= interval.high <= 1
+        return interval
+
+    assert coverage(make, 2 * share - 1) >= 0.94
 
 
 @pytest.mark.parametrize("sizes", [[5] * 2, [5] * 4, [5] * 10, [1, 8], [1, 8, 3, 12], [3, 9] * 5])

@@ -234,7 +234,7 @@ def validation_falls(evaluations: Sequence[Evaluation]) -> str:
     if not scored:
         return ""
     best = max(scored, key=lambda earlier: earlier.mean)
-    gain = paired_gain(best.rewards, latest.rewards, latest.clusters)
+    gain = paired_gain(best.rewards, latest.rewards, latest.clusters, latest.lowest_reward)
     units = gain.clusters or gain.n
     if units < MIN_FALL_TASKS:
         return ""

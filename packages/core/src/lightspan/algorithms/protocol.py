@@ -192,6 +192,14 @@ class TrainerContext(Protocol):
     def note(self, text: str) -> None:
         """Print a message in the run's output."""
 
+    def record(self, kind: str, metrics: Metrics) -> None:
+        """Append a line to `metrics.jsonl` within a step; sinks do not get it.
+
+        Args:
+            kind: kind of the line, other than `train`, `eval` and `selection`.
+            metrics: metric → value.
+        """
+
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
         """Record the advantage and weight of each trained call of this step.
 

@@ -78,7 +78,7 @@ def emit_reward(
 
 def emit_annotation(values: Mapping[str, AttributeValue]) -> Span | None:
     """Attach named values to the attempt."""
-    attributes = {c.ANNOTATION + key: value for key, value in values.items()}
+    attributes = {f"{c.ANNOTATION}{key}": value for key, value in values.items()}
     return _emit("lightspan.annotation", SpanKind.ANNOTATION, attributes)
 
 

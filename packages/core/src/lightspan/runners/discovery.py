@@ -16,6 +16,7 @@ import msgspec
 
 from lightspan import __version__
 from lightspan.errors import StoreError
+from lightspan.schema import clock
 from lightspan.schema.records import Peer, PeerRole
 from lightspan.schema.semconv import PROTOCOL_VERSION
 from lightspan.stores.protocol import Store
@@ -63,7 +64,7 @@ class Presence:
         self._stays = False
 
     async def __aenter__(self) -> Self:
-        await self._store.announce(self._peer)
+        await self._announce()
         self._task = asyncio.create_task(self._repeat(), name="lightspan-presence")
         return self
 
@@ -94,12 +95,15 @@ class Presence:
         """
         before, self._peer = self._peer, msgspec.structs.replace(self._peer, **changes)
         if self._stays or self._peer != before:
-            await self._store.announce(self._peer)
+            await self._announce()
+
+    async def _announce(self) -> None:
+        await self._store.announce(msgspec.structs.replace(self._peer, clock=clock.now()))
 
     async def _repeat(self) -> None:
         while True:
             await asyncio.sleep(_ANNOUNCE_INTERVAL_S)
             try:
-                await self._store.announce(self._peer)
+                await self._announce()
             except StoreError as error:
                 log.warning("%s cannot be announced: %s", self._peer.peer_id, error)

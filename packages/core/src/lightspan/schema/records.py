@@ -344,5 +344,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of the runs for which a runner works; None if it does not tell."""
     problem: str = ""
     """Why a runner works for none of its app's trainings; empty if it does."""
+    clock: float = 0.0
+    """Time of the last announcement by the peer's own clock, in seconds since the epoch; 0 if
+    unknown."""
     silent_s: float = 0.0
     """Seconds since the peer's last announcement by the store's clock; set by `Store.peers`."""

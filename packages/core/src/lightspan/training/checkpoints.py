@@ -82,11 +82,12 @@ def save(
         if save_learner is not None:
             save_learner(temporary / LEARNER)
         (temporary / STATE).write_bytes(msgspec.json.encode(state))
-        _flush(temporary)
+        for path in (*temporary.rglob("*"), temporary):
+            _sync(path)
         if final.exists():  # of an earlier attempt at this step
             shutil.rmtree(final)
         temporary.rename(final)
-        _flush_folder(folder)
+        _sync(folder)
     except OSError as error:
         raise CheckpointError(f"the checkpoint {final} cannot be written: {error}") from error
     finally:
@@ -129,19 +130,9 @@ def load_state(checkpoint: Path) -> TrainerState:
         ) from error
 
 
-def _flush(folder: Path) -> None:
-    """Flush `folder` to disk, with all files and folders below it."""
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            _flush_folder(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    _flush_folder(folder)
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Flush a file or a folder to disk; the files in a folder are not flushed."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

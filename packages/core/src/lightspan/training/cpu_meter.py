@@ -69,17 +69,13 @@ class Meter:
         there is an engine.
         """
         self.charge()
-        seconds, waited, tokens = (
-            now - before for now, before in zip(self._now(), self._start, strict=True)
-        )
+        pairs = zip(self._now(), self._start, strict=True)
+        seconds, waited, tokens = (now - before for now, before in pairs)
         metrics = {"seconds": seconds, "seconds/rollouts": waited}
-        if self._engine is None:
-            return metrics
-        return {
-            **metrics,
-            "engine/tokens": tokens,
-            "engine/tokens_per_s": tokens / waited if waited else 0.0,
-        }
+        if self._engine is not None:
+            speed = tokens / waited if waited else 0.0
+            metrics |= {"engine/tokens": tokens, "engine/tokens_per_s": speed}
+        return metrics
 
     def _now(self) -> tuple[float, float, float]:
         tokens = self._engine.usage().get("tokens", 0.0) if self._engine is not None else 0.0

@@ -49,7 +49,7 @@ def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[
         items = list(tasks)
     if not items:
         raise DataError(f"{what}: there is no task; give at least one")
-    return [_to_json(task, f"{what}[{index}]") for index, task in enumerate(items)]
+    return [json_task(task, f"{what}[{index}]") for index, task in enumerate(items)]
 
 
 def load_distinct(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[Json]:
@@ -104,7 +104,7 @@ _ROWS: Final = {"pandas": 'to_dict("records")', "polars": "to_dicts()", "pyarrow
 """Library → method call that returns the rows of its tables, for an error message."""
 
 
-def _to_json(task: Any, where: str) -> Json:
+def json_task(task: Any, where: str) -> Json:
     """Return `task` after a JSON round trip, so that it equals the task that runners get.
 
     Raises:

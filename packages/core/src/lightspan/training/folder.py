@@ -227,6 +227,17 @@ class RunFolder:
         self.write(name, msgspec.json.encode(evaluation))
         self.add_metrics(line)
 
+    def delete_unscored(self, step: int) -> None:
+        """Delete the lines of evaluations of `step` without any reward, which are done again."""
+        self._write_metrics(
+            line
+            for line in self.metrics()
+            if (line["step"], line.get("n")) != (step, 0) or line["kind"] not in _EVALUATIONS
+        )
+
+    def _write_metrics(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        self.write(METRICS, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
     def evaluations(self, kind: EvaluationKind = "eval") -> list[Evaluation]:
         """Return the complete evaluations of a kind, ordered by step.
 
@@ -340,8 +351,7 @@ class RunFolder:
             step: step of the checkpoint; -1 for a new run. Then the prompts, the rewards and the
                 log of a prompt search of an earlier run are deleted too.
         """
-        lines = [line for line in self.metrics() if line["step"] <= step]
-        self.write(METRICS, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        self._write_metrics(line for line in self.metrics() if line["step"] <= step)
         if step < 0:  # the folder may hold files of another run
             (self.path / PROMPTS).unlink(missing_ok=True)
             for name in (JOURNAL, REWARDS):

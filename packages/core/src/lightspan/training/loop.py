@@ -12,7 +12,7 @@ from lightspan.algorithms.protocol import Metrics
 from lightspan.progress import duration
 from lightspan.schema.records import Json
 from lightspan.training import checkpoints
-from lightspan.training.cpu_meter import Meter, last_seconds
+from lightspan.training.cpu_meter import Meter
 from lightspan.training.folder import EvaluationKind
 from lightspan.training.listeners import Listeners, RunEvent
 from lightspan.training.manifest import ServedRun, fit_result, write_result
@@ -47,15 +47,13 @@ class TrainingLoop:
         self._first_step = self._state.step + 1
         self._sinks = Sinks(self._settings.sinks, session.note)
         self._listeners = Listeners(session.note)
-        seconds = self._state.seconds
-        seconds |= last_seconds(self._folder)
         self._standing = BestSoFar.of(self._folder.evaluations("selection"))
         self._trains = self._settings.has_policies
         self._meter = Meter(
             session.engine if self._trains else None,
             session.learner if self._trains else None,
             session.collector,
-            seconds,
+            self._state.seconds,
         )
         self._started = time.monotonic()
 

@@ -41,10 +41,10 @@ class BestSoFar(NamedTuple):
         best: Evaluation | None = None
         since_best = 0
         for evaluation in evaluations:
-            mean = evaluation.mean
             since_best += 1
             before = None if best is None else best.restated(evaluation.failure_reward)
-            if math.isfinite(mean) and (before is None or mean > before.mean):
+            is_best = before is None or evaluation.mean > before.mean
+            if is_best and math.isfinite(evaluation.mean):
                 best, since_best = evaluation, 0
         return cls(best, since_best, len(evaluations))
 

@@ -59,6 +59,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of the tasks on which the app failed after it had given a reward, which counts."""
     failure_reward: float | None = None
     """Reward of failures at the time; None if they were unscored."""
+    lowest_reward: float = 0.0
+    """Lowest reward of the run so far, of training too; 0 if none was negative."""
 
     @classmethod
     def of(
@@ -69,6 +71,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         weights: int | None = None,
         clusters: Mapping[str, str] | None = None,
         failure_reward: float | None = None,
+        lowest_reward: float = 0.0,
     ) -> Evaluation:
         """Return the evaluation of episodes, one per task.
 
@@ -79,6 +82,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             weights: step of the evaluated weights, if earlier than `step`; else None.
             clusters: cluster of correlated tasks, by task id; None if tasks are independent.
             failure_reward: reward of the episodes whose app failed; None if they are unscored.
+            lowest_reward: lowest reward of the run so far; 0 if none was negative.
         """
         rewards = {e.task_id: e.reward for e in episodes if e.reward is not None}
         has_policies = any(rule.target.selected for rule in routing.rules)
@@ -100,6 +104,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             failures=[e.task_id for e in episodes if e.reward_source == "failure"],
             failures_scored=[e.task_id for e in episodes if failed_with_reward(e)],
             failure_reward=failure_reward,
+            lowest_reward=lowest_reward,
         )
 
     def restated(self, failure_reward: float | None) -> Evaluation:
@@ -132,7 +137,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def interval(self) -> Interval:
         """The mean reward with its 95 % confidence interval, which takes clusters into account."""
-        return clustered_interval(self.rewards, self.clusters)
+        return clustered_interval(self.rewards, self.clusters, self.lowest_reward)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -223,6 +228,8 @@ class Outcomes(NamedTuple):
     """Rollouts without a valid reward; they are neither trained nor part of a mean reward."""
     failed: int = 0
     """Rollouts on which the app failed, scored or not."""
+    undelivered: int = 0
+    """Calls of agents to train whose answers never reached the app; they are not trained."""
 
     @classmethod
     def of(cls, metrics: Sequence[Mapping[str, Any]]) -> Outcomes:
@@ -238,12 +245,17 @@ class Outcomes(NamedTuple):
         train = [line for line in metrics if line["kind"] == "train"]
         lines = [line for line in train if all(is_number(line.get(name)) for name in names)]
         rollouts, scored, failed = (int(sum(line[name] for line in lines)) for name in names)
-        return cls(rollouts=rollouts, unscored=rollouts - scored, failed=failed)
+        undelivered = int(sum(line.get("calls/rejected:undelivered") or 0 for line in lines))
+        return cls(rollouts, rollouts - scored, failed, undelivered)
 
     @property
     def problems(self) -> str:
-        """Numbers of unscored and failed rollouts as text; empty if both are 0."""
-        return counted({"unscored": self.unscored, "failed": self.failed})
+        """Numbers of unscored and failed rollouts and of undelivered answers as text.
+
+        Numbers of 0 are left out, so the text may be empty.
+        """
+        counts = {"unscored": self.unscored, "failed": self.failed}
+        return counted({**counts, "undelivered answers": self.undelivered})
 
     def __str__(self) -> str:
         rollouts = plural(self.rollouts, "rollout")
@@ -287,7 +299,7 @@ class FitResult:
         if len(self.evaluations) < 2:
             return None
         first, last = self.evaluations[0], self.evaluations[-1]
-        gain = paired_gain(first.rewards, last.rewards, last.clusters)
+        gain = paired_gain(first.rewards, last.rewards, last.clusters, last.lowest_reward)
         return gain if gain.n else None
 
     def summary(self, metric: str = "reward") -> str:

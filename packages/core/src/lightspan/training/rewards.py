@@ -261,9 +261,8 @@ class FunctionScorer:
         return await asyncio.to_thread(self.function, **chosen)
 
     def _unscored(self, error: Exception) -> Scored:
-        return Scored(
-            why=f"the reward {self._title} raised {type(error).__name__}: {text_of(error)}"
-        )
+        why = f"raised {type(error).__name__}: {text_of(error)}"
+        return Scored(why=f"the reward {self._title} {why}")
 
     def _parse(self, value: Any, member: Member) -> Scored:
         try:

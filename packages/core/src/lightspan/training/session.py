@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from lightspan.algorithms.protocol import Metrics
 from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.lightning.advantages import Explanation
@@ -39,6 +40,7 @@ from lightspan.training.backends import check_chat_templates, check_parts, make_
 from lightspan.training.call_budget import CallBudget
 from lightspan.training.checkpoints import TrainerState
 from lightspan.training.collector import Collector
+from lightspan.training.cpu_meter import last_seconds
 from lightspan.training.data import clusters_of
 from lightspan.training.manifest import data_config, finished_result
 from lightspan.training.model_selection import BestSoFar
@@ -181,16 +183,17 @@ class Session:
                 self.state = checkpoints.load_state(self.checkpoint)
             return None
         step = self.state.step
-        has_ended = self.settings.has_ended(step, self.last_step, standing.since_best)
-        if self.checkpoint is None or not has_ended:
-            self._is_resumable = True
-            return None
-        result = finished_result(self.folder, step, best)
+        ends = self.settings.has_ended(step, self.last_step, standing.since_best)
+        result = finished_result(self.folder, step, best) if self.checkpoint and ends else None
         if result is not None:
             early = f" (patience={self.settings.patience} has ended it after step {step})"
             why = early if step < self.last_step else ""
             self.reporter.line(f"{self.path} is complete: nothing is left to train{why}")
-        return result
+            return result
+        self._is_resumable = True
+        self.state.seconds |= last_seconds(self.folder)  # of evaluations after the checkpoint too
+        self.folder.delete_unscored(step)
+        return None
 
     async def open(self) -> None:
         """Open the store, the learner, the engine, the gateway and the runners, in that order."""
@@ -249,7 +252,7 @@ class Session:
         self.state.return_in_flight()
         self._rollout_checks.agents_checked = self.state.step > 0
         evaluations = [*self.folder.evaluations(), *self.folder.evaluations("selection")]
-        lowest = [each.failure_reward or 0.0 for each in evaluations]  # after the checkpoint too
+        lowest = [each.lowest_reward for each in evaluations]  # after the checkpoint too
         self.state.lowest_reward = min([self.state.lowest_reward, *lowest])
         states = await self.store.rollouts(run_id=self.state.run_id)
         await self.store.cancel([s.rollout.rollout_id for s in states if not s.status.final])
@@ -349,7 +352,8 @@ class Session:
         episodes = await self.rollouts(tasks, 1, Mode.VAL)
         clusters = clusters_of(tasks, self.settings.cluster)
         step, failed = self.state.step, self._failure_reward
-        return Evaluation.of(step, episodes, self._routing, weights, clusters, failed)
+        lowest = min(self.state.lowest_reward, failed or 0.0)
+        return Evaluation.of(step, episodes, self._routing, weights, clusters, failed, lowest)
 
     @property
     def _failure_reward(self) -> float | None:
@@ -389,8 +393,7 @@ class Session:
         return {group: self._published - number for group, number in self._submitted.items()}
 
     def next_tasks(self, count: int) -> list[Json]:
-        returned = self.state.returned[:count]
-        self.state.returned = self.state.returned[count:]
+        returned, self.state.returned = self.state.returned[:count], self.state.returned[count:]
         missing = count - len(returned)
         tasks = self._sampler.take(self.state.cursor, missing)
         self.state.cursor += missing
@@ -514,31 +517,29 @@ class Session:
         ]
 
     def _title(self, mode: Mode) -> str:
-        if mode is Mode.DEV:
-            return "dry run"
-        step = self.state.step
-        return f"step {step}: evaluating" if mode is Mode.VAL else f"step {step}/{self.last_step}"
+        step = f"step {self.state.step}"
+        titles = {Mode.DEV: "dry run", Mode.VAL: f"{step}: evaluating"}
+        return titles.get(mode, f"{step}/{self.last_step}")
 
     async def learn(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     async def publish(self) -> None:
-        if self._engine is None:
-            raise self._missing("engine to publish to")
-        versions = {
-            policy: await next_version(self.store, policy, self.state)
-            for policy in self.algorithm.policies()
-        }
-        await self.learner.publish(self.engine, versions)
-        if isinstance(self.engine, ProbedEngine):
+        engine, policies = self.engine, self.algorithm.policies()  # raises without an engine
+        versions = {name: await next_version(self.store, name, self.state) for name in policies}
+        await self.learner.publish(engine, versions)
+        if isinstance(engine, ProbedEngine):
             for policy, version in versions.items():
-                probes = await self.engine.probes(policy)
+                probes = await engine.probes(policy)
                 await self.learn(partial(check_probes, probes, policy, version, self.learner))
         self.state.versions = versions
         self._published += 1
 
     def note(self, text: str) -> None:
         self.reporter.line(f"step {self.state.step}: {text}")
+
+    def record(self, kind: str, metrics: Metrics) -> None:
+        self.folder.add_metrics({"kind": kind, "step": self.state.step, **metrics})
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
         if self._span_export is not None:

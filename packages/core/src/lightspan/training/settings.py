@@ -39,11 +39,8 @@ RECORDED: Final = (
 """Settings that `config.json` contains with unchanged values."""
 
 _MIN_VALUES: Final = {
-    "steps": 0,
-    "checkpoint_every": 1,
-    "validate_every": 1,
-    "patience": 1,
-    "max_frozen_calls": 0,
+    **dict.fromkeys(("steps", "max_frozen_calls"), 0),
+    **dict.fromkeys(("checkpoint_every", "validate_every", "patience"), 1),
 }
 _PARTS: Final = {
     "engine": (("build", "generate"), "Transformers(…) or VLLM(…) or an engine"),
@@ -179,9 +176,7 @@ class TrainerSettings:
             "validate_temperature": self.validate_temperature,
             "keep": self.keep if self.keep != "last" else None,
         }
-        refused = [
-            f"{name}={value!r:.80}" for name, value in weights_only.items() if value is not None
-        ]
+        refused = [f"{k}={value!r:.80}" for k, value in weights_only.items() if value is not None]
         if refused:
             raise ConfigError(
                 f"{', '.join(refused)}: {self.algorithm.name} trains no policy, so there is "

@@ -87,10 +87,8 @@ class Sinks:
 
     def add(self, line: Mapping[str, Json]) -> None:
         """Log the numbers of a line of `metrics.jsonl`."""
-        values = metric_values(line)
-        self._call(
-            self._sinks, lambda sink: sink.log(int(line["step"]), values), "takes no metrics"
-        )
+        step, values = int(line["step"]), metric_values(line)
+        self._call(self._sinks, lambda sink: sink.log(step, values), "takes no metrics")
 
     def close(self) -> None:
         """Close all sinks."""

@@ -6,6 +6,10 @@ A task without a cluster is a cluster of its own. The variance is the jackknife'
 one cluster at a time (Bell and McCaffrey 2002, Survey Methodology 28(2)), because large and small
 clusters weigh differently. Shares of independent tasks get the exact interval (Clopper and Pearson
 1934, Biometrika 26(4)). With fewer than two clusters there is no interval.
+
+If all rewards are equal, the interval depends on the range of rewards. It is 0 to 1, or -1 to 1 if
+the run has had a negative reward. So if negative rewards are possible and none was seen yet, the
+interval of a sample of equal rewards is too narrow.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ TAIL: Final = 0.025
 Z: Final = 1.959964
 """97.5 % quantile of the normal distribution."""
 MIN_SHARE_TASKS: Final = 8
-"""Minimum number of tasks with two distinct rewards other than 0 and 1 that count as a share."""
+"""Minimum number of tasks with two distinct rewards that count as a share, if further rewards may
+lie between or beyond them."""
 
 
 class Interval(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,29 +61,33 @@ class Interval(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"n={self.n}{clusters}"
 
 
-def clustered_interval(values: Mapping[str, float], clusters: Mapping[str, str]) -> Interval:
+def clustered_interval(
+    values: Mapping[str, float], clusters: Mapping[str, str], lowest: float = 0.0
+) -> Interval:
     """Return the mean reward over tasks with its 95 % confidence interval.
 
     Args:
         values: task id → reward.
         clusters: task id → cluster; a task without an entry is a cluster of its own. Empty if the
             tasks are independent.
+        lowest: lowest reward of the run so far; 0 if none was negative.
     """
     distinct = set(values.values())
-    n = len(values)
-    if not clusters and len(distinct) == 2 and (distinct == {0, 1} or n >= MIN_SHARE_TASKS):
+    n, possible = len(values), _range({*distinct, lowest})
+    if not clusters and len(distinct) == 2 and (distinct == {*possible} or n >= MIN_SHARE_TASKS):
         low, high = sorted(distinct)
         mean = math.fsum(values.values()) / n
         count, width = sum(value == high for value in values.values()), high - low
         below, above = _share_above(count, n), _share_above(n - count, n)
         return Interval(mean, low + below * width, high - above * width, n)
-    return _t_interval(values, clusters, *_range(distinct))
+    return _t_interval(values, clusters, *possible)
 
 
 def paired_gain(
     before: Mapping[str, float],
     after: Mapping[str, float],
     clusters: Mapping[str, str] | None = None,
+    lowest: float = 0.0,
 ) -> Interval:
     """Return the mean gain from `before` to `after` on tasks scored in both, with its interval.
 
@@ -90,9 +99,10 @@ def paired_gain(
         after: task id → reward in the later evaluation.
         clusters: task id → cluster (see `clustered_interval`); None or empty if the tasks are
             independent.
+        lowest: lowest reward of the run so far; 0 if none was negative.
     """
     gains = {key: after[key] - before[key] for key in sorted(before.keys() & after.keys())}
-    least, most = _range([*before.values(), *after.values()])
+    least, most = _range({*before.values(), *after.values(), lowest})
     return _t_interval(gains, clusters or {}, least - most, most - least)
 
 

@@ -172,10 +172,10 @@ class Search:
         candidates, selection = self._candidates, self._split.selection
         self._trials.skip_finals()
         remaining = self._settings.max_rollouts - self._trials.rollouts
-        best = sorted(range(len(candidates)), key=lambda number: -candidates[number].mean)
+        best = self._ranked
         trials: list[Trial] = []
         for n in best[: self._settings.finalists]:
-            trial = Trial("selection", candidates[n].templates, selection, "again", is_final=True)
+            trial = self._second_run(n)
             if not self._trials.has_final(trial):
                 remaining -= len(selection)
                 if remaining < 0:
@@ -194,17 +194,26 @@ class Search:
             )
         return max(sorted({0, *best}), key=lambda number: candidates[number].mean)
 
+    def _second_run(self, number: int) -> Trial:
+        """Return the trial of a finalist, the candidate `number`."""
+        templates = self._candidates[number].templates
+        return Trial("selection", templates, self._split.selection, "again", is_final=True)
+
     # --- budgets ----------------------------------------------------------------------------
     @property
     def _reserved(self) -> int:
         """Return the number of rollouts to keep for running the finalists at the end.
 
-        The candidates that the next iteration may add count as possible finalists. The number is 0
-        while the initial prompts are the only candidate.
+        The candidates that the next iteration may add count as possible finalists. Candidates that
+        a smaller budget has run a second time need no rollouts. The number is 0 while the initial
+        prompts are the only candidate.
         """
-        count = len(self._candidates)
-        most = min(self._settings.finalists, count + self._settings.proposals)
-        return 0 if count == 1 else most * len(self._split.selection)
+        if len(self._candidates) == 1:
+            return 0
+        new = min(self._settings.finalists, self._settings.proposals)
+        others = [self._second_run(n) for n in self._ranked[: self._settings.finalists - new]]
+        unpaid = sum(not self._trials.has_final(trial) for trial in others)
+        return (new + unpaid) * len(self._split.selection)
 
     def _stops(self, state: Any) -> bool:
         """Return whether the search must end before another iteration (called by the library)."""
@@ -453,6 +462,12 @@ class Search:
     def _chosen(self) -> int:
         means = [candidate.mean for candidate in self._candidates]
         return means.index(max(means))
+
+    @property
+    def _ranked(self) -> list[int]:
+        """The numbers of the candidates, the highest mean first."""
+        candidates = self._candidates
+        return sorted(range(len(candidates)), key=lambda number: -candidates[number].mean)
 
     def _named(self, texts: Texts) -> dict[str, str]:
         return {name: texts[number] for number, name in enumerate(self._names)}

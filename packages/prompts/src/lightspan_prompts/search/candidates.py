@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from lightspan.algorithms.protocol import Metrics
 from lightspan.errors import ConfigError, DataError
 from lightspan.progress import plural
 from lightspan.schema.records import Json, task_id
@@ -18,6 +19,8 @@ JOURNAL: Final = "journal"
 """Folder of logs in the run's folder."""
 PROPOSALS: Final = "proposals.jsonl"
 """File with one line per proposal, in the run's folder; written during the search."""
+KIND: Final = "search"
+"""`kind` of the lines of `metrics.jsonl` with the numbers of a proposal."""
 CANDIDATES: Final = "candidates.json"
 """File in the folder `JOURNAL` with the result of the search."""
 ANY_CALL: Final = ""
@@ -75,6 +78,12 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cost: float | None = None
     best: float | None = None
     """Highest mean on the selection split so far."""
+
+    def metrics(self) -> Metrics:
+        """Return the numbers of the proposal; those that are unknown are left out."""
+        numbers = ("before", "after", "tasks", "candidate", "best")
+        names = (*numbers, "rollouts", "reflections", "tokens", "cost")
+        return {name: n for name in names if (n := getattr(self, name)) is not None}
 
     def line(self) -> str:
         """Describe the proposal in one line."""

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from lightspan.algorithms.protocol import Metrics
 from lightspan.errors import ConfigError, EngineError, RewardError
 from lightspan.lightning.episode import Episode
 from lightspan.progress import plural
@@ -111,6 +112,7 @@ class Evaluator:
         begun: prompts selected by an earlier search of the run; None for the first search.
         perfect_reward: reward at which a task counts as solved; None if there is no such reward.
         note: called with messages for the user.
+        record: called with the numbers of each proposal.
     """
 
     def __init__(
@@ -126,7 +128,9 @@ class Evaluator:
         begun: SelectedPrompts | None = None,
         perfect_reward: float | None = None,
         note: Callable[[str], None] = lambda text: None,
+        record: Callable[[Metrics], None] = lambda metrics: None,
     ) -> None:
+        self._record = record
         self._runs = runs
         self._prompts = prompts
         self._begun = begun
@@ -525,6 +529,7 @@ class Evaluator:
     def add_proposal(self, proposal: Proposal, candidates: Sequence[Candidate]) -> None:
         """Record whether a proposed text was accepted, with the budgets used so far.
 
+        It becomes a line of `proposals.jsonl`, and its numbers a line of `metrics.jsonl`.
         Also send the user a note about it. A proposal that is already in the file from before a
         resume gets no note.
         """
@@ -546,6 +551,7 @@ class Evaluator:
             self._note(proposal.line())
         if path is not None:
             append(path, [proposal])
+        self._record(proposal.metrics())
 
     # --- results ----------------------------------------------------------------------------
     def reward(self, evidence: Evidence) -> float:

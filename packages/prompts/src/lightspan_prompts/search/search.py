@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from lightspan.schema.validation import check_number, check_whole
 from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.pricing import Price
 from lightspan_prompts.search.candidates import (
+    KIND,
     NO_CALLS,
     SearchResult,
     Split,
@@ -161,6 +163,7 @@ class PromptSearch(Algorithm):
             begun=self.begun,
             perfect_reward=self.perfect_reward,
             note=context.note,
+            record=partial(context.record, KIND),
         )
 
     @abstractmethod
