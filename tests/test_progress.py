@@ -10,6 +10,7 @@ from rich.console import Console
 
 from lightspan import progress
 from lightspan.progress import PlainReporter, default_reporter, describe, escape_control
+from lightspan_tools.notebook import NotebookReporter
 from lightspan_tools.terminal import TerminalReporter
 
 
@@ -92,3 +93,8 @@ def test_terminal_shows_a_bar_with_values_and_keeps_lines() -> None:
     assert "8/8" in shown
     assert "reward 0.5" in shown
     assert shown.rstrip().endswith("done [n=8]")
+
+
+def test_a_notebook_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)  # a kernel has imported it
+    assert isinstance(default_reporter(), NotebookReporter)

@@ -108,12 +108,13 @@ class SilentReporter:
 
 
 def default_reporter() -> Reporter:
-    """Return a reporter with bars if the standard output is a terminal, else with plain lines.
+    """Return a reporter with bars on a terminal and in a notebook, else one with plain lines.
 
-    The bars come from a plugin (lightspan-tools). Without it, a terminal shows plain lines too.
+    The bars come from a plugin (lightspan-tools). Without it, plain lines are shown there too.
     """
-    if sys.stdout.isatty() and "terminal" in installed_plugins("reporters"):
-        return cast("Reporter", load_plugin("reporters", "terminal")())
+    place = "terminal" if sys.stdout.isatty() else "notebook" if "ipykernel" in sys.modules else ""
+    if place in installed_plugins("reporters"):
+        return cast("Reporter", load_plugin("reporters", place)())
     return PlainReporter()
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from lightspan.training.folder import RunFolder
 from lightspan.training.listeners import RunEvent
+from lightspan_tools import notebook
 
 HELD_OUT: Final = "tab:blue"
 TRAINING: Final = "0.55"
@@ -27,15 +28,16 @@ def draw(event: RunEvent) -> None:
     """Draw the learning curve of a run into the run's folder, if the run trains weights.
 
     This is a listener, which the trainer calls with each event of the run. It ignores the event at
-    the end of a step, and draws at all others.
+    the end of a step, except in a notebook. There it also shows the curve.
     """
-    if not event.trains_weights or event.kind == "step":
+    shown = notebook.is_notebook()
+    if not event.trains_weights or (event.kind == "step" and not shown):
         return
     folder = RunFolder(event.folder)
-    title = f"{event.folder.name}: {event.algorithm}"
-    learning_curve(
-        folder.metrics(), folder.path / "learning_curve.png", title=title, metric=event.metric
-    )
+    title, path = f"{event.folder.name}: {event.algorithm}", folder.path / "learning_curve.png"
+    learning_curve(folder.metrics(), path, title=title, metric=event.metric)
+    if shown:
+        notebook.show_picture(path)
 
 
 def learning_curve(
