@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,6 +130,7 @@ def learn(
     *,
     train: Any = TASKS[:2],
     val: Any = TASKS[2:],
+    runners: int = 2,
     **options: Any,
 ) -> agl.APO[Any]:
     client = openai.AsyncOpenAI(base_url=server.url, api_key="key")
@@ -137,7 +139,7 @@ def learn(
         "main_llm": agl.LLM(endpoint=server.url, model="own"),
         "style": agl.PromptTemplate(template=template, engine="f-string"),
     }
-    trainer = agl.Trainer(algorithm=algorithm, n_runners=2, initial_resources=resources)
+    trainer = agl.Trainer(algorithm=algorithm, n_runners=runners, initial_resources=resources)
     trainer.fit(agent, train, val_dataset=val)
     return algorithm
 
@@ -214,7 +216,31 @@ def test_rollouts_that_do_not_end_stay_in_the_mean(
         Hangs.is_over.set()
         timer.cancel()
     assert algorithm.get_best_prompt().template == "Say {q}"
-    assert "1 of 4 rollouts have not ended within 2 s" in caplog.text
+    assert "1 of 2 rollouts have not ended within 2 s" in caplog.text
+    assert "1 round of the beam is done" in caplog.text
+
+
+class Alone(agl.LitAgent[Any]):
+    """An agent that records which prompts run at the same time."""
+
+    running: Counter[str] = Counter()  # noqa: RUF012 - of all its copies
+    together: set[frozenset[str]] = set()  # noqa: RUF012 - of all its copies
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        prompt = resources["style"].template
+        self.running[prompt] += 1
+        time.sleep(0.1)
+        self.together.add(frozenset(+self.running))
+        self.running[prompt] -= 1
+        return len(prompt) / 100
+
+
+def test_each_prompts_batch_has_a_deadline_of_its_own(server: ScriptedServer) -> None:
+    """Check that prompts are run one after another, so that the deadline is of one prompt."""
+    Alone.together.clear()
+    algorithm = learn(server, Alone(), runners=8)
+    assert "more" in algorithm.get_best_prompt().template
+    assert Alone.together == {frozenset({"Say {q}"}), frozenset({"Say {q} more"})}
 
 
 def bare(request: Request) -> str:
