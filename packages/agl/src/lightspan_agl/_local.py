@@ -149,7 +149,7 @@ class LocalRuns:
                 self.store, await self.store.rollouts([queued.rollout_id])
             )
             spans = list((await self.store.spans([episode.attempt_id]))[episode.attempt_id])
-            check_rewards([episode])
+            check_rewards([episode], of="rollout")  # its id is the task's here
             if episode.reward_source == "returned":
                 end_ns = max(span.end_ns for span in spans)
                 reward = spans[-1].replace(
@@ -229,8 +229,13 @@ def _same_environment() -> Iterator[None]:
             del os.environ[_KEY]
 
 
-def check_rewards(episodes: Sequence[Episode]) -> None:
-    """Raise `RewardError` if an agent returned a value that is not a reward."""
+def check_rewards(episodes: Sequence[Episode], of: str = "task") -> None:
+    """Raise `RewardError` if an agent returned a value that is not a reward.
+
+    Args:
+        episodes: episodes of the agent.
+        of: what `Episode.task_id` identifies, for the message.
+    """
     for episode in episodes:
         if episode.outcome is Outcome.BAD_REWARD:
-            raise RewardError(f"task {episode.task_id}: {episode.message}")
+            raise RewardError(f"{of} {episode.task_id}: {episode.message}")
