@@ -21,6 +21,8 @@ import pytest
 
 import lightspan_agl as agl
 from lightspan.errors import ConfigError, DataError
+from lightspan_agl._hooks import HookCalls
+from lightspan_agl._local import local_runs
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 TUTORIAL = Path(__file__).parents[3] / "tests/apps" / "tutorial"
@@ -241,6 +243,32 @@ def test_each_prompts_batch_has_a_deadline_of_its_own(server: ScriptedServer) ->
     algorithm = learn(server, Alone(), runners=8)
     assert "more" in algorithm.get_best_prompt().template
     assert Alone.together == {frozenset({"Say {q}"}), frozenset({"Say {q} more"})}
+
+
+async def test_rollouts_after_one_that_does_not_end_are_run() -> None:
+    """Check that a sync agent which cannot be cancelled does not hold the only slot."""
+    is_over = threading.Event()
+
+    @agl.rollout
+    def agent(task: Any, resources: agl.NamedResources) -> float:
+        if task == "hangs":
+            is_over.wait(20)
+        return 1.0
+
+    try:
+        async with local_runs(
+            agent,  # type: ignore[arg-type]
+            {},
+            slots=1,
+            timeout_s=1.0,
+            hooks=HookCalls(),
+        ) as runs:
+            for task, reward in (("ends", 1.0), ("hangs", None), ("ends", 1.0)):
+                [episode] = await runs.rollouts([task])
+                assert episode.reward == reward
+            is_over.set()
+    finally:
+        is_over.set()
 
 
 def bare(request: Request) -> str:
