@@ -172,49 +172,6 @@ def emit_exception(
         emit.emit_exception(exception, dict(_flat(attributes or {})))
 
 
-@overload
-def operation(
-    fn: F, *, propagate: bool = True, name: str | None = None, **additional_attributes: Any
-) -> F: ...
-@overload
-def operation(
-    fn: None = None,
-    *,
-    propagate: bool = True,
-    name: str | None = None,
-    **additional_attributes: Any,
-) -> OperationContext: ...
-def operation(
-    fn: Callable[..., Any] | None = None,
-    *,
-    propagate: bool = True,
-    name: str | None = None,
-    **additional_attributes: Any,
-) -> Any:
-    """Record a function or a `with` block as one span.
-
-    It decorates functions as `@operation` or `@operation(category="compute")`. Arguments and result
-    are recorded as JSON. In `with operation(user_id=1) as op:` call `op.set_input(…)` and
-    `op.set_output(…)`; after the block, `op.span()` returns the span.
-
-    Args:
-        fn: the function in the form `@operation`; None in the other forms.
-        propagate: False records nothing.
-        name: name of the span; None for the function's name, or `operation` for a block.
-        additional_attributes: attributes of the span; the names in nested mappings are joined by
-            dots.
-
-    Raises:
-        ValueError: `fn` is no function.
-    """
-    context = OperationContext(name, dict(_flat(additional_attributes)), propagate)
-    if fn is None:
-        return context
-    if not callable(fn):
-        raise ValueError(f"operation({fn!r:.100}): give the name as operation(name=…)")
-    return context(fn)
-
-
 def find_final_reward(spans: Sequence[Span]) -> float | None:
     """Return the reward of the last span with a reward; None if no span has a reward.
 
@@ -263,3 +220,46 @@ def _is_uniform(value: Any) -> bool:
     """
     kinds = {type(item) for item in value} if isinstance(value, list) else set()
     return len(kinds) == 1 and kinds <= {str, int, float, bool}
+
+
+@overload
+def operation(
+    fn: F, *, propagate: bool = True, name: str | None = None, **additional_attributes: Any
+) -> F: ...
+@overload
+def operation(
+    fn: None = None,
+    *,
+    propagate: bool = True,
+    name: str | None = None,
+    **additional_attributes: Any,
+) -> OperationContext: ...
+def operation(
+    fn: Callable[..., Any] | None = None,
+    *,
+    propagate: bool = True,
+    name: str | None = None,
+    **additional_attributes: Any,
+) -> Any:
+    """Record a function or a `with` block as one span.
+
+    It decorates functions as `@operation` or `@operation(category="compute")`. Arguments and result
+    are recorded as JSON. In `with operation(user_id=1) as op:` call `op.set_input(…)` and
+    `op.set_output(…)`; after the block, `op.span()` returns the span.
+
+    Args:
+        fn: the function in the form `@operation`; None in the other forms.
+        propagate: False records nothing.
+        name: name of the span; None for the function's name, or `operation` for a block.
+        additional_attributes: attributes of the span; the names in nested mappings are joined by
+            dots.
+
+    Raises:
+        ValueError: `fn` is no function.
+    """
+    context = OperationContext(name, dict(_flat(additional_attributes)), propagate)
+    if fn is None:
+        return context
+    if not callable(fn):
+        raise ValueError(f"operation({fn!r:.100}): give the name as operation(name=…)")
+    return context(fn)
