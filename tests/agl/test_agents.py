@@ -401,6 +401,7 @@ async def test_calls_of_main_llm_carry_the_agent_and_the_attempts_token() -> Non
     ("options", "why"),
     [
         ({"store": object()}, "leave it out; VERL's store is a SQLite file"),
+        ({"runner": "agentlightning.LitAgentRunner"}, "leave it out; Trainer runs the agents"),
         ({"max_rollouts": 3}, r"leave it out; dev runs each task once"),
         (
             {

@@ -386,6 +386,7 @@ _HINTS: Final = {
     "llm_proxy": "leave it out; the gateway of lightspan serves main_llm",
     "hooks": "do the work in the agent's rollout, before and after the rest",
     "triplet_exporter": "use adapter={'agent_match': …}",
+    "runner": "leave it out; Trainer runs the agents itself, n_runners at a time",
 }
 
 
